@@ -1,0 +1,1 @@
+"""The Autellix backend: gateway, engines and schedulers."""

@@ -1,0 +1,1 @@
+"""AutoGen integration of the Autellix client."""

@@ -1,0 +1,1 @@
+"""LangChain and LangGraph integration of the Autellix client."""

@@ -1,0 +1,1 @@
+"""The Autellix client: importing it instruments the process."""

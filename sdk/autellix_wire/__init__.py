@@ -1,0 +1,44 @@
+"""The contract between the client, the gateway and the engine plugin: names, ids and bodies, nothing else."""
+
+from __future__ import annotations
+
+from autellix_wire.headers import (
+    CALL_ID,
+    ENGINE,
+    FINAL,
+    FLAGS,
+    IDENTITY_SOURCE,
+    PARENT_IDS,
+    PROGRAM_ID,
+    PROGRAM_NAME,
+    QUEUE_LEVEL,
+    SESSION_ID,
+    SESSION_TOKEN,
+    THREAD_ID,
+)
+from autellix_wire.ids import MAX_ID_BYTES, MAX_PARENTS, InvalidId, check_id, format_parents, parse_parents
+from autellix_wire.paths import API_PREFIX, PROGRAMS_PATH, SESSIONS_PATH
+
+__all__ = [
+    "API_PREFIX",
+    "CALL_ID",
+    "ENGINE",
+    "FINAL",
+    "FLAGS",
+    "IDENTITY_SOURCE",
+    "MAX_ID_BYTES",
+    "MAX_PARENTS",
+    "PARENT_IDS",
+    "PROGRAMS_PATH",
+    "PROGRAM_ID",
+    "PROGRAM_NAME",
+    "QUEUE_LEVEL",
+    "SESSIONS_PATH",
+    "SESSION_ID",
+    "SESSION_TOKEN",
+    "THREAD_ID",
+    "InvalidId",
+    "check_id",
+    "format_parents",
+    "parse_parents",
+]

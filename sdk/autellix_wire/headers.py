@@ -1,0 +1,17 @@
+"""Header names of the wire protocol, as the client sends and the gateway answers them."""
+
+from __future__ import annotations
+
+SESSION_ID = "X-Autellix-Session-ID"
+SESSION_TOKEN = "X-Autellix-Session-Token"
+PROGRAM_ID = "X-Autellix-Program-ID"
+PROGRAM_NAME = "X-Autellix-Program-Name"
+THREAD_ID = "X-Autellix-Thread-ID"
+CALL_ID = "X-Autellix-Call-ID"
+PARENT_IDS = "X-Autellix-Parent-IDs"
+FLAGS = "X-Autellix-Flags"
+FINAL = "X-Autellix-Final"
+
+IDENTITY_SOURCE = "X-Autellix-Identity-Source"
+ENGINE = "X-Autellix-Engine"
+QUEUE_LEVEL = "X-Autellix-Queue-Level"
