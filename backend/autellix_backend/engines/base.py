@@ -3,7 +3,7 @@
 EngineError
 ├── EngineNotInstalledError   the engine's package is missing
 ├── ModelNotFoundError        the model names no folder and cannot be fetched
-├── EngineStartError     the engine died, or was not ready in time
+├── EngineStartError          the engine died, or was not ready in time
 └── EngineUnreachableError    a remote engine does not answer
 """
 
