@@ -1,0 +1,1 @@
+"""Replay programs against a live backend and compare policies; talks HTTP only."""

@@ -1,0 +1,1 @@
+"""Program traces: schema, loader, generators, arrivals."""
