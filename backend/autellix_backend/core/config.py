@@ -1,0 +1,108 @@
+"""The scheduler's configuration: one frozen value, checked when it is built."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any
+
+from autellix_backend.core.policies import POLICY_NAMES
+
+__all__ = ["SchedulerConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """What one engine's scheduler is told; a bad value raises ValueError that names the field."""
+
+    policy: str = "atlas"
+    """Rule that turns a program's past into the priority of its next call."""
+    bounds: tuple[float, ...] = (0.1, 0.4, 1.6, 6.4)
+    """Upper bounds of attained service (s) of all levels but the last, which has none."""
+    quanta: tuple[float, ...] | None = None
+    """Time quantum (s) of each level; None means the width of each level."""
+    beta: float = 8.0
+    """Starvation threshold: a call is promoted once its wait/service ratio reaches it; inf = never."""
+    period_steps: int = 1
+    """Decide once every this many engine steps."""
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICY_NAMES:
+            raise ValueError(f"policy must be one of {', '.join(POLICY_NAMES)}, not {self.policy!r}")
+        if any(not 0 < bound < math.inf for bound in self.bounds):
+            raise ValueError(f"bounds must be positive and finite, not {self.bounds}")
+        if any(low >= high for low, high in pairwise(self.bounds)):
+            raise ValueError(f"bounds must increase, not {self.bounds}")
+        if self.quanta is not None and len(self.quanta) != self.level_count:
+            raise ValueError(f"quanta must name one quantum for each of the {self.level_count} levels")
+        if self.quanta is not None and any(not quantum > 0 for quantum in self.quanta):
+            raise ValueError(f"quanta must be positive, not {self.quanta}")
+        if not self.beta > 0:
+            raise ValueError(f"beta must be positive, not {self.beta}")
+        if self.period_steps < 1:
+            raise ValueError(f"period_steps must be at least 1, not {self.period_steps}")
+
+    @property
+    def level_count(self) -> int:
+        """K, the number of levels that the bounds make."""
+        return len(self.bounds) + 1
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> SchedulerConfig:
+        """Build a configuration from JSON-like values; infinity may be written "inf".
+
+        Raises:
+            ValueError: a key is unknown, or a value is not what its field needs.
+        """
+        values: dict[str, Any] = {}
+        known = {field.name for field in fields(cls)}
+        for key, value in mapping.items():
+            if key not in known:
+                raise ValueError(
+                    f"{key!r} is no scheduler setting; the settings are {', '.join(sorted(known))}"
+                )
+            values[key] = _parse(key, value)
+        return cls(**values)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return JSON-able values that from_mapping turns back into an equal configuration."""
+        return {
+            "policy": self.policy,
+            "bounds": list(self.bounds),
+            "quanta": None if self.quanta is None else [_finite_or_text(quantum) for quantum in self.quanta],
+            "beta": _finite_or_text(self.beta),
+            "period_steps": self.period_steps,
+        }
+
+
+def _parse(key: str, value: Any) -> Any:
+    if key == "policy":
+        return str(value)
+    if key == "period_steps":
+        return _integer(key, value)
+    if key == "beta":
+        return _number(key, value)
+    if key == "quanta" and value is None:
+        return None
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise ValueError(f"{key} must be a list of seconds, not {value!r}")
+    return tuple(_number(key, item) for item in value)
+
+
+def _number(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not (isinstance(value, int | float) or value == "inf"):
+        raise ValueError(f'{key} must hold numbers or "inf", not {value!r}')
+    return float(value)
+
+
+def _integer(key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{key} must be a whole number, not {value!r}")
+    return value
+
+
+def _finite_or_text(value: float) -> float | str:
+    # JSON has no infinity.
+    return "inf" if value == math.inf else value

@@ -1,0 +1,80 @@
+"""Errors of the core.
+
+CoreError
+├── CallError
+│   ├── UnknownCallError     (also KeyError)
+│   ├── DuplicateCallError   (also ValueError)
+│   └── IllegalMoveError     (also ValueError)
+├── UnknownProgramError      (also KeyError)
+├── UnknownPolicyError       (also ValueError)
+└── AccountError             (also ValueError)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = [
+    "AccountError",
+    "CallError",
+    "CoreError",
+    "DuplicateCallError",
+    "IllegalMoveError",
+    "UnknownCallError",
+    "UnknownPolicyError",
+    "UnknownProgramError",
+]
+
+
+class CoreError(Exception):
+    """Base of every error the core raises."""
+
+    def __str__(self) -> str:
+        # KeyError would show the message in quotes.
+        return str(self.args[0])
+
+
+class CallError(CoreError):
+    """A call was used in a way its state does not allow."""
+
+
+class UnknownCallError(CallError, KeyError):
+    """The call never arrived, or has left already."""
+
+    def __init__(self, call_id: str) -> None:
+        super().__init__(f"call {call_id!r} is not active: it has not arrived, or it finished or was aborted")
+
+
+class DuplicateCallError(CallError, ValueError):
+    """A call arrived under the id of an active call."""
+
+    def __init__(self, call_id: str) -> None:
+        super().__init__(f"call {call_id!r} is active already: give each call its own id")
+
+
+class IllegalMoveError(CallError, ValueError):
+    """A call was asked to move in a way its state does not allow."""
+
+    def __init__(self, call_id: str, move: str, state: str, story: str) -> None:
+        super().__init__(f"cannot {move} call {call_id!r} while it is {state} ({story})")
+
+
+class UnknownProgramError(CoreError, KeyError):
+    """The program has no entry in the process table."""
+
+    def __init__(self, program_id: str) -> None:
+        super().__init__(f"program {program_id!r} has no entry in the process table")
+
+
+class UnknownPolicyError(CoreError, ValueError):
+    """No policy has this name."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"policy {name!r} is unknown; the policies are {', '.join(sorted(known))}")
+
+
+class AccountError(CoreError, ValueError):
+    """A datagram does not hold the account of a call."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"not a call account: {problem}")

@@ -1,0 +1,255 @@
+"""One engine's scheduler: Algorithm 1, fed with events and the time, giving decisions.
+
+The caller reports what happens to calls (arrive, start, stop, charge, finish, abort), lets the machine move
+calls between levels (tick) and asks whom to run (batch). The machine knows no clock: `now` is in seconds,
+never decreases, and only differences matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from autellix_backend.core.batch import form_batch
+from autellix_backend.core.call import Call, CallRecord, ChangeReason, LevelChange
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.errors import DuplicateCallError, UnknownCallError
+from autellix_backend.core.levels import Levels
+from autellix_backend.core.policies import make_policy
+from autellix_backend.core.starvation import StarvationWatch
+from autellix_backend.core.table import ProcessTable, Program
+
+__all__ = ["Machine"]
+
+
+class Machine:
+    """The queues of one engine over a process table."""
+
+    def __init__(self, config: SchedulerConfig, table: ProcessTable | None = None) -> None:
+        self.config = config
+        self.table = ProcessTable() if table is None else table
+        self.policy = make_policy(config.policy)
+        has_levels = self.policy.has_levels
+        self.levels = Levels(config.bounds, config.quanta) if has_levels else Levels(())
+        self._calls: dict[str, Call] = {}
+        self._exhausted: dict[str, Call] = {}
+        self._watch = StarvationWatch(config.beta)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __iter__(self) -> Iterator[Call]:
+        """Walk the active calls in queue order."""
+        return iter(self.levels)
+
+    def call(self, call_id: str) -> Call:
+        """Return an active call.
+
+        Raises:
+            UnknownCallError: no active call has this id.
+        """
+        try:
+            return self._calls[call_id]
+        except KeyError:
+            raise UnknownCallError(call_id) from None
+
+    def arrive(
+        self,
+        call_id: str,
+        program_id: str,
+        now: float,
+        *,
+        service_s: float | None = None,
+        wait_s: float | None = None,
+        thread_id: str = "0",
+    ) -> Call:
+        """Queue a new call by its program's service (Alg. 1, lines 9-14).
+
+        Args:
+            service_s, wait_s: what the caller knows of the program; the table keeps the larger value.
+
+        Raises:
+            DuplicateCallError: an active call has this id.
+        """
+        if call_id in self._calls:
+            raise DuplicateCallError(call_id)
+        program = self.table.begin(program_id, call_id, now, thread_id=thread_id)
+        self.table.merge(program_id, service_s, wait_s)
+        call = Call(
+            call_id=call_id,
+            program_id=program_id,
+            thread_id=thread_id,
+            arrival_s=now,
+            waiting_since_s=now,
+            inherited_service_s=self.policy.inherit(program.service_s),  # Alg. 1, line 11
+        )
+        self._calls[call_id] = call
+        self.levels.append(call, self.levels.level_of(call.inherited_service_s))  # Alg. 1, lines 12-13
+        self._watch_program(program, now)
+        return call
+
+    def start(self, call_id: str, now: float) -> None:
+        """Note that a waiting call was given a slot.
+
+        Raises:
+            UnknownCallError: no active call has this id.
+            IllegalMoveError: the call is running.
+        """
+        call = self.call(call_id)
+        call.start(now)
+
+    def stop(self, call_id: str, now: float) -> None:
+        """Note that a running call was preempted; it keeps its place in the queue.
+
+        Raises:
+            UnknownCallError: no active call has this id.
+            IllegalMoveError: the call is waiting.
+        """
+        call = self.call(call_id)
+        call.stop(now)
+        self._watch_call(call, now)
+
+    def charge(self, call_id: str, cost_s: float, now: float) -> None:
+        """Charge a call the model time of a step it was part of; it may have been preempted since.
+
+        Raises:
+            UnknownCallError: no active call has this id.
+        """
+        call = self.call(call_id)
+        is_first = call.unpaid_service_s == 0
+        call.service_s += cost_s
+        call.quantum_s -= cost_s
+        if call.quantum_s <= 0 and call.level < len(self.levels):
+            self._exhausted[call_id] = call
+        if is_first:
+            # Without any service nobody starves; with the first bit of it the ratio may already be there.
+            self._watch_call(call, now)
+
+    def finish(self, call_id: str, now: float) -> CallRecord:
+        """Let a completed call leave and charge its program (Alg. 1, lines 16-19).
+
+        Raises:
+            UnknownCallError: no active call has this id.
+        """
+        return self._leave(call_id, now, is_aborted=False)
+
+    def abort(self, call_id: str, now: float) -> CallRecord:
+        """Let an abandoned call leave; its program is charged for what ran.
+
+        Raises:
+            UnknownCallError: no active call has this id.
+        """
+        return self._leave(call_id, now, is_aborted=True)
+
+    def tick(self, now: float) -> list[LevelChange]:
+        """Demote and promote what has to be, in queue order (Alg. 1, lines 20-30).
+
+        The cost is that of the calls concerned: those whose quantum is used up or whose deadline has passed.
+        """
+        due = {call.call_id: call for call in self._watch.pop_due(now)}
+        concerned = sorted({**due, **self._exhausted}.values(), key=_queue_order)
+        self._exhausted.clear()
+        changes: list[LevelChange] = []
+        for call in concerned:
+            if call.quantum_s <= 0 and call.level < len(self.levels):  # Alg. 1, line 20
+                changes.append(self._demote(call))
+            program = self._program(call)
+            if call.level > 1 and self._watch.is_starving(call, program, now):  # Alg. 1, lines 24-26
+                changes.append(self._promote(call, now))
+            self._watch.watch(call, program, now)
+        return changes
+
+    def batch(
+        self,
+        slots: int,
+        *,
+        capacity: float = math.inf,
+        cost: Callable[[Call], float] | None = None,
+        admissible: Callable[[Call], bool] | None = None,
+    ) -> list[Call]:
+        """Return the calls that should run, running ones included (Alg. 1, lines 32-39).
+
+        Args:
+            slots: how many calls the engine runs at once.
+            capacity, cost: what the engine can hold, and what a call would take of it.
+            admissible: passes over calls that cannot run in this step, without ending the walk.
+        """
+        return form_batch(self.levels, slots, capacity=capacity, cost=cost, admissible=admissible)
+
+    def rank(self, call_id: str) -> tuple[int, int]:
+        """Return the call's place in the total order (level, seq); lower runs first.
+
+        Raises:
+            UnknownCallError: no active call has this id.
+        """
+        return _queue_order(self.call(call_id))
+
+    def end_program(self, program_id: str) -> None:
+        """Drop a program's entry, at once or with its last active call."""
+        self.table.end(program_id)
+
+    def expire(self, now: float, idle_s: float) -> list[str]:
+        """Drop the programs that were idle for this long and return their ids."""
+        return self.table.expire(now, idle_s)
+
+    def check(self) -> None:
+        """Assert the invariants of the machine and its parts."""
+        self.levels.check()
+        self.table.check()
+        assert {call.call_id for call in self.levels} == self._calls.keys()
+        for call_id, call in self._calls.items():
+            assert call_id in self._program(call).active_calls, call
+            assert call.wait_mark_s >= 0, call
+            assert call.service_mark_s <= call.service_s, call
+        for call in self._exhausted.values():
+            assert self._calls[call.call_id] is call, call
+
+    def _leave(self, call_id: str, now: float, *, is_aborted: bool) -> CallRecord:
+        call = self.call(call_id)
+        record = call.record(now, is_aborted=is_aborted)
+        program = self.table.complete(  # Alg. 1, line 17
+            call.program_id,
+            call_id,
+            now,
+            policy=self.policy,
+            inherited_service_s=call.inherited_service_s,
+            service_s=record.service_s,
+            wait_s=record.table_wait_s,
+        )
+        self.levels.remove(call)  # Alg. 1, line 18
+        del self._calls[call_id]
+        self._exhausted.pop(call_id, None)
+        self._watch.forget(call)
+        self._watch_program(program, now)
+        return record
+
+    def _demote(self, call: Call) -> LevelChange:
+        old = call.level
+        self.levels.move(call, old + 1)  # Alg. 1, lines 21-22
+        call.demotions += 1
+        return LevelChange(call_id=call.call_id, old=old, new=call.level, reason=ChangeReason.DEMOTION)
+
+    def _promote(self, call: Call, now: float) -> LevelChange:
+        old = call.level
+        self.levels.move(call, 1)  # Alg. 1, line 27
+        call.reset_ratio(now)  # Alg. 1, line 29
+        call.promotions += 1
+        self._watch.forget(call)
+        return LevelChange(call_id=call.call_id, old=old, new=1, reason=ChangeReason.PROMOTION)
+
+    def _program(self, call: Call) -> Program:
+        return self.table.ensure(call.program_id, call.arrival_s)
+
+    def _watch_call(self, call: Call, now: float) -> None:
+        self._watch.watch(call, self._program(call), now)
+
+    def _watch_program(self, program: Program, now: float) -> None:
+        """Look again at the program's active calls, whose ratio its entry's change may have raised."""
+        for call_id in program.active_calls:
+            call = self._calls.get(call_id)
+            if call is not None:
+                self._watch.watch(call, program, now)
+
+
+def _queue_order(call: Call) -> tuple[int, int]:
+    return (call.level, call.seq)

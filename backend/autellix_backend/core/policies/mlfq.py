@@ -1,0 +1,29 @@
+"""Multi-level feedback queues over single calls.
+
+Rule: every call starts in the first level and sinks as it uses up its quanta.
+Formula: p(c) = 0 at arrival; afterwards the call's own attained service.
+When to choose it: as the baseline that knows calls but no programs.
+Cost: each call of a long program outranks the work of programs that began earlier.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from autellix_backend.core.policies.base import Policy
+
+__all__ = ["Mlfq"]
+
+
+class Mlfq(Policy):
+    """Favour calls that have run little, blind to programs."""
+
+    name: ClassVar[str] = "mlfq"
+
+    def inherit(self, program_service_s: float) -> float:  # noqa: ARG002
+        """Start every call at zero."""
+        return 0.0
+
+    def complete(self, program_service_s: float, inherited_s: float, model_time_s: float) -> float:
+        """Keep the program's longest call."""
+        return max(program_service_s, inherited_s + model_time_s)

@@ -1,0 +1,156 @@
+"""The process table: what is known of every running program (section 4.2.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from autellix_backend.core.errors import DuplicateCallError, UnknownProgramError
+from autellix_backend.core.policies.base import Policy
+
+__all__ = ["ProcessTable", "Program"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Program:
+    """One entry of the process table."""
+
+    program_id: str
+    created_s: float
+    service_s: float = 0.0
+    """Service of completed calls: their sum (PLAS) or the longest observed path (ATLAS)."""
+    wait_s: float = 0.0
+    """Waiting of completed calls, over all threads, less what promotions made good."""
+    engine_ids: set[str] = field(default_factory=set)
+    active_calls: dict[str, str] = field(default_factory=dict)
+    """Thread id of each active call, in order of arrival."""
+    last_arrival_s: float | None = None
+    last_completion_s: float | None = None
+    is_ended: bool = False
+    """The program is over; the entry goes when its last active call does."""
+
+    @property
+    def last_activity_s(self) -> float:
+        """When the program last did anything: it appeared, or a call arrived or completed."""
+        moments = (self.created_s, self.last_arrival_s, self.last_completion_s)
+        return max(moment for moment in moments if moment is not None)
+
+
+class ProcessTable:
+    """The entries of all running programs, in order of appearance."""
+
+    def __init__(self) -> None:
+        self._programs: dict[str, Program] = {}
+
+    def __len__(self) -> int:
+        return len(self._programs)
+
+    def __contains__(self, program_id: object) -> bool:
+        return program_id in self._programs
+
+    def ensure(self, program_id: str, now: float) -> Program:
+        """Return the program's entry, making it if there is none."""
+        program = self._programs.get(program_id)
+        if program is None:
+            program = self._programs[program_id] = Program(program_id=program_id, created_s=now)
+        return program
+
+    def get(self, program_id: str) -> Program | None:
+        """Return the program's entry, or None."""
+        return self._programs.get(program_id)
+
+    def programs(self) -> Iterator[Program]:
+        """Iterate over the entries in order of appearance."""
+        return iter(self._programs.values())
+
+    def merge(self, program_id: str, service_s: float | None = None, wait_s: float | None = None) -> Program:
+        """Take in what another table knows of the program: the larger value wins.
+
+        Raises:
+            UnknownProgramError: the program has no entry.
+        """
+        program = self._require(program_id)
+        if service_s is not None:
+            program.service_s = max(program.service_s, service_s)
+        if wait_s is not None:
+            program.wait_s = max(program.wait_s, wait_s)
+        return program
+
+    def begin(self, program_id: str, call_id: str, now: float, *, thread_id: str = "0") -> Program:
+        """Record that a call of the program arrived; a program that had ended goes on.
+
+        Raises:
+            DuplicateCallError: the program has an active call of this id.
+        """
+        program = self.ensure(program_id, now)
+        if call_id in program.active_calls:
+            raise DuplicateCallError(call_id)
+        program.active_calls[call_id] = thread_id
+        program.last_arrival_s = now
+        program.is_ended = False
+        return program
+
+    def complete(
+        self,
+        program_id: str,
+        call_id: str,
+        now: float,
+        *,
+        policy: Policy,
+        inherited_service_s: float,
+        service_s: float,
+        wait_s: float,
+    ) -> Program:
+        """Charge a call that finished or was aborted to its program (Alg. 1, lines 1-7).
+
+        A call that was never begun here is charged all the same: another table may have seen it arrive.
+
+        Raises:
+            UnknownProgramError: the program has no entry.
+        """
+        program = self._require(program_id)  # Alg. 1, line 2
+        program.service_s = policy.complete(program.service_s, inherited_service_s, service_s)  # line 4
+        program.wait_s += wait_s  # line 5: W_p sums over threads
+        program.last_completion_s = now
+        program.active_calls.pop(call_id, None)
+        if program.is_ended and not program.active_calls:
+            del self._programs[program_id]
+        return program
+
+    def end(self, program_id: str) -> Program | None:
+        """End the program and return its entry; with active calls the entry stays until the last one leaves.
+
+        May be called for an unknown or an ended program.
+        """
+        program = self._programs.get(program_id)
+        if program is None:
+            return None
+        program.is_ended = True
+        if not program.active_calls:
+            del self._programs[program_id]
+        return program
+
+    def expire(self, now: float, idle_s: float) -> list[str]:
+        """Drop the entries without active calls that were idle for this long, and return their ids."""
+        stale = [
+            program.program_id
+            for program in self._programs.values()
+            if not program.active_calls and now - program.last_activity_s >= idle_s
+        ]
+        for program_id in stale:
+            del self._programs[program_id]
+        return stale
+
+    def check(self) -> None:
+        """Assert the table's invariants."""
+        for program_id, program in self._programs.items():
+            assert program.program_id == program_id
+            assert program.service_s >= 0, program
+            assert program.wait_s >= 0, program
+            assert program.active_calls or not program.is_ended, program
+
+    def _require(self, program_id: str) -> Program:
+        program = self._programs.get(program_id)
+        if program is None:
+            raise UnknownProgramError(program_id)
+        return program
