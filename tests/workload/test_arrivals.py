@@ -7,7 +7,7 @@ from autellix_backend.workload.arrivals import all_at_once, poisson_arrivals
 
 def test_the_rate_is_met() -> None:
     times = poisson_arrivals(4000, 2.0, seed=1)
-    assert 0.0 == times[0]
+    assert times[0] == 0.0
     assert list(times) == sorted(times)
     assert pytest.approx(2000, rel=0.1) == times[-1]
 
@@ -23,4 +23,4 @@ def test_a_rate_of_zero_is_rejected() -> None:
 
 
 def test_all_at_once() -> None:
-    assert (0.0, 0.0) == all_at_once(2)
+    assert all_at_once(2) == (0.0, 0.0)

@@ -36,16 +36,18 @@ def test_the_same_seed_makes_the_same_programs(workload: str) -> None:
 
 def test_mixed_has_equal_shares() -> None:
     sources = [program.source for program in generate_programs("mixed", 9, seed=0)]
-    assert {"generated_chat": 3, "generated_react": 3, "generated_tree": 3} == {
-        name: sources.count(name) for name in sources
+    assert {name: sources.count(name) for name in sources} == {
+        "generated_chat": 3,
+        "generated_react": 3,
+        "generated_tree": 3,
     }
 
 
 def test_a_tree_runs_five_branches_at_once() -> None:
     tree = max(generate_programs("tree", 20, seed=0), key=lambda program: len(program.calls))
     assert tree.is_parallel
-    assert 5 == sum(not call.parents for call in tree.calls)
-    assert 5 == max(len(call.parents) for call in tree.calls)
+    assert sum(not call.parents for call in tree.calls) == 5
+    assert max(len(call.parents) for call in tree.calls) == 5
 
 
 def test_an_unknown_workload_lists_the_known() -> None:

@@ -43,8 +43,8 @@ def load(tmp_path: Path, *lines: Any) -> list[ProgramTrace]:
 
 def test_reads_a_program(tmp_path: Path) -> None:
     (program,) = load(tmp_path, line(arrival_s=3, models=["m"]))
-    assert (3.0, ("m",), 10) == (program.arrival_s, program.models, program.decode_tokens)
-    assert 5 == program.calls[1].new_tokens
+    assert (program.arrival_s, program.models, program.decode_tokens) == (3.0, ("m",), 10)
+    assert program.calls[1].new_tokens == 5
     assert not program.is_parallel
 
 

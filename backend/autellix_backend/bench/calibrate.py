@@ -1,0 +1,142 @@
+"""Measure an engine's speed under full batches, so that offered load can be stated as a share of it.
+
+The calibration plays the workload's own calls in a closed loop: a few lanes, each a chain of calls, twice as
+many as the batch has slots, so that no slot is ever empty for want of work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from autellix_backend.bench.results import CallResult
+from autellix_backend.workload.schema import CallTrace, ProgramTrace
+
+LANES_PER_SLOT = 2
+WARM_UP_SHARE = 0.2
+"""The first part of the window is not counted: caches, allocators and connections are cold."""
+
+
+class CalibrationError(Exception):
+    """The measurement gives no speed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """One engine's measured speed on one workload."""
+
+    tokens_per_s: float
+    """Generated tokens per second with the batch full: the capacity that rho refers to."""
+    steps_per_s: float | None
+    service_per_token_s: float | None
+    """Model seconds that a call is charged per token it generates, prefill included."""
+    window_s: float
+    calls: int
+
+    def rate_for(self, rho: float, programs: Sequence[ProgramTrace]) -> float:
+        """Return the programs per second whose generated tokens are `rho` times the capacity."""
+        tokens = sum(program.decode_tokens for program in programs) / len(programs)
+        return rho * self.tokens_per_s / tokens
+
+
+def closed_loop(programs: Sequence[ProgramTrace], slots: int, tokens: int) -> list[ProgramTrace]:
+    """Deal the workload's calls out to chains with about `tokens` generated tokens in all."""
+    lanes: list[list[CallTrace]] = [[] for _ in range(LANES_PER_SLOT * slots)]
+    filled = [0] * len(lanes)
+    # Round after round over the same programs until there is enough; prompts differ by lane, so a repeated
+    # program does not hit the prefix cache of its first turn.
+    while sum(filled) < tokens:
+        for program in programs:
+            shortest = filled.index(min(filled))
+            if sum(filled) >= tokens:
+                break
+            _append(lanes[shortest], program, tokens // len(lanes) - filled[shortest])
+            filled[shortest] = sum(call.decode_tokens for call in lanes[shortest])
+    return [
+        ProgramTrace(source="calibration", program_id=f"lane_{index}", calls=tuple(lane), modelled=True)
+        for index, lane in enumerate(lanes)
+        if lane
+    ]
+
+
+def measure(results: Sequence[CallResult]) -> Calibration:
+    """Take the speed from a closed loop's results, in the window where every lane was busy.
+
+    Raises:
+        CalibrationError: if calls were lost or too few finished.
+    """
+    lost = [result.error for result in results if result.error]
+    if lost:
+        raise CalibrationError(f"{len(lost)} of {len(results)} calibration calls were lost: {lost[0]}")
+    lanes = {result.program for result in results}
+    if not lanes:
+        raise CalibrationError("no calibration call was made")
+    end_s = min(max(r.finish_s for r in results if r.program == lane) for lane in lanes)
+    begin_s = WARM_UP_SHARE * end_s
+    inside = [result for result in results if begin_s < result.finish_s <= end_s]
+    if len(inside) < 2:
+        raise CalibrationError("too few calibration calls finished in the window; make it longer")
+    tokens = sum(_tokens_inside(result, begin_s, end_s) for result in results)
+    return Calibration(
+        tokens_per_s=tokens / (end_s - begin_s),
+        steps_per_s=_steps_per_s(inside),
+        service_per_token_s=_service_per_token_s(inside),
+        window_s=end_s - begin_s,
+        calls=len(inside),
+    )
+
+
+def choose_bounds(
+    calibration: Calibration, programs: Sequence[ProgramTrace], levels: int = 8
+) -> tuple[float, ...]:
+    """Place the queue bounds from the measured speed: the first at one mean call, each next doubled.
+
+    An operator would set them once per model and machine. They use what a mean call costs, nothing about any
+    single program; the scheduler stays blind to lengths and structure.
+    """
+    calls = sum(len(program.calls) for program in programs)
+    mean_tokens = sum(program.decode_tokens for program in programs) / calls
+    per_token_s = calibration.service_per_token_s or 1.0 / calibration.tokens_per_s
+    first_s = mean_tokens * per_token_s
+    return tuple(round(first_s * 2**level, 4) for level in range(levels - 1))
+
+
+def _append(lane: list[CallTrace], program: ProgramTrace, room: int) -> None:
+    """Continue a chain with a program's calls, up to `room` generated tokens; prefixes stay within it."""
+    offset = len(lane)
+    used = 0
+    for call in program.calls:
+        if used >= room and used:
+            return
+        used += call.decode_tokens
+        position = len(lane)
+        lane.append(
+            replace(
+                call,
+                id=position,
+                parents=(position - 1,) if position else (),
+                thread="main",
+                prefix_from=None if call.prefix_from is None else call.prefix_from + offset,
+                gap_before_s=0.0,
+            )
+        )
+
+
+def _tokens_inside(result: CallResult, begin_s: float, end_s: float) -> float:
+    """Return the call's tokens, in proportion where the window cuts it."""
+    overlap_s = min(result.finish_s, end_s) - max(result.submit_s, begin_s)
+    return result.output_tokens * max(0.0, overlap_s) / max(result.response_s, 1e-9)
+
+
+def _steps_per_s(results: Sequence[CallResult]) -> float | None:
+    last = [(r.finish_s, step) for r in results if (step := r.receipt_number("finish_step")) is not None]
+    if len(last) < 2:
+        return None
+    (begin_s, begin), (end_s, end) = min(last), max(last)
+    return (end - begin) / (end_s - begin_s) if end_s > begin_s else None
+
+
+def _service_per_token_s(results: Sequence[CallResult]) -> float | None:
+    known = [(s, r.output_tokens) for r in results if (s := r.receipt_number("service_s")) is not None]
+    tokens = sum(count for _, count in known)
+    return sum(service for service, _ in known) / tokens if tokens else None

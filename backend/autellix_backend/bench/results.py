@@ -1,0 +1,44 @@
+"""What a replay measures per call, as written to and read from its JSON lines."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallResult:
+    """One call as its client saw it; times are seconds since the start of the run."""
+
+    program: str
+    call: int
+    thread: str
+    submit_s: float
+    finish_s: float
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    receipt: Mapping[str, Any] | None = None
+    """What the backend says about the call, as it came; None if it said nothing."""
+    error: str | None = None
+
+    @property
+    def response_s(self) -> float:
+        """Time from sending the call to having its answer."""
+        return self.finish_s - self.submit_s
+
+    def receipt_number(self, field: str) -> float | None:
+        """Return a numeric field of the receipt, or None where it is absent."""
+        value = (self.receipt or {}).get(field)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def result_to_mapping(result: CallResult) -> dict[str, Any]:
+    """Return the JSON object of one result's line."""
+    return dataclasses.asdict(result)
+
+
+def result_from_mapping(mapping: Mapping[str, Any]) -> CallResult:
+    """Build a result from the JSON object of its line."""
+    return CallResult(**mapping)
