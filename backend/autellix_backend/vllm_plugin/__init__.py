@@ -1,0 +1,1 @@
+"""Program-aware scheduling inside vLLM: a scheduler class that stock vLLM loads by name."""

@@ -1,0 +1,59 @@
+"""Who a request belongs to, read from what the request carries into the engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["MAX_ID_LENGTH", "CallIdentity", "read_identity"]
+
+MAX_ID_LENGTH = 256
+DEFAULT_THREAD = "0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallIdentity:
+    """The program, thread and call behind one request, and what the gateway knows of the program."""
+
+    call_id: str
+    program_id: str
+    thread_id: str = DEFAULT_THREAD
+    service_s: float | None = None
+    wait_s: float | None = None
+
+    @property
+    def is_told(self) -> bool:
+        """Whether somebody in front of the engine keeps the program's totals."""
+        return self.service_s is not None
+
+
+def read_identity(request_id: str, extra_args: object, session_id: object) -> CallIdentity:
+    """Read the identity of a request; a value of the wrong kind counts as absent, never as an error.
+
+    A request that names no program belongs to its session, else it is a program of its own.
+    """
+    args: Mapping[object, object] = extra_args if isinstance(extra_args, Mapping) else {}
+    program_id = _identifier(args.get("autellix_program")) or _identifier(session_id) or request_id
+    return CallIdentity(
+        call_id=_identifier(args.get("autellix_call")) or request_id,
+        program_id=program_id,
+        thread_id=_identifier(args.get("autellix_thread")) or DEFAULT_THREAD,
+        service_s=_seconds(args.get("autellix_service_s")),
+        wait_s=_seconds(args.get("autellix_wait_s")),
+    )
+
+
+def _identifier(value: object) -> str | None:
+    if isinstance(value, str) and 0 < len(value) <= MAX_ID_LENGTH:
+        return value
+    return None
+
+
+def _seconds(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    # A huge integer cannot become a float at all, so it is compared before it is converted.
+    if not 0 <= value < 1e12 or math.isnan(value):
+        return None
+    return float(value)

@@ -1,0 +1,94 @@
+"""A waiting queue in vLLM's interface that can move a request without a walk over the others."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+
+from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.request import Request
+
+__all__ = ["RankedRequestQueue"]
+
+_SLACK = 64
+
+_Entry = tuple[int, int, Request]
+
+
+class RankedRequestQueue(RequestQueue):
+    """Requests by `priority`, smallest first, then in order of entry.
+
+    vLLM's own priority queue re-heaps everything when a request is removed, comparing in Python: milliseconds
+    with ten thousand waiting. Here a removed entry stays in the heap and is passed over when it comes up.
+    """
+
+    def __init__(self, requests: Iterable[Request] = ()) -> None:
+        self._heap: list[_Entry] = []
+        self._entries: dict[Request, _Entry] = {}
+        self._sequence = 0
+        self.prepend_requests(requests)
+
+    def add_request(self, request: Request) -> None:
+        """Add a request at the place its priority gives it."""
+        self._sequence += 1
+        entry = (request.priority, self._sequence, request)
+        self._entries[request] = entry
+        heapq.heappush(self._heap, entry)
+
+    def pop_request(self) -> Request:
+        """Remove and return the first request."""
+        request = self.peek_request()
+        heapq.heappop(self._heap)
+        del self._entries[request]
+        return request
+
+    def peek_request(self) -> Request:
+        """Return the first request; IndexError if there is none, as vLLM's queues do."""
+        while self._heap:
+            entry = self._heap[0]
+            if self._entries.get(entry[2]) is entry:
+                return entry[2]
+            heapq.heappop(self._heap)
+        raise IndexError("peek from an empty queue")
+
+    def prepend_request(self, request: Request) -> None:
+        """Add a request; its priority alone says where."""
+        self.add_request(request)
+
+    def prepend_requests(self, requests: Iterable[Request]) -> None:
+        """Add several requests."""
+        for request in requests:
+            self.add_request(request)
+
+    def remove_request(self, request: Request) -> None:
+        """Remove a request that is in the queue."""
+        del self._entries[request]
+        self._compact()
+
+    def remove_requests(self, requests: Iterable[Request]) -> None:
+        """Remove those of the given requests that are in the queue."""
+        for request in requests:
+            self._entries.pop(request, None)
+        self._compact()
+
+    def move_request(self, request: Request) -> None:
+        """Give a queued request the place that its present priority asks for."""
+        self.add_request(request)
+        self._compact()
+
+    def _compact(self) -> None:
+        if len(self._heap) > 2 * len(self._entries) + _SLACK:
+            self._heap = list(self._entries.values())
+            heapq.heapify(self._heap)
+
+    def __contains__(self, request: object) -> bool:
+        return request in self._entries
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (entry[2] for entry in sorted(self._entries.values()))

@@ -1,0 +1,353 @@
+"""The scheduler class for stock vLLM: `--scheduler-cls` with the dotted path of `AutellixScheduler`.
+
+A mixin over vLLM's scheduler, async or not. vLLM's `schedule()` runs unchanged; before it, the waiting
+queues are put in the machine's order and running calls that the machine would not choose are preempted with
+vLLM's own `_preempt_request`, as `reset_prefix_cache` does. All decisions are `core.machine`'s.
+
+Rules that keep outputs equal to a run without preemption:
+
+- a preempted request with output in flight ("stale") is left alone by vLLM until that output has drained,
+  so it is not admissible here either;
+- a request whose last token is in flight is about to leave by itself and is never a victim;
+- the model runner learns a resumed request's tokens only if it was absent from the previous step, so a
+  victim is dropped from `prev_step_scheduled_req_ids`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, RequestStatus
+
+from autellix_backend.core.call import Call
+from autellix_backend.vllm_plugin.identity import read_identity
+from autellix_backend.vllm_plugin.ranked_queue import RankedRequestQueue
+from autellix_backend.vllm_plugin.settings import PluginSettings
+from autellix_backend.vllm_plugin.shortage import BlockShortage, watch_allocations
+from autellix_backend.vllm_plugin.tracker import CallTracker, Usage
+
+__all__ = ["AsyncProgramScheduler", "AutellixScheduler", "ProgramSchedulerMixin", "SyncProgramScheduler"]
+
+logger = logging.getLogger(__name__)
+
+# vLLM 0.32 and 0.33 name their waiting queues differently; those that exist are ours to order.
+_QUEUE_NAMES = ("waiting", "skipped_waiting", "kv_holding_waiting")
+_READY_STATUSES = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+# vLLM may skip a request for reasons of its own (LoRA slots, a connector): a slot made free for it and not
+# taken is not made free again for this many steps.
+_COOLING_STEPS = 16
+_UNRANKED = 1 << 62
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# For the type checker the mixin has vLLM's scheduler below it, which it gets by being mixed in.
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.scheduler import Scheduler as _Host
+else:
+    _Host = object
+
+
+class ProgramSchedulerMixin(_Host):
+    """Program-aware order and preemption on top of the vLLM scheduler that it is mixed into."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        settings = PluginSettings.from_additional_config(self.vllm_config.additional_config)
+        self.tracker = CallTracker(settings)
+        self.is_degraded = False
+        self.slot_preemptions = 0
+        self.block_preemptions = 0
+        self._is_ordering = self.tracker.machine.policy.has_levels
+        self._period_steps = settings.scheduler.period_steps
+        self._decision_step = 0
+        self._arrivals = 0
+        self._steps: deque[tuple[SchedulerOutput, float]] = deque()
+        self._last_step_end_s = 0.0
+        self._beneficiaries: list[str] = []
+        self._cooling: dict[str, int] = {}
+        self._shortage = BlockShortage()
+        self._queues: list[RankedRequestQueue] = []
+        if self._is_ordering:
+            self._take_over_queues()
+            watch_allocations(self.kv_cache_manager, self._shortage)
+
+    # vLLM's hooks, in the order in which a request meets them.
+
+    def add_request(self, request: Request) -> None:
+        """Rank a request, then let vLLM queue it."""
+        if request.request_id not in self.requests:
+            self._arrivals += 1
+            if self._is_ordering:
+                request.priority = _UNRANKED + self._arrivals
+            self._guard(self._arrive, request)
+        super().add_request(request)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """Decide who should run, make room for them, and let vLLM fill the step."""
+        started_s = time.monotonic()
+        is_throttled = any(args) or any(kwargs.values())
+        if self._is_ordering and not is_throttled:
+            for victim in self._guard(self._decide, started_s) or ():
+                self._evict(victim)
+        output = super().schedule(*args, **kwargs)
+        self._guard(self._note_started, output, started_s)
+        return output
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
+        """Charge the executed step to its calls, then let vLLM take in the tokens."""
+        self._guard(self._charge, scheduler_output)
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+    def shutdown(self) -> None:
+        """Close the accounting socket with the scheduler."""
+        self.tracker.sender.close()
+        super().shutdown()
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        # Ours and vLLM's own preemptions both pass here.
+        self._guard(self._stop, request)
+        super()._preempt_request(request, *args, **kwargs)
+
+    def _handle_stopped_request(self, request: Request) -> bool:
+        # A streaming-input session that waits for its next part gives its slot back without a preemption.
+        if request.resumable:
+            self._guard(self._stop, request)
+        return bool(super()._handle_stopped_request(request))
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self._guard(self._close, request)
+        return super()._free_request(request, *args, **kwargs)
+
+    # Bookkeeping: translate vLLM's objects for the tracker.
+
+    def _arrive(self, request: Request) -> None:
+        extra_args = getattr(request.sampling_params, "extra_args", None)
+        identity = read_identity(request.request_id, extra_args, getattr(request, "session_id", None))
+        self.tracker.arrive(request.request_id, identity, time.monotonic())
+        self._rank(request)
+
+    def _note_started(self, output: SchedulerOutput, started_s: float) -> None:
+        if not output.num_scheduled_tokens:
+            return
+        self._steps.append((output, started_s))
+        now = time.monotonic()
+        for request_id in output.num_scheduled_tokens:
+            if request_id in self.tracker and not self.tracker.is_running(request_id):
+                self.tracker.start(request_id, now, _cached_tokens(self.requests[request_id]))
+        self._cool_down()
+
+    def _charge(self, output: SchedulerOutput) -> None:
+        if not output.num_scheduled_tokens:
+            return
+        now = time.monotonic()
+        started_s = self._step_start(output, now)
+        # Pipelined steps overlap: a step is charged from where the previous one ended.
+        cost_s = now - max(started_s, self._last_step_end_s)
+        self._last_step_end_s = now
+        self.tracker.charge(output.num_scheduled_tokens, cost_s, now)
+
+    def _step_start(self, output: SchedulerOutput, default_s: float) -> float:
+        while self._steps:
+            scheduled, started_s = self._steps.popleft()
+            if scheduled is output:
+                return started_s
+        return default_s
+
+    def _stop(self, request: Request) -> None:
+        if request.request_id in self.tracker and self.tracker.is_running(request.request_id):
+            self.tracker.stop(request.request_id, time.monotonic())
+            self._rank(request)
+
+    def _close(self, request: Request) -> None:
+        if request.request_id not in self.tracker:
+            return
+        self._cooling.pop(request.request_id, None)
+        reason = request.get_finished_reason()
+        usage = Usage(
+            prompt_tokens=request.num_prompt_tokens,
+            output_tokens=request.num_output_tokens,
+            finish_reason=str(reason) if reason is not None else "unknown",
+            is_aborted=request.status in (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR),
+        )
+        self.tracker.close(request.request_id, time.monotonic(), usage)
+
+    def _rank(self, request: Request) -> None:
+        if self._is_ordering:
+            request.priority = self.tracker.priority(request.request_id)
+
+    # Decisions.
+
+    def _decide(self, now: float) -> list[Request]:
+        """Bring the order up to date and return the running requests that must make room."""
+        self._decision_step += 1
+        if self._decision_step % self._period_steps:
+            return []
+        for request_id in self.tracker.tick(now):
+            self._reposition(self.requests[request_id])
+        if getattr(self, "pause_state", PauseState.UNPAUSED) != PauseState.UNPAUSED:
+            return []
+        refused = self._shortage.take()
+        if self._free_slots() <= 0:
+            return self._slot_victims()
+        return self._block_victims(refused)
+
+    def _slot_victims(self) -> list[Request]:
+        """Return the running requests that the machine's batch replaces, worst first."""
+        if not self._has_better_waiting():
+            return []
+        slots = len(self.running) + self._free_slots()
+        chosen = {call.call_id for call in self.tracker.machine.batch(slots, admissible=self._is_admissible)}
+        running = {request.request_id for request in self.running}
+        gaining = [call_id for call_id in chosen if call_id not in running]
+        losing = [r for r in self.running if r.request_id not in chosen and self._is_evictable(r)]
+        losing.sort(key=_priority, reverse=True)
+        victims = losing[: len(gaining)]
+        self.slot_preemptions += len(victims)
+        self._beneficiaries = gaining if victims else []
+        return victims
+
+    def _block_victims(self, refused: Request | None) -> list[Request]:
+        """Return the worst running requests whose KV blocks let the refused request in, if they suffice."""
+        if refused is None or not self._is_ready(refused):
+            return []
+        missing = self._shortage.missing_blocks(self.kv_cache_manager)
+        victims: list[Request] = []
+        for request in sorted(self.running, key=_priority, reverse=True):
+            if missing <= 0 and victims:
+                break
+            if request.priority <= refused.priority:
+                break
+            if self._is_evictable(request) and self._request_blocks_can_be_freed(request):
+                victims.append(request)
+                missing -= _held_blocks(self.kv_cache_manager, request)
+        # Too little to help: preempting would only make both wait.
+        if missing > 0:
+            return []
+        self.block_preemptions += len(victims)
+        return victims
+
+    def _evict(self, request: Request) -> None:
+        """Preempt a running request outside vLLM's own loop."""
+        self.running.remove(request)
+        mode = {"drop_stale_output": True} if getattr(self, "requires_kv_delivery", False) else {}
+        self._preempt_request(request, time.monotonic(), **mode)
+        self.prev_step_scheduled_req_ids.discard(request.request_id)
+
+    def _cool_down(self) -> None:
+        for request_id in self._beneficiaries:
+            request = self.requests.get(request_id)
+            if request is not None and request.status != RequestStatus.RUNNING:
+                self._cooling[request_id] = self._decision_step + _COOLING_STEPS
+        self._beneficiaries = []
+
+    # Questions about requests.
+
+    def _free_slots(self) -> int:
+        limit = min(
+            self.max_num_running_reqs, getattr(self, "max_num_active_reqs", self.max_num_running_reqs)
+        )
+        # Paused streaming sessions keep a slot of the model runner.
+        return int(limit) - len(self.running) - int(getattr(self, "num_waiting_for_streaming_input", 0))
+
+    def _has_better_waiting(self) -> bool:
+        """Whether a preemption is possible at all: cheap enough to ask in every step."""
+        heads = [queue.peek_request().priority for queue in self._queues if queue]
+        return bool(heads and self.running) and min(heads) < max(map(_priority, self.running))
+
+    def _is_admissible(self, call: Call) -> bool:
+        request = self.requests.get(call.call_id)
+        if request is None:
+            return False
+        if request.status == RequestStatus.RUNNING:
+            return True
+        return self._is_ready(request) and self._cooling.get(call.call_id, 0) <= self._decision_step
+
+    def _is_ready(self, request: Request) -> bool:
+        """Whether vLLM would let a waiting request in now, as far as one can tell from outside."""
+        has_stale = bool(request.num_stale_output_tokens) and not request.drop_stale_output
+        return request.status in _READY_STATUSES and not has_stale
+
+    def _is_evictable(self, request: Request) -> bool:
+        if request.status != RequestStatus.RUNNING:
+            return False
+        placeholders = request.num_output_placeholders
+        if not placeholders:
+            return True
+        # The same bound by which vLLM knows that no further step is needed: the last token is in flight.
+        known_tokens = request.num_computed_tokens + 2 - placeholders
+        last = min(request.num_prompt_tokens + request.max_tokens, self.max_model_len)
+        return bool(known_tokens < last)
+
+    # Plumbing.
+
+    def _take_over_queues(self) -> None:
+        """Order the waiting queues by our priority, and make vLLM pick its own victims by it."""
+        self.policy = SchedulingPolicy.PRIORITY
+        for name in _QUEUE_NAMES:
+            queue = getattr(self, name, None)
+            if isinstance(queue, RequestQueue):
+                ranked = RankedRequestQueue(queue)
+                setattr(self, name, ranked)
+                self._queues.append(ranked)
+
+    def _reposition(self, request: Request) -> None:
+        self._rank(request)
+        for queue in self._queues:
+            if request in queue:
+                queue.move_request(request)
+
+    def _guard(self, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Run a piece of ours; if it fails, log it once and leave the engine to vLLM alone."""
+        if self.is_degraded:
+            return None
+        try:
+            return action(*args, **kwargs)
+        except Exception:  # The engine's loop is not ours: a fault here must not take every request down.
+            self.is_degraded = True
+            logger.exception("Autellix scheduling failed; this engine goes on in order of arrival")
+            return None
+
+
+def _priority(request: Request) -> int:
+    return int(request.priority)
+
+
+def _cached_tokens(request: Request) -> int:
+    stats = getattr(request, "prefill_stats", None)
+    cached = getattr(stats, "num_cached_tokens", None)
+    if cached is None:
+        cached = getattr(request, "num_cached_tokens", 0)
+    return max(0, int(cached or 0))
+
+
+def _held_blocks(kv_cache_manager: Any, request: Request) -> int:
+    groups: Iterable[Any] = kv_cache_manager.get_block_ids(request.request_id)
+    return sum(len(group) for group in groups)
+
+
+class AsyncProgramScheduler(ProgramSchedulerMixin, AsyncScheduler):
+    """Program-aware scheduling with async scheduling on."""
+
+
+class SyncProgramScheduler(ProgramSchedulerMixin, Scheduler):
+    """Program-aware scheduling with async scheduling off."""
+
+
+class AutellixScheduler:
+    """What `--scheduler-cls` names: makes the async or the sync scheduler, as the engine is configured."""
+
+    def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make the scheduler that fits the engine; it is not an instance of this class."""
+        is_async = vllm_config.scheduler_config.async_scheduling
+        chosen = AsyncProgramScheduler if is_async else SyncProgramScheduler
+        return chosen(vllm_config, *args, **kwargs)

@@ -1,0 +1,54 @@
+"""The plugin's settings, read from the `autellix` key of vLLM's `--additional-config`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autellix_backend.core.config import SchedulerConfig
+
+__all__ = ["SECTION", "PluginSettings"]
+
+SECTION = "autellix"
+_KEYS = ("accounting_socket", "scheduler")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginSettings:
+    """What one engine's scheduler needs to know: the policy and where accounts go."""
+
+    scheduler: SchedulerConfig
+    accounting_socket: str | None = None
+
+    @classmethod
+    def from_additional_config(cls, additional_config: object) -> PluginSettings:
+        """Read the settings; an absent section means the defaults, an unknown key is an error.
+
+        Raises:
+            ValueError: A key is unknown or a value is of the wrong kind; the message names it.
+        """
+        section = additional_config.get(SECTION, {}) if isinstance(additional_config, Mapping) else {}
+        if not isinstance(section, Mapping):
+            raise ValueError(f"additional-config: '{SECTION}' must be an object, not {section!r}")
+        unknown = sorted(set(section) - set(_KEYS))
+        if unknown:
+            raise ValueError(
+                f"additional-config: unknown key '{SECTION}.{unknown[0]}'; known: {', '.join(_KEYS)}"
+            )
+        return cls(
+            scheduler=_scheduler(section.get("scheduler", {})),
+            accounting_socket=_socket_path(section.get("accounting_socket")),
+        )
+
+
+def _scheduler(value: Any) -> SchedulerConfig:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"additional-config: '{SECTION}.scheduler' must be an object, not {value!r}")
+    return SchedulerConfig.from_mapping(dict(value))
+
+
+def _socket_path(value: Any) -> str | None:
+    if value is None or (isinstance(value, str) and value):
+        return value
+    raise ValueError(f"additional-config: '{SECTION}.accounting_socket' must be a path, not {value!r}")

@@ -1,0 +1,141 @@
+"""One engine's calls in plain data: feeds the scheduler machine and writes the accounts.
+
+Nothing here knows vLLM. The machine's call id is the engine's request id, because the children of an `n > 1`
+request share one call id; the caller's call id travels beside it into the account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from autellix_backend.core.accounting import CallAccount
+from autellix_backend.core.machine import Machine
+from autellix_backend.vllm_plugin.accounting import AccountSender
+from autellix_backend.vllm_plugin.identity import CallIdentity
+from autellix_backend.vllm_plugin.settings import PluginSettings
+
+__all__ = ["CallTracker", "Usage"]
+
+PROGRAM_IDLE_S = 600.0
+_EXPIRE_PERIOD_S = 30.0
+_SEQUENCE_BITS = 56
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a call used by the time it left the engine."""
+
+    prompt_tokens: int
+    output_tokens: int
+    finish_reason: str
+    is_aborted: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class _Tracked:
+    identity: CallIdentity
+    arrival_step: int
+    is_running: bool = False
+    has_started: bool = False
+    engine_steps: int = 0
+    cached_tokens: int = 0
+
+
+class CallTracker:
+    """The calls inside one engine, from arrival to account."""
+
+    def __init__(self, settings: PluginSettings) -> None:
+        self.machine = Machine(settings.scheduler)
+        self.sender = AccountSender(settings.accounting_socket)
+        self.step = 0
+        self._calls: dict[str, _Tracked] = {}
+        self._next_expiry_s = 0.0
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._calls
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def is_running(self, request_id: str) -> bool:
+        """Whether the call is in the engine's batch."""
+        return self._calls[request_id].is_running
+
+    def priority(self, request_id: str) -> int:
+        """Return the call's place as one number: smaller runs earlier."""
+        level, sequence = self.machine.rank(request_id)
+        return (level << _SEQUENCE_BITS) | sequence
+
+    def arrive(self, request_id: str, identity: CallIdentity, now: float) -> None:
+        """Take in a call."""
+        self.machine.arrive(
+            request_id,
+            identity.program_id,
+            now,
+            service_s=identity.service_s,
+            wait_s=identity.wait_s,
+            thread_id=identity.thread_id,
+        )
+        self._calls[request_id] = _Tracked(identity=identity, arrival_step=self.step)
+
+    def start(self, request_id: str, now: float, cached_tokens: int) -> None:
+        """Note that a waiting call entered the batch; the first entry says what the prefix cache saved."""
+        call = self._calls[request_id]
+        self.machine.start(request_id, now)
+        call.is_running = True
+        if not call.has_started:
+            call.has_started = True
+            call.cached_tokens = cached_tokens
+
+    def stop(self, request_id: str, now: float) -> None:
+        """Note that a running call was preempted."""
+        self.machine.stop(request_id, now)
+        self._calls[request_id].is_running = False
+
+    def charge(self, request_ids: Iterable[str], cost_s: float, now: float) -> None:
+        """Charge one executed step to every call that was in it."""
+        self.step += 1
+        for request_id in request_ids:
+            call = self._calls.get(request_id)
+            if call is not None:
+                call.engine_steps += 1
+                self.machine.charge(request_id, cost_s, now)
+
+    def tick(self, now: float) -> list[str]:
+        """Let time pass; return the calls whose level changed."""
+        if now >= self._next_expiry_s:
+            self._next_expiry_s = now + _EXPIRE_PERIOD_S
+            self.machine.expire(now, PROGRAM_IDLE_S)
+        return [change.call_id for change in self.machine.tick(now)]
+
+    def close(self, request_id: str, now: float, usage: Usage) -> CallAccount:
+        """Close a call that finished or was aborted, and send its account."""
+        call = self._calls.pop(request_id)
+        leave = self.machine.abort if usage.is_aborted else self.machine.finish
+        record = leave(request_id, now)
+        self._drop_program(request_id, call.identity)
+        account = CallAccount.of(
+            replace(record, call_id=call.identity.call_id),
+            request_id=request_id,
+            prompt_tokens=usage.prompt_tokens,
+            output_tokens=usage.output_tokens,
+            cached_tokens=call.cached_tokens,
+            arrival_step=call.arrival_step,
+            finish_step=self.step,
+            engine_steps=call.engine_steps,
+            finish_reason=usage.finish_reason,
+            dropped_records=self.sender.dropped_records,
+        )
+        if self.sender.is_enabled:
+            self.sender.send(account.to_bytes())
+        return account
+
+    def _drop_program(self, request_id: str, identity: CallIdentity) -> None:
+        """Forget a program at once if its totals are kept elsewhere or it was this one call."""
+        is_own = identity.program_id == request_id
+        if not (identity.is_told or is_own):
+            return
+        program = self.machine.table.get(identity.program_id)
+        if program is not None and not program.active_calls:
+            self.machine.end_program(identity.program_id)

@@ -1,0 +1,65 @@
+"""Fixtures: a process with real vLLM engines, and scenarios to play in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+_WORKER = Path(__file__).with_name("engine_worker.py")
+
+
+class EngineWorker:
+    """Talks to the worker process, one JSON line each way."""
+
+    def __init__(self, model: Path, log_path: Path) -> None:
+        self._log_path = log_path
+        read_end, write_end = os.pipe()
+        with log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(_WORKER), str(write_end), str(model)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(write_end,),
+            )
+        os.close(write_end)
+        self._replies: IO[str] = os.fdopen(read_end)
+
+    def run(self, scenario: dict[str, Any]) -> dict[str, Any]:
+        """Play a scenario; a scenario that fails answers with its error."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(scenario).encode() + b"\n")
+        self._process.stdin.flush()
+        reply = self._replies.readline()
+        if not reply:
+            pytest.fail(f"the engine process died:\n{self._log_path.read_text()[-4000:]}")
+        result: dict[str, Any] = json.loads(reply)
+        return result
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._replies.close()
+
+
+@pytest.fixture(scope="session")
+def engine_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineWorker]:
+    """Start the worker once: most of an engine's start is vLLM's imports."""
+    pytest.importorskip("vllm")
+    directory = tmp_path_factory.mktemp("engines")
+    worker = EngineWorker(directory / "model", directory / "worker.log")
+    yield worker
+    worker.close()
