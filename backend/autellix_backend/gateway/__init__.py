@@ -1,0 +1,1 @@
+"""The gateway: an OpenAI-compatible HTTP server in front of the engines."""

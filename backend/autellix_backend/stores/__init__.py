@@ -1,0 +1,1 @@
+"""Stores of what the gateway knows: programs, their calls, and sessions."""

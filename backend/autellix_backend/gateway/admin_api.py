@@ -1,0 +1,139 @@
+"""What operators see: programs and their calls, engines, configuration, health and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from autellix_backend.engines.base import Engine
+from autellix_backend.gateway.calls import CallDesk
+from autellix_backend.gateway.errors import EngineUnavailableError, NotFoundError
+from autellix_backend.observe.metrics import CONTENT_TYPE, GatewayMetrics
+from autellix_backend.settings import Settings, settings_to_mapping
+from autellix_backend.stores.base import CallView, ProgramStore, ProgramView
+from autellix_wire import API_PREFIX, PROGRAMS_PATH
+
+
+class AdminApi:
+    """The read-only endpoints of one gateway."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        store: ProgramStore,
+        desk: CallDesk,
+        metrics: GatewayMetrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._store = store
+        self._desk = desk
+        self._metrics = metrics
+        self._clock = clock
+
+    def routes(self) -> list[Route]:
+        """Return the routes of the endpoints."""
+        return [
+            Route(PROGRAMS_PATH, self.programs),
+            Route(PROGRAMS_PATH + "/{program_id}", self.program),
+            Route(API_PREFIX + "/engines", self.engines),
+            Route(API_PREFIX + "/config", self.config),
+            Route("/healthz", self.healthz),
+            Route("/readyz", self.readyz),
+            Route("/metrics", self.metrics),
+        ]
+
+    async def programs(self, _request: Request) -> Response:
+        """List the programs in the table."""
+        now = self._clock()
+        return _json({"programs": [_program(view, now) for view in await self._store.programs()]})
+
+    async def program(self, request: Request) -> Response:
+        """Show one program with its calls."""
+        program_id = request.path_params["program_id"]
+        view = await self._store.program(program_id)
+        if view is None:
+            raise NotFoundError(f"there is no program {program_id!r}", param="program_id")
+        calls = [_call(call, view.first_arrival_s) for call in view.calls]
+        return _json({**_program(view, self._clock()), "calls": calls})
+
+    async def engines(self, _request: Request) -> Response:
+        """List the engines."""
+        engine = self._engine
+        shown = {
+            "name": engine.name,
+            "base_url": engine.base_url,
+            "is_alive": engine.is_alive(),
+            "failure": engine.failure(),
+            "has_accounting": engine.accounting_socket is not None,
+            "open_calls": self._desk.open_count,
+        }
+        return _json({"engines": [shown]})
+
+    async def config(self, _request: Request) -> Response:
+        """Show the settings in force."""
+        return _json(settings_to_mapping(self._settings))
+
+    async def healthz(self, _request: Request) -> Response:
+        """Say that the gateway runs."""
+        return _json({"status": "ok"})
+
+    async def readyz(self, _request: Request) -> Response:
+        """Say whether calls can be answered; 503 with the reason if not."""
+        if not self._engine.is_alive():
+            reason = self._engine.failure() or "it is not running"
+            raise EngineUnavailableError(f"engine {self._engine.name} is not ready: {reason}")
+        return _json({"status": "ready"})
+
+    async def metrics(self, _request: Request) -> Response:
+        """Show the metrics in Prometheus' text format."""
+        counts = await self._store.counts()
+        self._metrics.set_held(
+            programs=counts.programs, sessions=counts.sessions, active_calls=counts.active_calls
+        )
+        return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+def _json(content: object) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")
+
+
+def _program(view: ProgramView, now: float) -> dict[str, object]:
+    return {
+        "program_id": view.program_id,
+        "name": view.name,
+        "session_ids": view.session_ids,
+        "service_s": view.service_s,
+        "wait_s": view.wait_s,
+        "active_calls": view.active_calls,
+        "finished_calls": view.finished_calls,
+        "age_s": now - view.first_arrival_s,
+        "idle_s": now - view.last_event_s if not view.active_calls else 0.0,
+    }
+
+
+def _call(call: CallView, origin_s: float) -> dict[str, object]:
+    """Show a call with times since its program's first arrival; the store's clock has no meaning outside."""
+    end = call.end
+    return {
+        "call_id": call.call_id,
+        "thread_id": call.thread_id,
+        "parents": call.parents,
+        "start_s": call.start_s - origin_s,
+        "finish_s": None if call.finish_s is None else call.finish_s - origin_s,
+        "outcome": None if end is None else end.outcome,
+        "service_s": None if end is None else end.service_s,
+        "wait_s": None if end is None else end.wait_s,
+        "inherited_service_s": None if end is None else end.inherited_service_s,
+        "level": None if end is None else end.level,
+        "preemptions": None if end is None else end.preemptions,
+        "prompt_tokens": None if end is None else end.prompt_tokens,
+        "output_tokens": None if end is None else end.output_tokens,
+        "estimated": None if end is None else end.is_estimated,
+    }

@@ -1,0 +1,114 @@
+"""The gateway's parts, built and joined in one place."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+
+from fastapi import FastAPI
+from starlette.routing import Route
+
+from autellix_backend.core.policies import make_policy
+from autellix_backend.engines.base import Engine
+from autellix_backend.gateway.accounting import AccountingReceiver
+from autellix_backend.gateway.admin_api import AdminApi
+from autellix_backend.gateway.calls import CallDesk
+from autellix_backend.gateway.errors import install_error_handlers
+from autellix_backend.gateway.openai_api import CALL_PATHS, MODELS_PATH, CallEndpoint, ModelsEndpoint
+from autellix_backend.gateway.sessions_api import SessionsApi
+from autellix_backend.gateway.upstream import Upstream
+from autellix_backend.observe.metrics import GatewayMetrics
+from autellix_backend.settings import Settings
+from autellix_backend.stores.base import ProgramStore
+from autellix_backend.stores.memory import MemoryStore
+
+LOST_HEARTBEATS = 3
+"""Heartbeats that a client may miss before its session ends."""
+REAP_PERIOD_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+def create_app(
+    settings: Settings,
+    engine: Engine,
+    *,
+    store: ProgramStore | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> FastAPI:
+    """Build the gateway in front of one engine, which the caller starts and stops.
+
+    Args:
+        settings: The tree of settings.
+        engine: The engine that answers the calls.
+        store: Where programs and sessions live; this process's memory if None.
+        clock: Seconds that only grow.
+    """
+    store = store or _make_store(settings)
+    metrics = GatewayMetrics()
+    upstream = Upstream(engine, settings.gateway, metrics.retries.labels(engine.name).inc)
+    desk = CallDesk(
+        store,
+        settings.scheduler,
+        metrics,
+        engine=engine.name,
+        clock=clock,
+        # An engine that sends no accounts is not waited for.
+        account_wait_s=settings.gateway.account_wait_s if engine.accounting_socket is not None else 0.0,
+    )
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as stack:
+            if engine.accounting_socket is not None:
+                malformed = metrics.accounts.labels("malformed").inc
+                receiver = AccountingReceiver(engine.accounting_socket, desk.deliver, malformed)
+                receiver.open()
+                stack.callback(receiver.close)
+            upstream.open()
+            stack.push_async_callback(upstream.close)
+            reaper = asyncio.create_task(_reap(store, metrics, clock))
+            stack.push_async_callback(_cancel, reaper)
+            yield
+
+    app = FastAPI(title="Autellix", openapi_url=None, lifespan=lifespan, redirect_slashes=False)
+    install_error_handlers(app)
+    for path in CALL_PATHS:
+        endpoint = CallEndpoint(
+            path, upstream, desk, engine=engine.name, max_body_bytes=settings.gateway.max_body_bytes
+        )
+        app.router.routes.append(Route(path, endpoint, methods=["POST"]))
+    app.router.routes.append(Route(MODELS_PATH, ModelsEndpoint(upstream), methods=["GET"]))
+    app.router.routes.extend(AdminApi(settings, engine, store, desk, metrics, clock).routes())
+    app.router.routes.extend(SessionsApi(store, clock, settings.gateway.heartbeat_s).routes())
+    return app
+
+
+def _make_store(settings: Settings) -> MemoryStore:
+    return MemoryStore(
+        make_policy(settings.scheduler.policy),
+        program_idle_s=settings.gateway.program_idle_s,
+        session_ttl_s=LOST_HEARTBEATS * settings.gateway.heartbeat_s,
+    )
+
+
+async def _reap(store: ProgramStore, metrics: GatewayMetrics, clock: Callable[[], float]) -> None:
+    while True:
+        await asyncio.sleep(REAP_PERIOD_S)
+        try:
+            reaped = await store.reap(clock())
+        except Exception:
+            # A task's boundary: one failed round must not end the reaping.
+            logger.exception("the reaper failed")
+            continue
+        metrics.reaped.labels("program").inc(len(reaped.programs))
+        metrics.reaped.labels("session").inc(len(reaped.sessions))
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,89 @@
+"""A call's JSON body: what the gateway reads from it, and how it adds fields without touching the rest.
+
+The top level is split into raw slices; messages, tools and unknown fields travel on byte by byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from autellix_backend.gateway.errors import InvalidRequestError
+
+XARGS = "vllm_xargs"
+OWN_PREFIX = "autellix_"
+ENGINE_PRIORITY = "priority"
+
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_items_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+_xargs_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
+
+
+@dataclass(frozen=True, slots=True)
+class CallBody:
+    """A body split at its top level.
+
+    `record_count` is the number of requests that the engine makes of it: one for each prompt and choice.
+    """
+
+    fields: dict[str, msgspec.Raw]
+    xargs: dict[str, msgspec.Raw]
+    session: object
+    record_count: int
+
+    def encode(self, engine_args: Mapping[str, str | float]) -> bytes:
+        """Return the body for the engine, with `engine_args` added to its vllm_xargs."""
+        xargs: dict[str, Any] = {**self.xargs, **engine_args}
+        return msgspec.json.encode({**self.fields, XARGS: xargs})
+
+
+def parse_body(data: bytes) -> CallBody:
+    """Split a body, dropping what only the gateway may say: autellix_* arguments and the engine's priority.
+
+    Raises:
+        InvalidRequestError: if it is not a JSON object, or its vllm_xargs is none.
+    """
+    try:
+        fields = _fields_decoder.decode(data)
+        fields.pop(ENGINE_PRIORITY, None)
+        return CallBody(fields, _xargs(fields), _plain(fields.get("session_id")), _record_count(fields))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequestError(f"the body is not a JSON object: {error}") from error
+
+
+def _xargs(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
+    raw = fields.get(XARGS)
+    if raw is None:
+        return {}
+    try:
+        xargs = _xargs_decoder.decode(raw) or {}
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(f"{XARGS} is not a JSON object: {error}", param=XARGS) from error
+    return {name: value for name, value in xargs.items() if not name.startswith(OWN_PREFIX)}
+
+
+def _plain(raw: msgspec.Raw | None) -> object:
+    return None if raw is None else msgspec.json.decode(raw)
+
+
+def _record_count(fields: Mapping[str, msgspec.Raw]) -> int:
+    """Count prompts times choices; what the engine will refuse counts as one."""
+    choices = _plain(fields.get("n"))
+    choice_count = choices if isinstance(choices, int) and choices > 0 else 1
+    return choice_count * _prompt_count(fields.get("prompt"))
+
+
+def _prompt_count(raw: msgspec.Raw | None) -> int:
+    if raw is None or _first_byte(raw) != b"[":
+        return 1
+    items = _items_decoder.decode(raw)
+    # A list of numbers is one tokenised prompt; a list of texts or of lists is one prompt each.
+    is_batch = bool(items) and _first_byte(items[0]) in (b'"', b"[")
+    return len(items) if is_batch else 1
+
+
+def _first_byte(raw: msgspec.Raw) -> bytes:
+    return memoryview(raw)[:1].tobytes()

@@ -1,0 +1,257 @@
+"""The life cycle of calls at the gateway: begun once, settled exactly once, whatever happens in between.
+
+A call waits for one account from each engine request that it became; if they do not all come in time, its
+cost is estimated from the time that passed here, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import itertools
+import secrets
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from autellix_backend.core.accounting import CallAccount
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.policies import make_policy
+from autellix_backend.gateway.identity import Identity
+from autellix_backend.observe.metrics import GatewayMetrics
+from autellix_backend.stores.base import CallEnd, CallStart, Inherited, ProgramStore
+
+MAX_READABLE_ID = 200
+"""How much of the client's call id goes into the engine's, which has a bound."""
+
+
+class Outcome(enum.Enum):
+    """How a call ended."""
+
+    OK = "ok"
+    REJECTED = "rejected"
+    """The engine answered with an error."""
+    UNAVAILABLE = "unavailable"
+    """No engine answered, or it died."""
+    TIMEOUT = "timeout"
+    ABORTED = "aborted"
+    """The client went away."""
+
+
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """What a call cost, as the client gets it; None where only the engine could tell and did not."""
+
+    call_id: str
+    program_id: str
+    wait_s: float
+    service_s: float
+    preemptions: int | None = None
+    demotions: int | None = None
+    promotions: int | None = None
+    level: int | None = None
+    cached_tokens: int | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    arrival_step: int | None = None
+    finish_step: int | None = None
+    engine_steps: int | None = None
+    estimated: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class OpenCall:
+    """A call between its two ends."""
+
+    identity: Identity
+    key: str
+    """Its id in the store."""
+    engine_key: str
+    """Its id in the engine; another one for each attempt."""
+    record_count: int
+    inherited: Inherited
+    entry_service_s: float
+    """The service that the policy lets it start with."""
+    level: int
+    """The level that it enters the engine's queues at."""
+    start_s: float
+    accounts: list[CallAccount] = field(default_factory=list)
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
+    receipt: Receipt | None = None
+    """Set when the call is settled."""
+
+    def engine_args(self) -> dict[str, str | float]:
+        """Return what the engine is told, in vllm_xargs."""
+        return {
+            "autellix_program": self.identity.program,
+            "autellix_call": self.engine_key,
+            "autellix_thread": self.identity.thread,
+            "autellix_service_s": self.inherited.service_s,
+            "autellix_wait_s": self.inherited.wait_s,
+        }
+
+
+class CallDesk:
+    """Begins and settles calls, and matches the engine's accounts to them."""
+
+    def __init__(
+        self,
+        store: ProgramStore,
+        scheduler: SchedulerConfig,
+        metrics: GatewayMetrics,
+        *,
+        engine: str,
+        clock: Callable[[], float],
+        account_wait_s: float,
+    ) -> None:
+        self._store = store
+        self._bounds = scheduler.bounds if make_policy(scheduler.policy).has_levels else ()
+        self._policy = make_policy(scheduler.policy)
+        self._metrics = metrics
+        self._engine = engine
+        self._clock = clock
+        self._account_wait_s = account_wait_s
+        self._open: dict[str, OpenCall] = {}
+        # A retried call has its id twice, and gateways may share an engine: keys are unique over both.
+        self._prefix = secrets.token_hex(4)
+        self._numbers = itertools.count()
+
+    @property
+    def open_count(self) -> int:
+        """Return the number of calls that are not settled."""
+        return len(self._open)
+
+    def new_id(self) -> str:
+        """Return an id for a call whose client gave none."""
+        return f"call-{self._prefix}-{next(self._numbers)}"
+
+    async def begin(self, identity: Identity, record_count: int) -> OpenCall:
+        """Enter a call and learn what it inherits."""
+        now = self._clock()
+        key = self._new_key(identity.call)
+        inherited = await self._store.begin(_call_start(identity, key), now)
+        entry_service_s = self._policy.inherit(inherited.service_s)
+        level = bisect_right(self._bounds, entry_service_s) + 1
+        call = OpenCall(identity, key, key, record_count, inherited, entry_service_s, level, now)
+        self._open[key] = call
+        return call
+
+    def readdress(self, call: OpenCall) -> None:
+        """Give a call that is sent again another id in the engine."""
+        del self._open[call.engine_key]
+        call.engine_key = self._new_key(call.identity.call)
+        call.accounts.clear()
+        call.complete.clear()
+        self._open[call.engine_key] = call
+
+    def deliver(self, account: CallAccount) -> None:
+        """Take one account from an engine; what no call waits for is counted and dropped."""
+        call = self._open.get(account.call_id)
+        if call is None:
+            self._metrics.accounts.labels("late").inc()
+            return
+        self._metrics.accounts.labels("matched").inc()
+        call.accounts.append(account)
+        if len(call.accounts) >= call.record_count:
+            call.complete.set()
+
+    async def settle(self, call: OpenCall, outcome: Outcome, *, has_account: bool) -> Receipt:
+        """Settle a call and return its receipt; later calls return the same receipt and change nothing.
+
+        Args:
+            call: The call.
+            outcome: How it ended.
+            has_account: Whether its accounts are worth waiting for.
+        """
+        if has_account and call.receipt is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._account_wait_s):
+                    await call.complete.wait()
+        if call.receipt is not None:
+            return call.receipt
+        now = self._clock()
+        call.receipt = self._make_receipt(call, outcome, now)
+        del self._open[call.engine_key]
+        self._count(call, call.receipt, outcome, now)
+        await self._store.settle(_call_end(call, call.receipt, outcome), now)
+        return call.receipt
+
+    def _make_receipt(self, call: OpenCall, outcome: Outcome, now: float) -> Receipt:
+        if call.accounts:
+            return _accounted(call)
+        # An engine that refused or was not there did no work; any other time may all have been service.
+        did_work = outcome not in (Outcome.REJECTED, Outcome.UNAVAILABLE)
+        return Receipt(
+            call_id=call.identity.call,
+            program_id=call.identity.program,
+            wait_s=0.0,
+            service_s=now - call.start_s if did_work else 0.0,
+            estimated=True,
+        )
+
+    def _count(self, call: OpenCall, receipt: Receipt, outcome: Outcome, now: float) -> None:
+        metrics, engine = self._metrics, self._engine
+        metrics.calls.labels(outcome.value, call.identity.source, engine).inc()
+        metrics.duration_s.labels(engine).observe(now - call.start_s)
+        metrics.service_s.labels(engine).inc(receipt.service_s)
+        metrics.wait_s.labels(engine).inc(receipt.wait_s)
+        metrics.preemptions.labels(engine).inc(receipt.preemptions or 0)
+
+    def _new_key(self, call_id: str) -> str:
+        return f"{call_id[:MAX_READABLE_ID]}~{self._prefix}-{next(self._numbers)}"
+
+
+def _call_start(identity: Identity, key: str) -> CallStart:
+    return CallStart(
+        key=key,
+        call_id=identity.call,
+        program_id=identity.program,
+        thread_id=identity.thread,
+        parents=identity.parents,
+        session_id=identity.session,
+        name=identity.name,
+    )
+
+
+def _call_end(call: OpenCall, receipt: Receipt, outcome: Outcome) -> CallEnd:
+    accounts = call.accounts
+    return CallEnd(
+        key=call.key,
+        program_id=call.identity.program,
+        outcome=outcome.value,
+        services_s=tuple(account.service_s for account in accounts) or (receipt.service_s,),
+        wait_s=receipt.wait_s,
+        table_wait_s=sum(account.table_wait_s for account in accounts),
+        # What the engine used is what it had; it may know more of a program than the gateway.
+        inherited_service_s=max((a.inherited_service_s for a in accounts), default=call.entry_service_s),
+        is_estimated=receipt.estimated,
+        level=receipt.level,
+        preemptions=receipt.preemptions,
+        prompt_tokens=receipt.prompt_tokens,
+        output_tokens=receipt.output_tokens,
+        is_final=call.identity.is_final or call.identity.is_anonymous,
+    )
+
+
+def _accounted(call: OpenCall) -> Receipt:
+    """Add up the accounts; the waits of parallel choices overlap, so the longest counts."""
+    accounts = call.accounts
+    return Receipt(
+        call_id=call.identity.call,
+        program_id=call.identity.program,
+        wait_s=max(account.wait_s for account in accounts),
+        service_s=sum(account.service_s for account in accounts),
+        preemptions=sum(account.preemptions for account in accounts),
+        demotions=sum(account.demotions for account in accounts),
+        promotions=sum(account.promotions for account in accounts),
+        level=max(account.level for account in accounts),
+        cached_tokens=sum(account.cached_tokens for account in accounts),
+        prompt_tokens=sum(account.prompt_tokens for account in accounts),
+        output_tokens=sum(account.output_tokens for account in accounts),
+        arrival_step=min(account.arrival_step for account in accounts),
+        finish_step=max(account.finish_step for account in accounts),
+        engine_steps=max(account.engine_steps for account in accounts),
+        estimated=len(accounts) < call.record_count,
+    )

@@ -1,0 +1,138 @@
+"""Errors of the gateway, and their one shape on the wire: OpenAI's error object.
+
+GatewayError
+├── InvalidRequestError      400  a malformed body, header or id
+├── NotFoundError            404  no such program or session
+├── BodyTooLargeError        413  the body exceeds the limit
+├── EngineUnavailableError   503  no engine answers; the call may be repeated
+└── EngineTimeoutError       504  the engine did not answer in time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+RETRY_AFTER_S = 1
+"""What a client is told to wait when no engine answers."""
+
+
+class GatewayError(Exception):
+    """A request that the gateway answers itself, with an OpenAI error object."""
+
+    status = HTTPStatus.INTERNAL_SERVER_ERROR
+    type = "server_error"
+    code = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.receipt: dict[str, str] = {}
+        """Receipt headers of the call that failed."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Return the headers of the response."""
+        return self.receipt
+
+    def body(self) -> bytes:
+        """Return the error object as JSON."""
+        return error_body(self.message, self.type, self.code, self.param)
+
+
+class InvalidRequestError(GatewayError):
+    """The body, a header or an id cannot be used; `param` names it."""
+
+    status = HTTPStatus.BAD_REQUEST
+    type = "invalid_request_error"
+    code = "invalid_request"
+
+
+class NotFoundError(GatewayError):
+    """There is no program or session of this id."""
+
+    status = HTTPStatus.NOT_FOUND
+    type = "invalid_request_error"
+    code = "not_found"
+
+
+class BodyTooLargeError(GatewayError):
+    """The body is larger than `gateway.max_body_bytes`."""
+
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    type = "invalid_request_error"
+    code = "body_too_large"
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"the body exceeds {limit_bytes} bytes (gateway.max_body_bytes)")
+
+
+class EngineUnavailableError(GatewayError):
+    """No engine answers, or it died before its first byte; the client may repeat the call."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    code = "engine_unavailable"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Tell the client when to come back."""
+        return {"retry-after": str(RETRY_AFTER_S), **self.receipt}
+
+
+class EngineTimeoutError(GatewayError):
+    """The engine took longer than `gateway.upstream_timeout_s`."""
+
+    status = HTTPStatus.GATEWAY_TIMEOUT
+    code = "engine_timeout"
+
+
+def error_body(message: str, kind: str, code: str | None, param: str | None = None) -> bytes:
+    """Encode one OpenAI error object."""
+    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def error_response(error: GatewayError) -> Response:
+    """Turn a gateway error into a response."""
+    return _respond(error.body(), error.status, error.headers)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Give every error that leaves the app OpenAI's shape, routing errors and crashes included."""
+    app.add_exception_handler(GatewayError, _on_gateway_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(Exception, _on_crash)
+
+
+async def _on_gateway_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, GatewayError)
+    return error_response(error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    phrase = HTTPStatus(error.status_code).phrase
+    code = phrase.lower().replace(" ", "_")
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    kind = "invalid_request_error" if error.status_code < 500 else "server_error"
+    return _respond(error_body(message, kind, code), error.status_code, error.headers)
+
+
+async def _on_validation_error(_request: Request, error: Exception) -> Response:
+    return error_response(InvalidRequestError(str(error)))
+
+
+async def _on_crash(_request: Request, error: Exception) -> Response:
+    return error_response(GatewayError(f"the gateway failed: {type(error).__name__}"))
+
+
+def _respond(body: bytes, status: int, headers: Mapping[str, str] | None) -> Response:
+    return Response(body, status, dict(headers or {}), "application/json")

@@ -1,0 +1,114 @@
+"""Who is calling: the program, thread and call that a request's headers and body name.
+
+The first source that matches wins and is reported: the program header, the session header, vLLM's session
+header, vLLM's session field, and for traffic without any of these one program per request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from autellix_backend.gateway.errors import InvalidRequestError
+from autellix_wire import (
+    CALL_ID,
+    FINAL,
+    FLAGS,
+    PARENT_IDS,
+    PROGRAM_ID,
+    PROGRAM_NAME,
+    SESSION_ID,
+    THREAD_ID,
+    InvalidId,
+    check_id,
+    parse_parents,
+)
+
+VLLM_SESSION_HEADER = "X-Session-ID"
+VLLM_SESSION_FIELD = "session_id"
+MAIN_THREAD = "0"
+
+Source = Literal["program-header", "session-header", "x-session-id", "body-session-id", "request"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What one request says about itself; `source` tells where the program's id came from."""
+
+    session: str | None
+    program: str
+    name: str | None
+    thread: str
+    call: str
+    parents: tuple[str, ...] | None
+    flags: tuple[str, ...]
+    is_final: bool
+    source: Source
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Say whether the program is this one request, because nothing named it."""
+        return self.source == "request"
+
+
+def identify(headers: Mapping[str, str], body_session: object, new_id: Callable[[], str]) -> Identity:
+    """Read a request's identity; `headers` has lower-case names, `body_session` is the body's session_id.
+
+    Raises:
+        InvalidRequestError: if an id is malformed; `param` names its header or field.
+    """
+    try:
+        return _identify(headers, body_session, new_id)
+    except InvalidId as error:
+        raise InvalidRequestError(str(error), param=error.field) from error
+
+
+def _identify(headers: Mapping[str, str], body_session: object, new_id: Callable[[], str]) -> Identity:
+    call = _read(headers, CALL_ID) or new_id()
+    session = _read(headers, SESSION_ID)
+    program, source = _program(headers, session, body_session, call)
+    return Identity(
+        session=session,
+        program=program,
+        name=_read(headers, PROGRAM_NAME),
+        thread=_read(headers, THREAD_ID) or MAIN_THREAD,
+        call=call,
+        parents=parse_parents(headers.get(PARENT_IDS.lower()), PARENT_IDS),
+        flags=_flags(headers),
+        is_final=_is_final(headers),
+        source=source,
+    )
+
+
+def _program(
+    headers: Mapping[str, str], session: str | None, body_session: object, call: str
+) -> tuple[str, Source]:
+    if program := _read(headers, PROGRAM_ID):
+        return program, "program-header"
+    if session:
+        return session, "session-header"
+    if program := _read(headers, VLLM_SESSION_HEADER):
+        return program, "x-session-id"
+    if body_session is None:
+        return call, "request"
+    if not isinstance(body_session, str):
+        raise InvalidId(VLLM_SESSION_FIELD, "is not a string")
+    return check_id(body_session, VLLM_SESSION_FIELD), "body-session-id"
+
+
+def _read(headers: Mapping[str, str], name: str) -> str | None:
+    value = headers.get(name.lower())
+    return None if value is None else check_id(value, name)
+
+
+def _flags(headers: Mapping[str, str]) -> tuple[str, ...]:
+    value = _read(headers, FLAGS)
+    return tuple(flag.strip() for flag in value.split(",")) if value else ()
+
+
+def _is_final(headers: Mapping[str, str]) -> bool:
+    value = headers.get(FINAL.lower(), "false").strip().lower()
+    if value not in ("true", "false"):
+        raise InvalidId(FINAL, f"is {value!r}, neither true nor false")
+    return value == "true"

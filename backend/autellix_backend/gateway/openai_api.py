@@ -1,0 +1,241 @@
+"""The OpenAI endpoints: calls go through with identity in, a receipt out, and nothing else changed.
+
+This is the hot path, so it speaks ASGI directly: no model classes, no middleware.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import aiohttp
+import msgspec
+from starlette.types import Message, Receive, Scope, Send
+
+from autellix_backend.gateway.body import CallBody, parse_body
+from autellix_backend.gateway.calls import CallDesk, OpenCall, Outcome, Receipt
+from autellix_backend.gateway.errors import BodyTooLargeError, EngineTimeoutError, GatewayError
+from autellix_backend.gateway.identity import identify
+from autellix_backend.gateway.streaming import DoneSplitter, error_event, receipt_comment
+from autellix_backend.gateway.upstream import Upstream, request_headers, response_headers
+from autellix_wire import CALL_ID, ENGINE, IDENTITY_SOURCE, PROGRAM_ID, QUEUE_LEVEL
+
+CALL_PATHS = ("/v1/chat/completions", "/v1/completions")
+MODELS_PATH = "/v1/models"
+
+
+class ClientGoneError(Exception):
+    """The client went away before its request was complete; there is nobody to answer."""
+
+
+class CallEndpoint:
+    """ASGI app of one path that makes calls: chat completions or completions."""
+
+    def __init__(
+        self, path: str, upstream: Upstream, desk: CallDesk, *, engine: str, max_body_bytes: int
+    ) -> None:
+        self._path = path
+        self._upstream = upstream
+        self._desk = desk
+        self._engine = engine
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        headers = _headers(scope)
+        try:
+            body = parse_body(await read_body(headers, receive, self._max_body_bytes))
+        except ClientGoneError:
+            return
+        identity = identify(headers, body.session, self._desk.new_id)
+        call = await self._desk.begin(identity, body.record_count)
+        exchange = _Exchange(self._upstream, self._desk, call, self._engine, send)
+        await self._watch(exchange, self._path, request_headers(headers), body, receive)
+
+    async def _watch(
+        self, exchange: _Exchange, path: str, headers: Mapping[str, str], body: CallBody, receive: Receive
+    ) -> None:
+        """Run the exchange until it ends or the client goes; either way the call is settled afterwards."""
+        work = asyncio.create_task(exchange.run(path, headers, body))
+        gone = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            gone.cancel()
+            if not work.done():
+                work.cancel()
+                await asyncio.wait((work,))
+            await exchange.close()
+
+
+class _Exchange:
+    """One call's way to the engine and back."""
+
+    def __init__(self, upstream: Upstream, desk: CallDesk, call: OpenCall, engine: str, send: Send) -> None:
+        self._upstream = upstream
+        self._desk = desk
+        self._call = call
+        self._engine = engine
+        self._send = send
+        self._outcome = Outcome.ABORTED
+        self._was_sent = False
+
+    async def run(self, path: str, headers: Mapping[str, str], body: CallBody) -> None:
+        """Relay the call."""
+        try:
+            response = await self._upstream.post(path, headers, lambda: self._encode(body))
+            if response.status >= 400:
+                await self._relay_error(response)
+            elif response.content_type == "text/event-stream":
+                await self._relay_stream(response)
+            else:
+                await self._relay_body(response)
+        except GatewayError as error:
+            self._outcome = _outcome_of(error)
+            error.receipt.update(self._receipt_headers(self._call.level))
+            raise
+
+    async def close(self) -> None:
+        """Settle the call, if that has not happened."""
+        has_account = self._was_sent and self._outcome in (Outcome.ABORTED, Outcome.TIMEOUT)
+        await self._desk.settle(self._call, self._outcome, has_account=has_account)
+
+    def _encode(self, body: CallBody) -> bytes:
+        if self._was_sent:
+            # An account of the attempt that was reset must not pass for one of this.
+            self._desk.readdress(self._call)
+        self._was_sent = True
+        return body.encode(self._call.engine_args())
+
+    async def _relay_error(self, response: aiohttp.ClientResponse) -> None:
+        self._outcome = Outcome.REJECTED
+        content = await self._upstream.read(response)
+        await self._desk.settle(self._call, self._outcome, has_account=False)
+        await self._start(response, content_length=len(content), level=self._call.level)
+        await self._send({"type": "http.response.body", "body": content})
+
+    async def _relay_body(self, response: aiohttp.ClientResponse) -> None:
+        content = await self._upstream.read(response)
+        receipt = await self._desk.settle(self._call, Outcome.OK, has_account=True)
+        if response.content_type == "application/json" and "content-encoding" not in response.headers:
+            content = splice_receipt(content, receipt)
+        await self._start(response, content_length=len(content), level=receipt.level or self._call.level)
+        await self._send({"type": "http.response.body", "body": content})
+
+    async def _relay_stream(self, response: aiohttp.ClientResponse) -> None:
+        splitter = DoneSplitter()
+        try:
+            await self._start(response, content_length=None, level=self._call.level)
+            tail = b""
+            async for chunk in self._upstream.chunks(response):
+                head, found = (b"", chunk) if tail else splitter.feed(chunk)
+                if head:
+                    await self._send_part(head)
+                tail += found
+            receipt = await self._desk.settle(self._call, Outcome.OK, has_account=True)
+            await self._send_part(splitter.flush() + _comment(receipt) + tail, is_last=True)
+        except GatewayError as error:
+            await self._break_off(error, splitter.flush())
+        finally:
+            # Only a stream that ended by itself may give its connection back; any other must abort the call.
+            if not response.content.at_eof():
+                response.close()
+
+    async def _break_off(self, error: GatewayError, rest: bytes) -> None:
+        """End a stream whose head is out already: the error can only come as an event."""
+        self._outcome = _outcome_of(error)
+        receipt = await self._desk.settle(self._call, self._outcome, has_account=False)
+        await self._send_part(rest + error_event(error) + _comment(receipt), is_last=True)
+
+    async def _send_part(self, data: bytes, *, is_last: bool = False) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+    async def _start(
+        self, response: aiohttp.ClientResponse, *, content_length: int | None, level: int
+    ) -> None:
+        headers = [*response_headers(response.headers), *_encoded(self._receipt_headers(level))]
+        if content_length is not None:
+            headers.append((b"content-length", str(content_length).encode()))
+        await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
+
+    def _receipt_headers(self, level: int) -> dict[str, str]:
+        identity = self._call.identity
+        return {
+            PROGRAM_ID: identity.program,
+            CALL_ID: identity.call,
+            IDENTITY_SOURCE: identity.source,
+            ENGINE: self._engine,
+            QUEUE_LEVEL: str(level),
+        }
+
+
+class ModelsEndpoint:
+    """ASGI app that passes the list of models through."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Answer one request."""
+        response = await self._upstream.get(MODELS_PATH, request_headers(_headers(scope)))
+        content = await self._upstream.read(response)
+        headers = [*response_headers(response.headers), (b"content-length", str(len(content)).encode())]
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
+
+
+async def read_body(headers: Mapping[str, str], receive: Receive, max_bytes: int) -> bytes:
+    """Read a request's body.
+
+    Raises:
+        BodyTooLargeError: as soon as it is known to exceed `max_bytes`.
+        ClientGoneError: if the client leaves before its end.
+    """
+    declared = headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise BodyTooLargeError(max_bytes)
+    parts: list[bytes] = []
+    size_bytes = 0
+    while True:
+        message: Message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        parts.append(message.get("body", b""))
+        size_bytes += len(parts[-1])
+        if size_bytes > max_bytes:
+            raise BodyTooLargeError(max_bytes)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def splice_receipt(content: bytes, receipt: Receipt) -> bytes:
+    """Add the receipt as the last field of a JSON object; what is none stays as it is."""
+    end = content.rstrip()
+    if not (end.startswith(b"{") and end.endswith(b"}")):
+        return content
+    head = end[:-1]
+    comma = b"" if head.rstrip().endswith(b"{") else b","
+    return head + comma + b'"autellix":' + msgspec.json.encode(receipt) + b"}"
+
+
+def _comment(receipt: Receipt) -> bytes:
+    return receipt_comment(msgspec.json.encode(receipt))
+
+
+def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def _outcome_of(error: GatewayError) -> Outcome:
+    return Outcome.TIMEOUT if isinstance(error, EngineTimeoutError) else Outcome.UNAVAILABLE
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,77 @@
+"""The sessions API: a client opens a session, keeps it alive, and ends it or one of its programs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from autellix_backend.gateway.errors import InvalidRequestError, NotFoundError
+from autellix_backend.stores.base import ProgramStore
+from autellix_wire import PROGRAMS_PATH, SESSIONS_PATH, InvalidId, check_id
+from autellix_wire.sessions import InvalidBody, SessionStart, SessionStarted
+
+
+class SessionsApi:
+    """The endpoints over one store."""
+
+    def __init__(self, store: ProgramStore, clock: Callable[[], float], heartbeat_s: float) -> None:
+        self._store = store
+        self._clock = clock
+        self._heartbeat_s = heartbeat_s
+        self._version = importlib.metadata.version("autellix")
+
+    def routes(self) -> list[Route]:
+        """Return the routes of the endpoints."""
+        one_session = SESSIONS_PATH + "/{session_id}"
+        return [
+            Route(SESSIONS_PATH, self.start, methods=["POST"]),
+            Route(one_session + "/heartbeat", self.heartbeat, methods=["POST"]),
+            Route(one_session, self.end, methods=["DELETE"]),
+            Route(PROGRAMS_PATH + "/{program_id}", self.end_program, methods=["DELETE"]),
+        ]
+
+    async def start(self, request: Request) -> Response:
+        """Start a session, or refresh the one of this id."""
+        try:
+            start = SessionStart.from_bytes(await request.body())
+        except InvalidId as error:
+            raise InvalidRequestError(str(error), param=error.field) from error
+        except InvalidBody as error:
+            raise InvalidRequestError(str(error)) from error
+        is_new = await self._store.open_session(start.session_id, self._clock())
+        started = SessionStarted(
+            session_id=start.session_id, heartbeat_s=self._heartbeat_s, version=self._version
+        )
+        return Response(started.to_bytes(), 201 if is_new else 200, media_type="application/json")
+
+    async def heartbeat(self, request: Request) -> Response:
+        """Keep a session alive."""
+        session_id = _path_id(request, "session_id")
+        if not await self._store.heartbeat(session_id, self._clock()):
+            raise NotFoundError(f"there is no session {session_id!r}: start it again", param="session_id")
+        return Response(b"{}", media_type="application/json")
+
+    async def end(self, request: Request) -> Response:
+        """End a session and its programs."""
+        session_id = _path_id(request, "session_id")
+        if not await self._store.close_session(session_id, self._clock()):
+            raise NotFoundError(f"there is no session {session_id!r}", param="session_id")
+        return Response(status_code=204)
+
+    async def end_program(self, request: Request) -> Response:
+        """End a program."""
+        program_id = _path_id(request, "program_id")
+        if not await self._store.end_program(program_id, self._clock()):
+            raise NotFoundError(f"there is no program {program_id!r}", param="program_id")
+        return Response(status_code=204)
+
+
+def _path_id(request: Request, name: str) -> str:
+    try:
+        return check_id(request.path_params[name], name)
+    except InvalidId as error:
+        raise InvalidRequestError(str(error), param=name) from error

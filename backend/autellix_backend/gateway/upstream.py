@@ -1,0 +1,144 @@
+"""The way to the engine: connections, which headers cross, one retry, and errors in the gateway's terms."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+
+import aiohttp
+from multidict import CIMultiDictProxy
+
+from autellix_backend.engines.base import Engine
+from autellix_backend.gateway.errors import EngineTimeoutError, EngineUnavailableError, GatewayError
+from autellix_backend.settings import GatewaySettings
+
+KEEPALIVE_TIMEOUT_S = 2.0
+"""Less than vLLM's 5 s, so that the gateway never writes to a connection that the engine is closing."""
+
+FORWARDED_HEADERS = ("authorization", "content-type", "traceparent", "tracestate", "x-request-id")
+
+_NOT_RETURNED = frozenset(
+    {
+        "connection",
+        "content-length",
+        "date",
+        "keep-alive",
+        "server",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+
+# A reset says nothing of the call, which may be sent again; a refused connection says that nobody is there.
+_RESETS = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError)
+_FAILURES = (aiohttp.ClientError, TimeoutError, OSError)
+
+
+class Upstream:
+    """Requests to one engine over a shared connection pool."""
+
+    def __init__(self, engine: Engine, settings: GatewaySettings, on_retry: Callable[[], None]) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._on_retry = on_retry
+        self._session: aiohttp.ClientSession | None = None
+
+    def open(self) -> None:
+        """Open the connection pool; must be called in the event loop."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_TIMEOUT_S),
+            timeout=aiohttp.ClientTimeout(
+                total=self._settings.upstream_timeout_s, sock_connect=self._settings.connect_timeout_s
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=("User-Agent",),
+        )
+
+    async def close(self) -> None:
+        """Close the connections; those of running calls too."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def get(self, path: str, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+        """Send a GET request; raises as post() does."""
+        return await self._send_twice(lambda: self._send("GET", path, headers, None))
+
+    async def post(
+        self, path: str, headers: Mapping[str, str], data: Callable[[], bytes]
+    ) -> aiohttp.ClientResponse:
+        """Send a POST request; return the response at its head, its body to be read or closed.
+
+        Raises:
+            EngineUnavailableError: if the engine is gone, or resets the connection twice before the first byte.
+            EngineTimeoutError: if it does not answer in time.
+        """
+        return await self._send_twice(lambda: self._send("POST", path, headers, data()))
+
+    async def read(self, response: aiohttp.ClientResponse) -> bytes:
+        """Read a whole body; if that is cut short, close the connection, so that the engine aborts the call.
+
+        Raises:
+            EngineUnavailableError: if the engine dies meanwhile.
+            EngineTimeoutError: if it does not end in time.
+        """
+        try:
+            return await response.read()
+        except _FAILURES as error:
+            raise self.translate(error) from error
+        finally:
+            if not response.content.at_eof():
+                response.close()
+
+    async def chunks(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        """Iterate over a body as it arrives; raises as read() does."""
+        try:
+            async for chunk in response.content.iter_any():
+                yield chunk
+        except _FAILURES as error:
+            raise self.translate(error) from error
+
+    def translate(self, error: Exception) -> GatewayError:
+        """Return the gateway's error for one of the client library's."""
+        if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):
+            return EngineTimeoutError(f"engine {self._engine.name} did not answer in time")
+        reason = self._engine.failure() or str(error) or type(error).__name__
+        return EngineUnavailableError(f"engine {self._engine.name} is not reachable: {reason}")
+
+    async def _send_twice(
+        self, send: Callable[[], Awaitable[aiohttp.ClientResponse]]
+    ) -> aiohttp.ClientResponse:
+        if not self._engine.is_alive():
+            raise self.translate(ConnectionError("it is not running"))
+        try:
+            try:
+                return await send()
+            except aiohttp.ClientConnectorError:
+                raise
+            except _RESETS:
+                self._on_retry()
+                return await send()
+        except _FAILURES as error:
+            raise self.translate(error) from error
+
+    async def _send(
+        self, method: str, path: str, headers: Mapping[str, str], data: bytes | None
+    ) -> aiohttp.ClientResponse:
+        assert self._session is not None, "the app's lifespan has not begun"
+        url = self._engine.base_url + path
+        return await self._session.request(method, url, data=data, headers=headers, allow_redirects=False)
+
+
+def request_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Pick the headers that go on to the engine; bodies must come back as they are, so no compression."""
+    forwarded = {name: headers[name] for name in FORWARDED_HEADERS if name in headers}
+    return {"content-type": "application/json", **forwarded, "accept-encoding": "identity"}
+
+
+def response_headers(headers: CIMultiDictProxy[str]) -> Iterable[tuple[bytes, bytes]]:
+    """Pick the headers that go back to the client: those of the content, not of the connection."""
+    for name, value in headers.items():
+        lowered = name.lower()
+        if lowered not in _NOT_RETURNED:
+            yield lowered.encode("latin-1"), value.encode("latin-1")

@@ -1,0 +1,67 @@
+"""The gateway's Prometheus metrics; labels take values from fixed sets only, so their number is bounded."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+LATENCY_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+
+
+class GatewayMetrics:
+    """The metrics of one gateway, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.calls = Counter(
+            "autellix_calls",
+            "Calls that were settled.",
+            ("outcome", "source", "engine"),
+            registry=self.registry,
+        )
+        self.duration_s = Histogram(
+            "autellix_call_duration_seconds",
+            "From a call's arrival to its settlement.",
+            ("engine",),
+            buckets=LATENCY_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.wait_s = Counter(
+            "autellix_wait_seconds", "Waiting in engines, as accounted.", ("engine",), registry=self.registry
+        )
+        self.service_s = Counter(
+            "autellix_service_seconds",
+            "Service by engines, as accounted.",
+            ("engine",),
+            registry=self.registry,
+        )
+        self.preemptions = Counter(
+            "autellix_preemptions", "Preemptions in engines.", ("engine",), registry=self.registry
+        )
+        self.accounts = Counter(
+            "autellix_accounts",
+            "Accounting records from engines: matched to a call, too late for one, or malformed.",
+            ("result",),
+            registry=self.registry,
+        )
+        self.retries = Counter(
+            "autellix_upstream_retries",
+            "Calls sent again after a reset before the first byte.",
+            ("engine",),
+            registry=self.registry,
+        )
+        self.reaped = Counter(
+            "autellix_reaped", "What the reaper removed.", ("kind",), registry=self.registry
+        )
+        self._held = Gauge("autellix_held", "What the store holds.", ("kind",), registry=self.registry)
+
+    def set_held(self, *, programs: int, sessions: int, active_calls: int) -> None:
+        """Record how much the store holds."""
+        self._held.labels("programs").set(programs)
+        self._held.labels("sessions").set(sessions)
+        self._held.labels("active_calls").set(active_calls)
+
+    def render(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,178 @@
+"""What the gateway asks of a store of programs and sessions.
+
+Time is an argument everywhere, so a store needs no clock. All methods are coroutines, because a store may
+live on another machine; each is atomic with regard to the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class StoreError(Exception):
+    """The store was asked for something impossible; the message names the id."""
+
+
+class UnknownCallError(StoreError):
+    """A call was settled that is not running: it never began, or it is settled already."""
+
+    def __init__(self, program_id: str, key: str) -> None:
+        super().__init__(f"program {program_id!r} has no running call {key!r}")
+
+
+class DuplicateCallError(StoreError):
+    """A call began whose key is running already."""
+
+    def __init__(self, program_id: str, key: str) -> None:
+        super().__init__(f"program {program_id!r} already runs call {key!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallStart:
+    """A call as it enters; `key` is unique over all calls, `call_id` is the client's and may repeat."""
+
+    key: str
+    call_id: str
+    program_id: str
+    thread_id: str = "0"
+    parents: tuple[str, ...] | None = None
+    session_id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inherited:
+    """What a call takes over from its program."""
+
+    service_s: float
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallEnd:
+    """How a call ended and what it cost."""
+
+    key: str
+    program_id: str
+    outcome: str
+    services_s: tuple[float, ...]
+    """The engine's time of each of its requests (one, or one for each choice), without what it inherited."""
+    wait_s: float
+    """All its waiting."""
+    table_wait_s: float
+    """The waiting that counts for its program: what was left after anti-starvation resets."""
+    inherited_service_s: float
+    is_estimated: bool
+    level: int | None = None
+    preemptions: int | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    is_final: bool = False
+    """The program ends with this call."""
+
+    @property
+    def service_s(self) -> float:
+        """Return the engine's time of all its requests."""
+        return sum(self.services_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallView:
+    """One call in a program's history; the numbers are None while it runs."""
+
+    call_id: str
+    thread_id: str
+    parents: tuple[str, ...] | None
+    start_s: float
+    finish_s: float | None
+    end: CallEnd | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramView:
+    """A program as the table has it; `calls` holds the latest ones, oldest first."""
+
+    program_id: str
+    name: str | None
+    session_ids: tuple[str, ...]
+    service_s: float
+    wait_s: float
+    active_calls: int
+    finished_calls: int
+    first_arrival_s: float
+    last_event_s: float
+    calls: tuple[CallView, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """How much a store holds."""
+
+    programs: int
+    sessions: int
+    active_calls: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reaped:
+    """What a round of the reaper removed."""
+
+    programs: tuple[str, ...]
+    sessions: tuple[str, ...]
+
+
+class ProgramStore(Protocol):
+    """Programs with their running calls and history, and the sessions that keep them."""
+
+    async def begin(self, call: CallStart, now: float) -> Inherited:
+        """Enter a call, and its program if it is not there; return what the call inherits.
+
+        Raises:
+            DuplicateCallError: if a call of this key is running.
+        """
+        ...
+
+    async def settle(self, end: CallEnd, now: float) -> None:
+        """Leave with a call: update its program, which goes too if it has ended.
+
+        Raises:
+            UnknownCallError: if no such call is running, so a call cannot be settled twice.
+        """
+        ...
+
+    async def open_session(self, session_id: str, now: float) -> bool:
+        """Start a session or refresh one; return whether it was started."""
+        ...
+
+    async def heartbeat(self, session_id: str, now: float) -> bool:
+        """Refresh a session; return False if there is none."""
+        ...
+
+    async def close_session(self, session_id: str, now: float) -> bool:
+        """End a session and the programs that no other session keeps; return False if there was nothing."""
+        ...
+
+    async def end_program(self, program_id: str, now: float) -> bool:
+        """End a program, at once or with its last running call; return False if there is none."""
+        ...
+
+    async def reap(self, now: float) -> Reaped:
+        """Remove sessions without a heartbeat, with their programs, and idle programs."""
+        ...
+
+    async def program(self, program_id: str) -> ProgramView | None:
+        """Return one program with its calls."""
+        ...
+
+    async def programs(self) -> list[ProgramView]:
+        """Return all programs in order of arrival, without their calls."""
+        ...
+
+    async def counts(self) -> Counts:
+        """Return how much the store holds."""
+        ...
+
+    def check(self) -> None:
+        """Assert every invariant."""
+        ...

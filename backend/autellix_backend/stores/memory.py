@@ -1,0 +1,212 @@
+"""The store of a single gateway: programs, running calls and sessions in this process's memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from autellix_backend.core.policies import Policy
+from autellix_backend.core.table import ProcessTable, Program
+from autellix_backend.stores.base import (
+    CallEnd,
+    CallStart,
+    CallView,
+    Counts,
+    DuplicateCallError,
+    Inherited,
+    ProgramView,
+    Reaped,
+    UnknownCallError,
+)
+
+HISTORY_CALLS = 512
+"""Finished calls that a program's history keeps."""
+
+
+@dataclass(slots=True)
+class _Running:
+    start: CallStart
+    start_s: float
+
+    def view(self, end: CallEnd | None = None, finish_s: float | None = None) -> CallView:
+        return CallView(
+            call_id=self.start.call_id,
+            thread_id=self.start.thread_id,
+            parents=self.start.parents,
+            start_s=self.start_s,
+            finish_s=finish_s,
+            end=end,
+        )
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What the gateway knows of a program beyond its row in the process table."""
+
+    name: str | None = None
+    # A dict serves as a set that keeps its order.
+    session_ids: dict[str, None] = field(default_factory=dict)
+    running: dict[str, _Running] = field(default_factory=dict)
+    history: deque[CallView] = field(default_factory=lambda: deque(maxlen=HISTORY_CALLS))
+    finished_calls: int = 0
+
+
+class MemoryStore:
+    """A ProgramStore over `core.table`; every method runs without a pause, and so is atomic."""
+
+    def __init__(self, policy: Policy, *, program_idle_s: float, session_ttl_s: float) -> None:
+        self._policy = policy
+        self._program_idle_s = program_idle_s
+        self._session_ttl_s = session_ttl_s
+        self._table = ProcessTable()
+        self._entries: dict[str, _Entry] = {}
+        self._heartbeats: dict[str, float] = {}
+        self._programs_of: dict[str, dict[str, None]] = {}
+
+    async def begin(self, call: CallStart, now: float) -> Inherited:
+        """Enter a call; its program inherits to it."""
+        entry = self._entries.get(call.program_id)
+        if entry is not None and call.key in entry.running:
+            raise DuplicateCallError(call.program_id, call.key)
+        program = self._table.begin(call.program_id, call.key, now, thread_id=call.thread_id)
+        entry = self._entries.setdefault(call.program_id, _Entry())
+        entry.running[call.key] = _Running(call, now)
+        entry.name = entry.name or call.name
+        if call.session_id is not None:
+            entry.session_ids[call.session_id] = None
+            self._programs_of.setdefault(call.session_id, {})[call.program_id] = None
+        return Inherited(service_s=program.service_s, wait_s=program.wait_s)
+
+    async def settle(self, end: CallEnd, now: float) -> None:
+        """Charge a call to its program by the policy's rule."""
+        entry = self._entries.get(end.program_id)
+        running = entry.running.pop(end.key, None) if entry is not None else None
+        if entry is None or running is None:
+            raise UnknownCallError(end.program_id, end.key)
+        entry.history.append(running.view(end, now))
+        entry.finished_calls += 1
+        if end.is_final:
+            self._table.end(end.program_id)
+        self._charge(end, now)
+        self._drop_if_gone(end.program_id)
+
+    def _charge(self, end: CallEnd, now: float) -> None:
+        program = self._table.get(end.program_id)
+        assert program is not None
+        *others, last = end.services_s or (0.0,)
+        for service_s in others:
+            program.service_s = self._policy.complete(program.service_s, end.inherited_service_s, service_s)
+        self._table.complete(
+            end.program_id,
+            end.key,
+            now,
+            policy=self._policy,
+            inherited_service_s=end.inherited_service_s,
+            service_s=last,
+            wait_s=end.table_wait_s,
+        )
+
+    async def open_session(self, session_id: str, now: float) -> bool:
+        """Start or refresh a session."""
+        is_new = session_id not in self._heartbeats
+        self._heartbeats[session_id] = now
+        return is_new
+
+    async def heartbeat(self, session_id: str, now: float) -> bool:
+        """Refresh a session if there is one."""
+        if session_id not in self._heartbeats:
+            return False
+        self._heartbeats[session_id] = now
+        return True
+
+    async def close_session(self, session_id: str, now: float) -> bool:  # noqa: ARG002
+        """End a session with the programs that it alone keeps."""
+        return self._close(session_id)[0]
+
+    async def end_program(self, program_id: str, now: float) -> bool:  # noqa: ARG002
+        """End a program."""
+        return self._end(program_id)
+
+    async def reap(self, now: float) -> Reaped:
+        """Remove what is stale."""
+        silent = [name for name, beat in self._heartbeats.items() if now - beat >= self._session_ttl_s]
+        ended = [program for session_id in silent for program in self._close(session_id)[1]]
+        idle = self._table.expire(now, self._program_idle_s)
+        for program_id in idle:
+            self._drop_if_gone(program_id)
+        return Reaped(programs=(*ended, *idle), sessions=tuple(silent))
+
+    async def program(self, program_id: str) -> ProgramView | None:
+        """Return one program with its calls."""
+        program = self._table.get(program_id)
+        if program is None:
+            return None
+        entry = self._entries[program_id]
+        calls = (*entry.history, *(running.view() for running in entry.running.values()))
+        return _view(program, entry, calls)
+
+    async def programs(self) -> list[ProgramView]:
+        """Return all programs without their calls."""
+        return [_view(program, self._entries[program.program_id]) for program in self._table.programs()]
+
+    async def counts(self) -> Counts:
+        """Count programs, sessions and running calls."""
+        active_calls = sum(len(entry.running) for entry in self._entries.values())
+        return Counts(programs=len(self._table), sessions=len(self._heartbeats), active_calls=active_calls)
+
+    def check(self) -> None:
+        """Assert that the table, the entries and the session index tell the same story."""
+        self._table.check()
+        rows = {program.program_id: program for program in self._table.programs()}
+        assert rows.keys() == self._entries.keys(), (rows.keys(), self._entries.keys())
+        for program_id, entry in self._entries.items():
+            assert rows[program_id].active_calls.keys() == entry.running.keys(), program_id
+            assert len(entry.history) <= entry.finished_calls, program_id
+            for session_id in entry.session_ids:
+                assert program_id in self._programs_of[session_id], (session_id, program_id)
+        for session_id, programs in self._programs_of.items():
+            assert programs, session_id
+            for program_id in programs:
+                assert session_id in self._entries[program_id].session_ids, (session_id, program_id)
+
+    def _close(self, session_id: str) -> tuple[bool, list[str]]:
+        was_open = self._heartbeats.pop(session_id, None) is not None
+        programs = self._programs_of.pop(session_id, {})
+        ended: list[str] = []
+        for program_id in programs:
+            entry = self._entries[program_id]
+            del entry.session_ids[session_id]
+            if not entry.session_ids and self._end(program_id):
+                ended.append(program_id)
+        return was_open or bool(programs), ended
+
+    def _end(self, program_id: str) -> bool:
+        if self._table.end(program_id) is None:
+            return False
+        self._drop_if_gone(program_id)
+        return True
+
+    def _drop_if_gone(self, program_id: str) -> None:
+        if program_id in self._table:
+            return
+        entry = self._entries.pop(program_id)
+        for session_id in entry.session_ids:
+            programs = self._programs_of[session_id]
+            del programs[program_id]
+            if not programs:
+                del self._programs_of[session_id]
+
+
+def _view(program: Program, entry: _Entry, calls: tuple[CallView, ...] = ()) -> ProgramView:
+    return ProgramView(
+        program_id=program.program_id,
+        name=entry.name,
+        session_ids=tuple(entry.session_ids),
+        service_s=program.service_s,
+        wait_s=program.wait_s,
+        active_calls=len(entry.running),
+        finished_calls=entry.finished_calls,
+        first_arrival_s=program.created_s,
+        last_event_s=program.last_activity_s,
+        calls=calls,
+    )
