@@ -23,7 +23,11 @@ __all__ = ["Machine"]
 
 
 class Machine:
-    """The queues of one engine over a process table."""
+    """The queues of one engine over a process table.
+
+    The table may be shared, but a change made to it elsewhere reaches the starvation test of a waiting call
+    only with the next event of the call's program on this machine.
+    """
 
     def __init__(self, config: SchedulerConfig, table: ProcessTable | None = None) -> None:
         self.config = config
@@ -153,7 +157,7 @@ class Machine:
         for call in concerned:
             if call.quantum_s <= 0 and call.level < len(self.levels):  # Alg. 1, line 20
                 changes.append(self._demote(call))
-            program = self._program(call)
+            program = self.table[call.program_id]
             if call.level > 1 and self._watch.is_starving(call, program, now):  # Alg. 1, lines 24-26
                 changes.append(self._promote(call, now))
             self._watch.watch(call, program, now)
@@ -198,11 +202,11 @@ class Machine:
         self.table.check()
         assert {call.call_id for call in self.levels} == self._calls.keys()
         for call_id, call in self._calls.items():
-            assert call_id in self._program(call).active_calls, call
+            assert call_id in self.table[call.program_id].active_calls, call
             assert call.wait_mark_s >= 0, call
             assert call.service_mark_s <= call.service_s, call
-        for call in self._exhausted.values():
-            assert self._calls[call.call_id] is call, call
+        assert self._exhausted.keys() <= self._calls.keys()
+        self._watch.check()
 
     def _leave(self, call_id: str, now: float, *, is_aborted: bool) -> CallRecord:
         call = self.call(call_id)
@@ -237,11 +241,8 @@ class Machine:
         self._watch.forget(call)
         return LevelChange(call_id=call.call_id, old=old, new=1, reason=ChangeReason.PROMOTION)
 
-    def _program(self, call: Call) -> Program:
-        return self.table.ensure(call.program_id, call.arrival_s)
-
     def _watch_call(self, call: Call, now: float) -> None:
-        self._watch.watch(call, self._program(call), now)
+        self._watch.watch(call, self.table[call.program_id], now)
 
     def _watch_program(self, program: Program, now: float) -> None:
         """Look again at the program's active calls, whose ratio its entry's change may have raised."""

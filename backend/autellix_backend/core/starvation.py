@@ -25,7 +25,7 @@ __all__ = ["StarvationWatch", "is_starving"]
 
 # Deadlines are set early by this many units in the last place of their largest term, so that rounding cannot
 # make one late (rule 1); the test at the pop makes up for it (rule 2).
-_SLACK_ULPS = 8
+_SLACK_ULPS = 16
 # Below this size the heap is not worth rebuilding.
 _MIN_HEAP = 64
 
@@ -41,8 +41,13 @@ class StarvationWatch:
     def __init__(self, beta: float) -> None:
         self._beta = beta
         self._heap: list[tuple[float, int, Call]] = []
-        self._deadlines: dict[str, float] = {}
-        self._next_entry = 0
+        # The valid entry of each watched call; an entry in the heap that is not it is void.
+        self._entries: dict[str, tuple[float, int]] = {}
+        self._next_number = 0
+
+    def __len__(self) -> int:
+        """The size of the heap, void entries included."""
+        return len(self._heap)
 
     def is_starving(self, call: Call, program: Program, now: float) -> bool:
         """Apply the ratio test to a call."""
@@ -55,26 +60,30 @@ class StarvationWatch:
         if call.level == 1 or self._beta == math.inf:
             return
         deadline_s = self._deadline(call, program, now)
-        if deadline_s < self._deadlines.get(call.call_id, math.inf):
+        noted = self._entries.get(call.call_id)
+        if deadline_s < (math.inf if noted is None else noted[0]):
             self._push(call, deadline_s)
 
     def forget(self, call: Call) -> None:
         """Stop watching a call that left or is in the first level; it need not be watched."""
-        self._deadlines.pop(call.call_id, None)
+        self._entries.pop(call.call_id, None)
 
     def pop_due(self, now: float) -> list[Call]:
         """Return the calls whose deadline has passed, and stop watching them."""
         due: list[Call] = []
         while self._heap and self._heap[0][0] <= now:
-            deadline_s, _, call = heapq.heappop(self._heap)
-            if self._deadlines.get(call.call_id) == deadline_s:
-                del self._deadlines[call.call_id]
+            deadline_s, number, call = heapq.heappop(self._heap)
+            if self._entries.get(call.call_id) == (deadline_s, number):
+                del self._entries[call.call_id]
                 due.append(call)
         return due
 
-    def noted(self, call: Call) -> float:
-        """Return the deadline noted for the call; inf means it is not watched."""
-        return self._deadlines.get(call.call_id, math.inf)
+    def check(self) -> None:
+        """Assert the invariants of the watch."""
+        held = {(deadline_s, number): call for deadline_s, number, call in self._heap}
+        for call_id, entry in self._entries.items():
+            assert held[entry].call_id == call_id, call_id
+            assert held[entry].level > 1, call_id
 
     def _deadline(self, call: Call, program: Program, now: float) -> float:
         service_s = program.service_s + call.unpaid_service_s
@@ -90,9 +99,12 @@ class StarvationWatch:
         return math.inf if call.is_running else now + missing_s - slack_s
 
     def _push(self, call: Call, deadline_s: float) -> None:
-        self._deadlines[call.call_id] = deadline_s
-        heapq.heappush(self._heap, (deadline_s, self._next_entry, call))
-        self._next_entry += 1
-        if len(self._heap) > max(_MIN_HEAP, 2 * len(self._deadlines)):
-            self._heap = [entry for entry in self._heap if self._deadlines.get(entry[2].call_id) == entry[0]]
-            heapq.heapify(self._heap)
+        self._entries[call.call_id] = (deadline_s, self._next_number)
+        heapq.heappush(self._heap, (deadline_s, self._next_number, call))
+        self._next_number += 1
+        if len(self._heap) > max(_MIN_HEAP, 2 * len(self._entries)):
+            self._drop_void()
+
+    def _drop_void(self) -> None:
+        self._heap = [entry for entry in self._heap if self._entries.get(entry[2].call_id) == entry[:2]]
+        heapq.heapify(self._heap)

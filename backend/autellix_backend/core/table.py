@@ -48,6 +48,12 @@ class ProcessTable:
     def __contains__(self, program_id: object) -> bool:
         return program_id in self._programs
 
+    def __getitem__(self, program_id: str) -> Program:
+        try:
+            return self._programs[program_id]
+        except KeyError:
+            raise UnknownProgramError(program_id) from None
+
     def ensure(self, program_id: str, now: float) -> Program:
         """Return the program's entry, making it if there is none."""
         program = self._programs.get(program_id)
@@ -69,7 +75,7 @@ class ProcessTable:
         Raises:
             UnknownProgramError: the program has no entry.
         """
-        program = self._require(program_id)
+        program = self[program_id]
         if service_s is not None:
             program.service_s = max(program.service_s, service_s)
         if wait_s is not None:
@@ -108,7 +114,7 @@ class ProcessTable:
         Raises:
             UnknownProgramError: the program has no entry.
         """
-        program = self._require(program_id)  # Alg. 1, line 2
+        program = self[program_id]  # Alg. 1, line 2
         program.service_s = policy.complete(program.service_s, inherited_service_s, service_s)  # line 4
         program.wait_s += wait_s  # line 5: W_p sums over threads
         program.last_completion_s = now
@@ -148,9 +154,3 @@ class ProcessTable:
             assert program.service_s >= 0, program
             assert program.wait_s >= 0, program
             assert program.active_calls or not program.is_ended, program
-
-    def _require(self, program_id: str) -> Program:
-        program = self._programs.get(program_id)
-        if program is None:
-            raise UnknownProgramError(program_id)
-        return program

@@ -1,0 +1,280 @@
+"""The machine's events, one behaviour at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+
+from autellix_backend.core.call import ChangeReason, LevelChange
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.errors import DuplicateCallError, IllegalMoveError, UnknownCallError
+from autellix_backend.core.machine import Machine
+from autellix_backend.core.table import ProcessTable
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    machine = Machine(SchedulerConfig(policy="atlas", bounds=(1, 4), beta=2.0))
+    yield machine
+    machine.check()
+
+
+def run_for(machine: Machine, call_id: str, start: float, seconds: float) -> None:
+    machine.start(call_id, start)
+    machine.charge(call_id, seconds, start + seconds)
+
+
+def test_a_call_queues_by_the_told_service_of_its_program(machine: Machine) -> None:
+    call = machine.arrive("a", "p", 0.0, service_s=2.0, wait_s=1.0, thread_id="3")
+
+    assert (call.level, call.inherited_service_s, call.thread_id) == (2, 2.0, "3")
+    assert machine.table["p"].wait_s == 1.0
+
+
+def test_the_larger_service_wins_over_the_told_one(machine: Machine) -> None:
+    machine.arrive("a", "p", 0.0, service_s=5.0)
+    call = machine.arrive("b", "p", 0.0, service_s=2.0)
+
+    assert call.inherited_service_s == 5.0
+
+
+def test_a_second_call_of_the_same_id_is_refused(machine: Machine) -> None:
+    machine.arrive("a", "p", 0.0)
+
+    with pytest.raises(DuplicateCallError, match="'a' is active already"):
+        machine.arrive("a", "q", 1.0)
+
+
+def test_an_id_may_be_used_again_after_its_call_left(machine: Machine) -> None:
+    machine.arrive("a", "p", 0.0)
+    machine.finish("a", 1.0)
+
+    assert machine.arrive("a", "p", 2.0).arrival_s == 2.0
+
+
+def test_an_unknown_call_is_refused(machine: Machine) -> None:
+    with pytest.raises(UnknownCallError, match="'a' is not active"):
+        machine.charge("a", 1.0, 0.0)
+
+
+def test_a_running_call_cannot_start_again(machine: Machine) -> None:
+    machine.arrive("a", "p", 0.0)
+    machine.start("a", 0.0)
+
+    with pytest.raises(IllegalMoveError, match="cannot start call 'a' while it is running"):
+        machine.start("a", 1.0)
+
+
+def test_a_waiting_call_cannot_stop(machine: Machine) -> None:
+    machine.arrive("a", "p", 0.0)
+
+    with pytest.raises(IllegalMoveError, match="cannot stop call 'a' while it is waiting"):
+        machine.stop("a", 1.0)
+
+
+def test_a_record_tells_what_became_of_a_call(machine: Machine) -> None:
+    machine.arrive("a", "p", 10.0, thread_id="1")
+    run_for(machine, "a", 11.0, 2.0)
+    machine.tick(13.0)
+    machine.stop("a", 13.0)
+    run_for(machine, "a", 15.0, 1.0)
+
+    record = machine.finish("a", 16.0)
+
+    assert (record.call_id, record.program_id, record.thread_id) == ("a", "p", "1")
+    assert (record.arrival_s, record.finish_s) == (10.0, 16.0)
+    assert (record.wait_s, record.table_wait_s, record.service_s) == (3.0, 3.0, 3.0)
+    assert (record.level, record.preemptions, record.demotions, record.promotions) == (2, 1, 1, 0)
+    assert not record.is_aborted
+    assert (machine.table["p"].service_s, machine.table["p"].wait_s) == (3.0, 3.0)
+
+
+def test_an_aborted_call_is_charged_for_what_ran(machine: Machine) -> None:
+    machine.arrive("a", "p", 0.0)
+    run_for(machine, "a", 1.0, 2.0)
+
+    assert machine.abort("a", 3.0).is_aborted
+    assert machine.table["p"].service_s == 2.0
+
+
+def test_a_preempted_call_keeps_its_place(machine: Machine) -> None:
+    machine.arrive("a", "p", 0.0)
+    machine.arrive("b", "q", 0.0)
+    rank = machine.rank("a")
+    machine.start("a", 0.0)
+    machine.stop("a", 1.0)
+
+    assert machine.rank("a") == rank < machine.rank("b")
+
+
+def test_time_charged_after_a_preemption_counts(machine: Machine) -> None:
+    machine.arrive("a", "p", 0.0)
+    machine.start("a", 0.0)
+    machine.stop("a", 1.0)
+    machine.charge("a", 1.0, 1.0)
+
+    assert [(change.old, change.new) for change in machine.tick(1.0)] == [(1, 2)]
+
+
+def test_a_used_up_quantum_costs_one_level(machine: Machine) -> None:
+    machine.arrive("a", "p", 0.0)
+    run_for(machine, "a", 0.0, 100.0)
+
+    expected = [LevelChange(call_id="a", old=1, new=2, reason=ChangeReason.DEMOTION)]
+    assert machine.tick(100.0) == expected
+    assert machine.tick(100.0) == []
+
+
+def test_in_the_last_level_the_quantum_is_without_effect() -> None:
+    machine = Machine(SchedulerConfig(bounds=(1,), quanta=(1, 1)))
+    machine.arrive("a", "p", 0.0, service_s=5.0)
+    run_for(machine, "a", 0.0, 3.0)
+
+    assert machine.tick(3.0) == []
+
+
+def test_a_call_that_finishes_with_its_quantum_is_not_demoted(machine: Machine) -> None:
+    machine.arrive("a", "p", 0.0)
+    run_for(machine, "a", 0.0, 1.0)
+
+    assert machine.finish("a", 1.0).demotions == 0
+    assert machine.tick(1.0) == []
+
+
+def test_a_call_is_promoted_when_its_ratio_reaches_the_threshold(machine: Machine) -> None:
+    machine.arrive("a", "p", 0.0, service_s=2.0)
+
+    assert machine.tick(3.999) == []
+    expected = [LevelChange(call_id="a", old=2, new=1, reason=ChangeReason.PROMOTION)]
+    assert machine.tick(4.0) == expected
+    assert machine.tick(100.0) == []
+
+
+def test_promotions_keep_the_order_of_the_queues(machine: Machine) -> None:
+    machine.arrive("low", "p", 0.0, service_s=5.0)
+    machine.arrive("high", "q", 0.0, service_s=2.0)
+    machine.arrive("later", "q", 1.0)
+
+    changes = machine.tick(50.0)
+
+    assert [change.call_id for change in changes] == ["high", "later", "low"]
+    assert [call.call_id for call in machine] == ["high", "later", "low"]
+
+
+def test_a_waiting_program_is_promoted_with_a_call_it_finishes(machine: Machine) -> None:
+    # The finished call's waiting becomes the program's, and so its sibling's.
+    machine.arrive("a", "p", 0.0, service_s=2.0)
+    machine.arrive("b", "p", 0.0)
+    machine.start("b", 1.0)
+    run_for(machine, "a", 3.0, 0.1)
+    machine.tick(3.1)
+    machine.charge("b", 0.1, 3.1)
+    machine.finish("a", 3.1)
+
+    assert [change.call_id for change in machine.tick(3.1)] == []
+    machine.arrive("c", "p", 3.1, wait_s=4.3)
+    assert [change.call_id for change in machine.tick(3.1)] == ["b", "c"]
+
+
+def test_the_first_service_of_a_long_wait_may_promote_at_once() -> None:
+    machine = Machine(SchedulerConfig(policy="mlfq", bounds=(1,), beta=2.0))
+    machine.arrive("a", "p", 0.0)
+    machine.arrive("b", "p", 0.0)
+    run_for(machine, "a", 10.0, 1.0)
+
+    changes = machine.tick(11.0)
+
+    assert [change.reason for change in changes] == [ChangeReason.DEMOTION, ChangeReason.PROMOTION]
+    assert machine.rank("b") < machine.rank("a")
+    machine.check()
+
+
+def test_calls_without_service_do_not_starve() -> None:
+    machine = Machine(SchedulerConfig(policy="atlas", bounds=(1,), quanta=(1, 1), beta=0.001))
+    machine.arrive("a", "p", 0.0)
+
+    assert machine.tick(1e9) == []
+
+
+def test_without_a_threshold_nobody_is_promoted() -> None:
+    machine = Machine(SchedulerConfig(beta=math.inf))
+    machine.arrive("a", "p", 0.0, service_s=5.0)
+
+    assert machine.tick(1e9) == []
+
+
+def test_the_batch_takes_what_fits_in_queue_order(machine: Machine) -> None:
+    machine.arrive("late", "p", 0.0, service_s=2.0)
+    machine.arrive("first", "q", 0.0)
+    machine.arrive("second", "r", 0.0)
+
+    assert [call.call_id for call in machine.batch(2)] == ["first", "second"]
+    assert [call.call_id for call in machine.batch(9)] == ["first", "second", "late"]
+    assert machine.batch(0) == []
+
+
+def test_the_batch_ends_at_the_first_call_that_does_not_fit(machine: Machine) -> None:
+    sizes = {"a": 4, "b": 9, "c": 1}
+    for call_id in sizes:
+        machine.arrive(call_id, "p", 0.0)
+
+    batch = machine.batch(8, capacity=10, cost=lambda call: sizes[call.call_id])
+
+    assert [call.call_id for call in batch] == ["a"]
+
+
+def test_the_batch_passes_over_calls_that_cannot_run(machine: Machine) -> None:
+    for call_id in "abc":
+        machine.arrive(call_id, "p", 0.0)
+
+    batch = machine.batch(2, admissible=lambda call: call.call_id != "a")
+
+    assert [call.call_id for call in batch] == ["b", "c"]
+
+
+def test_first_come_first_served_has_one_level() -> None:
+    machine = Machine(SchedulerConfig(policy="fcfs", beta=0.1))
+    machine.arrive("a", "p", 0.0, service_s=100.0)
+    machine.arrive("b", "q", 0.0)
+    run_for(machine, "a", 0.0, 100.0)
+
+    assert machine.tick(1e6) == []
+    assert [call.call_id for call in machine.batch(2)] == ["a", "b"]
+    assert len(machine.levels) == 1
+
+
+def test_an_ended_program_leaves_with_its_last_call(machine: Machine) -> None:
+    machine.arrive("a", "p", 0.0)
+    machine.end_program("p")
+    machine.end_program("unknown")
+    assert "p" in machine.table
+
+    machine.finish("a", 1.0)
+
+    assert "p" not in machine.table
+    assert len(machine) == 0
+
+
+def test_idle_programs_expire(machine: Machine) -> None:
+    machine.arrive("a", "p", 0.0)
+    machine.arrive("b", "q", 0.0)
+    machine.finish("a", 1.0)
+
+    assert machine.expire(10.0, 9.5) == []
+    assert machine.expire(10.0, 9.0) == ["p"]
+    assert "q" in machine.table
+
+
+def test_machines_may_share_a_table() -> None:
+    table = ProcessTable()
+    one, other = Machine(SchedulerConfig(), table), Machine(SchedulerConfig(), table)
+    one.arrive("a", "p", 0.0)
+    other.arrive("b", "p", 0.0)
+    run_for(one, "a", 0.0, 3.0)
+    one.finish("a", 3.0)
+
+    assert other.arrive("c", "p", 3.0).inherited_service_s == 3.0
+    one.check()
+    other.check()

@@ -1,0 +1,67 @@
+"""The ratio test and the deadlines."""
+
+from __future__ import annotations
+
+import pytest
+
+from autellix_backend.core.call import Call
+from autellix_backend.core.starvation import StarvationWatch, is_starving
+from autellix_backend.core.table import Program
+
+
+def waiting_call(call_id: str = "a") -> Call:
+    return Call(
+        call_id=call_id,
+        program_id="p",
+        thread_id="0",
+        arrival_s=0.0,
+        waiting_since_s=0.0,
+        inherited_service_s=0.0,
+        level=2,
+    )
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "service_s", "expected"), [(4, 2, True), (3.9, 2, False), (5, 0, False), (0, 0, False)]
+)
+def test_the_threshold_is_part_of_starving(wait_s: float, service_s: float, expected: bool) -> None:
+    assert is_starving(wait_s, service_s, beta=2) is expected
+
+
+def test_a_call_is_due_at_its_deadline_and_not_before() -> None:
+    watch, call = StarvationWatch(beta=2.0), waiting_call()
+    watch.watch(call, Program(program_id="p", created_s=0.0, service_s=3.0, wait_s=1.0), 0.0)
+
+    assert watch.pop_due(4.9) == []
+    assert watch.pop_due(5.0) == [call]
+    assert watch.pop_due(5.0) == []
+
+
+def test_a_forgotten_call_is_never_due() -> None:
+    watch, call = StarvationWatch(beta=2.0), waiting_call()
+    watch.watch(call, Program(program_id="p", created_s=0.0, service_s=3.0), 0.0)
+    watch.forget(call)
+
+    assert watch.pop_due(1e9) == []
+
+
+def test_an_earlier_deadline_replaces_a_later_one() -> None:
+    watch, call = StarvationWatch(beta=2.0), waiting_call()
+    program = Program(program_id="p", created_s=0.0, service_s=3.0)
+    watch.watch(call, program, 0.0)
+    program.wait_s = 4.0
+    watch.watch(call, program, 0.0)
+
+    assert watch.pop_due(2.0) == [call]
+    assert watch.pop_due(1e9) == []
+
+
+def test_the_watch_stays_small_over_many_changes() -> None:
+    watch, call = StarvationWatch(beta=2.0), waiting_call()
+    program = Program(program_id="p", created_s=0.0, service_s=3.0)
+    for i in range(1000):
+        program.wait_s = i / 1000
+        watch.watch(call, program, 0.0)
+        watch.check()
+
+    assert len(watch) <= 64

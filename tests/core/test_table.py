@@ -1,0 +1,103 @@
+"""The process table."""
+
+from __future__ import annotations
+
+import pytest
+
+from autellix_backend.core.errors import DuplicateCallError, UnknownProgramError
+from autellix_backend.core.policies import make_policy
+from autellix_backend.core.table import ProcessTable, Program
+
+PLAS = make_policy("plas")
+
+
+def complete(table: ProcessTable, call_id: str, now: float) -> Program:
+    return table.complete("p", call_id, now, policy=PLAS, inherited_service_s=0.0, service_s=2.0, wait_s=1.0)
+
+
+def test_an_entry_appears_once() -> None:
+    table = ProcessTable()
+
+    assert table.ensure("p", 1.0) is table.ensure("p", 2.0)
+    assert table.ensure("p", 3.0).created_s == 1.0
+    assert [program.program_id for program in table.programs()] == ["p"]
+    assert len(table) == 1
+
+
+def test_an_absent_entry_is_none_or_an_error() -> None:
+    table = ProcessTable()
+
+    assert table.get("p") is None
+    with pytest.raises(UnknownProgramError, match=r"^program 'p' has no entry in the process table$"):
+        table["p"]
+
+
+def test_merging_keeps_the_larger_values() -> None:
+    table = ProcessTable()
+    table.ensure("p", 0.0)
+
+    table.merge("p", 3.0, 5.0)
+    table.merge("p", 2.0, 6.0)
+    program = table.merge("p")
+
+    assert (program.service_s, program.wait_s) == (3.0, 6.0)
+
+
+def test_an_active_call_is_noted_with_its_thread() -> None:
+    table = ProcessTable()
+
+    program = table.begin("p", "a", 4.0, thread_id="7")
+
+    assert program.active_calls == {"a": "7"}
+    assert program.last_arrival_s == 4.0
+
+
+def test_a_call_begins_once() -> None:
+    table = ProcessTable()
+    table.begin("p", "a", 0.0)
+
+    with pytest.raises(DuplicateCallError):
+        table.begin("p", "a", 1.0)
+
+
+def test_a_completed_call_is_charged() -> None:
+    table = ProcessTable()
+    table.begin("p", "a", 0.0)
+
+    program = complete(table, "a", 5.0)
+
+    assert (program.service_s, program.wait_s, program.last_completion_s) == (2.0, 1.0, 5.0)
+    assert program.active_calls == {}
+
+
+def test_ending_an_idle_program_drops_it() -> None:
+    table = ProcessTable()
+    table.ensure("p", 0.0)
+
+    assert table.end("p") is not None
+    assert table.end("p") is None
+    assert len(table) == 0
+
+
+def test_a_program_that_ended_goes_on_with_a_new_call() -> None:
+    table = ProcessTable()
+    table.begin("p", "a", 0.0)
+    table.end("p")
+    table.begin("p", "b", 1.0)
+    complete(table, "a", 2.0)
+    complete(table, "b", 3.0)
+
+    assert "p" in table
+    table.check()
+
+
+def test_expiry_counts_from_the_last_activity() -> None:
+    table = ProcessTable()
+    table.begin("p", "a", 0.0)
+    complete(table, "a", 5.0)
+    table.ensure("q", 8.0)
+    table.begin("r", "b", 0.0)
+
+    assert table.expire(11.0, 5.0) == ["p"]
+    assert table.expire(20.0, 5.0) == ["q"]
+    assert table.expire(1e9, 5.0) == []
