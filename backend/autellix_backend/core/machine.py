@@ -113,21 +113,17 @@ class Machine:
         call.stop(now)
         self._watch_call(call, now)
 
-    def charge(self, call_id: str, cost_s: float, now: float) -> None:
+    def charge(self, call_id: str, cost_s: float, now: float) -> None:  # noqa: ARG002 - every event has a time
         """Charge a call the model time of a step it was part of; it may have been preempted since.
 
         Raises:
             UnknownCallError: no active call has this id.
         """
         call = self.call(call_id)
-        is_first = call.unpaid_service_s == 0
         call.service_s += cost_s
         call.quantum_s -= cost_s
         if call.quantum_s <= 0 and call.level < len(self.levels):
             self._exhausted[call_id] = call
-        if is_first:
-            # Without any service nobody starves; with the first bit of it the ratio may already be there.
-            self._watch_call(call, now)
 
     def finish(self, call_id: str, now: float) -> CallRecord:
         """Let a completed call leave and charge its program (Alg. 1, lines 16-19).

@@ -9,8 +9,11 @@ has a deadline, the time at which it would reach beta if nothing but time went o
 calls whose deadline has passed. Two rules keep it exact:
 
 1. A deadline in the heap is never later than the true one. Whoever makes a ratio rise (a stop, a change of
-   the table, a first charge) calls `watch` again. What makes it fall is ignored until the deadline is popped.
+   the table, a move to a lower level) calls `watch` again. What makes it fall is ignored until the deadline
+   is popped.
 2. The ratio test itself decides when a deadline is popped; the deadline alone promotes nobody.
+
+A watched call has service: below the first level it either inherited some or used up a quantum.
 """
 
 from __future__ import annotations
@@ -87,8 +90,6 @@ class StarvationWatch:
 
     def _deadline(self, call: Call, program: Program, now: float) -> float:
         service_s = program.service_s + call.unpaid_service_s
-        if service_s <= 0:
-            return math.inf
         wait_s = program.wait_s + call.unpaid_wait_at(now)
         missing_s = self._beta * service_s - wait_s
         slack_s = _SLACK_ULPS * math.ulp(

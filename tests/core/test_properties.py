@@ -1,0 +1,318 @@
+"""What holds for any sequence of events."""
+
+# Hypothesis is skipped by the type checker, and its decorators with it.
+# mypy: disallow-untyped-decorators=False
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.core.unit_step import Step, UnitStep, Workload
+
+from autellix_backend.core.accounting import CallAccount
+from autellix_backend.core.batch import form_batch
+from autellix_backend.core.call import Call, CallRecord, CallState, ChangeReason, LevelChange
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.levels import Levels
+from autellix_backend.core.machine import Machine
+from autellix_backend.core.policies import POLICY_NAMES
+from autellix_backend.core.starvation import is_starving
+
+quick = settings(max_examples=60, deadline=None)
+
+SECONDS = st.one_of(
+    st.sampled_from((0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)),
+    st.floats(min_value=1e-4, max_value=10.0, allow_nan=False),
+)
+CONFIGS = st.builds(
+    SchedulerConfig,
+    policy=st.sampled_from(POLICY_NAMES),
+    bounds=st.sampled_from(((), (1.0,), (0.1, 0.4, 1.6), (0.5, 1.0, 2.0, 4.0))),
+    beta=st.sampled_from((0.3, 1.0, 2.0, 8.0, math.inf)),
+)
+# (event, which call or program, amount): what the numbers mean is up to the event.
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            (
+                "arrive",
+                "arrive",
+                "toggle",
+                "toggle",
+                "charge",
+                "charge",
+                "finish",
+                "abort",
+                "tick",
+                "tick",
+                "end",
+            )
+        ),
+        st.integers(min_value=0, max_value=30),
+        SECONDS,
+    ),
+    max_size=80,
+)
+
+
+@dataclass(kw_only=True)
+class Driver:
+    """Applies drawn events to a machine, and remembers what went in and came out."""
+
+    machine: Machine
+    now: float = 0.0
+    arrived: int = 0
+    charged_s: float = 0.0
+    records: list[CallRecord] = field(default_factory=list)
+
+    def apply(self, event: str, which: int, amount: float) -> None:
+        self.now += amount
+        calls = list(self.machine)
+        if event == "arrive":
+            told = amount if which % 3 == 0 else None
+            self.machine.arrive(f"c{self.arrived}", f"p{which % 4}", self.now, service_s=told, wait_s=told)
+            self.arrived += 1
+        elif event == "end":
+            self.machine.end_program(f"p{which % 4}")
+        elif event == "tick":
+            self.tick()
+        elif calls:
+            self._touch(event, calls[which % len(calls)], amount)
+
+    def _touch(self, event: str, call: Call, amount: float) -> None:
+        if event == "toggle":
+            (self.machine.stop if call.is_running else self.machine.start)(call.call_id, self.now)
+        elif event == "charge" and call.is_running:
+            self.machine.charge(call.call_id, amount, self.now)
+            self.charged_s += amount
+        elif event in ("finish", "abort"):
+            leave = self.machine.finish if event == "finish" else self.machine.abort
+            self.records.append(leave(call.call_id, self.now))
+
+    def tick(self) -> list[LevelChange]:
+        """Tick, and compare with the pseudo-code's scan of every call."""
+        expected = scan(self.machine, self.now)
+        changes = self.machine.tick(self.now)
+        assert [(change.call_id, change.old, change.new) for change in changes] == expected
+        return changes
+
+
+def scan(machine: Machine, now: float) -> list[tuple[str, int, int]]:
+    """Return the changes of Algorithm 1, lines 15-31, by looking at every call, changing nothing."""
+    changes = []
+    for call in machine:
+        level, program = call.level, machine.table[call.program_id]
+        if call.quantum_s <= 0 and level < len(machine.levels):
+            changes.append((call.call_id, level, level + 1))
+            level += 1
+        wait_s = program.wait_s + call.unpaid_wait_at(now)
+        if level > 1 and is_starving(wait_s, program.service_s + call.unpaid_service_s, machine.config.beta):
+            changes.append((call.call_id, level, 1))
+    return changes
+
+
+def drive(config: SchedulerConfig, events: list[tuple[str, int, float]]) -> Driver:
+    driver = Driver(machine=Machine(config))
+    for event in events:
+        driver.apply(*event)
+        driver.machine.check()
+    return driver
+
+
+@settings(max_examples=250, deadline=None)
+@given(CONFIGS, EVENTS)
+def test_a_tick_equals_a_scan_of_every_call(config: SchedulerConfig, events: list[Any]) -> None:
+    drive(config, events).tick()
+
+
+@settings(max_examples=60, deadline=None)
+@given(CONFIGS, EVENTS, st.sampled_from((1e6, 1.7e9)))
+def test_a_late_clock_changes_nothing(config: SchedulerConfig, events: list[Any], start: float) -> None:
+    driver = Driver(machine=Machine(config), now=start)
+    for event in events:
+        driver.apply(*event)
+    driver.tick()
+
+
+@quick
+@given(CONFIGS, EVENTS)
+def test_order_is_total_and_that_of_the_queues(config: SchedulerConfig, events: list[Any]) -> None:
+    machine = drive(config, events).machine
+
+    ranks = [machine.rank(call.call_id) for call in machine]
+    assert ranks == sorted(set(ranks))
+
+
+@quick
+@given(CONFIGS, EVENTS)
+def test_a_level_stays_between_1_and_k(config: SchedulerConfig, events: list[Any]) -> None:
+    driver = drive(config, events)
+
+    levels = len(driver.machine.levels)
+    assert all(1 <= call.level <= levels for call in driver.machine)
+    assert all(1 <= record.level <= levels for record in driver.records)
+
+
+@quick
+@given(CONFIGS, EVENTS)
+def test_no_call_is_lost_or_leaves_twice(config: SchedulerConfig, events: list[Any]) -> None:
+    driver = drive(config, events)
+
+    left = [record.call_id for record in driver.records]
+    active = [call.call_id for call in driver.machine]
+    assert sorted(left + active) == sorted(f"c{i}" for i in range(driver.arrived))
+
+
+@quick
+@given(CONFIGS, EVENTS)
+def test_all_time_is_accounted_for(config: SchedulerConfig, events: list[Any]) -> None:
+    driver = drive(config, events)
+    for call in list(driver.machine):
+        driver.records.append(driver.machine.abort(call.call_id, driver.now))
+
+    assert math.isclose(sum(record.service_s for record in driver.records), driver.charged_s, abs_tol=1e-6)
+    for record in driver.records:
+        assert 0 <= record.table_wait_s <= record.wait_s <= record.finish_s - record.arrival_s + 1e-9
+
+
+@quick
+@given(CONFIGS, EVENTS)
+def test_after_a_tick_nobody_below_level_1_starves(config: SchedulerConfig, events: list[Any]) -> None:
+    driver = drive(config, events)
+    driver.tick()
+
+    machine = driver.machine
+    below = [call for call in machine if call.level > 1]
+    for call in below:
+        program = machine.table[call.program_id]
+        wait_s = program.wait_s + call.unpaid_wait_at(driver.now)
+        assert not is_starving(wait_s, program.service_s + call.unpaid_service_s, config.beta)
+
+
+@quick
+@given(CONFIGS, EVENTS)
+def test_nothing_is_kept_when_all_calls_and_programs_left(config: SchedulerConfig, events: list[Any]) -> None:
+    driver = drive(config, events)
+    machine = driver.machine
+    for call in list(machine):
+        machine.finish(call.call_id, driver.now)
+    machine.expire(driver.now, 0.0)
+
+    assert (len(machine), len(machine.table)) == (0, 0)
+    machine.check()
+
+
+@quick
+@given(CONFIGS, EVENTS, st.integers(min_value=0, max_value=6))
+def test_a_batch_is_the_head_of_the_queues(config: SchedulerConfig, events: list[Any], slots: int) -> None:
+    machine = drive(config, events).machine
+
+    assert machine.batch(slots) == list(machine)[:slots]
+
+
+@quick
+@given(st.lists(st.integers(min_value=0, max_value=9)), st.integers(0, 8), st.integers(0, 30))
+def test_a_batch_fits_and_the_next_call_would_not(costs: list[int], slots: int, capacity: int) -> None:
+    batch = form_batch(costs, slots, capacity=capacity, cost=float)
+
+    assert batch == costs[: len(batch)]
+    assert len(batch) <= slots
+    assert sum(batch) <= capacity
+    rest = costs[len(batch) :]
+    assert not rest or len(batch) == slots or sum(batch) + rest[0] > capacity
+
+
+@quick
+@given(st.lists(st.floats(0.001, 1e6), unique=True, max_size=8).map(sorted), st.floats(0, 1e9))
+def test_every_service_has_one_level(bounds: list[float], service_s: float) -> None:
+    level = Levels(bounds).level_of(service_s)
+
+    edges = [0.0, *bounds, math.inf]
+    assert edges[level - 1] <= service_s < edges[level]
+
+
+WORKLOADS = st.lists(
+    st.builds(
+        Workload,
+        arrival=st.integers(0, 8),
+        calls=st.lists(st.integers(1, 6), min_size=1, max_size=3).map(
+            lambda steps: [Step(steps=n, parents=(j - 1,) if j else ()) for j, n in enumerate(steps)]
+        ),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@quick
+@given(CONFIGS, WORKLOADS, st.integers(1, 3))
+def test_every_call_gets_the_service_it_asked_for(
+    config: SchedulerConfig, workloads: list[Workload], slots: int
+) -> None:
+    outcome = UnitStep(config, slots, workloads).run()
+
+    for (i, j), record in outcome.records.items():
+        steps = workloads[i].calls[j].steps
+        assert record.service_s == steps
+        assert record.finish_s - record.arrival_s == steps + record.wait_s
+    assert sum(len(row) - 1 for row in outcome.gantt) == sum(
+        call.steps for workload in workloads for call in workload.calls
+    )
+
+
+@quick
+@given(CONFIGS, WORKLOADS, st.integers(1, 3))
+def test_no_slot_is_idle_while_a_call_waits(
+    config: SchedulerConfig, workloads: list[Workload], slots: int
+) -> None:
+    outcome = UnitStep(config, slots, workloads).run()
+
+    running = {row[0]: len(row) - 1 for row in outcome.gantt}
+    for t, count in running.items():
+        active = sum(record.arrival_s <= t < record.finish_s for record in outcome.records.values())
+        assert count == min(slots, active)
+
+
+@quick
+@given(CONFIGS, WORKLOADS, st.integers(1, 3))
+def test_the_same_events_give_the_same_decisions(
+    config: SchedulerConfig, workloads: list[Workload], slots: int
+) -> None:
+    first, second = (UnitStep(config, slots, workloads).run() for _ in range(2))
+
+    assert first.events == second.events
+
+
+SHORT = st.text(max_size=12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.builds(
+        CallAccount,
+        call_id=SHORT,
+        program_id=SHORT,
+        thread_id=SHORT,
+        request_id=SHORT,
+        finish_reason=st.none() | SHORT,
+        arrival_s=st.floats(0, 1e9),
+        finish_s=st.floats(0, 1e9),
+        wait_s=st.floats(0, 1e9),
+        table_wait_s=st.floats(0, 1e9),
+        service_s=st.floats(0, 1e9),
+        inherited_service_s=st.floats(0, 1e9),
+    )
+)
+def test_any_account_survives_the_wire(account: CallAccount) -> None:
+    assert CallAccount.from_bytes(account.to_bytes()) == account
+
+
+@pytest.mark.parametrize("reason", ChangeReason)
+def test_reasons_and_states_are_plain_text(reason: ChangeReason) -> None:
+    assert f"{reason}" == reason.value
+    assert f"{CallState.WAITING}" == "waiting"
