@@ -1,1 +1,11 @@
-"""The Autellix client: importing it instruments the process."""
+"""The Autellix client: importing it instruments this process, which is the one effect an import has here."""
+
+from __future__ import annotations
+
+from autellix._instrument import configure, instrument, start, uninstrument
+from autellix._programs import current, program
+
+__all__ = ["configure", "current", "instrument", "program", "uninstrument"]
+
+start()
+del start

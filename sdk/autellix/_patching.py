@@ -1,0 +1,98 @@
+"""Owns every change made to other modules: reversible patches, and a hook for modules imported later."""
+
+from __future__ import annotations
+
+import sys
+
+from autellix._safely import note, safely
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+    Make = Callable[[Any], Any]
+    OnImport = Callable[[ModuleType], None]
+
+
+class Patches:
+    """The methods replaced so far; `revert` puts every original back."""
+
+    def __init__(self) -> None:
+        self._applied: list[tuple[Any, str, Any, Any, bool]] = []
+
+    def apply(self, owner: Any, name: str, make: Make) -> None:
+        """Replace `owner.name` by `make(original)`; log and skip if there is no such method."""
+        original = getattr(owner, name, None)
+        if not callable(original):
+            note("%r has no method %s: not instrumented", owner, name)
+            return
+        replacement = make(original)
+        self._applied.append((owner, name, original, replacement, name in vars(owner)))
+        setattr(owner, name, replacement)
+
+    def revert(self) -> None:
+        """Restore the originals, newest first; one that somebody else has wrapped since stays, inert."""
+        while self._applied:
+            owner, name, original, replacement, was_own = self._applied.pop()
+            if vars(owner).get(name) is not replacement:
+                continue
+            if was_own:
+                setattr(owner, name, original)
+            else:
+                delattr(owner, name)
+
+
+class ImportHook:
+    """A finder that finds nothing itself: it calls back once a module it waits for has been executed."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, OnImport] = {}
+
+    def when_imported(self, name: str, callback: OnImport) -> None:
+        """Call back with the module: at once if it is loaded, else right after its import."""
+        module = sys.modules.get(name)
+        if module is not None:
+            safely(callback, module)
+            return
+        self._waiting[name] = callback
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def remove(self) -> None:
+        """Stop waiting, and leave `sys.meta_path`."""
+        self._waiting.clear()
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Let the other finders find the module, and watch its execution."""
+        if name not in self._waiting:
+            return None
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = None if finder is self or find is None else find(name, path, target)
+            if spec is not None:
+                safely(self._watch, spec)
+                return spec
+        return None
+
+    def _watch(self, spec: ModuleSpec) -> None:
+        loader: Any = spec.loader
+        if loader is None or isinstance(loader, type):
+            # A namespace package, or a loader class shared by many modules: nothing to hold on to.
+            return
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            execute(module)
+            callback = self._waiting.pop(spec.name, None)
+            if callback is not None:
+                safely(callback, module)
+
+        loader.exec_module = exec_module

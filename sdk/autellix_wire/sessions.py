@@ -1,0 +1,103 @@
+"""JSON bodies of the sessions API: what starts a session and what the backend answers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from autellix_wire.ids import check_id
+
+SERVER = "autellix"
+
+
+class InvalidBody(ValueError):
+    """A body of the sessions API that is not what the contract says."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"sessions API body: {problem}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionStart:
+    """The request that starts a session; the client makes the id, so no call waits for it."""
+
+    session_id: str
+    program_name: str | None = None
+    client: str | None = None
+
+    def to_bytes(self) -> bytes:
+        """Encode the body, leaving out what is not known."""
+        fields = {"session_id": self.session_id, "program_name": self.program_name, "client": self.client}
+        return json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
+
+    @classmethod
+    def from_bytes(cls, body: bytes) -> SessionStart:
+        """Decode and check a body.
+
+        Raises:
+            InvalidBody: if it is not a JSON object, or a field is not text.
+            InvalidId: if the session id breaks the wire rules.
+        """
+        fields = _object(body)
+        session_id = _text(fields, "session_id")
+        return cls(
+            session_id=check_id(session_id or "", "session_id"),
+            program_name=_text(fields, "program_name"),
+            client=_text(fields, "client"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionStarted:
+    """The backend's answer: how often it wants a heartbeat, and that it is Autellix at all."""
+
+    session_id: str
+    heartbeat_s: float
+    version: str
+
+    def to_bytes(self) -> bytes:
+        """Encode the body."""
+        return json.dumps(
+            {
+                "session_id": self.session_id,
+                "heartbeat_s": self.heartbeat_s,
+                "server": SERVER,
+                "version": self.version,
+            }
+        ).encode()
+
+    @classmethod
+    def from_bytes(cls, body: bytes) -> SessionStarted:
+        """Decode an answer.
+
+        Raises:
+            InvalidBody: if the answer is not from an Autellix backend, or is malformed.
+        """
+        fields = _object(body)
+        if fields.get("server") != SERVER:
+            raise InvalidBody(f"the server is not {SERVER}")
+        heartbeat_s = fields.get("heartbeat_s")
+        if isinstance(heartbeat_s, bool) or not isinstance(heartbeat_s, int | float) or not heartbeat_s > 0:
+            raise InvalidBody("heartbeat_s is not a positive number")
+        return cls(
+            session_id=_text(fields, "session_id") or "",
+            heartbeat_s=float(heartbeat_s),
+            version=_text(fields, "version") or "",
+        )
+
+
+def _object(body: bytes) -> dict[str, object]:
+    try:
+        fields = json.loads(body)
+    except ValueError as error:
+        raise InvalidBody("is not JSON") from error
+    if not isinstance(fields, dict):
+        raise InvalidBody("is not a JSON object")
+    return fields
+
+
+def _text(fields: dict[str, object], name: str) -> str | None:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, str):
+        raise InvalidBody(f"{name} is not text")
+    return value
