@@ -7,8 +7,10 @@ It is a process of its own because vLLM's imports warn, and the tests treat warn
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
+import random
 import sys
 import traceback
 from pathlib import Path
@@ -26,8 +28,10 @@ os.environ.update(
 from vllm import SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.core.sched.request_queue import PriorityRequestQueue
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from autellix_backend.vllm_plugin.ranked_queue import RankedRequestQueue
 from autellix_backend.vllm_plugin.scheduler import (
     AsyncProgramScheduler,
     AutellixScheduler,
@@ -112,7 +116,7 @@ def _add(engine: LLMEngine, call: dict[str, Any]) -> None:
     engine.add_request(call["id"], {"prompt_token_ids": call["prompt"]}, parameters)
 
 
-def _play(engine: LLMEngine, scenario: dict[str, Any]) -> tuple[dict[str, list[int]], list[str]]:
+def _play(engine: LLMEngine, scenario: dict[str, Any]) -> tuple[dict[str, list[int]], list[str], int]:
     """Add, abort and step as the scenario says, until nothing is left."""
     pending = sorted(scenario["calls"], key=lambda call: int(call["step"]))
     aborts = {int(step): ids for step, ids in scenario.get("aborts", {}).items()}
@@ -133,7 +137,7 @@ def _play(engine: LLMEngine, scenario: dict[str, Any]) -> tuple[dict[str, list[i
             raise RuntimeError(f"no end after {step} steps; finished {len(finished)}")
     for _ in range(4):  # let pipelined steps drain
         engine.step()
-    return outputs, finished
+    return outputs, finished, step
 
 
 def _report(scheduler: Any, free_before: int) -> dict[str, Any]:
@@ -161,6 +165,9 @@ def _run(scenario: dict[str, Any]) -> dict[str, Any]:
     try:
         scheduler = engine.engine_core.engine_core.scheduler
         free_before = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        # Every look at the clock is a millisecond, so that a scenario preempts the same way on any machine.
+        ticks = itertools.count()
+        scheduler.clock = lambda: next(ticks) * 0.001
         preempted: list[str] = []
         preempt = scheduler._preempt_request
 
@@ -169,14 +176,68 @@ def _run(scenario: dict[str, Any]) -> dict[str, Any]:
             preempt(request, *args, **kwargs)
 
         scheduler._preempt_request = count_preemption
-        outputs, finished = _play(engine, scenario)
+        outputs, finished, steps = _play(engine, scenario)
         report = _report(scheduler, free_before)
-        return report | {"outputs": outputs, "finished": finished, "preemptions": len(preempted)}
+        return report | {
+            "outputs": outputs,
+            "finished": finished,
+            "steps": steps,
+            "preemptions": len(preempted),
+        }
     finally:
         engine.engine_core.shutdown()
         del engine
         cleanup_dist_env_and_memory()
         gc.collect()
+
+
+class _Item:
+    """As much of a request as a queue looks at."""
+
+    def __init__(self, priority: int) -> None:
+        self.priority = priority
+
+    def __lt__(self, other: _Item) -> bool:
+        return self.priority < other.priority
+
+
+def _compare_queues(seed: int) -> dict[str, Any]:
+    """Do the same random things to vLLM's priority queue and to ours, and compare what they hold."""
+    generator = random.Random(seed)
+    theirs, ours = PriorityRequestQueue(), RankedRequestQueue()
+    held: list[_Item] = []
+    priorities = itertools.count(1)
+    for _ in range(3000):
+        action = generator.choice(["add", "add", "pop", "remove", "remove_several", "move"])
+        if action == "add" or not held:
+            item = _Item(next(priorities) * generator.choice([1, 1000]) * 10_000 + next(priorities))
+            held.append(item)
+            theirs.add_request(item)
+            ours.prepend_request(item)
+        elif action == "pop":
+            assert theirs.peek_request() is ours.peek_request()
+            item = ours.pop_request()
+            assert theirs.pop_request() is item
+            held.remove(item)
+        elif action == "remove":
+            item = held.pop(generator.randrange(len(held)))
+            theirs.remove_request(item)
+            ours.remove_request(item)
+        elif action == "remove_several":
+            gone = {held.pop(generator.randrange(len(held))) for _ in range(min(2, len(held)))} | {_Item(0)}
+            theirs.remove_requests(gone)
+            ours.remove_requests(gone)
+        else:
+            item = generator.choice(held)
+            theirs.remove_request(item)
+            item.priority = next(priorities)
+            theirs.add_request(item)
+            ours.move_request(item)
+        assert len(ours) == len(theirs) == len(held)
+        assert bool(ours) == bool(held)
+    assert list(ours) == list(theirs)
+    assert all(item in ours for item in held)
+    return {"held": len(held)}
 
 
 def _build_model(directory: Path) -> None:
@@ -208,7 +269,13 @@ def main() -> None:
         _build_model(model)
     for line in sys.stdin:
         try:
-            reply = _run(json.loads(line) | {"model": str(model)})
+            message = json.loads(line)
+            is_check = "compare_queues" in message
+            reply = (
+                _compare_queues(message["compare_queues"])
+                if is_check
+                else _run(message | {"model": str(model)})
+            )
         except Exception:  # noqa: BLE001 -- process boundary: the test reads the error
             reply = {"error": traceback.format_exc()}
         replies.write(json.dumps(reply) + "\n")

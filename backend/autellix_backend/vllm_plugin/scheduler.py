@@ -60,6 +60,9 @@ else:
 class ProgramSchedulerMixin(_Host):
     """Program-aware order and preemption on top of the vLLM scheduler that it is mixed into."""
 
+    clock: Callable[[], float] = staticmethod(time.monotonic)
+    """Where the time comes from; a test may set another."""
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         settings = PluginSettings.from_additional_config(self.vllm_config.additional_config)
@@ -94,7 +97,7 @@ class ProgramSchedulerMixin(_Host):
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Decide who should run, make room for them, and let vLLM fill the step."""
-        started_s = time.monotonic()
+        started_s = self.clock()
         is_throttled = any(args) or any(kwargs.values())
         if self._is_ordering and not is_throttled:
             for victim in self._guard(self._decide, started_s) or ():
@@ -133,14 +136,14 @@ class ProgramSchedulerMixin(_Host):
     def _arrive(self, request: Request) -> None:
         extra_args = getattr(request.sampling_params, "extra_args", None)
         identity = read_identity(request.request_id, extra_args, getattr(request, "session_id", None))
-        self.tracker.arrive(request.request_id, identity, time.monotonic())
+        self.tracker.arrive(request.request_id, identity, self.clock())
         self._rank(request)
 
     def _note_started(self, output: SchedulerOutput, started_s: float) -> None:
         if not output.num_scheduled_tokens:
             return
         self._steps.append((output, started_s))
-        now = time.monotonic()
+        now = self.clock()
         for request_id in output.num_scheduled_tokens:
             if request_id in self.tracker and not self.tracker.is_running(request_id):
                 self.tracker.start(request_id, now, _cached_tokens(self.requests[request_id]))
@@ -149,7 +152,7 @@ class ProgramSchedulerMixin(_Host):
     def _charge(self, output: SchedulerOutput) -> None:
         if not output.num_scheduled_tokens:
             return
-        now = time.monotonic()
+        now = self.clock()
         started_s = self._step_start(output, now)
         # Pipelined steps overlap: a step is charged from where the previous one ended.
         cost_s = now - max(started_s, self._last_step_end_s)
@@ -165,7 +168,7 @@ class ProgramSchedulerMixin(_Host):
 
     def _stop(self, request: Request) -> None:
         if request.request_id in self.tracker and self.tracker.is_running(request.request_id):
-            self.tracker.stop(request.request_id, time.monotonic())
+            self.tracker.stop(request.request_id, self.clock())
             self._rank(request)
 
     def _close(self, request: Request) -> None:
@@ -179,7 +182,7 @@ class ProgramSchedulerMixin(_Host):
             finish_reason=str(reason) if reason is not None else "unknown",
             is_aborted=request.status in (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR),
         )
-        self.tracker.close(request.request_id, time.monotonic(), usage)
+        self.tracker.close(request.request_id, self.clock(), usage)
 
     def _rank(self, request: Request) -> None:
         if self._is_ordering:
@@ -240,7 +243,7 @@ class ProgramSchedulerMixin(_Host):
         """Preempt a running request outside vLLM's own loop."""
         self.running.remove(request)
         mode = {"drop_stale_output": True} if getattr(self, "requires_kv_delivery", False) else {}
-        self._preempt_request(request, time.monotonic(), **mode)
+        self._preempt_request(request, self.clock(), **mode)
         self.prev_step_scheduled_req_ids.discard(request.request_id)
 
     def _cool_down(self) -> None:

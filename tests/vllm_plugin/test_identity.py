@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from autellix_backend.vllm_plugin.identity import MAX_ID_LENGTH, CallIdentity, read_identity
+
+
+def test_reads_what_the_gateway_sends() -> None:
+    """All five keys arrive in the identity."""
+    args = {
+        "autellix_program": "p",
+        "autellix_call": "c",
+        "autellix_thread": "2",
+        "autellix_service_s": 1.5,
+        "autellix_wait_s": 2,
+    }
+    expected = CallIdentity(call_id="c", program_id="p", thread_id="2", service_s=1.5, wait_s=2.0)
+    assert expected == read_identity("r", args, "session")
+    assert expected.is_told
+
+
+def test_a_session_stands_in_for_a_program() -> None:
+    """Without a program id the session is the program."""
+    identity = read_identity("r", None, "session")
+    assert (identity.program_id, identity.call_id, identity.thread_id) == ("session", "r", "0")
+    assert not identity.is_told
+
+
+def test_an_anonymous_request_is_its_own_program() -> None:
+    """Nothing given: the request id is call and program."""
+    assert CallIdentity(call_id="r", program_id="r") == read_identity("r", {}, None)
+
+
+@pytest.mark.parametrize("value", [7, None, [], {}, "", "x" * (MAX_ID_LENGTH + 1), b"p", True])
+def test_an_unusable_id_counts_as_absent(value: Any) -> None:
+    """Ids that are no short text are ignored."""
+    args = {"autellix_program": value, "autellix_call": value, "autellix_thread": value}
+    assert CallIdentity(call_id="r", program_id="r") == read_identity("r", args, value)
+
+
+@pytest.mark.parametrize("value", [-1, math.nan, math.inf, -math.inf, "1", True, None, [], 10**400])
+def test_unusable_seconds_count_as_absent(value: Any) -> None:
+    """Totals that are no non-negative, finite number are ignored."""
+    identity = read_identity("r", {"autellix_service_s": value, "autellix_wait_s": value}, None)
+    assert (identity.service_s, identity.wait_s) == (None, None)
+
+
+@pytest.mark.parametrize("extra_args", ["text", 3, [("autellix_program", "p")]])
+def test_extra_args_of_another_kind_are_ignored(extra_args: Any) -> None:
+    """Whatever is no mapping says nothing."""
+    assert read_identity("r", extra_args, None).program_id == "r"

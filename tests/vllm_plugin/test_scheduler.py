@@ -1,0 +1,232 @@
+"""The scheduler class inside real vLLM engines: equal outputs, no leaks, stock order under fcfs."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autellix_backend.core.accounting import CallAccount
+
+# The first test pays for vLLM's imports, on a machine that may be busy.
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+# The worker's clock counts looks at it as milliseconds: a step costs a few of them.
+SCHEDULER = {"policy": "atlas", "bounds": [0.01, 0.03, 0.06, 0.12, 0.25], "beta": 2.0}
+CONFIGURATIONS = [(True, True), (True, False), (False, True), (False, False)]
+
+Scenario = dict[str, Any]
+
+
+def make_calls(seed: int = 1, count: int = 60) -> list[Scenario]:
+    """Calls of a few programs, more than the slots and the KV blocks can hold; some share a prefix."""
+    generator = random.Random(seed)
+    shared = [generator.randrange(2, 512) for _ in range(64)]
+    calls = []
+    for number in range(count):
+        own = [generator.randrange(2, 512) for _ in range(generator.choice([5, 20, 40, 90]))]
+        calls.append(
+            {
+                "id": f"call-{number}",
+                "step": generator.randrange(0, 300),
+                "prompt": shared + own if number % 3 == 0 else own,
+                "max_tokens": generator.choice([1, 4, 16, 48, 64]),
+                "extra_args": {
+                    "autellix_program": f"program-{generator.randrange(8)}",
+                    "autellix_call": f"id-{number}",
+                },
+            }
+        )
+    return calls
+
+
+def scenario(**changes: Any) -> Scenario:
+    """A small engine under more work than it holds."""
+    base: Scenario = {
+        "scheduler": "autellix",
+        "calls": make_calls(),
+        "max_num_seqs": 4,
+        "kv_blocks": 13,
+        "is_async": False,
+        "has_prefix_caching": True,
+        "additional_config": {"autellix": {"scheduler": SCHEDULER}},
+    }
+    return base | changes
+
+
+@pytest.fixture(scope="session")
+def stock_runs() -> dict[tuple[bool, bool], Scenario]:
+    """Runs of the stock scheduler, by (is_async, has_prefix_caching), each made once."""
+    return {}
+
+
+def run_stock(
+    engine_worker: Any, stock_runs: dict[tuple[bool, bool], Scenario], is_async: bool, has_cache: bool
+) -> Scenario:
+    """Run the scenario under vLLM's own first come, first served."""
+    key = (is_async, has_cache)
+    if key not in stock_runs:
+        stock_runs[key] = engine_worker.run(
+            scenario(scheduler="stock", additional_config={}, is_async=is_async, has_prefix_caching=has_cache)
+        )
+    run = stock_runs[key]
+    assert "error" not in run, run["error"]
+    return run
+
+
+def assert_clean(run: Scenario) -> None:
+    """Nothing may be left in the engine or in the machine."""
+    assert "error" not in run, run["error"]
+    assert run["is_degraded"] is False
+    assert run["leaked_blocks"] == 0
+    assert run["requests_left"] == 0
+    assert run["calls_left"] == 0
+
+
+@pytest.mark.parametrize(("is_async", "has_cache"), CONFIGURATIONS)
+def test_outputs_equal_first_come_first_served(
+    engine_worker: Any,
+    stock_runs: Any,
+    record_property: Callable[[str, object], None],
+    is_async: bool,
+    has_cache: bool,
+) -> None:
+    """Two hundred forced preemptions and more do not change a single greedy token."""
+    expected = run_stock(engine_worker, stock_runs, is_async, has_cache)
+    actual = engine_worker.run(scenario(is_async=is_async, has_prefix_caching=has_cache))
+    assert_clean(actual)
+    assert ("AsyncScheduler" in actual["bases"]) is is_async
+    assert expected["outputs"] == actual["outputs"]
+    assert len(actual["finished"]) == len(make_calls())
+    forced = actual["slot_preemptions"] + actual["block_preemptions"]
+    record_property("forced_preemptions", forced)
+    assert forced >= 200
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_skipped_restore_step_shows(engine_worker: Any, stock_runs: Any, is_async: bool) -> None:
+    """The comparison can fail: a victim that keeps its count of computed tokens gives other outputs."""
+    expected = run_stock(engine_worker, stock_runs, is_async, True)
+    faulty = engine_worker.run(scenario(scheduler="keeps_computed_tokens", is_async=is_async))
+    assert "error" in faulty or faulty["outputs"] != expected["outputs"]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_aborts_leave_nothing_behind(engine_worker: Any, stock_runs: Any, is_async: bool) -> None:
+    """Calls aborted while running, waiting and preempted free their blocks and leave the machine."""
+    calls = make_calls()
+    for call in calls:
+        call["extra_args"]["autellix_service_s"] = 0.0
+    generator = random.Random(7)
+    victims = generator.sample([call["id"] for call in calls], 30)
+    aborts = {str(20 + 9 * place): [call_id] for place, call_id in enumerate(victims)}
+    run = engine_worker.run(scenario(calls=calls, aborts=aborts, is_async=is_async))
+    assert_clean(run)
+    assert run["programs_left"] == 0
+    assert run["slot_preemptions"] + run["block_preemptions"] > 0
+    aborted = {call["id"] for call in calls} - set(run["finished"])
+    assert aborted
+    assert aborted <= set(victims)
+    complete = run_stock(engine_worker, stock_runs, is_async, True)["outputs"]
+    assert {i: complete[i] for i in run["finished"]} == {i: run["outputs"][i] for i in run["finished"]}
+
+
+def test_fcfs_keeps_the_stock_order(engine_worker: Any, stock_runs: Any) -> None:
+    """Under fcfs the plugin only keeps accounts: the same calls finish in the same order and step."""
+    expected = run_stock(engine_worker, stock_runs, False, True)
+    actual = engine_worker.run(scenario(additional_config={"autellix": {"scheduler": {"policy": "fcfs"}}}))
+    assert_clean(actual)
+    for fact in ("finished", "outputs", "steps", "preemptions"):
+        assert expected[fact] == actual[fact]
+    assert actual["slot_preemptions"] + actual["block_preemptions"] == 0
+
+
+def test_a_fault_of_ours_leaves_the_engine_running(engine_worker: Any, stock_runs: Any) -> None:
+    """When the decision raises, the engine goes on without it and finishes every call."""
+    expected = run_stock(engine_worker, stock_runs, False, True)
+    run = engine_worker.run(scenario(scheduler="fails_to_decide"))
+    assert "error" not in run, run["error"]
+    assert run["is_degraded"] is True
+    assert run["leaked_blocks"] == 0
+    assert expected["outputs"] == run["outputs"]
+
+
+def test_garbage_identity_makes_a_program_of_its_own(engine_worker: Any) -> None:
+    """Values of the wrong kind neither stop a call nor leave a program behind."""
+    calls = make_calls(count=12)
+    garbage: list[Any] = [7, None, [], {}, "", "x" * 1000, True, -1.0, 1e300, "nan"]
+    for call, value in zip(calls, garbage * 2, strict=False):
+        call["extra_args"] = {f"autellix_{key}": value for key in ("program", "call", "service_s", "wait_s")}
+    for call in calls[10:]:
+        call["extra_args"] = None
+    run = engine_worker.run(scenario(calls=calls))
+    assert_clean(run)
+    assert len(run["finished"]) == 12
+
+
+def test_every_call_sends_its_account(engine_worker: Any, tmp_path: Path) -> None:
+    """The socket receives one account per call, finished or aborted, with counts that add up."""
+    address = tmp_path / "accounts.sock"
+    received: list[CallAccount] = []
+    calls = make_calls(count=20)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(str(address))
+        receiver.settimeout(0.2)
+        is_over = threading.Event()
+
+        def read() -> None:
+            while not is_over.is_set() or len(received) < len(calls):
+                try:
+                    received.append(CallAccount.from_bytes(receiver.recv(65536)))
+                except TimeoutError:
+                    if is_over.is_set():
+                        return
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        run = engine_worker.run(
+            scenario(
+                calls=calls,
+                aborts={"60": ["call-3", "call-4"]},
+                additional_config={"autellix": {"scheduler": SCHEDULER, "accounting_socket": str(address)}},
+            )
+        )
+        is_over.set()
+        reader.join()
+    assert_clean(run)
+    accounts = {account.call_id: account for account in received}
+    assert {call["extra_args"]["autellix_call"] for call in calls} == set(accounts)
+    for call in calls:
+        account = accounts[call["extra_args"]["autellix_call"]]
+        assert account.program_id == call["extra_args"]["autellix_program"]
+        assert account.prompt_tokens == len(call["prompt"])
+        assert account.is_aborted is (call["id"] not in run["finished"])
+        if not account.is_aborted:
+            assert account.output_tokens == call["max_tokens"]
+            assert account.finish_reason == "length"
+            assert account.engine_steps >= call["max_tokens"]
+            assert 0 < account.service_s <= account.finish_s - account.arrival_s
+            assert account.arrival_step < account.finish_step
+    assert sum(account.cached_tokens for account in received) > 0
+    assert sum(account.preemptions for account in received) == run["preemptions"]
+    assert json.loads(received[0].to_bytes())["dropped_records"] == 0
+
+
+def test_a_wrong_setting_stops_the_engine_at_the_start(engine_worker: Any) -> None:
+    """An unknown policy is named, with those that exist."""
+    run = engine_worker.run(scenario(additional_config={"autellix": {"scheduler": {"policy": "lottery"}}}))
+    assert "policy must be one of" in run["error"]
+    assert "lottery" in run["error"]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_ranked_queue_orders_like_vllms(engine_worker: Any, seed: int) -> None:
+    """Random additions, removals and moves leave both queues with the same requests in the same order."""
+    run = engine_worker.run({"compare_queues": seed})
+    assert "error" not in run, run["error"]

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.vllm_plugin.settings import PluginSettings
+
+
+def test_reads_the_section() -> None:
+    """Scheduler settings and socket come from the autellix key."""
+    section = {"scheduler": {"policy": "plas", "beta": "inf"}, "accounting_socket": "/run/a.sock"}
+    settings = PluginSettings.from_additional_config({"autellix": section, "other": 1})
+    assert settings.scheduler == SchedulerConfig(policy="plas", beta=float("inf"))
+    assert settings.accounting_socket == "/run/a.sock"
+
+
+@pytest.mark.parametrize("additional_config", [{}, None, {"other": 1}, object()])
+def test_defaults_without_a_section(additional_config: Any) -> None:
+    """An engine started without settings uses the defaults."""
+    assert PluginSettings(scheduler=SchedulerConfig()) == PluginSettings.from_additional_config(
+        additional_config
+    )
+
+
+@pytest.mark.parametrize(
+    ("section", "name"),
+    [
+        (3, "'autellix'"),
+        ({"sheduler": {}}, "'autellix.sheduler'"),
+        ({"scheduler": []}, "'autellix.scheduler'"),
+        ({"scheduler": {"bounds": 3}}, "bounds"),
+        ({"accounting_socket": 3}, "'autellix.accounting_socket'"),
+        ({"accounting_socket": ""}, "'autellix.accounting_socket'"),
+    ],
+)
+def test_names_what_is_wrong(section: Any, name: str) -> None:
+    """The error names the key."""
+    with pytest.raises(ValueError, match=name):
+        PluginSettings.from_additional_config({"autellix": section})

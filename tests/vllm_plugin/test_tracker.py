@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.vllm_plugin.identity import CallIdentity
+from autellix_backend.vllm_plugin.settings import PluginSettings
+from autellix_backend.vllm_plugin.tracker import PROGRAM_IDLE_S, CallTracker, Usage
+
+DONE = Usage(prompt_tokens=10, output_tokens=3, finish_reason="stop", is_aborted=False)
+
+
+@pytest.fixture
+def tracker() -> Iterator[CallTracker]:
+    tracker = CallTracker(PluginSettings(scheduler=SchedulerConfig(bounds=(1.0, 2.0))))
+    yield tracker
+    tracker.machine.check()
+
+
+def identity(call_id: str = "c", program_id: str = "p", service_s: float | None = None) -> CallIdentity:
+    return CallIdentity(call_id=call_id, program_id=program_id, service_s=service_s)
+
+
+def test_account_of_a_call(tracker: CallTracker) -> None:
+    """The account holds the caller's call id, the request id, times, steps and tokens."""
+    tracker.charge([], 0.1, 0.0)
+    tracker.arrive("r", identity(), 0.0)
+    tracker.start("r", 1.0, cached_tokens=8)
+    tracker.charge(["r", "unknown"], 0.5, 1.5)
+    tracker.stop("r", 1.5)
+    tracker.start("r", 2.0, cached_tokens=16)
+    tracker.charge(["r"], 0.25, 2.25)
+    account = tracker.close("r", 2.25, DONE)
+    assert (account.call_id, account.request_id, account.program_id) == ("c", "r", "p")
+    assert (account.wait_s, account.service_s, account.preemptions) == (1.5, 0.75, 1)
+    assert (account.arrival_step, account.finish_step, account.engine_steps) == (1, 3, 2)
+    assert (account.prompt_tokens, account.output_tokens, account.cached_tokens) == (10, 3, 8)
+    assert (account.finish_reason, account.is_aborted) == ("stop", False)
+    assert len(tracker) == 0
+
+
+def test_children_of_a_call_are_tracked_apart(tracker: CallTracker) -> None:
+    """The requests of one n > 1 call share its id in their accounts and nothing else."""
+    for request_id in ("0_r", "1_r"):
+        tracker.arrive(request_id, identity(), 0.0)
+    accounts = [tracker.close(request_id, 1.0, DONE) for request_id in ("0_r", "1_r")]
+    assert [account.call_id for account in accounts] == ["c", "c"]
+    assert [account.request_id for account in accounts] == ["0_r", "1_r"]
+
+
+def test_a_told_program_lives_as_long_as_its_calls(tracker: CallTracker) -> None:
+    """With a gateway in front the entry goes with the last active call."""
+    tracker.arrive("a", identity(service_s=3.0), 0.0)
+    tracker.arrive("b", identity(service_s=3.0), 0.0)
+    assert tracker.machine.rank("a")[0] == 3
+    tracker.close("a", 1.0, DONE)
+    assert "p" in tracker.machine.table
+    tracker.close("b", 1.0, DONE)
+    assert "p" not in tracker.machine.table
+
+
+def test_an_anonymous_request_leaves_no_program(tracker: CallTracker) -> None:
+    """A request that is its own program takes the entry with it."""
+    tracker.arrive("r", identity(call_id="r", program_id="r"), 0.0)
+    tracker.close("r", 1.0, DONE)
+    assert len(tracker.machine.table) == 0
+
+
+def test_an_idle_program_expires(tracker: CallTracker) -> None:
+    """Without a gateway the entry stays until the program was idle for long."""
+    tracker.arrive("r", identity(), 0.0)
+    tracker.close("r", 1.0, DONE)
+    tracker.tick(PROGRAM_IDLE_S)
+    assert "p" in tracker.machine.table
+    tracker.tick(PROGRAM_IDLE_S + 100)
+    assert "p" not in tracker.machine.table
+
+
+def test_priority_follows_level_then_order(tracker: CallTracker) -> None:
+    """A later arrival of a better level has the smaller number."""
+    tracker.arrive("old", identity(program_id="served", service_s=5.0), 0.0)
+    tracker.arrive("new", identity(program_id="fresh"), 1.0)
+    tracker.arrive("newest", identity(program_id="fresh"), 1.0)
+    assert tracker.priority("new") < tracker.priority("newest") < tracker.priority("old")
+
+
+def test_tick_names_the_calls_that_moved(tracker: CallTracker) -> None:
+    """A call that used up its quantum is demoted."""
+    tracker.arrive("r", identity(), 0.0)
+    tracker.start("r", 0.0, cached_tokens=0)
+    tracker.charge(["r"], 1.0, 1.0)
+    assert tracker.tick(1.0) == ["r"]
+    assert tracker.machine.rank("r")[0] == 2
+
+
+def test_an_aborted_call_says_so(tracker: CallTracker) -> None:
+    """An abort while waiting is accounted for."""
+    tracker.arrive("r", identity(), 0.0)
+    usage = Usage(prompt_tokens=1, output_tokens=0, finish_reason="abort", is_aborted=True)
+    assert tracker.close("r", 1.0, usage).is_aborted
