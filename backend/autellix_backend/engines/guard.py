@@ -1,0 +1,70 @@
+"""Runs a server as its only child and sees to it that nothing of it outlives us; started as a script.
+
+    python guard.py GRACE_S COMMAND...
+
+The guard leads its own process group, and its standard input is a pipe that nobody writes to. When the pipe
+closes (the owner wants the server to end, or died), the server gets SIGTERM and GRACE_S seconds to finish;
+then the whole group, guard included, is killed. When the server ends by itself the guard ends with its
+exit code, and the owner cleans the group. Standard library only, so that it starts at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+
+STDIN = 0
+CHECK_PERIOD_S = 1.0
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command until it ends or must end; return its exit code as a shell would."""
+    grace_s, command = float(arguments[0]), arguments[1:]
+    owner = os.getppid()
+    wakeup = _wake_on_signals()
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    is_owned = True
+    while server.poll() is None and is_owned:
+        readable, _, _ = select.select([STDIN, wakeup], [], [], CHECK_PERIOD_S)
+        # The parent is looked at too: a fork of the owner may hold the pipe open after its death.
+        is_owned = os.getppid() == owner and not _is_told_to_end(readable, wakeup)
+    if server.poll() is None:
+        _end(server, grace_s)
+    code = server.returncode
+    return code if code >= 0 else 128 - code
+
+
+def _wake_on_signals() -> int:
+    """Make SIGCHLD and SIGTERM wake the loop through a pipe; return its reading end."""
+    reading, writing = os.pipe()
+    for end in (reading, writing):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    return reading
+
+
+def _is_told_to_end(readable: list[int], wakeup: int) -> bool:
+    received = b""
+    if wakeup in readable:
+        with contextlib.suppress(BlockingIOError):
+            received = os.read(wakeup, 64)
+    is_closed = STDIN in readable and not os.read(STDIN, 64)
+    return is_closed or signal.SIGTERM in received
+
+
+def _end(server: subprocess.Popen[bytes], grace_s: float) -> None:
+    server.send_signal(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.wait(grace_s)
+    # Also what the server left behind; this ends the guard itself.
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

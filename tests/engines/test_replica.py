@@ -1,0 +1,226 @@
+"""A replica starts its server, tells why it failed, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.engines.base import Engine, EngineStartError, ModelNotFoundError
+from autellix_backend.engines.replica import ReplicaSpec, VllmReplica
+from autellix_backend.engines.vllm_command import EngineArgumentError
+
+FAKE_SERVER = (sys.executable, "-S", str(Path(__file__).parent / "fake_server.py"))
+
+
+def make_replica(
+    folder: Path, *extra_args: str, startup_timeout_s: float = 20.0, shutdown_timeout_s: float = 3.0
+) -> VllmReplica:
+    spec = ReplicaSpec(
+        model="some-model",
+        log_path=folder / "logs" / "replica.log",
+        extra_args=extra_args,
+        startup_timeout_s=startup_timeout_s,
+        shutdown_timeout_s=shutdown_timeout_s,
+    )
+    return VllmReplica(spec, server=FAKE_SERVER)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition does not hold in time"
+        time.sleep(0.02)
+
+
+def read_pids(path: Path) -> list[int]:
+    return [int(pid) for pid in path.read_text().split()]
+
+
+def test_starts_answers_and_stops(tmp_path: Path) -> None:
+    """After start() the server answers; after stop() server and grandchild are gone; both may be repeated."""
+    pid_file = tmp_path / "pids"
+    replica = make_replica(tmp_path, "--pid-file", str(pid_file))
+
+    async def main() -> None:
+        await replica.start()
+        await replica.start()
+        assert (replica.is_alive(), replica.failure()) == (True, None)
+        async with aiohttp.ClientSession() as client, client.get(replica.base_url + "/health") as response:
+            assert response.status == 200
+        await replica.stop()
+        await replica.stop()
+
+    asyncio.run(main())
+    assert isinstance(replica, Engine)
+    assert (replica.is_alive(), replica.failure()) == (False, None)
+    wait_until(lambda: not any(map(is_running, read_pids(pid_file))))
+
+
+def test_a_server_that_dies_at_start_tells_its_first_error(tmp_path: Path) -> None:
+    """The message holds the exit code, the root cause, and the tail of the log."""
+    replica = make_replica(tmp_path, "--fail", "start")
+
+    with pytest.raises(
+        EngineStartError, match=r"exit code 3 .*: ValueError: the model is too large"
+    ) as caught:
+        asyncio.run(replica.start())
+
+    assert "Engine core initialization failed" in caught.value.log_tail
+    assert replica.pid is None
+
+
+def test_a_server_that_is_late_is_ended(tmp_path: Path) -> None:
+    """A start that takes too long names the setting, and leaves no process."""
+    pid_file = tmp_path / "pids"
+    arguments = ("--fail", "late", "--pid-file", str(pid_file))
+    replica = make_replica(tmp_path, *arguments, startup_timeout_s=1.0)
+
+    with pytest.raises(EngineStartError, match=r"not ready within 1 s \(engine.startup_timeout_s\)"):
+        asyncio.run(replica.start())
+
+    wait_until(lambda: not any(map(is_running, read_pids(pid_file))))
+
+
+def test_a_cancelled_start_leaves_no_process(tmp_path: Path) -> None:
+    """Cancelling start() ends the half-started server."""
+    pid_file = tmp_path / "pids"
+    replica = make_replica(tmp_path, "--fail", "late", "--pid-file", str(pid_file))
+
+    async def main() -> None:
+        async with asyncio.timeout(1.0):
+            await replica.start()
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(main())
+
+    wait_until(lambda: not any(map(is_running, read_pids(pid_file))))
+
+
+def test_a_taken_port_is_tried_again(tmp_path: Path) -> None:
+    """A server that loses its port to somebody else is started on another."""
+    replica = make_replica(tmp_path, "--busy-once", str(tmp_path / "tried"))
+
+    async def main() -> None:
+        await replica.start()
+        assert replica.is_alive()
+        await replica.stop()
+
+    asyncio.run(main())
+
+
+def test_notices_a_death_and_can_start_again(tmp_path: Path) -> None:
+    """A server that dies later makes is_alive() false and failure() tell the exit code and cause."""
+    pid_file = tmp_path / "pids"
+    replica = make_replica(tmp_path, "--pid-file", str(pid_file))
+
+    async def main() -> None:
+        await replica.start()
+        async with aiohttp.ClientSession() as client:
+            with pytest.raises(aiohttp.ClientError):
+                await client.get(replica.base_url + "/die")
+        await asyncio.to_thread(wait_until, lambda: not replica.is_alive())
+        assert "exit code 7: RuntimeError: told to die" in str(replica.failure())
+        await asyncio.to_thread(wait_until, lambda: not any(map(is_running, read_pids(pid_file))))
+        await replica.start()
+        assert (replica.is_alive(), replica.failure()) == (True, None)
+        await replica.stop()
+
+    asyncio.run(main())
+
+
+def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    """After the grace the whole group is killed."""
+    pid_file = tmp_path / "pids"
+    arguments = ("--fail", "stop", "--pid-file", str(pid_file))
+    replica = make_replica(tmp_path, *arguments, shutdown_timeout_s=0.5)
+
+    async def main() -> None:
+        await replica.start()
+        await replica.stop()
+
+    asyncio.run(main())
+    wait_until(lambda: not any(map(is_running, read_pids(pid_file))))
+
+
+def test_nothing_outlives_a_killed_owner(tmp_path: Path) -> None:
+    """SIGKILL of the process that started a replica ends the replica's processes too."""
+    pid_file = tmp_path / "pids"
+    script = tmp_path / "owner.py"
+    script.write_text(
+        "import asyncio, sys, time\n"
+        "from pathlib import Path\n"
+        "from autellix_backend.engines.replica import ReplicaSpec, VllmReplica\n"
+        "spec = ReplicaSpec(model='m', log_path=Path(sys.argv[1]) / 'log', shutdown_timeout_s=1.0,\n"
+        "                   extra_args=('--pid-file', sys.argv[2]))\n"
+        f"asyncio.run(VllmReplica(spec, server={FAKE_SERVER!r}).start())\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    command = [sys.executable, str(script), str(tmp_path), str(pid_file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"ready\n"
+        assert all(map(is_running, read_pids(pid_file)))
+        os.kill(owner.pid, signal.SIGKILL)
+
+    wait_until(lambda: not any(map(is_running, read_pids(pid_file))))
+
+
+def test_the_command_carries_the_plugin(tmp_path: Path) -> None:
+    """The plugin's settings travel as vLLM's additional config."""
+    replica = make_replica(tmp_path, "--dtype", "float32")
+
+    command = replica.command(1234)
+    config = json.loads(command[command.index("--additional-config") + 1])["autellix"]
+
+    assert SchedulerConfig.from_mapping(config["scheduler"]) == SchedulerConfig()
+    assert config["accounting_socket"] == str(replica.accounting_socket)
+    assert command[-2:] == ["--dtype", "float32"]
+
+
+def test_a_stock_engine_has_no_plugin(tmp_path: Path) -> None:
+    """With `stock` neither scheduler nor accounting is set."""
+    spec = ReplicaSpec(model="m", log_path=tmp_path / "log", stock=True)
+    replica = VllmReplica(spec)
+
+    assert "--scheduler-cls" not in replica.command(1)
+    assert replica.accounting_socket is None
+
+
+@pytest.mark.parametrize("argument", ["--port", "--scheduler_cls=x", "--additional-config"])
+def test_our_arguments_cannot_be_replaced(tmp_path: Path, argument: str) -> None:
+    """An extra argument that collides with ours is refused by name."""
+    with pytest.raises(EngineArgumentError, match=r"engine.extra_args: --[a-z-]+ is set by autellix"):
+        asyncio.run(make_replica(tmp_path, argument).start())
+
+
+def test_a_missing_model_is_found_early(tmp_path: Path) -> None:
+    """A folder without a model fails before any process starts."""
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed")
+    spec = ReplicaSpec(model=tmp_path, log_path=tmp_path / "log")
+
+    with pytest.raises(ModelNotFoundError, match=r"is a folder without a config\.json"):
+        asyncio.run(VllmReplica(spec).start())
+
+    assert not (tmp_path / "log").exists()
