@@ -71,7 +71,7 @@ class Upstream:
         """Send a POST request; return the response at its head, its body to be read or closed.
 
         Raises:
-            EngineUnavailableError: if the engine is gone, or resets the connection twice before the first byte.
+            EngineUnavailableError: if the engine is gone, or resets the connection twice.
             EngineTimeoutError: if it does not answer in time.
         """
         return await self._send_twice(lambda: self._send("POST", path, headers, data()))

@@ -1,0 +1,128 @@
+"""A gateway in front of a fake engine, both on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import uvicorn
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.policies import make_policy
+from autellix_backend.engines.fake import FakeBehaviour, FakeEngine
+from autellix_backend.gateway.app import create_app
+from autellix_backend.settings import GatewaySettings, Settings
+from autellix_backend.stores.memory import MemoryStore
+
+CHAT = "/v1/chat/completions"
+HELLO: dict[str, Any] = {"model": "autellix.fake-model", "messages": [{"role": "user", "content": "hello"}]}
+
+
+@dataclass(slots=True)
+class Rig:
+    """What a test gets: the gateway's address, a raw client, and the parts behind it."""
+
+    url: str
+    client: aiohttp.ClientSession
+    engine: FakeEngine
+    store: MemoryStore
+
+    async def chat(self, headers: dict[str, str] | None = None, **fields: Any) -> dict[str, Any]:
+        """Make one chat call and return its answer."""
+        async with self.client.post(self.url + CHAT, json={**HELLO, **fields}, headers=headers) as response:
+            answer: dict[str, Any] = await response.json()
+            return answer
+
+    async def get(self, path: str) -> tuple[int, dict[str, Any]]:
+        """Read one JSON endpoint."""
+        async with self.client.get(self.url + path) as response:
+            return response.status, await response.json()
+
+    async def settled(self) -> None:
+        """Wait until no call is open."""
+        await until_async(self._is_settled)
+
+    async def _is_settled(self) -> bool:
+        return (await self.store.counts()).active_calls == 0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition, at most five seconds."""
+
+    async def holds() -> bool:
+        return condition()
+
+    await until_async(holds)
+
+
+async def until_async(condition: Callable[[], Any]) -> None:
+    """Wait for an asynchronous condition, at most five seconds."""
+    deadline = time.monotonic() + 5
+    while not await condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        await asyncio.sleep(0.005)
+
+
+Serve = Callable[..., AbstractAsyncContextManager[Rig]]
+
+
+@pytest.fixture
+def wait_until() -> Callable[[Callable[[], bool]], Any]:
+    return until
+
+
+@pytest.fixture
+def listen() -> Callable[[Any], AbstractAsyncContextManager[str]]:
+    """Serve an app on a free port."""
+    return _listening
+
+
+@pytest.fixture
+def serve() -> Serve:
+    @asynccontextmanager
+    async def run(
+        behaviour: FakeBehaviour | None = None,
+        *,
+        policy: str = "plas",
+        has_socket: bool = True,
+        **gateway: Any,
+    ) -> AsyncIterator[Rig]:
+        # Paths of unix sockets are short, pytest's folders are not.
+        with tempfile.TemporaryDirectory() as folder:
+            socket_path = Path(folder) / "accounts.sock" if has_socket else None
+            engine = FakeEngine(behaviour, accounting_socket=socket_path)
+            await engine.start()
+            settings = Settings(
+                gateway=GatewaySettings(**gateway),
+                scheduler=SchedulerConfig(policy=policy, bounds=(0.1, 1.0)),
+            )
+            store = MemoryStore(make_policy(policy), program_idle_s=60.0, session_ttl_s=60.0)
+            async with _listening(create_app(settings, engine, store=store)) as url:
+                async with aiohttp.ClientSession() as client:
+                    rig = Rig(url, client, engine, store)
+                    yield rig
+                await rig.settled()
+                store.check()
+            await engine.stop()
+
+    return run
+
+
+@asynccontextmanager
+async def _listening(app: Any) -> AsyncIterator[str]:
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=2))
+    task = asyncio.create_task(server.serve())
+    await until(lambda: server.started or task.done())
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await task

@@ -1,0 +1,53 @@
+"""Reading a call's body without touching it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from autellix_backend.gateway.body import parse_body
+from autellix_backend.gateway.calls import Receipt
+from autellix_backend.gateway.openai_api import splice_receipt
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        (b"{}", 1),
+        (b'{"n": 3}', 3),
+        (b'{"n": "3"}', 1),
+        (b'{"n": -1}', 1),
+        (b'{"prompt": "a"}', 1),
+        (b'{"prompt": [1, 2, 3]}', 1),
+        (b'{"prompt": []}', 1),
+        (b'{"prompt": ["a", "b"], "n": 2}', 4),
+        (b'{"prompt": [[1], [2], [3]]}', 3),
+    ],
+)
+def test_records_are_counted_by_prompts_and_choices(body: bytes, count: int) -> None:
+    assert parse_body(body).record_count == count
+
+
+def test_the_clients_own_autellix_arguments_and_priority_are_dropped() -> None:
+    body = parse_body(b'{"priority": 1, "vllm_xargs": {"autellix_program": "x", "mine": [1.0]}}')
+    assert body.encode({"autellix_call": "c"}) == b'{"vllm_xargs":{"mine":[1.0],"autellix_call":"c"}}'
+
+
+def test_null_arguments_are_none() -> None:
+    assert parse_body(b'{"vllm_xargs": null}').encode({}) == b'{"vllm_xargs":{}}'
+
+
+@pytest.mark.parametrize("content", [b'{"a": 1}', b"{}", b'{"a": 1} \n', b"{ }"])
+def test_the_receipt_is_the_last_field_of_an_object(content: bytes) -> None:
+    receipt = Receipt(call_id="c", program_id="p", wait_s=0.0, service_s=1.0)
+    spliced = json.loads(splice_receipt(content, receipt))
+    assert list(spliced)[-1] == "autellix"
+    assert spliced.pop("autellix")["program_id"] == "p"
+    assert spliced == json.loads(content)
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"null", b"text"])
+def test_what_is_no_object_stays_as_it_is(content: bytes) -> None:
+    receipt = Receipt(call_id="c", program_id="p", wait_s=0.0, service_s=1.0)
+    assert splice_receipt(content, receipt) == content

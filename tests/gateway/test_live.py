@@ -1,0 +1,101 @@
+"""The gateway in front of real vLLM with the scheduler class."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.policies import make_policy
+from autellix_backend.gateway.app import create_app
+from autellix_backend.settings import GatewaySettings, Settings
+from autellix_backend.stores.memory import MemoryStore
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+CHAT = "/v1/chat/completions"
+
+
+@asynccontextmanager
+async def gateway(engine: Any, listen: Any) -> AsyncIterator[tuple[str, MemoryStore, aiohttp.ClientSession]]:
+    settings = Settings(gateway=GatewaySettings(account_wait_s=5.0), scheduler=SchedulerConfig(policy="plas"))
+    store = MemoryStore(make_policy("plas"), program_idle_s=60.0, session_ttl_s=60.0)
+    async with listen(create_app(settings, engine, store=store)) as url, aiohttp.ClientSession() as client:
+        yield url, store, client
+    store.check()
+    assert (await store.counts()).active_calls == 0
+
+
+async def body_of(client: aiohttp.ClientSession, url: str, **fields: Any) -> dict[str, Any]:
+    async with client.get(url + "/v1/models") as response:
+        model = (await response.json())["data"][0]["id"]
+    messages = [{"role": "user", "content": "Tell me about queues."}]
+    return {"model": model, "messages": messages, "ignore_eos": True, "max_tokens": 16, **fields}
+
+
+def test_answers_and_streams_carry_the_engines_own_numbers(live_engine: Any, listen: Any) -> None:
+    async def main() -> None:
+        async with gateway(live_engine, listen) as (url, store, client):
+            body = await body_of(client, url)
+            headers = {"X-Autellix-Program-ID": "p"}
+            async with client.post(url + CHAT, json=body, headers=headers) as response:
+                receipts = [(await response.json())["autellix"]]
+            async with client.post(url + CHAT, json={**body, "stream": True}, headers=headers) as response:
+                lines = (await response.read()).split(b"\n\n")
+            receipts.append(json.loads(lines[-3].removeprefix(b": autellix ")))
+            for receipt in receipts:
+                assert receipt["estimated"] is False
+                assert receipt["output_tokens"] == 16
+                assert receipt["engine_steps"] >= 16
+                assert receipt["service_s"] > 0
+            program = await store.program("p")
+            assert program is not None
+            assert program.service_s == pytest.approx(sum(receipt["service_s"] for receipt in receipts))
+            assert program.calls[1].end is not None
+            assert program.calls[1].end.inherited_service_s == pytest.approx(receipts[0]["service_s"])
+
+    asyncio.run(main())
+
+
+def test_all_choices_are_accounted(live_engine: Any, listen: Any) -> None:
+    async def main() -> None:
+        async with gateway(live_engine, listen) as (url, _store, client):
+            body = await body_of(client, url, n=3, temperature=1.0)
+            async with client.post(url + CHAT, json=body) as response:
+                receipt = (await response.json())["autellix"]
+            assert (receipt["estimated"], receipt["output_tokens"]) == (False, 48)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_a_client_that_leaves_aborts_the_call(live_engine: Any, listen: Any, is_streaming: bool) -> None:
+    async def main() -> None:
+        async with gateway(live_engine, listen) as (url, store, client):
+            body = await body_of(client, url, max_tokens=400, stream=is_streaming)
+
+            async def call() -> None:
+                headers = {"X-Autellix-Program-ID": "p"}
+                async with client.post(url + CHAT, json=body, headers=headers) as response:
+                    await response.read()
+
+            task = asyncio.create_task(call())
+            await asyncio.sleep(0.15)
+            assert not task.done()
+            task.cancel()
+            while (await store.counts()).active_calls:
+                await asyncio.sleep(0.01)
+            program = await store.program("p")
+            assert program is not None and program.calls[0].end is not None
+            end = program.calls[0].end
+            # The engine's own account of the abort arrived, and it stopped before the end.
+            assert (end.outcome, end.is_estimated) == ("aborted", False)
+            assert end.output_tokens is not None and end.output_tokens < 400
+
+    asyncio.run(main())

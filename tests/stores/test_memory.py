@@ -1,0 +1,168 @@
+"""The memory store: programs, calls and sessions under a clock that the tests hold."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from autellix_backend.core.policies import make_policy
+from autellix_backend.stores.base import (
+    CallEnd,
+    CallStart,
+    Counts,
+    DuplicateCallError,
+    Inherited,
+    UnknownCallError,
+)
+from autellix_backend.stores.memory import HISTORY_CALLS, MemoryStore
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(work)
+
+
+def make_store(policy: str = "plas") -> MemoryStore:
+    return MemoryStore(make_policy(policy), program_idle_s=100.0, session_ttl_s=30.0)
+
+
+def start(key: str, program: str = "p", session: str | None = None) -> CallStart:
+    return CallStart(key=key, call_id=key, program_id=program, session_id=session)
+
+
+def end(key: str, *services_s: float, program: str = "p", **fields: Any) -> CallEnd:
+    defaults: dict[str, Any] = {
+        "outcome": "ok",
+        "wait_s": 2.0,
+        "table_wait_s": 1.0,
+        "inherited_service_s": 0.0,
+        "is_estimated": False,
+    }
+    return CallEnd(key=key, program_id=program, services_s=services_s, **{**defaults, **fields})
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("plas", 5.0), ("atlas", 3.0)])
+def test_the_policy_decides_what_parallel_calls_add_up_to(policy: str, expected: float) -> None:
+    async def main() -> None:
+        store = make_store(policy)
+        await store.begin(start("a"), 0.0)
+        await store.begin(start("b"), 0.0)
+        await store.settle(end("a", 1.0, 1.0), 1.0)
+        await store.settle(end("b", 3.0), 2.0)
+        inherited = await store.begin(start("c"), 3.0)
+        assert inherited == Inherited(service_s=expected, wait_s=2.0)
+        store.check()
+
+    run(main())
+
+
+def test_a_call_is_settled_exactly_once() -> None:
+    async def main() -> None:
+        store = make_store()
+        await store.begin(start("a"), 0.0)
+        with pytest.raises(DuplicateCallError):
+            await store.begin(start("a"), 0.0)
+        await store.settle(end("a", 1.0), 1.0)
+        with pytest.raises(UnknownCallError):
+            await store.settle(end("a", 1.0), 1.0)
+        view = await store.program("p")
+        assert view is not None
+        assert (view.service_s, view.finished_calls) == (1.0, 1)
+        store.check()
+
+    run(main())
+
+
+def test_a_program_ends_with_its_final_call_but_not_before_the_others() -> None:
+    async def main() -> None:
+        store = make_store()
+        await store.begin(start("a"), 0.0)
+        await store.begin(start("b"), 0.0)
+        await store.settle(end("a", 1.0, is_final=True), 1.0)
+        store.check()
+        assert await store.program("p") is not None
+        await store.settle(end("b", 1.0), 2.0)
+        assert await store.program("p") is None
+        store.check()
+
+    run(main())
+
+
+def test_closing_a_session_ends_the_programs_that_it_alone_keeps() -> None:
+    async def main() -> None:
+        store = make_store()
+        assert await store.open_session("s", 0.0) is True
+        assert await store.open_session("s", 0.0) is False
+        for key, program, session in (("a", "p", "s"), ("b", "q", "s"), ("c", "q", "t")):
+            await store.begin(start(key, program, session), 0.0)
+            await store.settle(end(key, 1.0, program=program), 1.0)
+        store.check()
+        assert await store.close_session("s", 2.0) is True
+        assert [view.program_id for view in await store.programs()] == ["q"]
+        assert await store.close_session("s", 2.0) is False
+        assert await store.close_session("t", 2.0) is True
+        assert await store.counts() == Counts(programs=0, sessions=0, active_calls=0)
+        store.check()
+
+    run(main())
+
+
+def test_a_lost_heartbeat_ends_the_session_and_a_running_call_may_end_after_it() -> None:
+    async def main() -> None:
+        store = make_store()
+        await store.open_session("s", 0.0)
+        await store.begin(start("a", session="s"), 0.0)
+        assert await store.heartbeat("s", 20.0) is True
+        assert (await store.reap(49.0)).sessions == ()
+        assert (await store.reap(50.0)).sessions == ("s",)
+        assert await store.heartbeat("s", 51.0) is False
+        store.check()
+        await store.settle(end("a", 1.0), 60.0)
+        assert await store.counts() == Counts(programs=0, sessions=0, active_calls=0)
+        store.check()
+
+    run(main())
+
+
+def test_idle_programs_leave_and_busy_ones_stay() -> None:
+    async def main() -> None:
+        store = make_store()
+        await store.begin(start("a", "idle", "s"), 0.0)
+        await store.settle(end("a", 1.0, program="idle"), 1.0)
+        await store.begin(start("b", "busy"), 0.0)
+        assert (await store.reap(101.0)).programs == ("idle",)
+        assert (await store.reap(10_000.0)).programs == ()
+        store.check()
+
+    run(main())
+
+
+def test_ending_a_program_twice_is_told() -> None:
+    async def main() -> None:
+        store = make_store()
+        await store.begin(start("a"), 0.0)
+        await store.settle(end("a", 1.0), 1.0)
+        assert await store.end_program("p", 2.0) is True
+        assert await store.end_program("p", 2.0) is False
+        store.check()
+
+    run(main())
+
+
+def test_the_history_is_bounded_and_shows_running_calls_last() -> None:
+    async def main() -> None:
+        store = make_store()
+        for number in range(HISTORY_CALLS + 5):
+            await store.begin(start(str(number)), 0.0)
+            await store.settle(end(str(number), 0.0), 1.0)
+        await store.begin(start("last"), 2.0)
+        view = await store.program("p")
+        assert view is not None
+        assert len(view.calls) == HISTORY_CALLS + 1
+        assert (view.calls[0].call_id, view.calls[-1].call_id) == ("5", "last")
+        assert view.calls[-1].end is None
+        store.check()
+
+    run(main())
