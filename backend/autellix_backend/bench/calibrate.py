@@ -87,7 +87,7 @@ def measure(results: Sequence[CallResult]) -> Calibration:
 
 
 def choose_bounds(
-    calibration: Calibration, programs: Sequence[ProgramTrace], levels: int = 8
+    calibration: Calibration, programs: Sequence[ProgramTrace], levels: int = 5
 ) -> tuple[float, ...]:
     """Place the queue bounds from the measured speed: the first at one mean call, each next doubled.
 

@@ -37,13 +37,17 @@ class ProgramScope(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """Plays programs against one backend; `started_s` is the monotonic time of the run's start."""
+    """Plays programs against one backend.
+
+    `started_s` is the monotonic time of the run's start; runs with different salts share no prompt.
+    """
 
     client: AsyncOpenAI
     model: str
     scope: ProgramScope
     length: PromptLength
     started_s: float
+    salt: str = ""
 
     def now(self) -> float:
         """Return the seconds since the start of the run."""
@@ -52,7 +56,7 @@ class Player:
     async def play(self, program: ProgramTrace, arrival_s: float) -> None:
         """Wait for the arrival, then make the program's calls, each when its parents have answered."""
         await asyncio.sleep(max(0.0, arrival_s - self.now()))
-        book = PromptBook(program.program_id, self.length)
+        book = PromptBook(f"{self.salt}:{program.program_id}", self.length)
         with self.scope(program.source):
             if not program.is_parallel:
                 await self._play_thread(program, program.calls, book, {})
@@ -141,7 +145,7 @@ async def run_job(job: Mapping[str, Any], scope: ProgramScope) -> None:
     async with AsyncOpenAI(base_url=job["base_url"], api_key="none", timeout=job["call_timeout_s"]) as client:
         with scope("bench-probe"):
             length = await probe_length(client, job["model"])
-        player = Player(client, job["model"], scope, length, time.monotonic())
+        player = Player(client, job["model"], scope, length, time.monotonic(), job["salt"])
         async with asyncio.TaskGroup() as group:
             for program, arrival_s in zip(programs, job["arrivals_s"], strict=True):
                 group.create_task(player.play(program, arrival_s))

@@ -7,15 +7,10 @@ from dataclasses import dataclass
 
 from autellix_backend.workload.schema import CallTrace
 
-# Short common words: a byte-level tokenizer holds most of them whole, with the blank before them.
+# Short common words that are one token each to the demo model, and to most others.
 _TEXT = """
-the of and to in is that it for was on are as with his they at be this from have or by one had not
-but what all were when we there can an your which their said if do will each about how up out them
-then she many some so these would other into has more her two like him see time could no make than
-first been its who now people my made over did down only way find use may water long little very
-after words called just where most know get through back much before go good new write our used me
-man too any day same right look think also around another came come work three word must because
-does part even place well such here take
+the of and to in is that for was on are as with at be have or by what were we an if do then so other
+has two time first my use water after through before our used me think because
 """
 WORDS = tuple(_TEXT.split())
 
@@ -46,8 +41,9 @@ def random_words(rng: random.Random, count: int) -> list[str]:
 class PromptBook:
     """The prompts of one program; the words of an answer stand for its tokens in the history."""
 
-    def __init__(self, program_id: str, length: PromptLength) -> None:
-        self._rng = random.Random(program_id)
+    def __init__(self, name: str, length: PromptLength) -> None:
+        """Seed the words with `name`: equal names give equal prompts."""
+        self._rng = random.Random(name)
         self._length = length
         self._contexts: dict[int, list[str]] = {}
 

@@ -36,6 +36,8 @@ class Job:
     model: str
     programs: Sequence[ProgramTrace]
     arrivals_s: Sequence[float]
+    salt: str = ""
+    """Runs with different salts have different words, so that no run finds its prompts in a prefix cache."""
     call_timeout_s: float = 600.0
     timeout_s: float = 900.0
 
@@ -46,6 +48,7 @@ class Job:
             "model": self.model,
             "programs": [program_to_mapping(program) for program in self.programs],
             "arrivals_s": list(self.arrivals_s),
+            "salt": self.salt,
             "call_timeout_s": self.call_timeout_s,
         }
 

@@ -1,0 +1,115 @@
+"""One `autellix serve` child: started from a settings file, ready when it says so, stopped by SIGTERM."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+READY_TIMEOUT_S = 600.0
+STOP_TIMEOUT_S = 60.0
+POLL_S = 0.2
+_READY_URL = re.compile(r"(http://[\w.\-]+:\d+)/v1\b")
+_TAIL_LINES = 20
+
+
+class BackendError(Exception):
+    """A backend did not start, or died; carries the end of its log."""
+
+
+class BackendProcess:
+    """One running `autellix serve`; use as a context manager, so that it is stopped on every way out."""
+
+    def __init__(
+        self, name: str, model: str, settings: Mapping[str, Mapping[str, Any]], out_dir: Path
+    ) -> None:
+        self.name = name
+        self.log_path = out_dir / f"backend-{name}.log"
+        self.settings_path = out_dir / f"backend-{name}.toml"
+        self.settings_path.write_text(to_toml(settings), encoding="utf-8")
+        self._command = [sys.executable, "-m", "autellix_backend.cli.main", "serve", model]
+        self._command += ["--config", str(self.settings_path)]
+        self._process: subprocess.Popen[bytes] | None = None
+        self.base_url = ""
+
+    def __enter__(self) -> BackendProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def launch(self) -> None:
+        """Start the child without waiting for it."""
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT)
+
+    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Return when the child has named its address and answers there.
+
+        Raises:
+            BackendError: if it dies or takes longer.
+        """
+        assert self._process is not None
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            if self._process.poll() is not None:
+                raise BackendError(
+                    f"backend {self.name} ended with {self._process.returncode}\n{self.log_tail()}"
+                )
+            found = _READY_URL.search(self._log())
+            if found and _answers(found.group(1) + "/readyz"):
+                self.base_url = found.group(1)
+                return
+            time.sleep(POLL_S)
+        raise BackendError(f"backend {self.name} was not ready after {timeout_s:g} s\n{self.log_tail()}")
+
+    def stop(self) -> None:
+        """End the child and wait for it; may be called twice."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def model(self) -> str:
+        """Ask the backend for the name of its model."""
+        with urllib.request.urlopen(self.base_url + "/v1/models", timeout=30) as answer:
+            return str(json.load(answer)["data"][0]["id"])
+
+    def log_tail(self) -> str:
+        """Return the last lines of the child's log."""
+        return "\n".join(self._log().splitlines()[-_TAIL_LINES:])
+
+    def _log(self) -> str:
+        with contextlib.suppress(FileNotFoundError):
+            return self.log_path.read_text(encoding="utf-8", errors="replace")
+        return ""
+
+
+def to_toml(settings: Mapping[str, Mapping[str, Any]]) -> str:
+    """Write sections of plain values as TOML; strings, numbers and lists look there as in JSON."""
+    lines: list[str] = []
+    for section, values in settings.items():
+        lines.append(f"[{section}]")
+        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False

@@ -1,0 +1,218 @@
+"""Show a comparison of policies: a table, a plot, a JSON file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from autellix_backend.bench.metrics import STATISTICS, ProgramOutcome, RunSummary, ratios
+
+TITLES = {
+    "token_latency_s": ("program token latency", "ms/token", 1000.0),
+    "latency_s": ("program latency", "s", 1.0),
+    "token_latency_steps": ("program token latency", "steps/token", 1.0),
+    "latency_steps": ("program latency", "steps", 1.0),
+    "wait_s": ("waiting per program", "s", 1.0),
+    "preemptions": ("preemptions per program", "", 1.0),
+}
+LATENCIES = ("token_latency_s", "latency_s", "token_latency_steps", "latency_steps")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One policy's run in one round."""
+
+    policy: str
+    round_number: int
+    summary: RunSummary
+    outcomes: Sequence[ProgramOutcome]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadComparison:
+    """All runs at one offered load; the first policy is the baseline."""
+
+    name: str
+    rho: float
+    policies: Sequence[str]
+    runs: list[Run] = field(default_factory=list)
+
+    def of(self, policy: str) -> list[Run]:
+        """Return a policy's runs, by round."""
+        found = [run for run in self.runs if run.policy == policy]
+        return sorted(found, key=lambda run: run.round_number)
+
+    def pooled(self, policy: str) -> dict[str, dict[str, float]]:
+        """Return the mean over rounds of each statistic."""
+        summaries = [run.summary.metrics for run in self.of(policy)]
+        return {
+            name: {key: _mean([summary[name][key] for summary in summaries]) for key in STATISTICS}
+            for name in TITLES
+            if summaries and all(name in summary for summary in summaries)
+        }
+
+    def pooled_ratios(self, policy: str) -> dict[str, dict[str, float]]:
+        """Divide a policy's pooled statistics by the baseline's; none where the baseline is zero."""
+        mine, base = self.pooled(policy), self.pooled(self.policies[0])
+        return {
+            name: {key: value / base[name][key] for key, value in values.items() if base[name][key] > 0}
+            for name, values in mine.items()
+            if name in base
+        }
+
+    def ratios_by_round(self, policy: str) -> list[dict[str, dict[str, float]]]:
+        """Return each round's ratios to the baseline's run of the same round."""
+        pairs = zip(self.of(policy), self.of(self.policies[0]), strict=False)
+        return [ratios(run.summary, base.summary) for run, base in pairs]
+
+    def worse_than(self, policy: str, limit: float) -> list[tuple[str, str, float]]:
+        """List the latency statistics whose pooled ratio is above `limit`."""
+        pooled = self.pooled_ratios(policy)
+        return [
+            (name, key, ratio)
+            for name in LATENCIES
+            for key, ratio in pooled.get(name, {}).items()
+            if ratio > limit
+        ]
+
+
+def comparison_table(load: LoadComparison) -> Table:
+    """Return the table of one load: each metric by policy, with ratios to the baseline."""
+    base, others = load.policies[0], load.policies[1:]
+    rounds = len(load.of(base))
+    title = f"{load.name}: offered load rho = {load.rho:g}, mean of {rounds} rounds"
+    table = Table(title=title, title_justify="left")
+    table.add_column("metric")
+    table.add_column("")
+    for policy in load.policies:
+        table.add_column(policy, justify="right")
+    for policy in others:
+        table.add_column(f"{policy}/{base}", justify="right")
+        table.add_column("by round", justify="right")
+    for name in TITLES:
+        _add_metric(table, load, name)
+    return table
+
+
+def _add_metric(table: Table, load: LoadComparison, name: str) -> None:
+    title, unit, factor = TITLES[name]
+    pooled = {policy: load.pooled(policy).get(name) for policy in load.policies}
+    if any(values is None for values in pooled.values()):
+        return
+    for position, key in enumerate(STATISTICS):
+        cells = [f"{title} ({unit})" if unit and not position else title if not position else "", key]
+        cells += [_number((values or {})[key] * factor) for values in pooled.values()]
+        for policy in load.policies[1:]:
+            ratio = load.pooled_ratios(policy).get(name, {}).get(key)
+            cells.append("" if ratio is None else f"{ratio:.2f}")
+            by_round = [entry.get(name, {}).get(key) for entry in load.ratios_by_round(policy)]
+            cells.append(" ".join("-" if value is None else f"{value:.2f}" for value in by_round))
+        table.add_row(*cells, end_section=key == STATISTICS[-1])
+
+
+def verdicts(load: LoadComparison, *, goal: float | None, tolerance: float) -> list[str]:
+    """Say in plain sentences what the comparison shows, also what got worse.
+
+    Args:
+        goal: the ratio of mean program token latency that every round should reach; None asks for none.
+        tolerance: a latency statistic above one plus this is called worse.
+    """
+    lines: list[str] = []
+    base = load.policies[0]
+    for policy in load.policies[1:]:
+        by_round = [entry["token_latency_s"]["mean"] for entry in load.ratios_by_round(policy)]
+        shown = ", ".join(f"{ratio:.2f}" for ratio in by_round)
+        line = f"{load.name}: mean program token latency of {policy} is {shown} of {base}'s, round by round"
+        if goal is not None:
+            reached = sum(ratio <= goal for ratio in by_round)
+            line += f"; at most {goal:g} in {reached} of {len(by_round)} rounds"
+        lines.append(line + ".")
+        worse = load.worse_than(policy, 1 + tolerance)
+        if not worse:
+            lines.append(f"{load.name}: no latency of {policy} is more than {tolerance:.0%} above {base}'s.")
+        for name, key, ratio in worse:
+            title, unit, _ = TITLES[name]
+            lines.append(
+                f"{load.name}: {policy} is worse than {base} in {key} {title} ({unit}): {ratio:.2f}."
+            )
+    return lines
+
+
+def report_mapping(loads: Sequence[LoadComparison], setting: Mapping[str, Any]) -> dict[str, Any]:
+    """Return everything measured as plain JSON values."""
+    return {
+        "setting": dict(setting),
+        "loads": [
+            {
+                "name": load.name,
+                "rho": load.rho,
+                "policies": list(load.policies),
+                "pooled": {policy: load.pooled(policy) for policy in load.policies},
+                "ratios": {policy: load.pooled_ratios(policy) for policy in load.policies[1:]},
+                "ratios_by_round": {policy: load.ratios_by_round(policy) for policy in load.policies[1:]},
+                "runs": [_run_mapping(run) for run in load.runs],
+            }
+            for load in loads
+        ],
+    }
+
+
+def write_json(path: Path, mapping: Mapping[str, Any]) -> None:
+    """Write a report."""
+    path.write_text(json.dumps(mapping, indent=1) + "\n", encoding="utf-8")
+
+
+def write_plot(path: Path, loads: Sequence[LoadComparison]) -> None:
+    """Draw the distributions of token latency and latency, one row per load, all rounds together."""
+    # Imported here: it takes a second, and only the end of a benchmark needs it.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3.6 * len(loads)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(loads), 2, squeeze=False)
+    for row, load in zip(axes, loads, strict=True):
+        for axis, name in zip(row, ("token_latency_s", "latency_s"), strict=True):
+            _draw_distribution(axis, load, name)
+    figure.savefig(path, dpi=120)
+
+
+def _draw_distribution(axis: Any, load: LoadComparison, name: str) -> None:
+    title, unit, factor = TITLES[name]
+    for policy in load.policies:
+        values = sorted(
+            getattr(outcome, name) * factor for run in load.of(policy) for outcome in run.outcomes
+        )
+        shares = [(index + 1) / len(values) for index in range(len(values))]
+        mean = _mean(values) if values else math.nan
+        axis.step(values, shares, where="post", label=f"{policy}, mean {_number(mean)}")
+    axis.set_xscale("log")
+    axis.set_xlabel(f"{title} ({unit})")
+    axis.set_ylabel("share of programs")
+    axis.set_title(f"{load.name} (rho = {load.rho:g})")
+    axis.grid(visible=True, alpha=0.3)
+    axis.legend()
+
+
+def _run_mapping(run: Run) -> dict[str, Any]:
+    return {
+        "policy": run.policy,
+        "round": run.round_number,
+        **dataclasses.asdict(run.summary),
+        "outcomes": [dataclasses.asdict(outcome) for outcome in run.outcomes],
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"

@@ -1,0 +1,275 @@
+"""`autellix demo`: play agent programs under several policies on a real engine, and compare."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from autellix_backend.bench.backend import BackendError, BackendProcess
+from autellix_backend.bench.calibrate import Calibration, CalibrationError, choose_bounds
+from autellix_backend.bench.compare import Load, Target, calibrate, compare
+from autellix_backend.bench.replay import ReplayError
+from autellix_backend.bench.report import (
+    LoadComparison,
+    comparison_table,
+    report_mapping,
+    verdicts,
+    write_json,
+    write_plot,
+)
+from autellix_backend.bench.results import CallResult
+from autellix_backend.core.policies import POLICY_NAMES
+from autellix_backend.workload.fit import fit_program
+from autellix_backend.workload.generate import WORKLOADS, generate_programs
+from autellix_backend.workload.schema import ProgramTrace, TraceError, read_traces
+
+BASELINE = "fcfs"
+GOAL = 0.5
+"""Ratio of mean program token latency to the baseline's that saturation should show."""
+TOLERANCE = 0.05
+MAX_CONTEXT_TOKENS = 2048
+LOW_LOAD_SHARE = 0.5
+"""Share of the programs played below saturation: the same work takes longer there."""
+WARM_UP_TOKENS = 800
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add = parser.add_argument
+    add(
+        "--workload", choices=WORKLOADS, default="mixed", help="kind of programs to generate (default: mixed)"
+    )
+    add("--trace", type=Path, metavar="FILE", help="play the programs of a .jsonl or .jsonl.gz trace instead")
+    add(
+        "--programs",
+        type=_count,
+        default=32,
+        metavar="N",
+        help="programs per run at saturation (default: 32)",
+    )
+    add(
+        "--length-scale",
+        type=_above_zero,
+        default=0.25,
+        metavar="X",
+        help="factor on all lengths (default: 0.25)",
+    )
+    add("--rho", type=_above_zero, default=1.5, help="offered load at saturation (default: 1.5)")
+    add("--low-rho", type=_above_zero, default=0.5, help="offered load below saturation (default: 0.5)")
+    add("--rounds", type=_count, default=3, metavar="N", help="times each policy has its turn (default: 3)")
+    add(
+        "--policies",
+        type=_policies,
+        default=(BASELINE, "atlas"),
+        help="first is the baseline (default: fcfs,atlas)",
+    )
+    add("--max-num-seqs", type=_count, default=4, metavar="N", help="the engine's batch size (default: 4)")
+    add(
+        "--beta", type=_above_zero, default=16.0, help="starvation threshold, wait over service (default: 16)"
+    )
+    add("--calibration-tokens", type=_count, default=8000, metavar="N", help=argparse.SUPPRESS)
+    add("--seed", type=int, default=0, help="of programs and arrivals (default: 0)")
+    add("--model", default="demo", help="model to serve (default: the generated demo model)")
+    add(
+        "--out",
+        type=Path,
+        default=Path("demo-results"),
+        metavar="DIR",
+        help="results (default: demo-results)",
+    )
+    add("--json", action="store_true", help="print the report as JSON instead of tables")
+    add("--quick", action="store_true", help="one short round: shows that everything works, proves nothing")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the demo; 0 if no call was lost, 1 if any was or a part failed, 2 for a bad argument."""
+    console = Console(stderr=args.json)
+    if args.quick:
+        args.programs, args.rounds, args.calibration_tokens = min(args.programs, 9), 1, 2500
+    try:
+        programs = _programs(args)
+        args.out.mkdir(parents=True, exist_ok=True)
+    except (TraceError, OSError) as error:
+        print(f"autellix demo: {error}", file=sys.stderr)
+        return 2
+    try:
+        loads, setting = _measure(args, programs, console)
+    except (BackendError, CalibrationError, ReplayError) as error:
+        print(f"autellix demo: {error}", file=sys.stderr)
+        return 1
+    return _report(args, loads, setting, console)
+
+
+def _measure(
+    args: argparse.Namespace, programs: Sequence[ProgramTrace], console: Console
+) -> tuple[list[LoadComparison], dict[str, Any]]:
+    low = programs[: max(1, round(len(programs) * LOW_LOAD_SHARE))]
+    loads = [
+        Load(name="saturation", rho=args.rho, programs=programs),
+        Load(name="below saturation", rho=args.low_rho, programs=low),
+    ]
+    with contextlib.ExitStack() as stack, _progress(console) as follow:
+        base = _launch(stack, args, args.policies[0], None)
+        targets = {args.policies[0]: _ready(base, console)}
+        first = targets[args.policies[0]]
+        calibration = calibrate(first, programs, args.max_num_seqs, args.calibration_tokens, follow)
+        bounds = choose_bounds(calibration, programs)
+        _describe(console, args, programs, calibration, bounds)
+        others = {policy: _launch(stack, args, policy, bounds) for policy in args.policies[1:]}
+        targets |= {policy: _ready(backend, console) for policy, backend in others.items()}
+        for policy in others:
+            # The first calls of an engine are slow; the baseline's were those of the calibration.
+            calibrate(targets[policy], programs, args.max_num_seqs, WARM_UP_TOKENS, follow)
+        compared = compare(targets, loads, calibration, rounds=args.rounds, seed=args.seed, follow=follow)
+    return compared, _setting(args, loads, calibration, bounds)
+
+
+def _programs(args: argparse.Namespace) -> list[ProgramTrace]:
+    if args.trace is None:
+        found = generate_programs(args.workload, args.programs, args.seed)
+    else:
+        found = read_traces(args.trace)[: args.programs]
+        if not found:
+            raise TraceError(str(args.trace), "holds no program")
+    return [
+        fit_program(program, length_scale=args.length_scale, max_context_tokens=MAX_CONTEXT_TOKENS)
+        for program in found
+    ]
+
+
+def _launch(
+    stack: contextlib.ExitStack, args: argparse.Namespace, policy: str, bounds: tuple[float, ...] | None
+) -> BackendProcess:
+    scheduler: dict[str, Any] = {"policy": policy, "beta": args.beta}
+    if bounds is not None:
+        scheduler["bounds"] = list(bounds)
+    engine = {
+        "max_num_seqs": args.max_num_seqs,
+        "extra_args": ["--max-model-len", str(2 * MAX_CONTEXT_TOKENS)],
+    }
+    settings = {"gateway": {"port": 0}, "engine": engine, "scheduler": scheduler}
+    backend = stack.enter_context(BackendProcess(policy, args.model, settings, args.out))
+    backend.launch()
+    return backend
+
+
+def _ready(backend: BackendProcess, console: Console) -> Target:
+    console.print(f"starting the {backend.name} backend, log in {backend.log_path}")
+    backend.wait_ready()
+    return Target(base_url=backend.base_url, model=backend.model())
+
+
+def _describe(
+    console: Console,
+    args: argparse.Namespace,
+    programs: Sequence[ProgramTrace],
+    calibration: Calibration,
+    bounds: tuple[float, ...],
+) -> None:
+    calls = sum(len(program.calls) for program in programs)
+    tokens = sum(program.decode_tokens for program in programs)
+    console.print(
+        f"{len(programs)} programs, {calls} calls, {tokens} tokens; lengths x {args.length_scale:g}\n"
+        f"full batch of {args.max_num_seqs}: {calibration.tokens_per_s:.0f} tokens/s "
+        f"over {calibration.window_s:.1f} s ({calibration.calls} calls)\n"
+        f"level bounds (s of service): {', '.join(f'{bound:g}' for bound in bounds)}; beta {args.beta:g}"
+    )
+
+
+def _report(
+    args: argparse.Namespace, loads: list[LoadComparison], setting: dict[str, Any], console: Console
+) -> int:
+    lost = sum(run.summary.lost_calls for load in loads for run in load.runs)
+    errors = {error for load in loads for run in load.runs for error in run.summary.errors}
+    lines: list[str] = []
+    if not lost:
+        lines += verdicts(loads[0], goal=GOAL, tolerance=TOLERANCE)
+        lines += verdicts(loads[1], goal=None, tolerance=TOLERANCE)
+        write_plot(args.out / "comparison.png", loads)
+    mapping = report_mapping(loads, setting) | {
+        "verdicts": lines,
+        "lost_calls": lost,
+        "errors": sorted(errors),
+    }
+    write_json(args.out / "comparison.json", mapping)
+    for load in loads if not lost else []:
+        console.print(comparison_table(load))
+    for line in lines:
+        console.print(line)
+    console.print(f"results in {args.out}/: comparison.json, comparison.png")
+    if args.json:
+        print(json.dumps(mapping))
+    if lost:
+        print(f"autellix demo: {lost} calls were lost: {'; '.join(sorted(errors)[:5])}", file=sys.stderr)
+    return 1 if lost else 0
+
+
+def _setting(
+    args: argparse.Namespace, loads: Sequence[Load], calibration: Calibration, bounds: tuple[float, ...]
+) -> dict[str, Any]:
+    return {
+        "workload": str(args.trace) if args.trace else args.workload,
+        "seed": args.seed,
+        "length_scale": args.length_scale,
+        "max_context_tokens": MAX_CONTEXT_TOKENS,
+        "max_num_seqs": args.max_num_seqs,
+        "rounds": args.rounds,
+        "bounds_s": list(bounds),
+        "beta": args.beta,
+        "capacity_tokens_per_s": calibration.tokens_per_s,
+        "steps_per_s": calibration.steps_per_s,
+        "service_per_token_s": calibration.service_per_token_s,
+        "loads": [
+            {
+                "name": load.name,
+                "rho": load.rho,
+                "programs": len(load.programs),
+                "calls": sum(len(program.calls) for program in load.programs),
+                "output_tokens": sum(program.decode_tokens for program in load.programs),
+                "programs_per_s": calibration.rate_for(load.rho, load.programs),
+            }
+            for load in loads
+        ],
+    }
+
+
+@contextlib.contextmanager
+def _progress(console: Console) -> Iterator[Callable[[str, int], Callable[[CallResult], None]]]:
+    columns = (TextColumn("{task.description:38}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+
+        def follow(title: str, calls: int) -> Callable[[CallResult], None]:
+            task = progress.add_task(title, total=calls)
+            return lambda _: progress.advance(task)
+
+        yield follow
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above zero")
+    return value
+
+
+def _above_zero(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above zero")
+    return value
+
+
+def _policies(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    unknown = [name for name in names if name not in POLICY_NAMES]
+    if unknown or len(names) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected two or more of {', '.join(POLICY_NAMES)}")
+    return names
