@@ -1,0 +1,1 @@
+"""The `autellix` command and its subcommands, one module each."""

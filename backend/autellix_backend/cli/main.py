@@ -1,0 +1,98 @@
+"""The `autellix` command: finds the subcommand, loads only its module, and turns errors into exit codes.
+
+Exit codes: 0 success, 1 the engine failed, 2 bad input or something not installed, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from autellix_backend.engines.base import EngineError, EngineStartError
+from autellix_backend.settings import SettingsError
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+PACKAGE = "autellix"
+
+COMMANDS = {
+    "serve": ("autellix_backend.cli.serve", "serve a model behind program-aware scheduling"),
+    "demo": ("autellix_backend.cli.demo", "compare scheduling policies on a real engine"),
+    "demo-model": ("autellix_backend.cli.demo_model", "write the tiny demo model into a folder"),
+}
+"""Module and one-line help by name of the subcommand."""
+
+
+class Command(Protocol):
+    """What the module of a subcommand offers."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the subcommand's arguments."""
+        ...
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Run it and return the exit code."""
+        ...
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code; `--help` and bad usage exit as argparse does."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except EngineStartError as error:
+        return _fail(error, EXIT_FAILURE)
+    except (SettingsError, EngineError) as error:
+        return _fail(error, EXIT_USAGE)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _run(arguments: list[str]) -> int:
+    chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
+    parser = argparse.ArgumentParser(prog=PACKAGE, description="Program-aware serving for LLM agents.")
+    parser.add_argument("--version", action="version", version=f"{PACKAGE} {_version()}")
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, (_, summary) in COMMANDS.items():
+        subparser = subparsers.add_parser(
+            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}."
+        )
+        if name == chosen:
+            command = _load(name)
+            command.add_arguments(subparser)
+            subparser.set_defaults(run=command.run)
+    args = parser.parse_args(arguments)
+    return cast("int", args.run(args))
+
+
+def _load(name: str) -> Command:
+    try:
+        return cast("Command", importlib.import_module(COMMANDS[name][0]))
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("autellix"):
+            raise
+        raise EngineError(
+            f"`autellix {name}` needs {error.name}, which is not installed; "
+            "expected `pip install 'autellix[vllm]'` with a GPU or `pip install 'autellix[cpu]'` without"
+        ) from error
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _fail(error: Exception, code: int) -> int:
+    print(f"autellix: error: {error}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

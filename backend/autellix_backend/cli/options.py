@@ -1,0 +1,69 @@
+"""Command-line options that stand for settings: one table, defaults read from the settings themselves."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from autellix_backend.core.policies import POLICY_NAMES
+from autellix_backend.settings import Given, Settings, load_settings
+
+PREFIX = "setting:"
+
+OPTIONS = {
+    "--host": ("gateway.host", "address to listen on"),
+    "--port": ("gateway.port", "port to listen on, 0 for any free one"),
+    "--policy": ("scheduler.policy", f"scheduling policy: {', '.join(POLICY_NAMES)}"),
+    "--bounds": ("scheduler.bounds", "upper bounds of the queue levels, in seconds of attained service"),
+    "--quanta": ("scheduler.quanta", "time quantum of each level in seconds; by default the level's width"),
+    "--beta": ("scheduler.beta", "starvation threshold: promote a call once wait/service reaches it"),
+    "--period-steps": ("scheduler.period_steps", "decide once every so many engine steps"),
+    "--max-num-seqs": ("engine.max_num_seqs", "batch size of the engine in sequences"),
+    "--served-model-name": ("engine.served_model_name", "name that clients use for the model"),
+    "--engine-url": ("engine.url", "use this running OpenAI-compatible server instead of starting one"),
+    "--engine-args": ("engine.extra_args", "further vLLM arguments, as --engine-args='--dtype float32'"),
+    "--startup-timeout": ("engine.startup_timeout_s", "how many seconds the engine may take to start"),
+}
+"""Dotted field and help by option."""
+
+
+def add_setting_options(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Declare `--config` and the named options, all when none is named."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
+    defaults = Settings()
+    for name in names or OPTIONS:
+        field_name, text = OPTIONS[name]
+        default = _shown(_read(defaults, field_name))
+        parser.add_argument(
+            name,
+            dest=PREFIX + field_name,
+            metavar=name[2:].upper().replace("-", "_"),
+            help=f"{text}{default}".replace("%", "%%"),
+        )
+
+
+def settings_from_args(args: argparse.Namespace, extra: dict[str, Given] | None = None) -> Settings:
+    """Build the settings from file, environment and the options that were given, in rising rank.
+
+    Raises:
+        SettingsError: naming the field and the option, variable or file it came from.
+    """
+    options = {field_name: option for option, (field_name, _) in OPTIONS.items()}
+    given = {
+        key.removeprefix(PREFIX): Given(value, options[key.removeprefix(PREFIX)])
+        for key, value in vars(args).items()
+        if key.startswith(PREFIX) and value is not None
+    }
+    return load_settings(file=args.config, command_line=given | (extra or {}))
+
+
+def _read(settings: Settings, field_name: str) -> object:
+    section, _, key = field_name.partition(".")
+    return getattr(getattr(settings, section), key)
+
+
+def _shown(value: object) -> str:
+    if value is None or value == ():
+        return ""
+    text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return f" (default {text})"

@@ -1,0 +1,182 @@
+"""`autellix serve`: starts the engine and, in front of it, the gateway, until a signal ends both."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import Callable, Generator
+
+import uvicorn
+import uvloop
+
+from autellix_backend.cli.options import add_setting_options, settings_from_args
+from autellix_backend.engines.base import Engine
+from autellix_backend.engines.factory import make_engine
+from autellix_backend.engines.replica import VllmReplica
+from autellix_backend.gateway.app import create_app
+from autellix_backend.settings import GatewaySettings, Given, Settings, SettingsError
+
+EXIT_INTERRUPTED = 130
+EXIT_FAILURE = 1
+BACKLOG = 2048
+WATCH_PERIOD_S = 1.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the model and every setting that has an option."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        help="folder or Hugging Face id of the model; `demo` for the tiny generated one",
+    )
+    add_setting_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM."""
+    model = {"engine.model": Given(args.model, "MODEL")} if args.model is not None else {}
+    settings = settings_from_args(args, model)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve(settings))
+
+
+async def serve(settings: Settings) -> int:
+    """Start the engine, serve the gateway, and stop the engine whatever happens; return the exit code.
+
+    Raises:
+        SettingsError: if the address cannot be bound or no engine is described.
+        EngineError: if the engine cannot be started.
+    """
+    with contextlib.closing(bind(settings.gateway)) as listener:
+        engine: Engine | None = None
+        try:
+            with _signals_cancel():
+                # In a thread: it may have to generate the demo model.
+                engine = await asyncio.to_thread(make_engine, settings)
+                await _start(engine)
+            server = _Server(_server_config(settings, engine), _ready_line(settings, engine, listener))
+            with server.signals_end():
+                await _serve_and_watch(server, listener, engine)
+            return 0 if server.started else EXIT_FAILURE
+        except asyncio.CancelledError:
+            return EXIT_INTERRUPTED
+        finally:
+            if engine is not None:
+                await engine.stop()
+
+
+def bind(gateway: GatewaySettings) -> socket.socket:
+    """Bind the address before the slow start of the engine, so that a taken port shows at once.
+
+    Raises:
+        SettingsError: if the host is unknown or the port is taken.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(gateway.host, gateway.port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror:
+        raise SettingsError(
+            "gateway.host", f"{gateway.host!r} is unknown", "an address of this host"
+        ) from None
+    try:
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except OSError as error:
+        problem = f"cannot listen on {gateway.host}:{gateway.port} ({error.strerror})"
+        raise SettingsError("gateway.port", problem, "a free port, or 0 for any") from error
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its own signal handling, which ends the process before the engine is stopped."""
+
+    def __init__(self, config: uvicorn.Config, ready_line: str) -> None:
+        super().__init__(config)
+        self._ready_line = ready_line
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            print(self._ready_line, flush=True)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    @contextlib.contextmanager
+    def signals_end(self) -> Generator[None, None, None]:
+        """Let the first signal drain the server, and a second one cut it short."""
+        with _on_signals(self._end):
+            yield
+
+    def _end(self) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+async def _start(engine: Engine) -> None:
+    if isinstance(engine, VllmReplica):
+        print(
+            f"Starting {engine.name} with {engine.spec.model} (log: {engine.spec.log_path}) ...",
+            file=sys.stderr,
+        )
+    await engine.start()
+
+
+async def _serve_and_watch(server: _Server, listener: socket.socket, engine: Engine) -> None:
+    watch = asyncio.create_task(_report_death(engine))
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        watch.cancel()
+
+
+async def _report_death(engine: Engine) -> None:
+    """Say once that the engine died; the gateway goes on and answers 503, for its table outlives the engine."""
+    while (failure := engine.failure()) is None:
+        await asyncio.sleep(WATCH_PERIOD_S)
+    print(f"autellix: error: {failure}; calls are answered with status 503", file=sys.stderr, flush=True)
+
+
+def _server_config(settings: Settings, engine: Engine) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(settings, engine),
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=int(settings.gateway.shutdown_grace_s),
+    )
+
+
+def _ready_line(settings: Settings, engine: Engine, listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    policy = settings.scheduler.policy if engine.accounting_socket else "none: the engine is not ours"
+    model = settings.engine.served_model_name or settings.engine.model or engine.base_url
+    return f"Autellix is ready: {model} at http://{shown}:{port}/v1 (policy {policy}); Ctrl-C ends it"
+
+
+@contextlib.contextmanager
+def _signals_cancel() -> Generator[None, None, None]:
+    """Turn a signal into the cancellation of the running task."""
+    task = asyncio.current_task()
+    assert task is not None
+    with _on_signals(task.cancel):
+        yield
+
+
+@contextlib.contextmanager
+def _on_signals(action: Callable[[], object]) -> Generator[None, None, None]:
+    loop = asyncio.get_running_loop()
+    ends = (signal.SIGINT, signal.SIGTERM)
+    for number in ends:
+        loop.add_signal_handler(number, action)
+    try:
+        yield
+    finally:
+        for number in ends:
+            loop.remove_signal_handler(number)
