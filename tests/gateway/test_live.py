@@ -89,7 +89,7 @@ def test_a_client_that_leaves_aborts_the_call(live_engine: Any, listen: Any, is_
             await asyncio.sleep(0.15)
             assert not task.done()
             task.cancel()
-            while (await store.counts()).active_calls:
+            while (await store.counts()).active_calls:  # noqa: ASYNC110 - the store tells when asked
                 await asyncio.sleep(0.01)
             program = await store.program("p")
             assert program is not None and program.calls[0].end is not None
