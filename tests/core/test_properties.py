@@ -23,7 +23,7 @@ from autellix_backend.core.machine import Machine
 from autellix_backend.core.policies import POLICY_NAMES
 from autellix_backend.core.starvation import is_starving
 
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=25, deadline=None)
 
 SECONDS = st.one_of(
     st.sampled_from((0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)),
@@ -32,8 +32,8 @@ SECONDS = st.one_of(
 CONFIGS = st.builds(
     SchedulerConfig,
     policy=st.sampled_from(POLICY_NAMES),
-    bounds=st.sampled_from(((), (1.0,), (0.1, 0.4, 1.6), (0.5, 1.0, 2.0, 4.0))),
-    beta=st.sampled_from((0.3, 1.0, 2.0, 8.0, math.inf)),
+    bounds=st.sampled_from(((0.1, 0.4, 1.6), (0.5, 1.0, 2.0, 4.0), (1.0,), ())),
+    beta=st.sampled_from((0.3, 1.0, 2.0, 3.0, math.inf)),
 )
 # (event, which call or program, amount): what the numbers mean is up to the event.
 EVENTS = st.lists(
@@ -56,7 +56,9 @@ EVENTS = st.lists(
         st.integers(min_value=0, max_value=30),
         SECONDS,
     ),
-    max_size=80,
+    # Short lists, which hypothesis prefers, seldom demote or promote anybody.
+    min_size=40,
+    max_size=60,
 )
 
 
@@ -124,13 +126,13 @@ def drive(config: SchedulerConfig, events: list[tuple[str, int, float]]) -> Driv
     return driver
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(CONFIGS, EVENTS)
 def test_a_tick_equals_a_scan_of_every_call(config: SchedulerConfig, events: list[Any]) -> None:
     drive(config, events).tick()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(CONFIGS, EVENTS, st.sampled_from((1e6, 1.7e9)))
 def test_a_late_clock_changes_nothing(config: SchedulerConfig, events: list[Any], start: float) -> None:
     driver = Driver(machine=Machine(config), now=start)
