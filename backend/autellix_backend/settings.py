@@ -220,8 +220,10 @@ def _construct(section: str, values: dict[str, object], layer: Mapping[str, Give
             error.field, error.problem, error.expected, given.source if given else None
         ) from error
     except ValueError as error:
-        # The core's configuration raises plain ValueErrors that name the field themselves.
-        raise SettingsError(section, str(error)) from error
+        # The core's configuration raises plain ValueErrors; their first word is the field.
+        key, _, problem = str(error).partition(" ")
+        name = f"{section}.{key}"
+        raise SettingsError(name, problem, source=layer[name].source if name in layer else None) from error
 
 
 def _field_types(section: type[Any]) -> dict[str, Any]:

@@ -134,10 +134,12 @@ async def _serve_and_watch(server: _Server, listener: socket.socket, engine: Eng
 
 
 async def _report_death(engine: Engine) -> None:
-    """Say once that the engine died; the gateway goes on and answers 503, for its table outlives the engine."""
-    while (failure := engine.failure()) is None:
+    """Say once that the engine died; the gateway goes on, and answers 503."""
+    while True:
+        if (failure := engine.failure()) is not None:
+            print(f"autellix: error: {failure}; calls get status 503", file=sys.stderr, flush=True)
+            return
         await asyncio.sleep(WATCH_PERIOD_S)
-    print(f"autellix: error: {failure}; calls are answered with status 503", file=sys.stderr, flush=True)
 
 
 def _server_config(settings: Settings, engine: Engine) -> uvicorn.Config:

@@ -39,7 +39,7 @@ CHAT_TEMPLATE = """\
 {%- endif -%}
 {%- for call in message.tool_calls or [] -%}
 {%- set arguments = call.function.arguments -%}
-{{ '\\n' }}call {{ call.function.name }} {{ arguments if arguments is string else arguments | tojson }}
+{{ '\\n' if message.content or not loop.first }}call {{ call.function.name }} {{ arguments if arguments is string else arguments | tojson }}
 {%- endfor -%}
 <|end|>{{ '\\n' }}
 {%- endfor -%}

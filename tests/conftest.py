@@ -1,0 +1,45 @@
+"""Fixtures that more than one package needs: the generated model and one real engine."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.engines.demo_model import DEMO_MODEL_NAME, build_demo_model
+from autellix_backend.engines.replica import ReplicaSpec, VllmReplica
+
+LIVE_STARTUP_S = 600.0
+
+
+@pytest.fixture(scope="session")
+def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the generated model, shared by all workers of one run."""
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("transformers is not installed")
+    root = tmp_path_factory.getbasetemp()
+    is_worker = root.name.startswith("popen-")
+    return build_demo_model((root.parent if is_worker else root) / "demo-model")
+
+
+@pytest.fixture(scope="session")
+def live_engine(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmReplica]:
+    """Yield a running vLLM server with the plugin and a batch of four."""
+    if importlib.util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed")
+    spec = ReplicaSpec(
+        model=demo_model,
+        served_model_name=DEMO_MODEL_NAME,
+        log_path=tmp_path_factory.mktemp("live-engine") / "engine.log",
+        scheduler=SchedulerConfig(policy="atlas"),
+        max_num_seqs=4,
+        startup_timeout_s=LIVE_STARTUP_S,
+    )
+    replica = VllmReplica(spec)
+    asyncio.run(replica.start())
+    yield replica
+    asyncio.run(replica.stop())

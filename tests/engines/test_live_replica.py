@@ -1,0 +1,69 @@
+"""A real vLLM server with the plugin answers a chat completion."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import Any
+
+import aiohttp
+import pytest
+
+from autellix_backend.core.accounting import CallAccount
+from autellix_backend.engines.demo_model import DEMO_MODEL_NAME
+from autellix_backend.engines.replica import VllmReplica
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(700)]
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "How much is 1 + 1?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "2"},
+]
+
+
+def chat(replica: VllmReplica, **fields: object) -> dict[str, Any]:
+    body = {"model": DEMO_MODEL_NAME, "messages": MESSAGES, "max_tokens": 8, "temperature": 0} | fields
+
+    async def main() -> dict[str, Any]:
+        url = replica.base_url + "/v1/chat/completions"
+        async with aiohttp.ClientSession() as client, client.post(url, json=body) as response:
+            answer: dict[str, Any] = json.loads(await response.read())
+            assert response.status == 200, answer
+            return answer
+
+    return asyncio.run(main())
+
+
+def test_answers_a_chat_with_tool_messages(live_engine: VllmReplica) -> None:
+    """Tool calls and results in the history render, and greedy answers repeat."""
+    first, second = (
+        chat(live_engine, tools=[TOOL], tool_choice="none"),
+        chat(live_engine, tools=[TOOL], tool_choice="none"),
+    )
+
+    assert first["usage"]["completion_tokens"] == 8
+    assert first["choices"][0]["message"] == second["choices"][0]["message"]
+    assert live_engine.is_alive()
+
+
+def test_sends_the_account_of_a_call(live_engine: VllmReplica) -> None:
+    """The plugin's datagram carries the ids of the body's vllm_xargs."""
+    path = live_engine.accounting_socket
+    assert path is not None
+    xargs = {"autellix_program": "program-1", "autellix_call": "call-1", "autellix_service_s": 0.25}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(str(path))
+        try:
+            receiver.settimeout(30)
+            chat(live_engine, vllm_xargs=xargs)
+            account = CallAccount.from_bytes(receiver.recv(65536))
+        finally:
+            path.unlink()
+
+    assert (account.program_id, account.call_id, account.output_tokens) == ("program-1", "call-1", 8)
+    assert account.inherited_service_s == 0.25

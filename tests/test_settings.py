@@ -1,0 +1,166 @@
+"""Settings come from file, environment and command line, and errors name the field and its source."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.settings import (
+    GatewaySettings,
+    Given,
+    Settings,
+    SettingsError,
+    child_environment,
+    default_cache_dir,
+    load_settings,
+    settings_to_mapping,
+)
+
+
+def load(
+    environ: dict[str, str] | None = None,
+    file: Path | None = None,
+    command_line: dict[str, Given] | None = None,
+) -> Settings:
+    return load_settings(file=file, environ=environ or {}, command_line=command_line)
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "autellix.toml"
+    path.write_text(text)
+    return path
+
+
+def test_defaults_are_those_of_the_dataclasses() -> None:
+    """With nothing given every field has its default."""
+    assert load() == Settings()
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    """The environment beats the file, and the command line beats both."""
+    file = write(
+        tmp_path, "[gateway]\nport = 1\nheartbeat_s = 2\n[scheduler]\npolicy = 'plas'\nbounds = [1, 2.5]\n"
+    )
+    environ = {"AUTELLIX_GATEWAY_PORT": "3", "AUTELLIX_SCHEDULER_POLICY": "fcfs"}
+
+    settings = load(environ, file, {"gateway.port": Given("4", "--port")})
+
+    assert settings.gateway.port == 4
+    assert settings.gateway.heartbeat_s == 2.0
+    assert settings.scheduler == SchedulerConfig(policy="fcfs", bounds=(1.0, 2.5))
+
+
+def test_text_is_converted_to_the_fields_type() -> None:
+    """Lists, paths, infinity and quoted words are read from text."""
+    settings = load(
+        {
+            "AUTELLIX_SCHEDULER_BOUNDS": "0.5, 1 2",
+            "AUTELLIX_SCHEDULER_BETA": "inf",
+            "AUTELLIX_ENGINE_MAX_NUM_SEQS": "4",
+            "AUTELLIX_ENGINE_EXTRA_ARGS": "--dtype float32 --name 'a b'",
+            "AUTELLIX_CACHE_DIR": "/tmp/x",
+        }
+    )
+
+    assert settings.scheduler.bounds == (0.5, 1.0, 2.0)
+    assert settings.scheduler.beta == math.inf
+    assert settings.engine.max_num_seqs == 4
+    assert settings.engine.extra_args == ("--dtype", "float32", "--name", "a b")
+    assert settings.engine.log_dir == Path("/tmp/x/logs")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        (
+            "AUTELLIX_GATEWAY_PORT",
+            "x",
+            "port (from AUTELLIX_GATEWAY_PORT): is 'x'; expected a whole number",
+        ),
+        ("AUTELLIX_GATEWAY_PORT", "70000", "gateway.port (from AUTELLIX_GATEWAY_PORT): is 70000; expected 0"),
+        ("AUTELLIX_GATEWAY_HOST", "", "gateway.host (from AUTELLIX_GATEWAY_HOST): is empty"),
+        ("AUTELLIX_GATEWAY_HEARTBEAT_S", "0", "is 0.0; expected a number more than zero"),
+        ("AUTELLIX_GATEWAY_HEARTBEAT_S", "nan", "is 'nan'; expected a number"),
+        ("AUTELLIX_ENGINE_MAX_NUM_SEQS", "0", "engine.max_num_seqs"),
+        ("AUTELLIX_ENGINE_URL", "host:80", "expected an http:// or https:// address"),
+        ("AUTELLIX_ENGINE_EXTRA_ARGS", "'", "expected a list of words"),
+        (
+            "AUTELLIX_SCHEDULER_POLICY",
+            "lottery",
+            "policy (from AUTELLIX_SCHEDULER_POLICY): must be one of",
+        ),
+        ("AUTELLIX_SCHEDULER_BOUNDS", "a", "is 'a'; expected a list of numbers such as"),
+        (
+            "AUTELLIX_SCHEDULER_SPEED",
+            "1",
+            "speed (from AUTELLIX_SCHEDULER_SPEED): is unknown; expected one",
+        ),
+    ],
+)
+def test_a_bad_value_names_field_source_and_expectation(variable: str, value: str, message: str) -> None:
+    """The message is one line with all that is needed to repair the setting."""
+    with pytest.raises(SettingsError) as caught:
+        load({variable: value})
+
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("port = ", "is not TOML"),
+        ("port = 1", "port"),
+        ("[door]\nport = 1", "door"),
+        ("[gateway]\nport = true", "gateway.port"),
+        ("[gateway]\nhost = 1", "gateway.host"),
+        ("[engine]\nextra_args = [1]", "engine.extra_args"),
+        ("[scheduler]\nbeta = [1]", "scheduler.beta"),
+    ],
+)
+def test_a_bad_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    """Broken TOML, unknown tables and wrong types are named."""
+    with pytest.raises(SettingsError, match=message):
+        load(file=write(tmp_path, text))
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    """A settings file that was named must exist."""
+    with pytest.raises(SettingsError, match="cannot read"):
+        load(file=tmp_path / "none.toml")
+
+
+def test_a_dataclass_checks_itself() -> None:
+    """Settings built in code are checked as well."""
+    with pytest.raises(SettingsError, match=r"gateway\.port: is -1"):
+        GatewaySettings(port=-1)
+
+
+def test_the_tree_is_plain_json() -> None:
+    """The mapping for `GET config` survives JSON."""
+    mapping = settings_to_mapping(Settings(scheduler=SchedulerConfig(beta=math.inf)))
+
+    assert json.loads(json.dumps(mapping, allow_nan=False)) == mapping
+
+
+def test_the_cache_folder_follows_the_environment() -> None:
+    """AUTELLIX_CACHE_DIR beats XDG_CACHE_HOME."""
+    both = {"AUTELLIX_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b"}
+
+    assert default_cache_dir(both) == Path("/a")
+    assert default_cache_dir({"XDG_CACHE_HOME": "/b"}) == Path("/b/autellix")
+    assert default_cache_dir({}) == Path.home() / ".cache/autellix"
+
+
+def test_the_users_environment_wins_in_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Defaults for a child do not replace what the user has set."""
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
+
+    environment = child_environment({"VLLM_CPU_KVCACHE_SPACE": "1", "ONLY_DEFAULT": "x"})
+
+    assert environment["VLLM_CPU_KVCACHE_SPACE"] == "7"
+    assert environment["ONLY_DEFAULT"] == "x"
