@@ -74,7 +74,10 @@ def configure(base_url: str | Iterable[str] | None = None) -> None:
     Raises:
         ValueError: if an address is malformed.
     """
-    backends.configure(_config.backends_of(base_url or ()))
+    roots = _config.backends_of(base_url or ())
+    left = backends.known()
+    backends.configure(roots)
+    _session.current_session().leave(left)
 
 
 def start() -> None:

@@ -113,6 +113,7 @@ class Strand:
         "holder",
         "inherited",
         "is_closed",
+        "is_joined",
         "is_truncated",
         "parent",
         "previous",
@@ -135,6 +136,7 @@ class Strand:
         self.holder: weakref.ref[Any] | None = None
         self.children: list[Strand] = []
         self.is_closed = False
+        self.is_joined = False
         self.is_truncated = False
         self._number: int | None = None
 
@@ -155,9 +157,11 @@ class Strand:
         """Tell whether this strand makes no further call."""
         if self.is_closed:
             return True
-        holder = None if self.holder is None else self.holder()
+        if self.holder is None:
+            return False
+        holder = self.holder()
         if holder is None:
-            return self.holder is not None
+            return True
         return bool(holder.done() if hasattr(holder, "done") else not holder.is_alive())
 
     def gather(self) -> tuple[str, ...] | None:
@@ -174,13 +178,14 @@ class Strand:
                 running.append(child)
                 continue
             child._absorb_finished()
+            running += child.children
             # What the child was spawned from is an ancestor of what it did: it is implied.
             implied = set(child.inherited or ())
             own = [call for call in self.frontier or () if call not in implied]
             own += [call for call in child.frontier or () if call not in own]
             self.is_truncated |= child.is_truncated or len(own) > MAX_PARENTS
             self.frontier = tuple(own[-MAX_PARENTS:])
-        self.children = running
+        self.children = running[-MAX_PARENTS:]
 
     def advance(self, call_id: str) -> tuple[str, ...] | None:
         """Record that the strand makes this call; return the calls it depends on."""
@@ -191,23 +196,31 @@ class Strand:
         return parents
 
     def _join_family(self) -> None:
-        """At the first call, tell the nearest live ancestor, which may wait for this strand one day."""
-        if self.holder is not None:
-            return
-        self.holder = weakref.ref(_holder())
+        """At the first call, tell the live ancestors: each may wait for the strand below it one day."""
+        strand = self
+        while not strand.is_joined:
+            strand.is_joined = True
+            parent = strand._live_ancestor()
+            if parent is None:
+                return
+            with parent.program.lock:
+                parent._add_child(strand)
+            strand = parent
+
+    def _live_ancestor(self) -> Strand | None:
         parent = None if self.parent is None else self.parent()
         while parent is not None and parent.is_finished() and parent.parent is not None:
             parent = parent.parent()
-        if parent is None:
-            return
-        with parent.program.lock:
-            if len(parent.children) >= MAX_PARENTS:
-                parent._absorb_finished()
-            if len(parent.children) >= MAX_PARENTS:
-                # More could not be listed as parents anyway; keeping them would be a leak.
-                parent.is_truncated = True
-                del parent.children[0]
-            parent.children.append(self)
+        return parent
+
+    def _add_child(self, child: Strand) -> None:
+        if len(self.children) >= MAX_PARENTS:
+            self._absorb_finished()
+        if len(self.children) >= MAX_PARENTS:
+            # More could not be listed as parents anyway; keeping them would be a leak.
+            self.is_truncated = True
+            del self.children[0]
+        self.children.append(child)
 
 
 class Holders:
@@ -244,11 +257,6 @@ def _thread() -> threading.Thread | None:
     return threading._active.get(threading.get_ident())  # type: ignore[attr-defined, no-any-return]
 
 
-def _holder() -> Any:
-    # A foreign thread has no object to watch: it counts as running for ever.
-    return _task() or _thread() or threading.main_thread()
-
-
 def top() -> Strand | None:
     """Return the open strand that hangs on the running task or thread, if there is one."""
     task = _task()
@@ -256,7 +264,7 @@ def top() -> Strand | None:
         strand: Strand | None = getattr(task, ATTRIBUTE, None)
         if strand is None and (strand := getattr(_state.local, "pending", None)) is not None:
             # An eager task runs its first step inside create_task, before anyone could link it.
-            setattr(task, ATTRIBUTE, strand)
+            adopt(task, strand)
     else:
         strand = getattr(_state.local, "strand", None) or getattr(_thread(), ATTRIBUTE, None)
     if strand is not None and strand.is_closed:
@@ -302,10 +310,11 @@ def spawning(strand: Strand | None) -> Strand | None:
     return before
 
 
-def adopt(holder: object, strand: Strand | None) -> None:
+def adopt(holder: Any, strand: Strand | None) -> None:
     """Hang a spawned strand on its task or Thread object, unless an eager first step has done so."""
     if strand is not None and getattr(holder, ATTRIBUTE, None) is None:
         setattr(holder, ATTRIBUTE, strand)
+        strand.holder = weakref.ref(holder)
 
 
 def open_program(name: str | None, program_id: str | None) -> Program:

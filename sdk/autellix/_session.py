@@ -55,11 +55,19 @@ class Session:
     def stop(self, *, is_final: bool) -> threading.Thread | None:
         """Ask the control thread to finish, after ending the session if this is final; return the thread."""
         thread, self._thread = self._thread, None
+        # A successor gets an inbox of its own, or it would take what is meant for this thread.
+        inbox, self._inbox = self._inbox, queue.SimpleQueue()
         if thread is not None:
             if is_final:
-                self._inbox.put(self._end)
-            self._inbox.put(None)
+                known = backends.known()
+                inbox.put(lambda: self._end(known))
+            inbox.put(None)
         return thread
+
+    def leave(self, left: list[Backend]) -> None:
+        """End the session at backends that get no more calls. Never blocks."""
+        if any(backend.state in (_backends.PENDING, _backends.REGISTERED) for backend in left):
+            self._post(lambda: self._end(left))
 
     def resume(self) -> None:
         """Continue the heartbeats after a fork in the parent."""
@@ -138,10 +146,10 @@ class Session:
         if backend.state == _backends.REGISTERED:
             _exchange(backend, "DELETE", f"{PROGRAMS_PATH}/{quote(program_id, safe='')}", None)
 
-    def _end(self) -> None:
+    def _end(self, ended: list[Backend]) -> None:
         from autellix_wire import SESSIONS_PATH
 
-        for backend in backends.known():
+        for backend in ended:
             if backend.state == _backends.REGISTERED:
                 _exchange(
                     backend, "DELETE", f"{SESSIONS_PATH}/{self.session_id}", None, timeout_s=EXIT_LIMIT_S

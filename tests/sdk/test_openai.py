@@ -1,0 +1,212 @@
+"""Headers on the calls of OpenAI clients, and the user's call left as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+
+import autellix
+from autellix import _openai, _patching
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from tests.sdk.conftest import Recording
+
+MESSAGES: Any = [{"role": "user", "content": "x"}]
+OPENAI_MODULE: Any = openai._base_client
+
+
+def ask(client: openai.OpenAI, content: str = "x", **options: Any) -> Any:
+    return client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": content}], **options
+    )
+
+
+def make_client(backend: Recording, **options: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=backend.url, api_key="key", **{"max_retries": 0, **options})
+
+
+def test_call_carries_identity(sdk: None, backend: Recording) -> None:
+    """A call of a script carries session, program and thread, and says that the program is implicit."""
+    with make_client(backend) as client:
+        answer = ask(client)
+    (call,) = backend.calls
+    identity = autellix.current()
+    assert answer.choices[0].message.content == "hello"
+    assert call["x-autellix-session-id"] == identity.session_id
+    assert call["x-autellix-program-id"] == identity.program_id
+    assert call["x-autellix-thread-id"] == str(identity.thread_id)
+    assert call["x-autellix-flags"] == "implicit"
+    assert "x-autellix-program-name" not in call
+
+
+def test_async_call_carries_identity(sdk: None, backend: Recording) -> None:
+    async def main() -> None:
+        client = openai.AsyncOpenAI(base_url=backend.url, api_key="key")
+        async with client, autellix.program("agent"):
+            await client.chat.completions.create(model="m", messages=MESSAGES)
+
+    asyncio.run(main())
+    assert backend.calls[0]["x-autellix-program-name"] == "agent"
+
+
+def test_streams_carry_identity_and_arrive_whole(sdk: None, backend: Recording) -> None:
+    async def main() -> int:
+        async with openai.AsyncOpenAI(base_url=backend.url, api_key="key") as client:
+            stream = await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
+            return len([chunk async for chunk in stream])
+
+    with make_client(backend) as client:
+        chunks = list(ask(client, stream=True))
+    assert (len(chunks), asyncio.run(main())) == (3, 3)
+    assert all("x-autellix-call-id" in call for call in backend.calls)
+
+
+def test_retries_keep_the_call_id(sdk: None, backend: Recording) -> None:
+    """A retried call is one call; the next call is another, whose parent it is."""
+    backend.statuses = [500, 503]
+    with autellix.program(), make_client(backend, max_retries=2) as client:
+        client = client.with_options(timeout=5)
+        ask(client, extra_headers={"Retry-After": "0"})
+        ask(client)
+    first, second, third, following = (call["x-autellix-call-id"] for call in backend.calls)
+    assert first == second == third != following
+    parents = [call["x-autellix-parent-ids"] for call in backend.calls]
+    assert parents == ["-", "-", "-", first]
+
+
+def test_async_retries_keep_the_call_id(sdk: None, backend: Recording) -> None:
+    backend.statuses = [500]
+
+    async def main() -> None:
+        async with openai.AsyncOpenAI(base_url=backend.url, api_key="key", max_retries=1) as client:
+            await client.chat.completions.create(model="m", messages=MESSAGES)
+
+    asyncio.run(main())
+    assert len(backend.calls) == 2
+    assert len({call["x-autellix-call-id"] for call in backend.calls}) == 1
+
+
+def test_user_headers_win(sdk: None, backend: Recording) -> None:
+    with make_client(backend, default_headers={"x-autellix-program-id": "mine"}) as client:
+        ask(client, extra_headers={"X-AUTELLIX-THREAD-ID": "7"})
+    (call,) = backend.calls
+    assert (call["x-autellix-program-id"], call["x-autellix-thread-id"]) == ("mine", "7")
+    assert "x-autellix-call-id" in call
+
+
+def test_only_posts_are_calls(sdk: None) -> None:
+    """Listing models is no call of a program."""
+    requests = record_with_transport("http://localhost:9/v1", lambda client: list(client.models.list()))
+    assert [name for name in requests[0].headers if name.startswith("x-autellix")] == []
+
+
+def record_with_transport(base_url: str, use: Callable[[openai.OpenAI], object]) -> list[Any]:
+    """Let a client use a transport of the user's own, and return the requests that reached it."""
+    httpx: Any = OPENAI_MODULE.__dict__.get("httpx2") or OPENAI_MODULE.__dict__["httpx"]
+    requests = []
+
+    def answer(request: Any) -> Any:
+        requests.append(request)
+        body = {"object": "list", "data": [], "choices": [], "id": "1", "model": "m", "created": 1}
+        return httpx.Response(200, json=body)
+
+    http_client = httpx.Client(transport=httpx.MockTransport(answer))
+    with openai.OpenAI(base_url=base_url, api_key="key", http_client=http_client) as client:
+        use(client)
+    return requests
+
+
+@pytest.mark.parametrize(
+    ("base_url", "is_annotated"),
+    [
+        ("https://api.openai.com/v1", False),
+        ("http://8.8.8.8/v1", False),
+        ("http://example.com:8000/v1", False),
+        ("http://localhost:1/v1", True),
+    ],
+)
+def test_public_hosts_get_no_header(sdk: None, base_url: str, is_annotated: bool) -> None:
+    (request,) = record_with_transport(base_url, ask)
+    assert any(name.startswith("x-autellix") for name in request.headers) == is_annotated
+
+
+def test_configured_public_host_is_annotated(sdk: None) -> None:
+    autellix.configure(base_url="https://llm.example.com/v1")
+    (request,) = record_with_transport("https://llm.example.com/v1", ask)
+    assert "x-autellix-call-id" in request.headers
+    (other,) = record_with_transport("http://localhost:1/v1", ask)
+    assert "x-autellix-call-id" not in other.headers
+
+
+def test_redirected_call_by_absolute_url_is_judged_by_its_target(sdk: None) -> None:
+    """A client of a near backend that posts to a public address sends it no identity."""
+
+    def use(client: openai.OpenAI) -> None:
+        client.post("https://api.openai.com/v1/other", cast_to=object, body={})
+
+    (request,) = record_with_transport("http://localhost:1/v1", use)
+    assert [name for name in request.headers if name.startswith("x-autellix")] == []
+
+
+def test_errors_are_the_users(sdk: None, backend: Recording) -> None:
+    backend.statuses = [400]
+    with make_client(backend) as client, pytest.raises(openai.BadRequestError, match="as told"):
+        ask(client)
+    assert len(backend.calls) == 1
+    assert _openai.calls._in_flight == {}
+
+
+def test_dead_backend_fails_with_openais_error(sdk: None) -> None:
+    with openai.OpenAI(base_url="http://127.0.0.1:9/v1", api_key="key", max_retries=0) as client:
+        started_s = time.monotonic()
+        with pytest.raises(openai.APIConnectionError):
+            ask(client)
+    assert time.monotonic() - started_s < 2
+
+
+def test_fault_of_ours_does_not_reach_the_call(
+    sdk: None, backend: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise RuntimeError("ours")
+
+    monkeypatch.setattr(_openai, "_headers", fail)
+    with make_client(backend) as client:
+        assert ask(client).choices[0].message.content == "hello"
+    assert len(backend.calls) == 1
+
+
+def test_options_of_the_users_own_key_are_kept(sdk: None, backend: Recording) -> None:
+    """A key that the user has set goes through as it is."""
+    seen = []
+    with make_client(backend) as client:
+        original = client._prepare_options
+
+        def prepare(options: Any) -> Any:
+            seen.append(options.idempotency_key)
+            return original(options)
+
+        client._prepare_options = prepare  # type: ignore[method-assign]
+        client.post("/chat/completions", cast_to=object, body={}, options={"idempotency_key": "users"})
+    assert seen == ["users"]
+    assert "x-autellix-call-id" in backend.calls[0]
+
+
+def test_client_without_the_known_methods_is_left_alone() -> None:
+    """A version that has moved its private methods is not instrumented, and nothing is raised."""
+
+    class Module:
+        class BaseClient:
+            pass
+
+    patches = _patching.Patches()
+    module: ModuleType = Module  # type: ignore[assignment]
+    _openai.instrument_openai(patches, module)
+    assert patches._applied == []

@@ -1,0 +1,206 @@
+"""`program` in each of its forms."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+import autellix
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Generator, Iterator
+
+
+def name_here() -> str | None:
+    return autellix.current().name
+
+
+def test_every_run_of_a_function_is_a_program(sdk: None) -> None:
+    @autellix.program("agent")
+    def agent(word: str) -> tuple[str, str, str | None]:
+        """Docs."""
+        return word, autellix.current().program_id, name_here()
+
+    first, second = agent("x"), agent("x")
+    assert (first[0], first[2]) == ("x", "agent")
+    assert first[1] != second[1]
+    assert (agent.__name__, agent.__doc__) == ("agent", "Docs.")
+
+
+def test_coroutine_function_runs_as_a_program(sdk: None) -> None:
+    @autellix.program("agent")
+    async def agent() -> str | None:
+        await asyncio.sleep(0)
+        return name_here()
+
+    assert inspect.iscoroutinefunction(agent)
+    assert asyncio.run(agent()) == "agent"
+
+
+def test_generators_keep_their_scope_to_themselves(sdk: None) -> None:
+    """Two suspended generators and their consumer each see their own program."""
+
+    @autellix.program("generator")
+    def steps() -> Iterator[str]:
+        for _ in range(3):
+            yield autellix.current().program_id
+
+    with autellix.program("consumer"):
+        one, two = steps(), steps()
+        seen = set()
+        for first, second in zip(one, two, strict=True):
+            assert name_here() == "consumer"
+            seen.add((first, second))
+    assert len(seen) == 1
+    assert len(set(*seen)) == 2
+
+
+def test_generator_protocol_is_kept(sdk: None) -> None:
+    closed = []
+
+    @autellix.program("generator")
+    def talk() -> Generator[str, str, str]:
+        try:
+            word = yield "start"
+            try:
+                yield word
+            except KeyError:
+                yield "caught"
+            return "done"
+        finally:
+            closed.append(name_here())
+
+    generator = talk()
+    assert next(generator) == "start"
+    assert generator.send("word") == "word"
+    assert generator.throw(KeyError()) == "caught"
+    with pytest.raises(StopIteration) as stop:
+        next(generator)
+    assert stop.value.value == "done"
+    abandoned = talk()
+    next(abandoned)
+    abandoned.close()
+    assert closed == ["generator", "generator"]
+    assert name_here() is None
+
+
+def test_scope_opened_inside_a_generator_waits_with_it(sdk: None) -> None:
+    @autellix.program("outer")
+    def steps() -> Iterator[str | None]:
+        with autellix.program("inner"):
+            yield name_here()
+            yield name_here()
+        yield name_here()
+
+    seen = []
+    for name in steps():
+        seen.append(name)
+        assert name_here() is None
+    assert seen == ["inner", "inner", "outer"]
+
+
+def test_async_generators_keep_their_scope_to_themselves(sdk: None) -> None:
+    closed = []
+
+    @autellix.program("generator")
+    async def steps() -> AsyncIterator[str | None]:
+        try:
+            for _ in range(3):
+                await asyncio.sleep(0)
+                yield name_here()
+        finally:
+            closed.append(name_here())
+
+    async def main() -> None:
+        async for name in steps():
+            assert (name, name_here()) == ("generator", None)
+        abandoned = steps()
+        await anext(abandoned)
+        await abandoned.aclose()  # type: ignore[attr-defined]
+        failing = steps()
+        await anext(failing)
+        with pytest.raises(KeyError):
+            await failing.athrow(KeyError())  # type: ignore[attr-defined]
+
+    asyncio.run(main())
+    assert closed == ["generator"] * 3
+
+
+def test_scopes_may_be_left_out_of_order(sdk: None) -> None:
+    first, second = autellix.program("a"), autellix.program("b")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert name_here() == "b"
+    second.__exit__(None, None, None)
+    assert name_here() is None
+
+
+def test_scope_may_be_left_in_another_thread(sdk: None) -> None:
+    scope = autellix.program("a")
+    scope.__enter__()
+    thread = threading.Thread(target=scope.__exit__, args=(None, None, None))
+    thread.start()
+    thread.join()
+    assert name_here() is None
+
+
+def test_one_scope_object_serves_many_threads(sdk: None) -> None:
+    scope, barrier = autellix.program("a"), threading.Barrier(8)
+    seen: list[tuple[str | None, str | None]] = []
+
+    def work() -> None:
+        with scope as identity:
+            barrier.wait()
+            seen.append((identity.program_id, autellix.current().program_id))
+            barrier.wait()
+        seen.append((None, name_here()))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    inside = [pair for pair in seen if pair[0]]
+    assert all(entered == current for entered, current in inside)
+    assert len({entered for entered, _ in inside}) == 8
+    assert [pair for pair in seen if not pair[0]] == [(None, None)] * 8
+
+
+def test_exceptions_pass_untouched(sdk: None) -> None:
+    error = KeyError("users")
+    with pytest.raises(KeyError) as caught, autellix.program("a"):
+        raise error
+    assert caught.value is error
+    assert name_here() is None
+
+
+def test_same_id_is_the_same_program(sdk: None) -> None:
+    with autellix.program(id="mine") as first, autellix.program(id="mine") as second:
+        assert first.program_id == second.program_id == "mine"
+        assert first.thread_id != second.thread_id
+
+
+@pytest.mark.parametrize("bad", ["", " ", "ü", "x" * 257, "a\nb"])
+def test_malformed_id_is_refused(bad: str) -> None:
+    with pytest.raises(ValueError, match="id: "):
+        autellix.program(id=bad)
+
+
+def test_any_name_becomes_a_header(sdk: None) -> None:
+    with autellix.program("grüß\n"):
+        assert name_here() == "gr%C3%BC%C3%9F"
+
+
+def test_identity_shows_itself(sdk: None) -> None:
+    with autellix.program("a", id="p"):
+        assert repr(autellix.current()) == "Identity(program_id='p', name='a', thread_id=0)"
+
+
+def test_public_names() -> None:
+    assert autellix.__all__ == sorted(autellix.__all__)
+    assert all(callable(getattr(autellix, name)) for name in autellix.__all__)

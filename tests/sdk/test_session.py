@@ -1,0 +1,238 @@
+"""The session's life: started by the first call, kept alive, ended, and never in the user's way."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+
+import autellix
+from autellix import _backends, _session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.sdk.conftest import Recording
+
+MESSAGES: Any = [{"role": "user", "content": "x"}]
+
+
+def ask(backend: Recording, count: int = 1) -> None:
+    with openai.OpenAI(base_url=backend.url, api_key="secret", max_retries=0) as client:
+        for _ in range(count):
+            client.chat.completions.create(model="m", messages=MESSAGES)
+
+
+def wait_until(is_true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 5
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def state_of(backend: Recording) -> str:
+    found = _backends.backends._seen[("http", "127.0.0.1", backend.port)]
+    assert found is not None
+    return found.state
+
+
+def test_first_call_starts_the_session_once(sdk: None, backend: Recording) -> None:
+    ask(backend, count=3)
+    (start,) = backend.wait_for("POST", "sessions")
+    assert json.loads(start[2]) == {
+        "session_id": backend.calls[0]["x-autellix-session-id"],
+        "client": "autellix-python",
+    }
+    assert backend.credentials == ["Bearer secret"]
+
+
+def test_no_call_no_session(sdk: None, backend: Recording) -> None:
+    with autellix.program("a"):
+        pass
+    assert backend.control == []
+    assert all(thread.name != "autellix-control" for thread in threading.enumerate())
+
+
+def test_call_does_not_wait_for_the_session(sdk: None, make_backend: Callable[..., Recording]) -> None:
+    slow = make_backend(delay_s=1.0)
+    started_s = time.monotonic()
+    ask(slow)
+    assert time.monotonic() - started_s < 0.9
+
+
+def test_leaving_a_program_ends_it_at_the_backend(sdk: None, backend: Recording) -> None:
+    with autellix.program("a", id="a/b"):
+        ask(backend)
+    assert backend.wait_for("DELETE")[0][1] == "/autellix/v1/programs/a%2Fb"
+
+
+def test_shared_program_ends_with_its_last_scope(sdk: None, backend: Recording) -> None:
+    with autellix.program(id="p"):
+        with autellix.program(id="p"):
+            ask(backend)
+        with autellix.program(id="q"):
+            ask(backend)
+        assert backend.wait_for("DELETE")[0][1].endswith("/q")
+    assert [entry[1][-1] for entry in backend.wait_for("DELETE", count=2)] == ["q", "p"]
+
+
+def test_heartbeats_and_return_after_a_restart(sdk: None, make_backend: Callable[..., Recording]) -> None:
+    """A backend that has forgotten the session answers a heartbeat by 404 and gets the session again."""
+    backend = make_backend(heartbeat_s=0.05)
+    ask(backend)
+    backend.wait_for("POST", "/heartbeat", count=2)
+    backend.is_forgetful = True
+    wait_until(lambda: sum(entry[1].endswith("/sessions") for entry in backend.control) >= 2)
+    assert state_of(backend) == _backends.REGISTERED
+
+
+def test_foreign_backend_gets_no_more_headers(sdk: None, make_backend: Callable[..., Recording]) -> None:
+    foreign = make_backend(is_autellix=False)
+    ask(foreign)
+    wait_until(lambda: state_of(foreign) == _backends.FOREIGN)
+    ask(foreign)
+    assert [name for name in foreign.calls[1] if name.startswith("x-autellix")] == []
+    assert len(foreign.control) == 1
+
+
+@pytest.mark.parametrize(
+    "reply", [b"", b"nonsense\r\n\r\n", b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n"]
+)
+def test_broken_backend_is_tried_again_later(sdk: None, reply: bytes) -> None:
+    """No answer, no HTTP, and "not now" say nothing about what the server is."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(reply)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        backend = _backends.backends.find("http", "127.0.0.1", port, "/v1/x")
+        assert backend is not None
+        _session.current_session().touch(backend)
+        wait_until(lambda: backend.state == _backends.UNREACHABLE)
+        thread.join()
+
+
+def test_configure_ends_the_session_at_backends_left(
+    sdk: None, make_backend: Callable[..., Recording]
+) -> None:
+    old = make_backend()
+    ask(old)
+    old.wait_for("POST", "sessions")
+    autellix.configure(base_url="http://127.0.0.1:9")
+    old.wait_for("DELETE", "sessions")
+
+
+def test_uninstrument_ends_the_session(sdk: None, backend: Recording) -> None:
+    ask(backend)
+    autellix.uninstrument()
+    backend.wait_for("DELETE", "sessions")
+    ask(backend)
+    assert "x-autellix-call-id" not in backend.calls[1]
+    autellix.instrument()
+    ask(backend)
+    backend.wait_for("POST", "sessions", count=2)
+    assert "x-autellix-call-id" in backend.calls[2]
+
+
+def test_https_is_spoken_to_https_backends(sdk: None) -> None:
+    backend = _backends.Backend(("https", "127.0.0.1", 9), "")
+    connection = _session._connect(backend, 0.1)
+    assert type(connection).__name__ == "HTTPSConnection"
+
+
+SCRIPT = """
+    import autellix, openai, sys, time
+    client = openai.OpenAI(base_url=sys.argv[1], api_key="key", max_retries=0)
+    ask = lambda: client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
+"""
+
+
+def test_exit_by_exception_ends_the_session(run_script: Callable[..., str], backend: Recording) -> None:
+    with pytest.raises(AssertionError, match="ValueError: users"):
+        run_script(SCRIPT + "    ask()\n    raise ValueError('users')", backend.url)
+    session_id = backend.calls[0]["x-autellix-session-id"]
+    assert backend.control[-1][:2] == ("DELETE", f"/autellix/v1/sessions/{session_id}")
+
+
+def test_dead_backend_costs_a_bounded_exit(run_script: Callable[..., str]) -> None:
+    """A backend that accepts and never answers: openai's own error, and a second at most at the exit."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        script = SCRIPT + (
+            "    try:\n        client.with_options(timeout=0.2).models.with_raw_response\n"
+            "        client.with_options(timeout=0.2).chat.completions.create(model='m', messages=[])\n"
+            "    except openai.APITimeoutError:\n        print(time.time())"
+        )
+        failed_at_s = float(run_script(script, f"http://127.0.0.1:{port}/v1"))
+        assert time.time() - failed_at_s < 2.5
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_forked_child_has_a_session_and_program_of_its_own(
+    run_script: Callable[..., str], backend: Recording
+) -> None:
+    script = (
+        SCRIPT
+        + """
+    import os
+    with autellix.program("named"):
+        ask()
+        child = os.fork()
+        ask()
+    ask()
+    if child:
+        os.waitpid(child, 0)
+        ask()
+    else:
+        print(autellix.current().is_implicit)
+    """
+    )
+    assert run_script(script, backend.url) == "True\n"
+    by_session: dict[str, list[dict[str, str]]] = {}
+    for call in backend.calls:
+        by_session.setdefault(call["x-autellix-session-id"], []).append(call)
+    child, parent = sorted(by_session.values(), key=len)
+    assert (len(child), len(parent)) == (2, 4)
+    assert child[0]["x-autellix-program-name"] == "named"
+    assert child[0]["x-autellix-parent-ids"] == "-"
+    mine, theirs = ({call["x-autellix-program-id"] for call in calls} for calls in (child, parent))
+    assert not mine & theirs
+    ended = {entry[1].rsplit("/", 1)[1] for entry in backend.control if "DELETE sessions" in " ".join(entry)}
+    assert ended <= set(by_session)
+    ends = [entry for entry in backend.control if entry[0] == "DELETE" and "/sessions/" in entry[1]]
+    assert len(ends) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_heartbeats_go_on_after_a_fork(
+    run_script: Callable[..., str], make_backend: Callable[..., Recording]
+) -> None:
+    backend = make_backend(heartbeat_s=0.05)
+    script = (
+        SCRIPT
+        + """
+    import os
+    ask()
+    time.sleep(0.1)
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    print("forked", flush=True)
+    time.sleep(0.3)
+    """
+    )
+    run_script(script, backend.url)
+    assert len([entry for entry in backend.control if entry[1].endswith("/heartbeat")]) >= 3

@@ -1,0 +1,87 @@
+"""The contract: ids, parents and the bodies of the sessions API."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import autellix_wire
+from autellix_wire import InvalidId, check_id, format_parents, parse_parents
+from autellix_wire.sessions import InvalidBody, SessionStart, SessionStarted
+
+
+def test_public_names() -> None:
+    assert sorted(autellix_wire.__all__, key=str.lower) == sorted(set(autellix_wire.__all__), key=str.lower)
+    assert all(hasattr(autellix_wire, name) for name in autellix_wire.__all__)
+
+
+def test_id_is_stripped() -> None:
+    assert check_id(" a b ", "id") == "a b"
+
+
+@pytest.mark.parametrize("bad", ["", "  ", "x" * 257, "ü", "a\nb"])
+def test_malformed_id_names_its_field(bad: str) -> None:
+    with pytest.raises(InvalidId, match=r"^X-Some: ") as caught:
+        check_id(bad, "X-Some")
+    assert caught.value.field == "X-Some"
+
+
+@pytest.mark.parametrize("parents", [(), ("a",), ("a", "b")])
+def test_parents_round_trip(parents: tuple[str, ...]) -> None:
+    assert parse_parents(format_parents(parents), "parents") == parents
+
+
+def test_absent_parents_are_unknown() -> None:
+    assert parse_parents(None, "parents") is None
+
+
+def test_parents_have_a_limit() -> None:
+    assert len(format_parents(map(str, range(100))).split(",")) == 64
+    with pytest.raises(InvalidId, match="lists 65 parents"):
+        parse_parents(",".join(map(str, range(65))), "parents")
+
+
+@pytest.mark.parametrize(
+    "start",
+    [SessionStart(session_id="s"), SessionStart(session_id="s", program_name="react", client="python")],
+)
+def test_session_start_round_trips(start: SessionStart) -> None:
+    assert SessionStart.from_bytes(start.to_bytes()) == start
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"\xff", b"{}", b'{"session_id": 1}', b'{"session_id": "s", "client": {}}']
+)
+def test_malformed_session_start_is_refused(body: bytes) -> None:
+    with pytest.raises(ValueError):
+        SessionStart.from_bytes(body)
+
+
+def test_session_started_round_trips() -> None:
+    started = SessionStarted(session_id="s", heartbeat_s=15.0, version="1")
+    assert SessionStarted.from_bytes(started.to_bytes()) == started
+    assert json.loads(started.to_bytes())["server"] == "autellix"
+
+
+def test_session_started_without_details() -> None:
+    started = SessionStarted.from_bytes(b'{"server": "autellix", "heartbeat_s": 2}')
+    assert started == SessionStarted(session_id="", heartbeat_s=2.0, version="")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"server": "vllm", "heartbeat_s": 1},
+        {"server": "autellix"},
+        {"server": "autellix", "heartbeat_s": 0},
+        {"server": "autellix", "heartbeat_s": True},
+        {"server": "autellix", "heartbeat_s": "1"},
+        {"server": "autellix", "heartbeat_s": float("nan")},
+        {"server": "autellix", "heartbeat_s": 1, "version": 1},
+    ],
+)
+def test_other_answers_are_refused(fields: dict[str, object]) -> None:
+    with pytest.raises(InvalidBody):
+        SessionStarted.from_bytes(json.dumps(fields).encode())
