@@ -163,19 +163,39 @@ def test_promotions_keep_the_order_of_the_queues(machine: Machine) -> None:
     assert [call.call_id for call in machine] == ["high", "later", "low"]
 
 
-def test_a_waiting_program_is_promoted_with_a_call_it_finishes(machine: Machine) -> None:
-    # The finished call's waiting becomes the program's, and so its sibling's.
+def test_the_waiting_of_a_call_that_left_counts_for_its_siblings(machine: Machine) -> None:
     machine.arrive("a", "p", 0.0, service_s=2.0)
     machine.arrive("b", "p", 0.0)
-    machine.start("b", 1.0)
-    run_for(machine, "a", 3.0, 0.1)
-    machine.tick(3.1)
-    machine.charge("b", 0.1, 3.1)
-    machine.finish("a", 3.1)
+    machine.abort("b", 3.0)
 
-    assert [change.call_id for change in machine.tick(3.1)] == []
-    machine.arrive("c", "p", 3.1, wait_s=4.3)
-    assert [change.call_id for change in machine.tick(3.1)] == ["b", "c"]
+    assert [change.call_id for change in machine.tick(3.0)] == ["a"]
+
+
+def test_told_waiting_counts_for_the_active_calls(machine: Machine) -> None:
+    machine.arrive("a", "p", 0.0, service_s=2.0)
+    machine.arrive("b", "p", 1.0, wait_s=3.0)
+
+    assert [change.call_id for change in machine.tick(1.0)] == ["a"]
+
+
+def test_waiting_goes_on_after_a_preemption(machine: Machine) -> None:
+    machine.arrive("a", "p", 0.0, service_s=2.0)
+    machine.start("a", 3.0)
+    assert machine.tick(5.0) == []
+    machine.stop("a", 6.0)
+
+    assert machine.tick(6.5) == []
+    assert [change.call_id for change in machine.tick(7.0)] == ["a"]
+
+
+def test_a_promotion_makes_good_the_waiting_and_the_service_of_the_call(machine: Machine) -> None:
+    call = machine.arrive("a", "p", 0.0, service_s=2.0)
+    run_for(machine, "a", 1.0, 1.0)
+    machine.stop("a", 2.0)
+    machine.tick(7.0)
+
+    assert (call.level, call.unpaid_wait_at(7.0), call.unpaid_service_s) == (1, 0.0, 0.0)
+    assert (call.wait_at(7.0), call.service_s) == (6.0, 1.0)
 
 
 def test_the_first_service_of_a_long_wait_may_promote_at_once() -> None:
