@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import sys
@@ -85,7 +86,7 @@ def bind(gateway: GatewaySettings) -> socket.socket:
     try:
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
-        problem = f"cannot listen on {gateway.host}:{gateway.port} ({error.strerror})"
+        problem = f"cannot listen on {gateway.host}:{gateway.port} ({os.strerror(error.errno)})"
         raise SettingsError("gateway.port", problem, "a free port, or 0 for any") from error
 
 

@@ -39,7 +39,8 @@ CHAT_TEMPLATE = """\
 {%- endif -%}
 {%- for call in message.tool_calls or [] -%}
 {%- set arguments = call.function.arguments -%}
-{{ '\\n' if message.content or not loop.first }}call {{ call.function.name }} {{ arguments if arguments is string else arguments | tojson }}
+{%- set has_text = message.content or not loop.first -%}
+{{ '\\n' if has_text }}call {{ call.function.name }} {{ arguments if arguments is string else arguments | tojson }}
 {%- endfor -%}
 <|end|>{{ '\\n' }}
 {%- endfor -%}

@@ -19,10 +19,10 @@ DEFAULT_PATIENCE_S = 10.0
 class RemoteEngine:
     """A server that we neither start nor stop; it sends no accounts."""
 
-    def __init__(self, url: str, *, name: str = "remote-0", patience_s: float = DEFAULT_PATIENCE_S) -> None:
+    def __init__(self, url: str, *, name: str = "remote-0", patience_s: float | None = None) -> None:
         self._base_url = url.rstrip("/").removesuffix("/v1")
         self._name = name
-        self._patience_s = patience_s
+        self._patience_s = DEFAULT_PATIENCE_S if patience_s is None else patience_s
         self._is_started = False
 
     @property

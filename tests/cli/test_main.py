@@ -1,0 +1,159 @@
+"""The command line: lazy subcommands, clear errors, and exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autellix_backend.cli import main as cli
+from autellix_backend.engines.base import EngineStartError
+from autellix_backend.engines.demo_model import MARKER
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTELLIX_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def error_of(capsys: pytest.CaptureFixture[str]) -> str:
+    lines = capsys.readouterr().err.splitlines()
+    errors = [line for line in lines if line.startswith("autellix: error: ")]
+    assert len(errors) == 1
+    assert lines[-1] == errors[0]
+    return errors[0].removeprefix("autellix: error: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["serve"], "engine.model: is not given"),
+        (["serve", "/nowhere", "--port", "0"], "engine.model: '/nowhere' does not exist"),
+        (["serve", "m", "--policy", "lottery"], "scheduler.policy (from --policy): must be one of"),
+        (["serve", "m", "--port", "x"], "gateway.port (from --port): is 'x'; expected a whole number"),
+        (["serve", "m", "--bounds", "2,1"], "scheduler.bounds (from --bounds): must increase"),
+        (["serve", "m", "--host", "nowhere.invalid"], "gateway.host: 'nowhere.invalid' is unknown"),
+        (
+            ["serve", "m", "--port", "0", "--engine-args=--port=1"],
+            "engine.extra_args: --port is set by autellix",
+        ),
+        (["serve", "m", "--config", "/nowhere"], "--config: cannot read /nowhere"),
+        (["serve", "m", "--port", "0", "--engine-url", "http://127.0.0.1:1"], "engine.url: is given beside"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit code is 2, and the line names the field and what is expected."""
+    assert cli.main(arguments) == 2
+    assert message in error_of(capsys)
+
+
+def test_a_taken_port_shows_before_the_engine_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    """The port is bound first, so nobody waits for an engine in vain."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        assert cli.main(["serve", "/nowhere", "--port", str(port)]) == 2
+
+    expected = (
+        f"gateway.port: cannot listen on 127.0.0.1:{port} (Address already in use); expected a free port"
+    )
+    assert expected in error_of(capsys)
+
+
+def test_a_missing_package_names_the_remedy(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A subcommand whose packages are not installed says what to install."""
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "autellix_backend.cli.serve", raising=False)
+
+    assert cli.main(["serve", "m"]) == 2
+
+    assert "needs uvicorn, which is not installed; expected `pip install" in error_of(capsys)
+
+
+def test_a_missing_engine_names_the_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without vLLM, serve says what to install."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    (tmp_path / "config.json").write_text("{}")
+
+    assert cli.main(["serve", str(tmp_path), "--port", "0"]) == 2
+
+    assert "engine: vLLM is not installed; expected `pip install" in error_of(capsys)
+
+
+def test_a_failed_engine_and_an_interrupt_have_their_own_codes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An engine that fails to start gives 1 with its log, Ctrl-C gives 130."""
+
+    class Failing:
+        def __init__(self, error: BaseException) -> None:
+            self.error = error
+
+        def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+            pass
+
+        def run(self, args: argparse.Namespace) -> int:
+            raise self.error
+
+    start_error = EngineStartError("replica-0 ended", Path("/log"), "the last line")
+    monkeypatch.setattr(cli, "_load", lambda _name: Failing(start_error))
+    assert cli.main(["serve"]) == 1
+    assert "replica-0 ended\nLast lines of /log:\nthe last line" in capsys.readouterr().err
+
+    monkeypatch.setattr(cli, "_load", lambda _name: Failing(KeyboardInterrupt()))
+    assert cli.main(["serve"]) == 130
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """`autellix --help` names all subcommands with what they do."""
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--help"])
+
+    text = capsys.readouterr().out
+    assert all(name in text for name in cli.COMMANDS)
+
+
+def test_help_of_serve_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    """Defaults in the help are those of the settings."""
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["serve", "--help"])
+
+    text = " ".join(capsys.readouterr().out.split())
+    assert "port to listen on, 0 for any free one (default 8000)" in text
+    assert "(default 0.1,0.4,1.6,6.4)" in text
+
+
+def test_the_top_help_loads_no_subcommand() -> None:
+    """Only the chosen subcommand's module is imported."""
+    code = (
+        "import sys\n"
+        "from autellix_backend.cli.main import main\n"
+        "try:\n    main(['--version'])\n"
+        "except SystemExit:\n    pass\n"
+        "sys.exit('fastapi' in sys.modules or 'torch' in sys.modules)\n"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=False, stdout=subprocess.DEVNULL).returncode == 0
+    )
+
+
+def test_demo_model_prints_its_folder(
+    demo_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command prints where the model is, and refuses a folder with other content."""
+    assert cli.main(["demo-model", str(demo_model)]) == 0
+    assert capsys.readouterr().out == f"{demo_model}\n"
+
+    (tmp_path / MARKER).touch()
+    assert cli.main(["demo-model", str(tmp_path)]) == 2
+    assert "demo-model: " in error_of(capsys)

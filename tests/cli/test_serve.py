@@ -1,0 +1,155 @@
+"""`autellix serve` announces itself, passes calls on, and ends on a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from autellix_backend.cli.serve import serve
+from autellix_backend.engines import factory
+from autellix_backend.engines.base import EngineError
+from autellix_backend.engines.fake import FakeEngine
+from autellix_backend.engines.replica import ReplicaSpec, VllmReplica
+from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
+
+FAKE_SERVER = (sys.executable, "-S", str(Path(__file__).parents[1] / "engines" / "fake_server.py"))
+READY = re.compile(r"Autellix is ready: .* at (http://127\.0\.0\.1:\d+)/v1")
+
+
+def make_settings(folder: Path, **engine: object) -> Settings:
+    return Settings(
+        gateway=GatewaySettings(port=0, shutdown_grace_s=1.0),
+        engine=EngineSettings(state_dir=folder, **engine),  # type: ignore[arg-type]
+    )
+
+
+async def wait_ready(capsys: pytest.CaptureFixture[str], seen: list[str]) -> str:
+    async with asyncio.timeout(20):
+        while True:
+            seen.append(capsys.readouterr().out)
+            if found := READY.search("".join(seen)):
+                return found[1]
+            await asyncio.sleep(0.05)
+
+
+async def serve_and(
+    settings: Settings, capsys: pytest.CaptureFixture[str], use: Callable[[str], Awaitable[None]]
+) -> int:
+    """Serve, use the root address, end with SIGTERM; return the exit code."""
+    server = asyncio.create_task(serve(settings))
+    await use(await wait_ready(capsys, []))
+    os.kill(os.getpid(), signal.SIGTERM)
+    return await asyncio.wait_for(server, 20)
+
+
+def test_serves_a_remote_engine_until_sigterm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A call goes through the gateway to the engine, and SIGTERM ends the server with code 0."""
+
+    async def use(root: str) -> None:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        async with (
+            aiohttp.ClientSession() as client,
+            client.post(root + "/v1/chat/completions", json=body) as response,
+        ):
+            assert response.status == 200, await response.text()
+
+    async def main() -> int:
+        engine = FakeEngine()
+        await engine.start()
+        try:
+            return await serve_and(make_settings(tmp_path, url=engine.base_url), capsys, use)
+        finally:
+            await engine.stop()
+
+    assert asyncio.run(main()) == 0
+
+
+@pytest.fixture
+def fake_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VllmReplica:
+    replica = VllmReplica(ReplicaSpec(model="m", log_path=tmp_path / "log"), server=FAKE_SERVER)
+    monkeypatch.setattr("autellix_backend.cli.serve.make_engine", lambda _settings: replica)
+    return replica
+
+
+def test_stops_its_engine_at_the_end(
+    tmp_path: Path, fake_replica: VllmReplica, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The replica lives as long as the server does."""
+
+    async def use(_root: str) -> None:
+        assert fake_replica.is_alive()
+
+    assert asyncio.run(serve_and(make_settings(tmp_path), capsys, use)) == 0
+    assert fake_replica.pid is None
+
+
+def test_a_dead_engine_leaves_a_gateway_that_answers_503(
+    tmp_path: Path, fake_replica: VllmReplica, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """When the engine dies, calls get a clear error and the server goes on."""
+
+    async def use(root: str) -> None:
+        async with aiohttp.ClientSession() as client:
+            with pytest.raises(aiohttp.ClientError):
+                await client.get(fake_replica.base_url + "/die")
+            while fake_replica.is_alive():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            body = {"model": "m", "messages": []}
+            async with client.post(root + "/v1/chat/completions", json=body) as response:
+                assert response.status == 503
+                assert "error" in await response.json()
+
+    assert asyncio.run(serve_and(make_settings(tmp_path), capsys, use)) == 0
+    assert fake_replica.pid is None
+
+
+def test_a_signal_during_the_start_ends_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGINT while the engine loads leaves no process and gives code 130."""
+    spec = ReplicaSpec(model="m", log_path=tmp_path / "log", extra_args=("--fail", "late"))
+    replica = VllmReplica(spec, server=FAKE_SERVER)
+    monkeypatch.setattr("autellix_backend.cli.serve.make_engine", lambda _settings: replica)
+
+    async def main() -> int:
+        server = asyncio.create_task(serve(make_settings(tmp_path)))
+        async with asyncio.timeout(20):
+            while replica.pid is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+        return await asyncio.wait_for(server, 20)
+
+    assert asyncio.run(main()) == 130
+    assert replica.pid is None
+
+
+def test_the_demo_model_is_generated_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`demo` stands for the generated model below the cache folder, under its own name."""
+    built: list[Path] = []
+
+    def build(directory: Path) -> Path:
+        built.append(directory)
+        return directory
+
+    monkeypatch.setattr(factory, "build_demo_model", build)
+
+    spec = factory.replica_spec(make_settings(tmp_path, model="demo", max_num_seqs=3))
+
+    assert built == [Path(spec.model)]
+    assert built[0].parent == tmp_path
+    assert (spec.served_model_name, spec.max_num_seqs) == ("autellix.demo-model", 3)
+    assert spec.log_path == tmp_path / "logs" / "replica-0.log"
+
+
+def test_an_unreachable_remote_engine_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A remote engine that does not answer is named with its address."""
+    monkeypatch.setattr("autellix_backend.engines.remote.DEFAULT_PATIENCE_S", 0.0)
+
+    with pytest.raises(EngineError, match=r"engine\.url: http://127\.0\.0\.1:1 does not answer"):
+        asyncio.run(serve(make_settings(tmp_path, url="http://127.0.0.1:1")))
