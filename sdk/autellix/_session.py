@@ -108,7 +108,7 @@ class Session:
 
     def _start(self, backend: Backend) -> None:
         from autellix_wire import SESSIONS_PATH
-        from autellix_wire.sessions import InvalidBody, SessionStart, SessionStarted
+        from autellix_wire.sessions import InvalidBodyError, SessionStart, SessionStarted
 
         body = SessionStart(session_id=self.session_id, client=CLIENT).to_bytes()
         answer = _exchange(backend, "POST", SESSIONS_PATH, body)
@@ -118,9 +118,9 @@ class Session:
             return
         try:
             if answer[0] not in (200, 201):
-                raise InvalidBody(f"the answer is {answer[0]}")
+                raise InvalidBodyError(f"the answer is {answer[0]}")
             started = SessionStarted.from_bytes(answer[1])
-        except InvalidBody as error:
+        except InvalidBodyError as error:
             note("%s is no Autellix backend: %s", backend.origin, error)
             backend.mark_foreign()
             return
