@@ -16,7 +16,14 @@ from autellix_wire.headers import (
     SESSION_TOKEN,
     THREAD_ID,
 )
-from autellix_wire.ids import MAX_ID_BYTES, MAX_PARENTS, InvalidId, check_id, format_parents, parse_parents
+from autellix_wire.ids import (
+    MAX_ID_BYTES,
+    MAX_PARENTS,
+    InvalidIdError,
+    check_id,
+    format_parents,
+    parse_parents,
+)
 from autellix_wire.paths import API_PREFIX, PROGRAMS_PATH, SESSIONS_PATH
 
 __all__ = [
@@ -37,7 +44,7 @@ __all__ = [
     "SESSION_ID",
     "SESSION_TOKEN",
     "THREAD_ID",
-    "InvalidId",
+    "InvalidIdError",
     "check_id",
     "format_parents",
     "parse_parents",

@@ -9,7 +9,7 @@ MAX_PARENTS = 64
 ROOT = "-"
 
 
-class InvalidId(ValueError):
+class InvalidIdError(ValueError):
     """An id that breaks the wire rules; `field` names the header or JSON field it came from."""
 
     def __init__(self, field: str, problem: str) -> None:
@@ -21,15 +21,15 @@ def check_id(value: str, field: str) -> str:
     """Return `value` stripped of surrounding blanks.
 
     Raises:
-        InvalidId: if it is empty, longer than MAX_ID_BYTES, or not printable ASCII.
+        InvalidIdError: if it is empty, longer than MAX_ID_BYTES, or not printable ASCII.
     """
     value = value.strip()
     if not value:
-        raise InvalidId(field, "is empty")
+        raise InvalidIdError(field, "is empty")
     if len(value) > MAX_ID_BYTES:
-        raise InvalidId(field, f"has {len(value)} characters")
+        raise InvalidIdError(field, f"has {len(value)} characters")
     if not (value.isascii() and value.isprintable()):
-        raise InvalidId(field, "holds a character outside printable ASCII")
+        raise InvalidIdError(field, "holds a character outside printable ASCII")
     return value
 
 
@@ -42,7 +42,7 @@ def parse_parents(value: str | None, field: str) -> tuple[str, ...] | None:
     """Read a Parent-IDs header: None when absent (unknown), empty for a known root.
 
     Raises:
-        InvalidId: if one id is malformed or there are more than MAX_PARENTS.
+        InvalidIdError: if one id is malformed or there are more than MAX_PARENTS.
     """
     if value is None:
         return None
@@ -50,5 +50,5 @@ def parse_parents(value: str | None, field: str) -> tuple[str, ...] | None:
         return ()
     parents = tuple(check_id(part, field) for part in value.split(","))
     if len(parents) > MAX_PARENTS:
-        raise InvalidId(field, f"lists {len(parents)} parents, more than {MAX_PARENTS}")
+        raise InvalidIdError(field, f"lists {len(parents)} parents, more than {MAX_PARENTS}")
     return parents

@@ -10,7 +10,7 @@ from autellix_wire.ids import check_id
 SERVER = "autellix"
 
 
-class InvalidBody(ValueError):
+class InvalidBodyError(ValueError):
     """A body of the sessions API that is not what the contract says."""
 
     def __init__(self, problem: str) -> None:
@@ -35,8 +35,8 @@ class SessionStart:
         """Decode and check a body.
 
         Raises:
-            InvalidBody: if it is not a JSON object, or a field is not text.
-            InvalidId: if the session id breaks the wire rules.
+            InvalidBodyError: if it is not a JSON object, or a field is not text.
+            InvalidIdError: if the session id breaks the wire rules.
         """
         fields = _object(body)
         session_id = _text(fields, "session_id")
@@ -71,14 +71,14 @@ class SessionStarted:
         """Decode an answer.
 
         Raises:
-            InvalidBody: if the answer is not from an Autellix backend, or is malformed.
+            InvalidBodyError: if the answer is not from an Autellix backend, or is malformed.
         """
         fields = _object(body)
         if fields.get("server") != SERVER:
-            raise InvalidBody(f"the server is not {SERVER}")
+            raise InvalidBodyError(f"the server is not {SERVER}")
         heartbeat_s = fields.get("heartbeat_s")
         if isinstance(heartbeat_s, bool) or not isinstance(heartbeat_s, int | float) or not heartbeat_s > 0:
-            raise InvalidBody("heartbeat_s is not a positive number")
+            raise InvalidBodyError("heartbeat_s is not a positive number")
         return cls(
             session_id=_text(fields, "session_id") or "",
             heartbeat_s=float(heartbeat_s),
@@ -90,14 +90,14 @@ def _object(body: bytes) -> dict[str, object]:
     try:
         fields = json.loads(body)
     except ValueError as error:
-        raise InvalidBody("is not JSON") from error
+        raise InvalidBodyError("is not JSON") from error
     if not isinstance(fields, dict):
-        raise InvalidBody("is not a JSON object")
+        raise InvalidBodyError("is not a JSON object")
     return fields
 
 
 def _text(fields: dict[str, object], name: str) -> str | None:
     value = fields.get(name)
     if value is not None and not isinstance(value, str):
-        raise InvalidBody(f"{name} is not text")
+        raise InvalidBodyError(f"{name} is not text")
     return value

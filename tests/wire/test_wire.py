@@ -7,8 +7,8 @@ import json
 import pytest
 
 import autellix_wire
-from autellix_wire import InvalidId, check_id, format_parents, parse_parents
-from autellix_wire.sessions import InvalidBody, SessionStart, SessionStarted
+from autellix_wire import InvalidIdError, check_id, format_parents, parse_parents
+from autellix_wire.sessions import InvalidBodyError, SessionStart, SessionStarted
 
 
 def test_public_names() -> None:
@@ -22,7 +22,7 @@ def test_id_is_stripped() -> None:
 
 @pytest.mark.parametrize("bad", ["", "  ", "x" * 257, "ü", "a\nb"])
 def test_malformed_id_names_its_field(bad: str) -> None:
-    with pytest.raises(InvalidId, match=r"^X-Some: ") as caught:
+    with pytest.raises(InvalidIdError, match=r"^X-Some: ") as caught:
         check_id(bad, "X-Some")
     assert caught.value.field == "X-Some"
 
@@ -38,7 +38,7 @@ def test_absent_parents_are_unknown() -> None:
 
 def test_parents_have_a_limit() -> None:
     assert len(format_parents(map(str, range(100))).split(",")) == 64
-    with pytest.raises(InvalidId, match="lists 65 parents"):
+    with pytest.raises(InvalidIdError, match="lists 65 parents"):
         parse_parents(",".join(map(str, range(65))), "parents")
 
 
@@ -83,5 +83,5 @@ def test_session_started_without_details() -> None:
     ],
 )
 def test_other_answers_are_refused(fields: dict[str, object]) -> None:
-    with pytest.raises(InvalidBody):
+    with pytest.raises(InvalidBodyError):
         SessionStarted.from_bytes(json.dumps(fields).encode())

@@ -40,7 +40,8 @@ CHAT_TEMPLATE = """\
 {%- for call in message.tool_calls or [] -%}
 {%- set arguments = call.function.arguments -%}
 {%- set has_text = message.content or not loop.first -%}
-{{ '\\n' if has_text }}call {{ call.function.name }} {{ arguments if arguments is string else arguments | tojson }}
+{{ '\\n' if has_text }}call {{ call.function.name }}
+{{- ' ' }}{{ arguments if arguments is string else arguments | tojson }}
 {%- endfor -%}
 <|end|>{{ '\\n' }}
 {%- endfor -%}

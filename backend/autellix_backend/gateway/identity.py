@@ -20,7 +20,7 @@ from autellix_wire import (
     PROGRAM_NAME,
     SESSION_ID,
     THREAD_ID,
-    InvalidId,
+    InvalidIdError,
     check_id,
     parse_parents,
 )
@@ -60,7 +60,7 @@ def identify(headers: Mapping[str, str], body_session: object, new_id: Callable[
     """
     try:
         return _identify(headers, body_session, new_id)
-    except InvalidId as error:
+    except InvalidIdError as error:
         raise InvalidRequestError(str(error), param=error.field) from error
 
 
@@ -93,7 +93,7 @@ def _program(
     if body_session is None:
         return call, "request"
     if not isinstance(body_session, str):
-        raise InvalidId(VLLM_SESSION_FIELD, "is not a string")
+        raise InvalidIdError(VLLM_SESSION_FIELD, "is not a string")
     return check_id(body_session, VLLM_SESSION_FIELD), "body-session-id"
 
 
@@ -110,5 +110,5 @@ def _flags(headers: Mapping[str, str]) -> tuple[str, ...]:
 def _is_final(headers: Mapping[str, str]) -> bool:
     value = headers.get(FINAL.lower(), "false").strip().lower()
     if value not in ("true", "false"):
-        raise InvalidId(FINAL, f"is {value!r}, neither true nor false")
+        raise InvalidIdError(FINAL, f"is {value!r}, neither true nor false")
     return value == "true"

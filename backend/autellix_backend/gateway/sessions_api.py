@@ -11,8 +11,8 @@ from starlette.routing import Route
 
 from autellix_backend.gateway.errors import InvalidRequestError, NotFoundError
 from autellix_backend.stores.base import ProgramStore
-from autellix_wire import PROGRAMS_PATH, SESSIONS_PATH, InvalidId, check_id
-from autellix_wire.sessions import InvalidBody, SessionStart, SessionStarted
+from autellix_wire import PROGRAMS_PATH, SESSIONS_PATH, InvalidIdError, check_id
+from autellix_wire.sessions import InvalidBodyError, SessionStart, SessionStarted
 
 
 class SessionsApi:
@@ -38,9 +38,9 @@ class SessionsApi:
         """Start a session, or refresh the one of this id."""
         try:
             start = SessionStart.from_bytes(await request.body())
-        except InvalidId as error:
+        except InvalidIdError as error:
             raise InvalidRequestError(str(error), param=error.field) from error
-        except InvalidBody as error:
+        except InvalidBodyError as error:
             raise InvalidRequestError(str(error)) from error
         is_new = await self._store.open_session(start.session_id, self._clock())
         started = SessionStarted(
@@ -73,5 +73,5 @@ class SessionsApi:
 def _path_id(request: Request, name: str) -> str:
     try:
         return check_id(request.path_params[name], name)
-    except InvalidId as error:
+    except InvalidIdError as error:
         raise InvalidRequestError(str(error), param=name) from error
