@@ -31,6 +31,14 @@ def make_settings(folder: Path, **engine: object) -> Settings:
     )
 
 
+async def wait_until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.02)
+
+
 async def wait_ready(capsys: pytest.CaptureFixture[str], seen: list[str]) -> str:
     async with asyncio.timeout(20):
         while True:
@@ -100,8 +108,7 @@ def test_a_dead_engine_leaves_a_gateway_that_answers_503(
         async with aiohttp.ClientSession() as client:
             with pytest.raises(aiohttp.ClientError):
                 await client.get(fake_replica.base_url + "/die")
-            while fake_replica.is_alive():  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+            await wait_until(lambda: not fake_replica.is_alive())
             body = {"model": "m", "messages": []}
             async with client.post(root + "/v1/chat/completions", json=body) as response:
                 assert response.status == 503
@@ -119,9 +126,7 @@ def test_a_signal_during_the_start_ends_the_engine(tmp_path: Path, monkeypatch: 
 
     async def main() -> int:
         server = asyncio.create_task(serve(make_settings(tmp_path)))
-        async with asyncio.timeout(20):
-            while replica.pid is None:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
+        await wait_until(lambda: replica.pid is not None)
         os.kill(os.getpid(), signal.SIGINT)
         return await asyncio.wait_for(server, 20)
 

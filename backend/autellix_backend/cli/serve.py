@@ -86,7 +86,7 @@ def bind(gateway: GatewaySettings) -> socket.socket:
     try:
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
-        problem = f"cannot listen on {gateway.host}:{gateway.port} ({os.strerror(error.errno)})"
+        problem = f"cannot listen on {gateway.host}:{gateway.port} ({os.strerror(error.errno or 0)})"
         raise SettingsError("gateway.port", problem, "a free port, or 0 for any") from error
 
 
