@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -117,6 +119,7 @@ def _measure(
         Load(name="below saturation", rho=args.low_rho, programs=low),
     ]
     with contextlib.ExitStack() as stack, _progress(console) as follow:
+        stack.enter_context(_sigterm_interrupts())
         base = _launch(stack, args, args.policies[0], None)
         targets = {args.policies[0]: _ready(base, console)}
         first = targets[args.policies[0]]
@@ -251,6 +254,20 @@ def _progress(console: Console) -> Iterator[Callable[[str, int], Callable[[CallR
             return lambda _: progress.advance(task)
 
         yield follow
+
+
+@contextlib.contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Let SIGTERM unwind the stack as Ctrl-C does, so that no backend outlives the demo."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _count(text: str) -> int:

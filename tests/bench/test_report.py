@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from autellix_backend.bench.metrics import outcomes, summarise
+from autellix_backend.bench.report import (
+    LoadComparison,
+    Run,
+    comparison_table,
+    report_mapping,
+    verdicts,
+    write_json,
+    write_plot,
+)
+from autellix_backend.bench.results import CallResult
+from autellix_backend.workload.generate import generate_programs
+
+
+def run(policy: str, round_number: int, factor: float) -> Run:
+    programs = generate_programs("chat", 4, seed=1)
+    results = [
+        CallResult(
+            program=program.program_id,
+            call=call.id,
+            thread=call.thread,
+            submit_s=float(call.id),
+            finish_s=call.id + factor,
+            output_tokens=call.decode_tokens,
+            receipt={
+                "arrival_step": call.id,
+                "finish_step": call.id + factor,
+                "wait_s": factor,
+                "preemptions": 0,
+            },
+        )
+        for program in programs
+        for call in program.calls
+    ]
+    arrivals_s = (0.0,) * len(programs)
+    return Run(
+        policy=policy,
+        round_number=round_number,
+        summary=summarise(programs, arrivals_s, results),
+        outcomes=outcomes(programs, arrivals_s, results),
+    )
+
+
+def load(*factors: float) -> LoadComparison:
+    found = LoadComparison(name="saturation", rho=1.5, policies=("fcfs", "atlas"))
+    for number, factor in enumerate(factors, start=1):
+        found.runs.extend((run("fcfs", number, 1.0), run("atlas", number, factor)))
+    return found
+
+
+def test_a_gain_in_every_round_is_said() -> None:
+    (first, second) = verdicts(load(0.4, 0.5), goal=0.5, tolerance=0.05)
+    assert "0.40, 0.50 of fcfs's, round by round; at most 0.5 in 2 of 2 rounds" in first
+    assert "no latency of atlas is more than 5% above fcfs's" in second
+
+
+def test_what_got_worse_is_listed() -> None:
+    lines = verdicts(load(1.2), goal=None, tolerance=0.05)
+    assert any(
+        "atlas is worse than fcfs in mean program token latency (ms/token): 1.20" in line for line in lines
+    )
+
+
+def test_the_table_shows_every_metric_and_round() -> None:
+    console = Console(record=True, width=200)
+    with console.capture() as captured:
+        console.print(comparison_table(load(0.4, 0.5)))
+    text = captured.get()
+    for expected in (
+        "program token latency (ms/token)",
+        "program latency (steps)",
+        "p99",
+        "0.45",
+        "0.40 0.50",
+    ):
+        assert expected in text
+    assert "rho = 1.5" in text
+
+
+def test_the_report_is_json_and_the_plot_a_png(tmp_path: Path) -> None:
+    write_json(tmp_path / "r.json", report_mapping([load(0.5)], {"seed": 1}))
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["loads"][0]["ratios"]["atlas"]["token_latency_s"]["mean"] == 0.5
+    assert len(report["loads"][0]["runs"][0]["outcomes"]) == 4
+    write_plot(tmp_path / "r.png", [load(0.5), load(0.9)])
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
