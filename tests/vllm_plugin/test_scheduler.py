@@ -6,7 +6,6 @@ import json
 import random
 import socket
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,13 @@ from autellix_backend.core.accounting import CallAccount
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 # The worker's clock counts looks at it as milliseconds: a step costs a few of them.
-SCHEDULER = {"policy": "atlas", "bounds": [0.01, 0.03, 0.06, 0.12, 0.25], "beta": 2.0}
+SCHEDULER = {"policy": "atlas", "bounds": [0.004, 0.008, 0.016, 0.03, 0.06, 0.12, 0.25], "beta": 1.0}
 CONFIGURATIONS = [(True, True), (True, False), (False, True), (False, False)]
 
 Scenario = dict[str, Any]
 
 
-def make_calls(seed: int = 1, count: int = 60) -> list[Scenario]:
+def make_calls(seed: int = 1, count: int = 56) -> list[Scenario]:
     """Calls of a few programs, more than the slots and the KV blocks can hold; some share a prefix."""
     generator = random.Random(seed)
     shared = [generator.randrange(2, 512) for _ in range(64)]
@@ -34,9 +33,9 @@ def make_calls(seed: int = 1, count: int = 60) -> list[Scenario]:
         calls.append(
             {
                 "id": f"call-{number}",
-                "step": generator.randrange(0, 300),
+                "step": generator.randrange(0, 150),
                 "prompt": shared + own if number % 3 == 0 else own,
-                "max_tokens": generator.choice([1, 4, 16, 48, 64]),
+                "max_tokens": generator.choice([1, 4, 16, 32, 48]),
                 "extra_args": {
                     "autellix_program": f"program-{generator.randrange(8)}",
                     "autellix_call": f"id-{number}",
@@ -93,7 +92,6 @@ def assert_clean(run: Scenario) -> None:
 def test_outputs_equal_first_come_first_served(
     engine_worker: Any,
     stock_runs: Any,
-    record_property: Callable[[str, object], None],
     is_async: bool,
     has_cache: bool,
 ) -> None:
@@ -105,7 +103,6 @@ def test_outputs_equal_first_come_first_served(
     assert expected["outputs"] == actual["outputs"]
     assert len(actual["finished"]) == len(make_calls())
     forced = actual["slot_preemptions"] + actual["block_preemptions"]
-    record_property("forced_preemptions", forced)
     assert forced >= 200
 
 
@@ -124,7 +121,7 @@ def test_aborts_leave_nothing_behind(engine_worker: Any, stock_runs: Any, is_asy
     for call in calls:
         call["extra_args"]["autellix_service_s"] = 0.0
     generator = random.Random(7)
-    victims = generator.sample([call["id"] for call in calls], 30)
+    victims = generator.sample([call["id"] for call in calls], 24)
     aborts = {str(20 + 9 * place): [call_id] for place, call_id in enumerate(victims)}
     run = engine_worker.run(scenario(calls=calls, aborts=aborts, is_async=is_async))
     assert_clean(run)
