@@ -250,6 +250,9 @@ def _progress(console: Console) -> Iterator[Callable[[str, int], Callable[[CallR
     with Progress(*columns, console=console) as progress:
 
         def follow(title: str, calls: int) -> Callable[[CallResult], None]:
+            if not console.is_terminal:
+                # Without a terminal the bars show only at the end; a log should still tell where the demo is.
+                console.print(f"{title}: {calls} calls")
             task = progress.add_task(title, total=calls)
             return lambda _: progress.advance(task)
 
