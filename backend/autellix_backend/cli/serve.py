@@ -159,7 +159,9 @@ def _ready_line(settings: Settings, engine: Engine, listener: socket.socket) -> 
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     policy = settings.scheduler.policy if engine.accounting_socket else "none: the engine is not ours"
-    model = settings.engine.served_model_name or settings.engine.model or engine.base_url
+    model: object = engine.base_url
+    if isinstance(engine, VllmReplica):
+        model = engine.spec.served_model_name or engine.spec.model
     return f"Autellix is ready: {model} at http://{shown}:{port}/v1 (policy {policy}); Ctrl-C ends it"
 
 
