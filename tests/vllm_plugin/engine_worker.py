@@ -78,7 +78,7 @@ def _scheduler_class(scenario: dict[str, Any]) -> Any:
     is_async = scenario["is_async"]
     return {
         "stock": None,
-        "autellix": AutellixScheduler,
+        "autellix": "autellix_backend.vllm_plugin.scheduler.AutellixScheduler",
         "keeps_computed_tokens": _FaultyAsync if is_async else _FaultySync,
         "fails_to_decide": _FailingSync,
     }[scenario["scheduler"]]
