@@ -37,7 +37,6 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from autellix_backend.vllm_plugin.ranked_queue import RankedRequestQueue
 from autellix_backend.vllm_plugin.scheduler import (
     AsyncProgramScheduler,
-    AutellixScheduler,
     SyncProgramScheduler,
 )
 
