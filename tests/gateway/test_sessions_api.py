@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from yarl import URL
 
 SESSIONS = "/autellix/v1/sessions"
 PROGRAMS = "/autellix/v1/programs"
@@ -87,5 +88,23 @@ def test_engines_config_and_metrics_are_shown(serve: Any) -> None:
             assert 'autellix_calls_total{engine="fake-0",outcome="ok",source="request"} 1.0' in text
             assert 'autellix_held{kind="active_calls"} 0.0' in text
             assert 'autellix_accounts_total{result="matched"} 1.0' in text
+
+    asyncio.run(main())
+
+
+def test_ids_may_hold_a_slash(serve: Any) -> None:
+    async def main() -> None:
+        async with serve() as rig:
+            async with rig.client.post(rig.url + SESSIONS, json={"session_id": "a/s"}) as response:
+                assert response.status == 201
+            await rig.chat({"X-Autellix-Session-ID": "a/s", "X-Autellix-Program-ID": "a/p"})
+            url = URL(rig.url + PROGRAMS + "/a%2Fp", encoded=True)
+            async with rig.client.get(url) as response:
+                assert (await response.json())["program_id"] == "a/p"
+            async with rig.client.delete(url) as response:
+                assert response.status == 204
+            heartbeat = URL(rig.url + SESSIONS + "/a%2Fs/heartbeat", encoded=True)
+            async with rig.client.post(heartbeat) as response:
+                assert response.status == 200
 
     asyncio.run(main())

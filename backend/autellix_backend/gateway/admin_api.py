@@ -41,7 +41,7 @@ class AdminApi:
         """Return the routes of the endpoints."""
         return [
             Route(PROGRAMS_PATH, self.programs),
-            Route(PROGRAMS_PATH + "/{program_id}", self.program),
+            Route(PROGRAMS_PATH + "/{program_id:path}", self.program),
             Route(API_PREFIX + "/engines", self.engines),
             Route(API_PREFIX + "/config", self.config),
             Route("/healthz", self.healthz),

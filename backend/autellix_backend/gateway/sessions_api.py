@@ -26,12 +26,12 @@ class SessionsApi:
 
     def routes(self) -> list[Route]:
         """Return the routes of the endpoints."""
-        one_session = SESSIONS_PATH + "/{session_id}"
+        one_session = SESSIONS_PATH + "/{session_id:path}"
         return [
             Route(SESSIONS_PATH, self.start, methods=["POST"]),
             Route(one_session + "/heartbeat", self.heartbeat, methods=["POST"]),
             Route(one_session, self.end, methods=["DELETE"]),
-            Route(PROGRAMS_PATH + "/{program_id}", self.end_program, methods=["DELETE"]),
+            Route(PROGRAMS_PATH + "/{program_id:path}", self.end_program, methods=["DELETE"]),
         ]
 
     async def start(self, request: Request) -> Response:
