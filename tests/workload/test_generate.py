@@ -66,3 +66,10 @@ def test_a_fitted_program_keeps_its_graph_within_the_context(workload: str) -> N
 def test_fitting_rejects_a_scale_of_zero() -> None:
     with pytest.raises(ValueError, match="length_scale is 0"):
         fit_program(generate_programs("chat", 1, seed=0)[0], length_scale=0, max_context_tokens=512)
+
+
+def test_a_tree_scale_shrinks_trees_alone() -> None:
+    whole, small = (generate_programs("mixed", 60, seed=4, tree_scale=scale) for scale in (1.0, 0.25))
+    assert [len(program.calls) for program in small[::3]] == [len(program.calls) for program in whole[::3]]
+    calls = [sum(len(program.calls) for program in programs[2::3]) for programs in (whole, small)]
+    assert calls[1] == pytest.approx(calls[0] / 4, rel=0.1)

@@ -38,7 +38,7 @@ GOAL = 0.5
 """Ratio of mean program token latency to the baseline's that saturation should show."""
 TOLERANCE = 0.05
 MAX_CONTEXT_TOKENS = 2048
-LOW_LOAD_SHARE = 0.5
+LOW_LOAD_SHARE = 0.4
 """Share of the programs played below saturation: the same work takes longer there."""
 WARM_UP_TOKENS = 800
 
@@ -64,8 +64,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="factor on all lengths (default: 0.25)",
     )
-    add("--rho", type=_above_zero, default=1.5, help="offered load at saturation (default: 1.5)")
-    add("--low-rho", type=_above_zero, default=0.5, help="offered load below saturation (default: 0.5)")
+    add(
+        "--tree-scale",
+        type=_above_zero,
+        default=0.25,
+        metavar="X",
+        help="factor on a tree's number of calls (default: 0.25)",
+    )
+    add("--rho", type=_above_zero, default=2.0, help="offered load at saturation (default: 2)")
+    add("--low-rho", type=_above_zero, default=0.4, help="offered load below saturation (default: 0.4)")
     add("--rounds", type=_count, default=3, metavar="N", help="times each policy has its turn (default: 3)")
     add(
         "--policies",
@@ -77,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--beta", type=_above_zero, default=16.0, help="starvation threshold, wait over service (default: 16)"
     )
-    add("--calibration-tokens", type=_count, default=8000, metavar="N", help=argparse.SUPPRESS)
+    add("--calibration-tokens", type=_count, default=6000, metavar="N", help=argparse.SUPPRESS)
     add("--seed", type=int, default=0, help="of programs and arrivals (default: 0)")
     add("--model", default="demo", help="model to serve (default: the generated demo model)")
     add(
@@ -137,7 +144,7 @@ def _measure(
 
 def _programs(args: argparse.Namespace) -> list[ProgramTrace]:
     if args.trace is None:
-        found = generate_programs(args.workload, args.programs, args.seed)
+        found = generate_programs(args.workload, args.programs, args.seed, tree_scale=args.tree_scale)
     else:
         found = read_traces(args.trace)[: args.programs]
         if not found:
@@ -222,6 +229,7 @@ def _setting(
         "workload": str(args.trace) if args.trace else args.workload,
         "seed": args.seed,
         "length_scale": args.length_scale,
+        "tree_scale": args.tree_scale,
         "max_context_tokens": MAX_CONTEXT_TOKENS,
         "max_num_seqs": args.max_num_seqs,
         "rounds": args.rounds,
