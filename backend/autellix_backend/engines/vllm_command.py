@@ -97,6 +97,8 @@ def environment_defaults(model: str, *, is_cpu: bool) -> dict[str, str]:
     defaults = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
     if is_cpu:
         defaults["VLLM_CPU_KVCACHE_SPACE"] = "1"
+        # By default every engine binds its threads to the same first cores.
+        defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     if Path(model).is_dir():
         defaults["HF_HUB_OFFLINE"] = "1"
     return defaults
