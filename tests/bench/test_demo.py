@@ -18,7 +18,7 @@ def parse(*arguments: str) -> argparse.Namespace:
 
 def test_the_defaults_compare_fcfs_and_atlas() -> None:
     args = parse()
-    assert args.policies == ("fcfs", "atlas")
+    assert args.policies == ("fcfs", "plas")
     assert args.rho > 1 > args.low_rho
 
 

@@ -77,8 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--policies",
         type=_policies,
-        default=(BASELINE, "atlas"),
-        help="first is the baseline (default: fcfs,atlas)",
+        default=(BASELINE, "plas"),
+        help="first is the baseline (default: fcfs,plas)",
     )
     add("--max-num-seqs", type=_count, default=4, metavar="N", help="the engine's batch size (default: 4)")
     add(
