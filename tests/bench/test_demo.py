@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 import pytest
@@ -54,5 +55,5 @@ def test_a_backend_that_dies_shows_its_log(tmp_path: Path) -> None:
 
 
 def test_settings_are_written_as_toml() -> None:
-    text = to_toml({"scheduler": {"policy": "atlas", "bounds": [0.5, 1.0]}, "gateway": {"port": 0}})
-    assert text == '[scheduler]\npolicy = "atlas"\nbounds = [0.5, 1.0]\n[gateway]\nport = 0\n'
+    text = to_toml({"scheduler": {"policy": "atlas", "bounds": [0.5, 1.0]}, "gateway": {"x": math.inf}})
+    assert text == '[scheduler]\npolicy = "atlas"\nbounds = [0.5, 1.0]\n[gateway]\nx = inf\n'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import subprocess
 import sys
@@ -99,12 +100,16 @@ class BackendProcess:
 
 
 def to_toml(settings: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write sections of plain values as TOML; strings, numbers and lists look there as in JSON."""
+    """Write sections of plain values as TOML; strings, numbers and lists look there as in JSON, but infinity."""
     lines: list[str] = []
     for section, values in settings.items():
         lines.append(f"[{section}]")
-        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+        lines += [f"{key} = {_toml_value(value)}" for key, value in values.items()]
     return "\n".join(lines) + "\n"
+
+
+def _toml_value(value: object) -> str:
+    return "inf" if value == math.inf else json.dumps(value)
 
 
 def _answers(url: str) -> bool:

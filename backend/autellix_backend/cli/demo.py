@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -234,7 +235,8 @@ def _setting(
         "max_num_seqs": args.max_num_seqs,
         "rounds": args.rounds,
         "bounds_s": list(bounds),
-        "beta": args.beta,
+        # JSON has no infinity.
+        "beta": args.beta if math.isfinite(args.beta) else "inf",
         "capacity_tokens_per_s": calibration.tokens_per_s,
         "steps_per_s": calibration.steps_per_s,
         "service_per_token_s": calibration.service_per_token_s,
