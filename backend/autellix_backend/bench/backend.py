@@ -100,7 +100,7 @@ class BackendProcess:
 
 
 def to_toml(settings: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write sections of plain values as TOML; strings, numbers and lists look there as in JSON, but infinity."""
+    """Write sections of plain values as TOML, where all but infinity looks as in JSON."""
     lines: list[str] = []
     for section, values in settings.items():
         lines.append(f"[{section}]")
