@@ -18,7 +18,7 @@ import uvicorn
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.engines.fake import FakeBehaviour, FakeEngine
-from autellix_backend.gateway.app import create_app
+from autellix_backend.gateway.app import LOST_HEARTBEATS, create_app
 from autellix_backend.settings import GatewaySettings, Settings
 from autellix_backend.stores.memory import MemoryStore
 
@@ -93,18 +93,23 @@ def serve() -> Serve:
         *,
         policy: str = "plas",
         has_socket: bool = True,
+        engine: FakeEngine | None = None,
         **gateway: Any,
     ) -> AsyncIterator[Rig]:
         # Paths of unix sockets are short, pytest's folders are not.
         with tempfile.TemporaryDirectory() as folder:
             socket_path = Path(folder) / "accounts.sock" if has_socket else None
-            engine = FakeEngine(behaviour, accounting_socket=socket_path)
+            engine = engine or FakeEngine(behaviour, accounting_socket=socket_path)
             await engine.start()
             settings = Settings(
                 gateway=GatewaySettings(**gateway),
                 scheduler=SchedulerConfig(policy=policy, bounds=(0.1, 1.0)),
             )
-            store = MemoryStore(make_policy(policy), program_idle_s=60.0, session_ttl_s=60.0)
+            store = MemoryStore(
+                make_policy(policy),
+                program_idle_s=settings.gateway.program_idle_s,
+                session_ttl_s=LOST_HEARTBEATS * settings.gateway.heartbeat_s,
+            )
             async with _listening(create_app(settings, engine, store=store)) as url:
                 async with aiohttp.ClientSession() as client:
                     rig = Rig(url, client, engine, store)

@@ -100,6 +100,30 @@ def test_the_official_client_streams_and_sees_tool_calls(serve: Any) -> None:
     asyncio.run(main())
 
 
+def test_the_synchronous_client_gets_answers_and_streams(serve: Any) -> None:
+    def use(url: str) -> tuple[openai.types.chat.ChatCompletion, list[openai.types.chat.ChatCompletionChunk]]:
+        with openai.OpenAI(base_url=url + "/v1", api_key="k") as client:
+            answer = client.chat.completions.create(**HELLO)
+            stream = client.chat.completions.create(
+                **HELLO, stream=True, stream_options={"include_usage": True}
+            )
+            return answer, list(stream)
+
+    async def main() -> None:
+        async with serve() as rig:
+            answer, chunks = await asyncio.to_thread(use, rig.url)
+            assert answer.choices[0].message.content == "token0 token1 token2 token3 "
+            assert answer.model_extra is not None
+            assert answer.model_extra["autellix"]["output_tokens"] == 4
+            assert answer.usage is not None and answer.usage.completion_tokens == 4
+            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == (
+                "token0 token1 token2 token3 "
+            )
+            assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 4
+
+    asyncio.run(main())
+
+
 def test_service_accumulates_and_is_told_to_the_engine(serve: Any) -> None:
     async def main() -> None:
         async with serve() as rig:

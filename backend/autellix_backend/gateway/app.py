@@ -72,6 +72,8 @@ def create_app(
             stack.push_async_callback(upstream.close)
             reaper = asyncio.create_task(_reap(store, metrics, clock))
             stack.push_async_callback(_cancel, reaper)
+            # First of all at the end: calls that the server cancelled still want their accounts.
+            stack.push_async_callback(desk.drained)
             yield
 
     app = FastAPI(title="Autellix", openapi_url=None, lifespan=lifespan, redirect_slashes=False)

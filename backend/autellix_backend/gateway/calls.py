@@ -27,6 +27,9 @@ from autellix_backend.stores.base import CallEnd, CallStart, Inherited, ProgramS
 MAX_READABLE_ID = 200
 """How much of the client's call id goes into the engine's, which has a bound."""
 
+DRAIN_MARGIN_S = 1.0
+"""How much longer than for the accounts the gateway's end waits for cancelled calls."""
+
 
 class Outcome(enum.Enum):
     """How a call ended."""
@@ -114,6 +117,8 @@ class CallDesk:
         self._clock = clock
         self._account_wait_s = account_wait_s
         self._open: dict[str, OpenCall] = {}
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
         # A retried call has its id twice, and gateways may share an engine: keys are unique over both.
         self._prefix = secrets.token_hex(4)
         self._numbers = itertools.count()
@@ -136,6 +141,7 @@ class CallDesk:
         level = bisect_right(self._bounds, entry_service_s) + 1
         call = OpenCall(identity, key, key, record_count, inherited, entry_service_s, level, now)
         self._open[key] = call
+        self._is_idle.clear()
         return call
 
     def readdress(self, call: OpenCall) -> None:
@@ -166,14 +172,31 @@ class CallDesk:
             has_account: Whether its accounts are worth waiting for.
         """
         if has_account and call.receipt is None:
-            with contextlib.suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(self._account_wait_s):
                     await call.complete.wait()
+            except TimeoutError:
+                pass
+            except asyncio.CancelledError:
+                # Who has no time to wait for the account must still leave no open call behind.
+                await self._settle(call, outcome)
+                raise
+        return await self._settle(call, outcome)
+
+    async def drained(self) -> None:
+        """Return once no call is open, or when every open call has had the time to get its account."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._account_wait_s + DRAIN_MARGIN_S):
+                await self._is_idle.wait()
+
+    async def _settle(self, call: OpenCall, outcome: Outcome) -> Receipt:
         if call.receipt is not None:
             return call.receipt
         now = self._clock()
         call.receipt = self._make_receipt(call, outcome, now)
         del self._open[call.engine_key]
+        if not self._open:
+            self._is_idle.set()
         self._count(call, call.receipt, outcome, now)
         await self._store.settle(_call_end(call, call.receipt, outcome), now)
         return call.receipt

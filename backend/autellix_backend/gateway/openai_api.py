@@ -14,7 +14,12 @@ from starlette.types import Message, Receive, Scope, Send
 
 from autellix_backend.gateway.body import CallBody, parse_body
 from autellix_backend.gateway.calls import CallDesk, OpenCall, Outcome, Receipt
-from autellix_backend.gateway.errors import BodyTooLargeError, EngineTimeoutError, GatewayError
+from autellix_backend.gateway.errors import (
+    BodyTooLargeError,
+    EngineTimeoutError,
+    EngineUnavailableError,
+    GatewayError,
+)
 from autellix_backend.gateway.identity import identify
 from autellix_backend.gateway.streaming import DoneSplitter, error_event, receipt_comment
 from autellix_backend.gateway.upstream import Upstream, request_headers, response_headers
@@ -58,16 +63,22 @@ class CallEndpoint:
         """Run the exchange until it ends or the client goes; either way the call is settled afterwards."""
         work = asyncio.create_task(exchange.run(path, headers, body))
         gone = asyncio.create_task(_disconnected(receive))
+        is_cut_off = False
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-        finally:
-            gone.cancel()
-            if not work.done():
-                work.cancel()
-                await asyncio.wait((work,))
-            await exchange.close()
+        except asyncio.CancelledError:
+            # The server ends and has waited long enough for this call; its client still waits for a word.
+            is_cut_off = True
+        gone.cancel()
+        is_done = work.done()
+        if not is_done:
+            work.cancel()
+            await asyncio.wait((work,))
+        await exchange.close()
+        if is_done:
+            work.result()
+        elif is_cut_off:
+            await exchange.tell_end()
 
 
 class _Exchange:
@@ -81,6 +92,9 @@ class _Exchange:
         self._send = send
         self._outcome = Outcome.ABORTED
         self._was_sent = False
+        self._has_begun = False
+        """Whether the client has the head of its answer."""
+        self._is_stream_open = False
 
     async def run(self, path: str, headers: Mapping[str, str], body: CallBody) -> None:
         """Relay the call."""
@@ -101,6 +115,19 @@ class _Exchange:
         """Settle the call, if that has not happened."""
         has_account = self._was_sent and self._outcome in (Outcome.ABORTED, Outcome.TIMEOUT)
         await self._desk.settle(self._call, self._outcome, has_account=has_account)
+
+    async def tell_end(self) -> None:
+        """Answer a call that the end of the server cut off, as far as it can still be answered.
+
+        Raises:
+            EngineUnavailableError: if nothing was sent yet; for the error handler to answer.
+        """
+        error = EngineUnavailableError("the gateway is shutting down; the call may be repeated")
+        if not self._has_begun:
+            error.receipt.update(self._receipt_headers(self._call.level))
+            raise error
+        if self._is_stream_open:
+            await self._send_part(error_event(error), is_last=True)
 
     def _encode(self, body: CallBody) -> bytes:
         if self._was_sent:
@@ -128,6 +155,7 @@ class _Exchange:
         splitter = DoneSplitter()
         try:
             await self._start(response, content_length=None, level=self._call.level)
+            self._is_stream_open = True
             tail = b""
             async for chunk in self._upstream.chunks(response):
                 head, found = (b"", chunk) if tail else splitter.feed(chunk)
@@ -150,6 +178,7 @@ class _Exchange:
         await self._send_part(rest + error_event(error) + _comment(receipt), is_last=True)
 
     async def _send_part(self, data: bytes, *, is_last: bool = False) -> None:
+        self._is_stream_open = not is_last
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     async def _start(
@@ -158,6 +187,7 @@ class _Exchange:
         headers = [*response_headers(response.headers), *_encoded(self._receipt_headers(level))]
         if content_length is not None:
             headers.append((b"content-length", str(content_length).encode()))
+        self._has_begun = True
         await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
 
     def _receipt_headers(self, level: int) -> dict[str, str]:

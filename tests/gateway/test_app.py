@@ -1,0 +1,109 @@
+"""What the running app does by itself: reaping, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from autellix_backend.core.policies import make_policy
+from autellix_backend.engines.fake import FakeBehaviour, FakeEngine
+from autellix_backend.gateway import app as gateway_app
+from autellix_backend.gateway.app import create_app
+from autellix_backend.settings import Settings
+from autellix_backend.stores.memory import MemoryStore
+
+CHAT = "/v1/chat/completions"
+SESSIONS = "/autellix/v1/sessions"
+PROGRAMS = "/autellix/v1/programs"
+HELLO: dict[str, Any] = {"model": "autellix.fake-model", "messages": [{"role": "user", "content": "hello"}]}
+
+
+@pytest.fixture(autouse=True)
+def short_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_app, "REAP_PERIOD_S", 0.02)
+
+
+async def metrics_of(rig: Any) -> str:
+    async with rig.client.get(rig.url + "/metrics") as response:
+        text: str = await response.text()
+        return text
+
+
+def test_an_idle_program_is_removed_while_the_app_runs(serve: Any, wait_until: Any) -> None:
+    async def main() -> None:
+        async with serve(program_idle_s=0.3) as rig:
+            await rig.chat({"X-Autellix-Program-ID": "p"})
+            assert (await rig.get(PROGRAMS + "/p"))[0] == 200
+            async with asyncio.timeout(5):
+                while (await rig.get(PROGRAMS + "/p"))[0] != 404:
+                    await asyncio.sleep(0.02)
+            assert 'autellix_reaped_total{kind="program"} 1.0' in await metrics_of(rig)
+
+    asyncio.run(main())
+
+
+def test_a_program_with_a_running_call_is_not_idle(serve: Any, wait_until: Any) -> None:
+    async def main() -> None:
+        behaviour = FakeBehaviour(token_delay_s=0.1)
+        async with serve(behaviour, program_idle_s=0.1) as rig:
+            await rig.chat({"X-Autellix-Program-ID": "p"})
+            assert len((await rig.get(PROGRAMS + "/p"))[1]["calls"]) == 1
+
+    asyncio.run(main())
+
+
+def test_a_silent_session_is_removed_with_its_programs(serve: Any) -> None:
+    async def main() -> None:
+        async with serve(heartbeat_s=0.1) as rig:
+            async with rig.client.post(rig.url + SESSIONS, json={"session_id": "s"}) as response:
+                assert response.status == 201
+            await rig.chat({"X-Autellix-Session-ID": "s", "X-Autellix-Program-ID": "p"})
+            async with asyncio.timeout(5):
+                while (await rig.store.counts()).sessions:  # noqa: ASYNC110 - the store tells when asked
+                    await asyncio.sleep(0.02)
+            assert (await rig.get(PROGRAMS))[1] == {"programs": []}
+            async with rig.client.post(rig.url + SESSIONS + "/s/heartbeat") as response:
+                assert response.status == 404
+            assert 'autellix_reaped_total{kind="session"} 1.0' in await metrics_of(rig)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+def test_the_end_of_the_app_aborts_calls_in_flight(listen: Any, wait_until: Any, is_streaming: bool) -> None:
+    async def main(folder: Path) -> None:
+        behaviour = FakeBehaviour(output_tokens=10_000, token_delay_s=0.01)
+        engine = FakeEngine(behaviour, accounting_socket=folder / "accounts.sock")
+        await engine.start()
+        store = MemoryStore(make_policy("plas"), program_idle_s=60.0, session_ttl_s=60.0)
+        body = {**HELLO, "stream": is_streaming}
+        headers = {"X-Autellix-Program-ID": "p"}
+        async with aiohttp.ClientSession() as client:
+            async with asyncio.timeout(10), listen(create_app(Settings(), engine, store=store)) as url:
+
+                async def call() -> tuple[int, bytes]:
+                    async with client.post(url + CHAT, json=body, headers=headers) as response:
+                        return response.status, await response.read()
+
+                task = asyncio.create_task(call())
+                await wait_until(lambda: len(engine.calls) == 1)
+            status, content = await task
+        await wait_until(lambda: engine.aborted_calls == 1)
+        await engine.stop()
+        assert status == (200 if is_streaming else 503)
+        assert b'"code":"engine_unavailable"' in content
+        assert b"shutting down" in content
+        assert (await store.counts()).active_calls == 0
+        program = await store.program("p")
+        assert program is not None
+        (end,) = [view.end for view in program.calls]
+        # The account of the abort came in time, although the gateway was ending.
+        assert end is not None and (end.outcome, end.is_estimated) == ("aborted", False)
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(main(Path(folder)))
