@@ -8,14 +8,16 @@ answer of the call `prefix_from`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gzip
 import json
+import math
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, NoReturn
 
 
 class TraceError(ValueError):
@@ -201,42 +203,71 @@ def _typed(fields: dict[str, tuple[Any, bool]], mapping: Mapping[str, Any], pref
 
 
 def _convert(value: object, hint: Any, field: str) -> object:
-    if isinstance(hint, types.UnionType):
-        if value is None:
-            return None
-        hint = next(option for option in typing.get_args(hint) if option is not type(None))
-    if typing.get_origin(hint) is tuple:
-        if isinstance(value, list):
-            return tuple(_convert(part, typing.get_args(hint)[0], field) for part in value)
-        raise TraceError(field, f"is {value!r}; expected a list")
     # By exact type: to Python, true is an int.
-    if hint is float and type(value) is int:
-        return float(value)
     if type(value) is hint:
         return value
-    raise TraceError(field, f"is {value!r}; expected {hint.__name__}")
+    kind, item_kind, is_optional = _parts(hint)
+    if value is None and is_optional:
+        return None
+    if kind is tuple:
+        if isinstance(value, list):
+            return tuple([_convert(item, item_kind, field) for item in value])
+        raise TraceError(field, f"is {value!r}; expected a list")
+    if type(value) is kind:
+        return value
+    if kind is float and type(value) is int:
+        return float(value)
+    raise TraceError(field, f"is {value!r}; expected {kind.__name__}")
+
+
+@functools.cache
+def _parts(hint: Any) -> tuple[Any, Any, bool]:
+    """Return a hint's type, the type of a tuple's items, and whether None is allowed."""
+    is_optional = isinstance(hint, types.UnionType)
+    if is_optional:
+        hint = next(option for option in typing.get_args(hint) if option is not type(None))
+    if typing.get_origin(hint) is tuple:
+        return tuple, typing.get_args(hint)[0], is_optional
+    return hint, None, is_optional
 
 
 def _check_call(call: CallTrace, position: int, calls: tuple[CallTrace, ...]) -> None:
-    def check(holds: bool, name: str, problem: str) -> None:
-        if not holds:
-            raise TraceError(f"calls[{position}].{name}", f"is {getattr(call, name)!r}; expected {problem}")
-
-    check(call.id == position, "id", f"{position}, the call's place in the list")
-    check(all(0 <= parent < position for parent in call.parents), "parents", "ids of earlier calls")
-    check(call.prefill_tokens > 0, "prefill_tokens", "more than zero")
-    check(call.decode_tokens >= 0, "decode_tokens", "zero or more")
-    check(
-        0 <= call.shared_prefix_tokens <= call.prefill_tokens, "shared_prefix_tokens", "0 to prefill_tokens"
-    )
-    check(call.gap_before_s is None or call.gap_before_s >= 0, "gap_before_s", "null, zero or more")
     if call.prefix_from is None:
-        check(call.shared_prefix_tokens == 0, "shared_prefix_tokens", "0 without prefix_from")
-        return
-    check(0 <= call.prefix_from < position, "prefix_from", "null or the id of an earlier call")
-    longest = calls[call.prefix_from].context_tokens
-    check(
-        call.shared_prefix_tokens <= longest,
-        "shared_prefix_tokens",
-        f"at most {longest}, what that call held",
-    )
+        longest = 0
+    elif 0 <= call.prefix_from < position:
+        longest = calls[call.prefix_from].context_tokens
+    else:
+        _refuse(call, position, "prefix_from", "null or the id of an earlier call")
+    # One test for all rules, since nearly every call of a large file keeps them.
+    if not (
+        call.id == position
+        and (not call.parents or 0 <= min(call.parents) <= max(call.parents) < position)
+        and call.prefill_tokens > 0
+        and call.decode_tokens >= 0
+        and 0 <= call.shared_prefix_tokens <= min(call.prefill_tokens, longest)
+        and (call.gap_before_s is None or 0 <= call.gap_before_s < math.inf)
+    ):
+        _name_broken_rule(call, position, longest)
+
+
+def _name_broken_rule(call: CallTrace, position: int, longest: int) -> None:
+    if call.id != position:
+        _refuse(call, position, "id", f"{position}, the call's place in the list")
+    if not all(0 <= parent < position for parent in call.parents):
+        _refuse(call, position, "parents", "ids of earlier calls")
+    if call.prefill_tokens <= 0:
+        _refuse(call, position, "prefill_tokens", "more than zero")
+    if call.decode_tokens < 0:
+        _refuse(call, position, "decode_tokens", "zero or more")
+    if not 0 <= call.shared_prefix_tokens <= call.prefill_tokens:
+        _refuse(call, position, "shared_prefix_tokens", "0 to prefill_tokens")
+    if call.shared_prefix_tokens > longest:
+        expected = "0 without prefix_from"
+        if call.prefix_from is not None:
+            expected = f"at most {longest}, what that call held"
+        _refuse(call, position, "shared_prefix_tokens", expected)
+    _refuse(call, position, "gap_before_s", "null or finite seconds, zero or more")
+
+
+def _refuse(call: CallTrace, position: int, name: str, expected: str) -> NoReturn:
+    raise TraceError(f"calls[{position}].{name}", f"is {getattr(call, name)!r}; expected {expected}")
