@@ -51,7 +51,7 @@ def test_a_tree_runs_five_branches_at_once() -> None:
 
 
 def test_an_unknown_workload_lists_the_known() -> None:
-    with pytest.raises(ValueError, match="'poem'; expected one of chat, react, tree, mixed"):
+    with pytest.raises(ValueError, match="'poem'; expected one of chat, react, tree, map_reduce, mixed"):
         generate_programs("poem", 1, seed=0)
 
 
