@@ -72,6 +72,8 @@ class GatewaySettings:
     """How long an answered call waits for the engine's accounting before its receipt goes without."""
     shutdown_grace_s: float = 10.0
     """How long running calls may go on after SIGTERM."""
+    record_path: Path | None = None
+    """Where each program is recorded when it ends, as a line of counts and timings; None records nothing."""
 
     def __post_init__(self) -> None:
         _check(bool(self.host), "gateway.host", "is empty", "a host name or address")
@@ -82,6 +84,8 @@ class GatewaySettings:
         _check_positive("gateway", self, "max_body_bytes")
         for name in ("account_wait_s", "shutdown_grace_s"):
             _check_positive("gateway", self, name, zero_allowed=True)
+        is_plain = self.record_path is None or self.record_path.suffix != ".gz"
+        _check(is_plain, "gateway.record_path", f"is {self.record_path}", "a name that does not end in .gz")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +210,8 @@ def build_settings(layer: Mapping[str, Given]) -> Settings:
 def settings_to_mapping(settings: Settings) -> dict[str, dict[str, object]]:
     """Return the tree as plain JSON values, for `GET config` and logs."""
     gateway = dataclasses.asdict(settings.gateway)
+    if settings.gateway.record_path is not None:
+        gateway["record_path"] = str(settings.gateway.record_path)
     engine = dataclasses.asdict(settings.engine)
     engine |= {"state_dir": str(settings.engine.state_dir), "extra_args": list(settings.engine.extra_args)}
     return {"gateway": gateway, "engine": engine, "scheduler": dict(settings.scheduler.to_mapping())}

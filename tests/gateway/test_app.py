@@ -40,7 +40,7 @@ def test_an_idle_program_is_removed_while_the_app_runs(serve: Any, wait_until: A
             await rig.chat({"X-Autellix-Program-ID": "p"})
             assert (await rig.get(PROGRAMS + "/p"))[0] == 200
             async with asyncio.timeout(5):
-                while (await rig.get(PROGRAMS + "/p"))[0] != 404:
+                while (await rig.get(PROGRAMS + "/p"))[0] != 404:  # noqa: ASYNC110 - it tells when asked
                     await asyncio.sleep(0.02)
             assert 'autellix_reaped_total{kind="program"} 1.0' in await metrics_of(rig)
 

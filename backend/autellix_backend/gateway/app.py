@@ -18,11 +18,12 @@ from autellix_backend.gateway.admin_api import AdminApi
 from autellix_backend.gateway.calls import CallDesk
 from autellix_backend.gateway.errors import install_error_handlers
 from autellix_backend.gateway.openai_api import CALL_PATHS, MODELS_PATH, CallEndpoint, ModelsEndpoint
+from autellix_backend.gateway.record import ProgramRecorder
 from autellix_backend.gateway.sessions_api import SessionsApi
 from autellix_backend.gateway.upstream import Upstream
 from autellix_backend.observe.metrics import GatewayMetrics
-from autellix_backend.settings import Settings
-from autellix_backend.stores.base import ProgramStore
+from autellix_backend.settings import GatewaySettings, Settings
+from autellix_backend.stores.base import ProgramStore, Reaped
 from autellix_backend.stores.memory import MemoryStore
 
 LOST_HEARTBEATS = 3
@@ -46,9 +47,13 @@ def create_app(
         engine: The engine that answers the calls.
         store: Where programs and sessions live; this process's memory if None.
         clock: Seconds that only grow.
+
+    Raises:
+        SettingsError: if programs are to be recorded into a file that cannot be written.
     """
     store = store or _make_store(settings)
     metrics = GatewayMetrics()
+    recorder = _make_recorder(settings.gateway, metrics, clock)
     upstream = Upstream(engine, settings.gateway, metrics.retries.labels(engine.name).inc)
     desk = CallDesk(
         store,
@@ -58,11 +63,15 @@ def create_app(
         clock=clock,
         # An engine that sends no accounts is not waited for.
         account_wait_s=settings.gateway.account_wait_s if engine.accounting_socket is not None else 0.0,
+        observer=recorder,
     )
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
+            if recorder is not None:
+                # Last of all at the end, when every call is settled.
+                stack.push_async_callback(recorder.close)
             if engine.accounting_socket is not None:
                 malformed = metrics.accounts.labels("malformed").inc
                 receiver = AccountingReceiver(engine.accounting_socket, desk.deliver, malformed)
@@ -70,7 +79,7 @@ def create_app(
                 stack.callback(receiver.close)
             upstream.open()
             stack.push_async_callback(upstream.close)
-            reaper = asyncio.create_task(_reap(store, metrics, clock))
+            reaper = asyncio.create_task(_reap(store, metrics, clock, recorder))
             stack.push_async_callback(_cancel, reaper)
             # First of all at the end: calls that the server cancelled still want their accounts.
             stack.push_async_callback(desk.drained)
@@ -85,7 +94,7 @@ def create_app(
         app.router.routes.append(Route(path, endpoint, methods=["POST"]))
     app.router.routes.append(Route(MODELS_PATH, ModelsEndpoint(upstream), methods=["GET"]))
     app.router.routes.extend(AdminApi(settings, engine, store, desk, metrics, clock).routes())
-    app.router.routes.extend(SessionsApi(store, clock, settings.gateway.heartbeat_s).routes())
+    app.router.routes.extend(SessionsApi(store, clock, settings.gateway.heartbeat_s, recorder).routes())
     return app
 
 
@@ -97,17 +106,42 @@ def _make_store(settings: Settings) -> MemoryStore:
     )
 
 
-async def _reap(store: ProgramStore, metrics: GatewayMetrics, clock: Callable[[], float]) -> None:
+def _make_recorder(
+    gateway: GatewaySettings, metrics: GatewayMetrics, clock: Callable[[], float]
+) -> ProgramRecorder | None:
+    if gateway.record_path is None:
+        return None
+    return ProgramRecorder(
+        gateway.record_path, metrics.registry, origin_s=clock(), idle_s=gateway.program_idle_s
+    )
+
+
+async def _reap(
+    store: ProgramStore,
+    metrics: GatewayMetrics,
+    clock: Callable[[], float],
+    recorder: ProgramRecorder | None,
+) -> None:
     while True:
         await asyncio.sleep(REAP_PERIOD_S)
         try:
             reaped = await store.reap(clock())
+            if recorder is not None:
+                _tell(recorder, reaped, clock())
         except Exception:
             # A task's boundary: one failed round must not end the reaping.
             logger.exception("the reaper failed")
             continue
         metrics.reaped.labels("program").inc(len(reaped.programs))
         metrics.reaped.labels("session").inc(len(reaped.sessions))
+
+
+def _tell(recorder: ProgramRecorder, reaped: Reaped, now: float) -> None:
+    for program_id in reaped.programs:
+        recorder.program_ended(program_id)
+    for session_id in reaped.sessions:
+        recorder.session_ended(session_id)
+    recorder.expire(now)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -14,6 +14,7 @@ import secrets
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 
@@ -21,6 +22,7 @@ from autellix_backend.core.accounting import CallAccount
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.identity import Identity
+from autellix_backend.gateway.usage import Usage
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.stores.base import CallEnd, CallStart, Inherited, ProgramStore
 
@@ -82,6 +84,8 @@ class OpenCall:
     start_s: float
     accounts: list[CallAccount] = field(default_factory=list)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
+    usage: Usage | None = None
+    """What the answer said of its tokens; read only for an observer."""
     receipt: Receipt | None = None
     """Set when the call is settled."""
 
@@ -96,6 +100,26 @@ class OpenCall:
         }
 
 
+class ProgramObserver(Protocol):
+    """Who is told of calls and of the ends of programs; must not raise, block or change anything."""
+
+    def began(self, call: OpenCall) -> None:
+        """Learn that a call began."""
+        ...
+
+    def settled(self, call: OpenCall, outcome: Outcome, now: float) -> None:
+        """Learn that a call was settled, once for each that began; its receipt and usage are set."""
+        ...
+
+    def program_ended(self, program_id: str) -> None:
+        """Learn that a program was ended; its running calls are still to be settled."""
+        ...
+
+    def session_ended(self, session_id: str) -> None:
+        """Learn that a session was ended, and the programs that it alone kept."""
+        ...
+
+
 class CallDesk:
     """Begins and settles calls, and matches the engine's accounts to them."""
 
@@ -108,7 +132,9 @@ class CallDesk:
         engine: str,
         clock: Callable[[], float],
         account_wait_s: float,
+        observer: ProgramObserver | None = None,
     ) -> None:
+        self._observer = observer
         self._store = store
         self._bounds = scheduler.bounds if make_policy(scheduler.policy).has_levels else ()
         self._policy = make_policy(scheduler.policy)
@@ -128,6 +154,11 @@ class CallDesk:
         """Return the number of calls that are not settled."""
         return len(self._open)
 
+    @property
+    def wants_usage(self) -> bool:
+        """Say whether anybody needs the token counts of the answers."""
+        return self._observer is not None
+
     def new_id(self) -> str:
         """Return an id for a call whose client gave none."""
         return f"call-{self._prefix}-{next(self._numbers)}"
@@ -142,6 +173,8 @@ class CallDesk:
         call = OpenCall(identity, key, key, record_count, inherited, entry_service_s, level, now)
         self._open[key] = call
         self._is_idle.clear()
+        if self._observer is not None:
+            self._observer.began(call)
         return call
 
     def readdress(self, call: OpenCall) -> None:
@@ -198,6 +231,8 @@ class CallDesk:
         if not self._open:
             self._is_idle.set()
         self._count(call, call.receipt, outcome, now)
+        if self._observer is not None:
+            self._observer.settled(call, outcome, now)
         await self._store.settle(_call_end(call, call.receipt, outcome), now)
         return call.receipt
 

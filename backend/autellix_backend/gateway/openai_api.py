@@ -23,6 +23,7 @@ from autellix_backend.gateway.errors import (
 from autellix_backend.gateway.identity import identify
 from autellix_backend.gateway.streaming import DoneSplitter, error_event, receipt_comment
 from autellix_backend.gateway.upstream import Upstream, request_headers, response_headers
+from autellix_backend.gateway.usage import StreamTail, read_usage
 from autellix_wire import CALL_ID, ENGINE, IDENTITY_SOURCE, PROGRAM_ID, QUEUE_LEVEL
 
 CALL_PATHS = ("/v1/chat/completions", "/v1/completions")
@@ -145,6 +146,8 @@ class _Exchange:
 
     async def _relay_body(self, response: aiohttp.ClientResponse) -> None:
         content = await self._upstream.read(response)
+        if self._desk.wants_usage:
+            self._call.usage = read_usage(content)
         receipt = await self._desk.settle(self._call, Outcome.OK, has_account=True)
         if response.content_type == "application/json" and "content-encoding" not in response.headers:
             content = splice_receipt(content, receipt)
@@ -153,15 +156,20 @@ class _Exchange:
 
     async def _relay_stream(self, response: aiohttp.ClientResponse) -> None:
         splitter = DoneSplitter()
+        end = StreamTail() if self._desk.wants_usage else None
         try:
             await self._start(response, content_length=None, level=self._call.level)
             self._is_stream_open = True
             tail = b""
             async for chunk in self._upstream.chunks(response):
                 head, found = (b"", chunk) if tail else splitter.feed(chunk)
+                if end is not None:
+                    end.feed(head)
                 if head:
                     await self._send_part(head)
                 tail += found
+            if end is not None:
+                self._call.usage = end.usage()
             receipt = await self._desk.settle(self._call, Outcome.OK, has_account=True)
             await self._send_part(splitter.flush() + _comment(receipt) + tail, is_last=True)
         except GatewayError as error:

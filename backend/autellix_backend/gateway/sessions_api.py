@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from autellix_backend.gateway.calls import ProgramObserver
 from autellix_backend.gateway.errors import InvalidRequestError, NotFoundError
 from autellix_backend.stores.base import ProgramStore
 from autellix_wire import PROGRAMS_PATH, SESSIONS_PATH, InvalidIdError, check_id
@@ -18,7 +19,14 @@ from autellix_wire.sessions import InvalidBodyError, SessionStart, SessionStarte
 class SessionsApi:
     """The endpoints over one store."""
 
-    def __init__(self, store: ProgramStore, clock: Callable[[], float], heartbeat_s: float) -> None:
+    def __init__(
+        self,
+        store: ProgramStore,
+        clock: Callable[[], float],
+        heartbeat_s: float,
+        observer: ProgramObserver | None = None,
+    ) -> None:
+        self._observer = observer
         self._store = store
         self._clock = clock
         self._heartbeat_s = heartbeat_s
@@ -60,6 +68,8 @@ class SessionsApi:
         session_id = _path_id(request, "session_id")
         if not await self._store.close_session(session_id, self._clock()):
             raise NotFoundError(f"there is no session {session_id!r}", param="session_id")
+        if self._observer is not None:
+            self._observer.session_ended(session_id)
         return Response(status_code=204)
 
     async def end_program(self, request: Request) -> Response:
@@ -67,6 +77,8 @@ class SessionsApi:
         program_id = _path_id(request, "program_id")
         if not await self._store.end_program(program_id, self._clock()):
             raise NotFoundError(f"there is no program {program_id!r}", param="program_id")
+        if self._observer is not None:
+            self._observer.program_ended(program_id)
         return Response(status_code=204)
 
 
