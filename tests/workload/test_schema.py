@@ -76,6 +76,14 @@ def test_writes_what_it_reads(tmp_path: Path, name: str) -> None:
         ),
         (line(second_prefix_from=None), r"calls\[1\]\.shared_prefix_tokens is 15; expected 0 without"),
         (line(second_gap_before_s=-1.0), r"calls\[1\]\.gap_before_s is -1\.0"),
+        (line(second_gap_before_s=float("inf")), r"calls\[1\]\.gap_before_s is inf; expected float"),
+        (line(arrival_s=float("nan")), r"arrival_s is nan; expected float"),
+        (line(second_prefix_from=1), r"calls\[1\]\.prefix_from is 1; expected null or the id of an earlier"),
+        (line(second_prefill_tokens=0), r"calls\[1\]\.prefill_tokens is 0; expected more than zero"),
+        (
+            line(second_shared_prefix_tokens=21, second_prefill_tokens=20),
+            r"calls\[1\]\.shared_prefix_tokens is 21; expected 0 to prefill_tokens",
+        ),
         (line(second_decode_tokens=-1), r"calls\[1\]\.decode_tokens is -1"),
     ],
 )

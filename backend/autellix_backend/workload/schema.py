@@ -213,10 +213,10 @@ def _convert(value: object, hint: Any, field: str) -> object:
         if isinstance(value, list):
             return tuple([_convert(item, item_kind, field) for item in value])
         raise TraceError(field, f"is {value!r}; expected a list")
-    if type(value) is kind:
-        return value
     if kind is float and type(value) is int:
         return float(value)
+    if type(value) is kind and (kind is not float or math.isfinite(value)):  # type: ignore[arg-type]
+        return value
     raise TraceError(field, f"is {value!r}; expected {kind.__name__}")
 
 

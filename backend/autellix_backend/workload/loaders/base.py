@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,18 @@ class Record:
         """
         return [self._record(f"{field}[{i}]", item) for i, item in enumerate(self.get(field, list))]
 
+    def names(self, field: str) -> list[str]:
+        """Return a field that is a list of strings, empty where it is missing or null.
+
+        Raises:
+            TraceError: if it is not.
+        """
+        found = self.find(field, list) or []
+        for item in found:
+            if type(item) is not str:
+                raise self.error(field, f"holds {item!r}; expected strings")
+        return found
+
     def numbers(self, field: str) -> list[int]:
         """Return a field that is a list of whole numbers.
 
@@ -117,7 +130,8 @@ class Record:
         # By exact type: to Python, true is an int.
         if kind is float and type(value) is int:
             value = float(value)
-        if type(value) is not kind:
+        is_finite = not isinstance(value, float) or math.isfinite(value)
+        if type(value) is not kind or not is_finite:
             raise self.error(field, f"is {value!r}; expected {EXPECTED[kind]}")
         return value
 

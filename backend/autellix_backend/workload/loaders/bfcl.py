@@ -73,7 +73,7 @@ class _Library:
     def describe(self, task: Record) -> dict[str, int]:
         """Return the tokens of each function that the task's classes have."""
         found: dict[str, int] = {}
-        for name in task.get("involved_classes", list):
+        for name in task.names("involved_classes"):
             if name not in DOCUMENTS:
                 raise task.error("involved_classes", f"holds {name!r}; expected {', '.join(DOCUMENTS)}")
             if name not in self.classes:
@@ -90,11 +90,9 @@ class _Library:
 
 def _task(task: Record, answer: Record, library: _Library, options: LoadOptions) -> ProgramTrace:
     described = library.describe(task)
-    held_back = {
-        turn: tuple(functions) for turn, functions in (task.find("missed_function", dict) or {}).items()
-    }
-    hidden = {name for names in held_back.values() for name in names}
-    hidden |= set(task.find("excluded_function", list) or ())
+    missed = Record(task.find("missed_function", dict) or {}, task.where, "missed_function.")
+    held_back = {turn: missed.names(turn) for turn in missed.values}
+    hidden = {name for names in held_back.values() for name in names} | set(task.names("excluded_function"))
     system_tokens = sum(tokens for name, tokens in described.items() if name not in hidden)
     turns = _lists(task, "question")
     truths = _lists(answer, "ground_truth")

@@ -3,8 +3,8 @@
 Source: github.com/callanjfox/kv-cache-tester, traces/ and docs/trace_replay_tester.md, read at commit
 94f6046. Of a session: `tool_tokens`, `system_tokens`, `block_size`, and `requests` with `t` (seconds from the
 start), `in`, `out` (tokens), `hash_ids` (blocks of the prompt), `api_time`, `think_time` (seconds). An entry
-of type "subagent" holds the requests of a subagent, their `t` from its own start; its own `t` is when it ended, and
-`duration_ms` how long it ran.
+of type "subagent" holds the requests of a subagent, their `t` from its own start; its own `t` is when it
+ended, and `duration_ms` how long it ran.
 
 A session is a program; the main agent and each subagent are threads of it. Subagents start from the main call
 before them and run beside each other; the next main call waits for all of them. A call shares the blocks
@@ -57,7 +57,7 @@ def _session(record: Record, file: Path) -> ProgramTrace:
         program_id=program_id,
         group=program_id,
         tokenizer="as recorded",
-        models=tuple(str(model) for model in record.find("models", list) or ()),
+        models=tuple(record.names("models")),
         system_prefix_tokens=sum(prefix_tokens) or None,
         calls=tuple(session.calls),
     )
@@ -131,7 +131,7 @@ def _kind(entry: Record, thread: str, parents: tuple[int, ...], last: int | None
         return "root" if thread == MAIN else "spawn"
     if len(parents) > 1:
         return "join"
-    inputs = entry.find("input_types", list) or ()
+    inputs = entry.names("input_types")
     if "tool_result" in inputs:
         return "tool"
     return "human" if "text" in inputs else "unknown"

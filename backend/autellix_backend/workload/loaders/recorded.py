@@ -51,7 +51,12 @@ def _call(
     previous = last.get(str(thread))
     parents = call.setdefault("parents", [] if previous is None else [previous])
     call.setdefault("kind", "chain" if parents else "root")
-    if call.get("shared_prefix_tokens") and "prefix_from" not in call and parents:
+    if (
+        call.get("shared_prefix_tokens")
+        and "prefix_from" not in call
+        and parents
+        and isinstance(parents, list)
+    ):
         call["prefix_from"] = parents[0]
     if "gap_before_s" not in call:
         call["gap_before_s"] = _gap_s(call, earlier)
