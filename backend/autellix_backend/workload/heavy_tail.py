@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from statistics import NormalDist
 
 
-@dataclass(frozen=True, slots=True)
+# Without slots: a cached property needs the instance's dictionary.
+@dataclass(frozen=True)
 class HeavyTail:
     """A log-normal number of at least one: its mean after capping, its largest value, its spread."""
 
@@ -20,8 +21,15 @@ class HeavyTail:
 
     def draw(self, rng: random.Random) -> int:
         """Return one number from 1 to the maximum."""
-        value = math.exp(_mu(self.mean, self.maximum, self.sigma) + self.sigma * rng.gauss())
-        return max(1, min(self.maximum, round(value)))
+        value = round(math.exp(self.mu + self.sigma * rng.gauss()))
+        if value < 1:
+            return 1
+        return value if value < self.maximum else self.maximum
+
+    @cached_property
+    def mu(self) -> float:
+        """The logarithm's mean that makes the capped mean right."""
+        return _mu(self.mean, self.maximum, self.sigma)
 
     def scaled(self, factor: float) -> HeavyTail:
         """Return the same shape with mean and maximum multiplied."""
