@@ -164,3 +164,12 @@ def test_the_users_environment_wins_in_children(monkeypatch: pytest.MonkeyPatch)
 
     assert environment["VLLM_CPU_KVCACHE_SPACE"] == "7"
     assert environment["ONLY_DEFAULT"] == "x"
+
+
+def test_a_policy_for_the_simulator_alone_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"scheduler.policy: 'srpt' works in the simulator only; expected"):
+        load_settings(environ={"AUTELLIX_SCHEDULER_POLICY": "srpt"})
+
+
+def test_demotion_can_be_turned_off() -> None:
+    assert not load_settings(environ={"AUTELLIX_SCHEDULER_DEMOTES": "false"}).scheduler.demotes

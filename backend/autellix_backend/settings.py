@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.policies import LIVE_POLICY_NAMES
 
 ENV_PREFIX = "AUTELLIX_"
 CACHE_DIR_VARIABLE = "AUTELLIX_CACHE_DIR"
@@ -126,6 +127,11 @@ class Settings:
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+    def __post_init__(self) -> None:
+        if self.scheduler.policy not in LIVE_POLICY_NAMES:
+            problem = f"{self.scheduler.policy!r} works in the simulator only"
+            raise SettingsError("scheduler.policy", problem, f"one of {_listed(LIVE_POLICY_NAMES)}")
 
 
 SECTIONS: dict[str, type[Any]] = {

@@ -99,6 +99,7 @@ def _headers(backend: Backend) -> dict[str, str]:
     }
     if program.name is not None:
         headers[names.PROGRAM_NAME] = program.name
+    _add_expectations(headers, program)
     if parents is not None:
         headers[names.PARENT_IDS] = format_parents(parents)
     flags = [IMPLICIT] * program.is_implicit + [TRUNCATED] * strand.is_truncated
@@ -106,6 +107,16 @@ def _headers(backend: Backend) -> dict[str, str]:
     if flags:
         headers[names.FLAGS] = ",".join(flags)
     return headers
+
+
+def _add_expectations(headers: dict[str, str], program: _scope.Program) -> None:
+    """Say what the program expects yet: calls count down here; tokens are told once and count down there."""
+    made = program.calls_made
+    program.calls_made = made + 1
+    if program.expected_calls is not None and program.expected_calls > made:
+        headers[names.EXPECTED_CALLS] = str(program.expected_calls - made)
+    if program.expected_tokens is not None and made == 0:
+        headers[names.EXPECTED_TOKENS] = str(program.expected_tokens)
 
 
 calls = Calls()

@@ -41,25 +41,42 @@ def current() -> Identity:
     return Identity(_scope.current_strand())
 
 
-def program(name: str | None = None, id: str | None = None) -> ProgramScope:  # noqa: A002 - the word users expect
+def program(
+    name: str | None = None,
+    id: str | None = None,  # noqa: A002 - the word users expect
+    *,
+    expected_calls: int | None = None,
+    expected_tokens: int | None = None,
+) -> ProgramScope:
     """Mark calls as one program, as `with`, `async with`, or decorator of any kind of function.
 
     Args:
         name: its class, such as "react"; programs of one class behave alike.
         id: its id, if you have one already; without it every entry is another program.
+        expected_calls: how many calls you expect it to make, for the policy `hinted`; a rough number helps.
+        expected_tokens: how many tokens you expect its calls to generate in all, likewise.
 
     Raises:
-        ValueError: if the id breaks the wire rules (1 to 256 printable ASCII characters).
+        ValueError: if the id breaks the wire rules (1 to 256 printable ASCII characters), or an expectation
+            is not a whole number above zero.
     """
-    return ProgramScope(name, id)
+    return ProgramScope(name, id, expected_calls, expected_tokens)
 
 
 class ProgramScope:
     """What `program` returns: it may be entered any number of times, in any number of threads."""
 
-    def __init__(self, name: str | None, program_id: str | None) -> None:
+    def __init__(
+        self,
+        name: str | None,
+        program_id: str | None,
+        expected_calls: int | None = None,
+        expected_tokens: int | None = None,
+    ) -> None:
         self._name = None if name is None else _printable(name)
         self._program_id = None if program_id is None else check_id(program_id, "id")
+        self._expected_calls = _above_zero(expected_calls, "expected_calls")
+        self._expected_tokens = _above_zero(expected_tokens, "expected_tokens")
         self._entered: list[_scope.Strand] = []
 
     def __enter__(self) -> Identity:
@@ -100,7 +117,10 @@ class ProgramScope:
         return functools.update_wrapper(wrapper, function)  # type: ignore[return-value]
 
     def _open(self, previous: _scope.Strand | None) -> _scope.Strand:
-        return _scope.Strand(_scope.open_program(self._name, self._program_id), (), previous=previous)
+        program = _scope.open_program(self._name, self._program_id)
+        program.expected_calls = self._expected_calls or program.expected_calls
+        program.expected_tokens = self._expected_tokens or program.expected_tokens
+        return _scope.Strand(program, (), previous=previous)
 
     def _wrap_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -201,6 +221,12 @@ def _close(strand: _scope.Strand) -> None:
 def _announce_end(program: _scope.Program) -> None:
     for backend in program.origins:
         current_session().end_program(backend, program.program_id)
+
+
+def _above_zero(value: int | None, field: str) -> int | None:
+    if value is not None and (type(value) is not int or value < 1):
+        raise ValueError(f"{field} is {value!r}; expected a whole number above zero")
+    return value
 
 
 def _printable(name: str) -> str:

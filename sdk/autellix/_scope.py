@@ -61,6 +61,9 @@ class Program:
 
     __slots__ = (
         "_next_number",
+        "calls_made",
+        "expected_calls",
+        "expected_tokens",
         "free_numbers",
         "has_called",
         "is_implicit",
@@ -78,11 +81,14 @@ class Program:
         self.is_implicit = is_implicit
         self.uses = 0
         self.program_id = program_id or ids.make("program")
+        self.expected_calls: int | None = None
+        self.expected_tokens: int | None = None
         self._start()
 
     def _start(self) -> None:
         self.lock = threading.Lock()
         self.has_called = False
+        self.calls_made = 0
         self.origins: set[Backend] = set()
         self.free_numbers: list[int] = []
         self._next_number = itertools.count()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from autellix_wire.headers import (
     CALL_ID,
     ENGINE,
+    EXPECTED_CALLS,
+    EXPECTED_TOKENS,
     FINAL,
     FLAGS,
     IDENTITY_SOURCE,
@@ -30,6 +32,8 @@ __all__ = [
     "API_PREFIX",
     "CALL_ID",
     "ENGINE",
+    "EXPECTED_CALLS",
+    "EXPECTED_TOKENS",
     "FINAL",
     "FLAGS",
     "IDENTITY_SOURCE",

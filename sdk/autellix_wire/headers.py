@@ -11,6 +11,8 @@ CALL_ID = "X-Autellix-Call-ID"
 PARENT_IDS = "X-Autellix-Parent-IDs"
 FLAGS = "X-Autellix-Flags"
 FINAL = "X-Autellix-Final"
+EXPECTED_CALLS = "X-Autellix-Expected-Calls"
+EXPECTED_TOKENS = "X-Autellix-Expected-Tokens"
 
 IDENTITY_SOURCE = "X-Autellix-Identity-Source"
 ENGINE = "X-Autellix-Engine"

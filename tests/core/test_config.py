@@ -21,6 +21,7 @@ def test_the_number_of_levels_follows_the_bounds() -> None:
     [
         SchedulerConfig(),
         SchedulerConfig(policy="plas", bounds=(1.0,), quanta=(2.0, math.inf), beta=math.inf, period_steps=4),
+        SchedulerConfig(policy="hinted", demotes=False, service="tokens", token_s=0.1),
     ],
 )
 def test_a_configuration_survives_json(config: SchedulerConfig) -> None:
@@ -32,7 +33,10 @@ def test_a_configuration_survives_json(config: SchedulerConfig) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("policy", "sjf"),
+        ("policy", "lifo"),
+        ("service", "money"),
+        ("token_s", 0.0),
+        ("token_s", math.inf),
         ("bounds", (0.0, 1.0)),
         ("bounds", (1.0, math.inf)),
         ("bounds", (2.0, 1.0)),
@@ -61,6 +65,9 @@ def test_a_bad_value_names_its_field(field: str, value: Any) -> None:
         ("beta", "much"),
         ("period_steps", 1.5),
         ("period_steps", True),
+        ("demotes", 1),
+        ("service", 2),
+        ("token_s", "cheap"),
     ],
 )
 def test_a_value_of_the_wrong_kind_names_its_key(key: str, value: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.core.shared_vectors import entries, load
 from tests.core.unit_step import Outcome, Step, UnitStep, Workload
 
-from autellix_backend.core.balance import Balancer
+from autellix_backend.core.balance import Locality
 from autellix_backend.core.batch import form_batch
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.levels import Levels
@@ -125,7 +125,7 @@ def test_batch_formation_is_reproduced() -> None:
 
 @pytest.mark.parametrize("sequence", entries("alg2.json", "sequences"), ids=lambda sequence: sequence["name"])
 def test_the_placements_of_algorithm_2_are_reproduced(sequence: dict[str, Any]) -> None:
-    balancer = Balancer(load("alg2.json")["threshold"])
+    balancer = Locality(load("alg2.json")["threshold"])
 
     for call in sequence["calls"]:
         loads = {str(engine): load for engine, load in enumerate(call["loads"])}

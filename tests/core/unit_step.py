@@ -97,8 +97,19 @@ class UnitStep:
     def _arrive(self, now: int) -> None:
         for key in [key for key in self._unseen if self._is_due(key, now)]:
             self._unseen.remove(key)
-            call = self.machine.arrive(_name(key), str(key[0]), now)
+            call = self.machine.arrive(
+                _name(key), str(key[0]), now, parents=self._parents(key), expected_s=self._expected(key)
+            )
             self._note(now, "enqueue", key, service=call.inherited_service_s, q=call.level)
+
+    def _parents(self, key: Key) -> list[str]:
+        return [_name((key[0], parent)) for parent in self._workloads[key[0]].calls[key[1]].parents]
+
+    def _expected(self, key: Key) -> float:
+        """Return the truth: what is left of the call (sjf) or of its program."""
+        if not self.machine.policy.shares_size:
+            return self._left[key]
+        return sum(left for (program, _), left in self._left.items() if program == key[0])
 
     def _is_due(self, key: Key, now: int) -> bool:
         workload = self._workloads[key[0]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from autellix_backend.core.estimate import Hint
 from autellix_backend.gateway.errors import InvalidRequestError
 from autellix_backend.gateway.identity import Identity, identify
 
@@ -63,3 +64,16 @@ def test_a_malformed_id_names_its_header(value: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         read(x_autellix_call_id=value)
     assert caught.value.param == "X-Autellix-Call-ID"
+
+
+def test_expectations_are_read() -> None:
+    assert read().hint is None
+    assert read(x_autellix_expected_calls=" 12 ").hint == Hint(calls=12.0)
+    assert read(x_autellix_expected_tokens="300").hint == Hint(tokens=300.0)
+
+
+@pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "many", "9" * 13, "\u00b2"])
+def test_a_malformed_expectation_names_its_header(value: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        read(x_autellix_expected_calls=value)
+    assert caught.value.param == "X-Autellix-Expected-Calls"

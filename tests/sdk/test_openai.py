@@ -81,6 +81,26 @@ def test_retries_keep_the_call_id(sdk: None, backend: Recording) -> None:
     assert parents == ["-", "-", "-", first]
 
 
+def test_expectations_are_told_and_count_down(sdk: None, backend: Recording) -> None:
+    """Calls count down at the client; tokens are told once, and the backend counts them down."""
+    with autellix.program("react", expected_calls=2, expected_tokens=90), make_client(backend) as client:
+        for _ in range(3):
+            ask(client)
+    with make_client(backend) as client:
+        ask(client)
+    told = [
+        (call.get("x-autellix-expected-calls"), call.get("x-autellix-expected-tokens"))
+        for call in backend.calls
+    ]
+    assert told == [("2", "90"), ("1", None), (None, None), (None, None)]
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "3"])
+def test_an_expectation_is_a_whole_number(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"expected_calls is .*; expected a whole number above zero"):
+        autellix.program(expected_calls=value)
+
+
 def test_async_retries_keep_the_call_id(sdk: None, backend: Recording) -> None:
     backend.statuses = [500]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from autellix_backend.core.estimate import LEAST_PROGRAMS, Hint
 from autellix_backend.core.policies import make_policy
 from autellix_backend.stores.base import (
     CallEnd,
@@ -164,5 +165,38 @@ def test_the_history_is_bounded_and_shows_running_calls_last() -> None:
         assert (view.calls[0].call_id, view.calls[-1].call_id) == ("5", "last")
         assert view.calls[-1].end is None
         store.check()
+
+    run(main())
+
+
+def test_known_parents_decide_where_a_call_starts() -> None:
+    async def main() -> None:
+        store = make_store("atlas-dag")
+        await store.begin(start("long"), 0.0)
+        await store.begin(start("short"), 0.0)
+        await store.settle(end("long", 5.0), 5.0)
+        await store.settle(end("short", 1.0), 5.0)
+        child = CallStart(key="k", call_id="k", program_id="p", parents=("short",))
+        stranger = CallStart(key="l", call_id="l", program_id="p", parents=("elsewhere",))
+        assert (await store.begin(child, 6.0)).service_s == 1.0
+        assert (await store.begin(stranger, 6.0)).service_s == 5.0
+
+    run(main())
+
+
+def test_a_hint_counts_down_and_a_class_is_learned() -> None:
+    async def main() -> None:
+        store = make_store("hinted")
+        for number in range(LEAST_PROGRAMS):
+            call = CallStart(key=f"{number}", call_id="c", program_id=f"p{number}", name="chat")
+            assert (await store.begin(call, 0.0)).expected_s is None
+            await store.settle(end(f"{number}", 4.0, program=f"p{number}", is_final=True), 1.0)
+        plain = CallStart(key="k", call_id="k", program_id="plain", name="chat")
+        assert (await store.begin(plain, 2.0)).expected_s == 4.0
+        hinted = CallStart(key="h", call_id="h", program_id="q", name="chat", hint=Hint(calls=3))
+        assert (await store.begin(hinted, 2.0)).expected_s == 12.0
+        await store.settle(end("h", 4.0, program="q"), 3.0)
+        later = CallStart(key="i", call_id="i", program_id="q", name="chat")
+        assert (await store.begin(later, 4.0)).expected_s == 8.0
 
     run(main())

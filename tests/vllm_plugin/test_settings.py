@@ -31,6 +31,7 @@ def test_defaults_without_a_section(additional_config: Any) -> None:
         ({"sheduler": {}}, "'autellix.sheduler'"),
         ({"scheduler": []}, "'autellix.scheduler'"),
         ({"scheduler": {"bounds": 3}}, "bounds"),
+        ({"scheduler": {"policy": "srpt"}}, "works in the simulator only"),
         ({"accounting_socket": 3}, "'autellix.accounting_socket'"),
         ({"accounting_socket": ""}, "'autellix.accounting_socket'"),
     ],

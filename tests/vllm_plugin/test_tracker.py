@@ -7,7 +7,7 @@ import pytest
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.settings import PluginSettings
-from autellix_backend.vllm_plugin.tracker import PROGRAM_IDLE_S, CallTracker, Usage
+from autellix_backend.vllm_plugin.tracker import PROGRAM_IDLE_S, UNRANKED, CallTracker, Usage
 
 DONE = Usage(prompt_tokens=10, output_tokens=3, finish_reason="stop", is_aborted=False)
 
@@ -19,19 +19,24 @@ def tracker() -> Iterator[CallTracker]:
     tracker.machine.check()
 
 
-def identity(call_id: str = "c", program_id: str = "p", service_s: float | None = None) -> CallIdentity:
-    return CallIdentity(call_id=call_id, program_id=program_id, service_s=service_s)
+def identity(
+    call_id: str = "c",
+    program_id: str = "p",
+    service_s: float | None = None,
+    expected_s: float | None = None,
+) -> CallIdentity:
+    return CallIdentity(call_id=call_id, program_id=program_id, service_s=service_s, expected_s=expected_s)
 
 
 def test_account_of_a_call(tracker: CallTracker) -> None:
     """The account holds the caller's call id, the request id, times, steps and tokens."""
-    tracker.charge([], 0.1, 0.0)
+    tracker.charge({}, 0.1, 0.0)
     tracker.arrive("r", identity(), 0.0)
     tracker.start("r", 1.0, cached_tokens=8)
-    tracker.charge(["r", "unknown"], 0.5, 1.5)
+    tracker.charge({"r": 1, "unknown": 1}, 0.5, 1.5)
     tracker.stop("r", 1.5)
     tracker.start("r", 2.0, cached_tokens=16)
-    tracker.charge(["r"], 0.25, 2.25)
+    tracker.charge({"r": 1}, 0.25, 2.25)
     account = tracker.close("r", 2.25, DONE)
     assert (account.call_id, account.request_id, account.program_id) == ("c", "r", "p")
     assert (account.wait_s, account.service_s, account.preemptions) == (1.5, 0.75, 1)
@@ -90,7 +95,7 @@ def test_tick_names_the_calls_that_moved(tracker: CallTracker) -> None:
     """A call that used up its quantum is demoted."""
     tracker.arrive("r", identity(), 0.0)
     tracker.start("r", 0.0, cached_tokens=0)
-    tracker.charge(["r"], 1.0, 1.0)
+    tracker.charge({"r": 1}, 1.0, 1.0)
     assert tracker.tick(1.0) == ["r"]
     assert tracker.machine.rank("r")[0] == 2
 
@@ -100,3 +105,28 @@ def test_an_aborted_call_says_so(tracker: CallTracker) -> None:
     tracker.arrive("r", identity(), 0.0)
     usage = Usage(prompt_tokens=1, output_tokens=0, finish_reason="abort", is_aborted=True)
     assert tracker.close("r", 1.0, usage).is_aborted
+
+
+def test_tokens_can_be_charged_instead_of_time() -> None:
+    """Reading ten tokens and writing one cost 10 + 2 weighted tokens."""
+    config = SchedulerConfig(policy="plas", service="tokens", token_s=0.5)
+    tracker = CallTracker(PluginSettings(scheduler=config))
+    tracker.arrive("r", identity(), 0.0)
+    tracker.start("r", 0.0, cached_tokens=0)
+    tracker.charge({"r": 10}, 1.0, 1.0)
+    tracker.charge({"r": 1}, 1.0, 2.0)
+    assert tracker.machine.call("r").service_s == 6.0
+
+
+def test_the_shortest_request_goes_first_under_sjf() -> None:
+    tracker = CallTracker(PluginSettings(scheduler=SchedulerConfig(policy="sjf")))
+    tracker.arrive("long", identity(), 0.0, prompt_tokens=10, max_tokens=100)
+    tracker.arrive("short", identity(), 1.0, prompt_tokens=100, max_tokens=10)
+    assert tracker.priority("short") < tracker.priority("long") < UNRANKED
+
+
+def test_what_a_program_still_needs_orders_its_calls_under_hinted() -> None:
+    tracker = CallTracker(PluginSettings(scheduler=SchedulerConfig(policy="hinted")))
+    tracker.arrive("long", identity(program_id="a", expected_s=9.0), 0.0)
+    tracker.arrive("short", identity(program_id="b", expected_s=3.0), 1.0)
+    assert tracker.priority("short") < tracker.priority("long")

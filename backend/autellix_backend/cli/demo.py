@@ -29,7 +29,7 @@ from autellix_backend.bench.report import (
     write_plot,
 )
 from autellix_backend.bench.results import CallResult
-from autellix_backend.core.policies import POLICY_NAMES
+from autellix_backend.core.policies import LIVE_POLICY_NAMES
 from autellix_backend.workload.fit import fit_program
 from autellix_backend.workload.generate import WORKLOADS, generate_programs
 from autellix_backend.workload.schema import ProgramTrace, TraceError, read_traces
@@ -299,7 +299,7 @@ def _above_zero(text: str) -> float:
 
 def _policies(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    unknown = [name for name in names if name not in POLICY_NAMES]
+    unknown = [name for name in names if name not in LIVE_POLICY_NAMES]
     if unknown or len(names) < 2:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected two or more of {', '.join(POLICY_NAMES)}")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected two or more of {', '.join(LIVE_POLICY_NAMES)}")
     return names

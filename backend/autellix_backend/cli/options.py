@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from autellix_backend.core.policies import POLICY_NAMES
+from autellix_backend.core.policies import LIVE_POLICY_NAMES
 from autellix_backend.settings import Given, Settings, load_settings
 
 PREFIX = "setting:"
@@ -14,7 +14,7 @@ OPTIONS = {
     "--host": ("gateway.host", "address to listen on"),
     "--port": ("gateway.port", "port to listen on, 0 for any free one"),
     "--record": ("gateway.record_path", "append each ended program to this trace file: counts, never text"),
-    "--policy": ("scheduler.policy", f"scheduling policy: {', '.join(POLICY_NAMES)}"),
+    "--policy": ("scheduler.policy", f"scheduling policy: {', '.join(LIVE_POLICY_NAMES)}"),
     "--bounds": ("scheduler.bounds", "upper bounds of the queue levels, in seconds of attained service"),
     "--quanta": ("scheduler.quanta", "time quantum of each level in seconds; by default the level's width"),
     "--beta": ("scheduler.beta", "starvation threshold: promote a call once wait/service reaches it"),

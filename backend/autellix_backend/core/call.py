@@ -18,10 +18,14 @@ class CallState(StrEnum):
 
 
 class ChangeReason(StrEnum):
-    """Why a call changed its level."""
+    """Why a call changed its place."""
 
     DEMOTION = "demotion"
     PROMOTION = "promotion"
+    ROTATION = "rotation"
+    """Its turn is over; the level stays."""
+    RESIZING = "resizing"
+    """Its expected size is another; the level stays."""
 
 
 # The legal moves of an active call; it may leave (finish, abort) from either state.
@@ -33,7 +37,7 @@ _MOVES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelChange:
-    """A call moved from one level to another."""
+    """A call has another place in the order: in another level, or elsewhere in its own."""
 
     call_id: str
     old: int
@@ -80,6 +84,10 @@ class Call:
     state: CallState = CallState.WAITING
     level: int = 1
     seq: int = 0
+    size_s: float = 0.0
+    """What it is ordered by under a policy of sizes; zero under the others."""
+    expected_s: float | None = None
+    """What was expected to come when it arrived."""
     quantum_s: float = 0.0
     """What is left of the level's quantum; negative when a step overran it."""
     waiting_since_s: float

@@ -10,7 +10,12 @@ from typing import Any
 
 from autellix_backend.core.policies import POLICY_NAMES
 
-__all__ = ["SchedulerConfig"]
+__all__ = ["SERVICE_KINDS", "SchedulerConfig"]
+
+SERVICE_KINDS = ("measured", "tokens")
+# Weights of the fair-serving literature: decoding a token costs about twice what prefilling one does.
+PROMPT_WEIGHT = 1.0
+OUTPUT_WEIGHT = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +32,13 @@ class SchedulerConfig:
     """Starvation threshold: a call is promoted once its wait/service ratio reaches it; inf = never."""
     period_steps: int = 1
     """Decide once every this many engine steps."""
+    demotes: bool = True
+    """Whether a running call sinks as it uses up its quantum (Alg. 1, lines 20-22); if not, calls keep the
+    level of their program's service at their arrival."""
+    service: str = "measured"
+    """What is charged to a call: "measured" executor time, or "tokens", its weighted tokens."""
+    token_s: float = 0.005
+    """Nominal seconds of service of one weighted token: a prompt token counts 1, an output token 2."""
 
     def __post_init__(self) -> None:
         if self.policy not in POLICY_NAMES:
@@ -43,11 +55,26 @@ class SchedulerConfig:
             raise ValueError(f"beta must be positive, not {self.beta}")
         if self.period_steps < 1:
             raise ValueError(f"period_steps must be at least 1, not {self.period_steps}")
+        if self.service not in SERVICE_KINDS:
+            raise ValueError(f"service must be one of {', '.join(SERVICE_KINDS)}, not {self.service!r}")
+        if not 0 < self.token_s < math.inf:
+            raise ValueError(f"token_s must be positive and finite, not {self.token_s}")
 
     @property
     def level_count(self) -> int:
         """K, the number of levels that the bounds make."""
         return len(self.bounds) + 1
+
+    @property
+    def first_quantum_s(self) -> float:
+        """The quantum of the first level (s); without levels, a turn."""
+        if self.quanta is not None:
+            return self.quanta[0]
+        return self.bounds[0] if self.bounds else math.inf
+
+    def nominal_service_s(self, prompt_tokens: float, output_tokens: float) -> float:
+        """Return the service (s) that weighted tokens stand for."""
+        return self.token_s * (PROMPT_WEIGHT * prompt_tokens + OUTPUT_WEIGHT * output_tokens)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> SchedulerConfig:
@@ -74,15 +101,20 @@ class SchedulerConfig:
             "quanta": None if self.quanta is None else [_finite_or_text(quantum) for quantum in self.quanta],
             "beta": _finite_or_text(self.beta),
             "period_steps": self.period_steps,
+            "demotes": self.demotes,
+            "service": self.service,
+            "token_s": self.token_s,
         }
 
 
 def _parse(key: str, value: Any) -> Any:
-    if key == "policy":
+    if key in ("policy", "service"):
         return str(value)
+    if key == "demotes":
+        return _boolean(key, value)
     if key == "period_steps":
         return _integer(key, value)
-    if key == "beta":
+    if key in ("beta", "token_s"):
         return _number(key, value)
     if key == "quanta" and value is None:
         return None
@@ -95,6 +127,12 @@ def _number(key: str, value: Any) -> float:
     if isinstance(value, bool) or not (isinstance(value, int | float) or value == "inf"):
         raise ValueError(f'{key} must hold numbers or "inf", not {value!r}')
     return float(value)
+
+
+def _boolean(key: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{key} must be true or false, not {value!r}")
+    return value
 
 
 def _integer(key: str, value: Any) -> int:

@@ -8,14 +8,15 @@ never decreases, and only differences matter.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from autellix_backend.core.batch import form_batch
 from autellix_backend.core.call import Call, CallRecord, ChangeReason, LevelChange
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.errors import DuplicateCallError, UnknownCallError
 from autellix_backend.core.levels import Levels
-from autellix_backend.core.policies import make_policy
+from autellix_backend.core.policies import Order, Policy, make_policy
+from autellix_backend.core.size_order import SizeOrder
 from autellix_backend.core.starvation import StarvationWatch
 from autellix_backend.core.table import ProcessTable, Program
 
@@ -33,8 +34,8 @@ class Machine:
         self.config = config
         self.table = ProcessTable() if table is None else table
         self.policy = make_policy(config.policy)
-        has_levels = self.policy.has_levels
-        self.levels = Levels(config.bounds, config.quanta) if has_levels else Levels(())
+        self.levels = _make_queues(config, self.policy)
+        self._last_turn_level = _last_turn_level(config, self.policy)
         self._calls: dict[str, Call] = {}
         self._exhausted: dict[str, Call] = {}
         self._watch = StarvationWatch(config.beta)
@@ -66,11 +67,17 @@ class Machine:
         service_s: float | None = None,
         wait_s: float | None = None,
         thread_id: str = "0",
+        parents: Sequence[str] | None = None,
+        expected_s: float | None = None,
     ) -> Call:
         """Queue a new call by its program's service (Alg. 1, lines 9-14).
 
         Args:
             service_s, wait_s: what the caller knows of the program; the table keeps the larger value.
+            parents: the calls that it follows, for policies that read them; None if they are unknown. The
+                `service_s` that comes without parents is then what the call itself inherits.
+            expected_s: the service expected of the call (`sjf`) or of its program from now on (`hinted`,
+                `srpt`), in seconds; None if nobody has said.
 
         Raises:
             DuplicateCallError: an active call has this id.
@@ -79,17 +86,22 @@ class Machine:
             raise DuplicateCallError(call_id)
         program = self.table.begin(program_id, call_id, now, thread_id=thread_id)
         self.table.merge(program_id, service_s, wait_s)
+        if expected_s is not None:
+            program.expected_s = expected_s
         call = Call(
             call_id=call_id,
             program_id=program_id,
             thread_id=thread_id,
             arrival_s=now,
             waiting_since_s=now,
-            inherited_service_s=self.policy.inherit(program.service_s),  # Alg. 1, line 11
+            inherited_service_s=self._inherited(program, service_s, parents),  # Alg. 1, line 11
+            expected_s=expected_s,
         )
+        call.size_s = self._size(call, program)
         self._calls[call_id] = call
         self.levels.append(call, self.levels.level_of(call.inherited_service_s))  # Alg. 1, lines 12-13
         self._watch_program(program, now)
+        self._review_sizes(program, other_than=call)
         return call
 
     def start(self, call_id: str, now: float) -> None:
@@ -101,6 +113,9 @@ class Machine:
         """
         call = self.call(call_id)
         call.start(now)
+        if self.policy.holds_slots and self.policy.order is Order.SIZE:
+            self.levels.move(call, 1)
+            self._watch.forget(call)
 
     def stop(self, call_id: str, now: float) -> None:
         """Note that a running call was preempted; it keeps its place in the queue.
@@ -122,7 +137,7 @@ class Machine:
         call = self.call(call_id)
         call.service_s += cost_s
         call.quantum_s -= cost_s
-        if call.quantum_s <= 0 and call.level < len(self.levels):
+        if call.quantum_s <= 0 and call.level <= self._last_turn_level:
             self._exhausted[call_id] = call
 
     def finish(self, call_id: str, now: float) -> CallRecord:
@@ -148,15 +163,15 @@ class Machine:
         """
         due = {call.call_id: call for call in self._watch.pop_due(now)}
         concerned = sorted({**due, **self._exhausted}.values(), key=_queue_order)
-        self._exhausted.clear()
         changes: list[LevelChange] = []
         for call in concerned:
-            if call.quantum_s <= 0 and call.level < len(self.levels):  # Alg. 1, line 20
-                changes.append(self._demote(call))
             program = self.table[call.program_id]
+            if call.call_id in self._exhausted:  # Alg. 1, line 20
+                changes.append(self._take_turn(call, program))
             if call.level > 1 and self._watch.is_starving(call, program, now):  # Alg. 1, lines 24-26
                 changes.append(self._promote(call, now))
             self._watch.watch(call, program, now)
+        self._exhausted.clear()
         return changes
 
     def batch(
@@ -176,8 +191,8 @@ class Machine:
         """
         return form_batch(self.levels, slots, capacity=capacity, cost=cost, admissible=admissible)
 
-    def rank(self, call_id: str) -> tuple[int, int]:
-        """Return the call's place in the total order (level, seq); lower runs first.
+    def rank(self, call_id: str) -> tuple[int, float, int]:
+        """Return the call's place in the total order (level, size, seq); lower runs first.
 
         Raises:
             UnknownCallError: no active call has this id.
@@ -221,7 +236,46 @@ class Machine:
         self._exhausted.pop(call_id, None)
         self._watch.forget(call)
         self._watch_program(program, now)
+        self._review_sizes(program)
         return record
+
+    def _inherited(self, program: Program, service_s: float | None, parents: Sequence[str] | None) -> float:
+        if not self.policy.reads_parents:
+            return self.policy.inherit(program.service_s)
+        if parents is None and service_s is not None:
+            return service_s
+        return self.policy.inherit(program.service_s, self.table.parent_ends_s(program.program_id, parents))
+
+    def _size(self, call: Call, program: Program) -> float:
+        """Return the size that the call is ordered by now; what it received itself is known to be done."""
+        if self.policy.order is not Order.SIZE:
+            return 0.0
+        if not self.policy.shares_size:
+            return self.policy.size(call.expected_s, program.service_s)
+        size_s = self.policy.size(program.expected_s, program.service_s)
+        if program.expected_s is None:
+            return size_s + call.service_s
+        return max(0.0, size_s - call.service_s)
+
+    def _review_sizes(self, program: Program, *, other_than: Call | None = None) -> None:
+        """Have the next tick look at the places of a program's calls, whose remainder has changed."""
+        if self.policy.shares_size:
+            for call_id in program.active_calls:
+                call = self._calls.get(call_id)
+                if call is not None and call is not other_than and call.level > 1:
+                    self._exhausted[call_id] = call
+
+    def _take_turn(self, call: Call, program: Program) -> LevelChange:
+        """Give a call whose quantum is used up the place that the policy has for it."""
+        if self.policy.order is Order.LEVELS:
+            return self._demote(call)
+        reason = ChangeReason.ROTATION
+        if isinstance(self.levels, SizeOrder):
+            reason = ChangeReason.RESIZING
+            self.levels.resize(call, self._size(call, program))
+        else:
+            self.levels.move(call, call.level)
+        return LevelChange(call_id=call.call_id, old=call.level, new=call.level, reason=reason)
 
     def _demote(self, call: Call) -> LevelChange:
         old = call.level
@@ -248,5 +302,22 @@ class Machine:
                 self._watch.watch(call, program, now)
 
 
-def _queue_order(call: Call) -> tuple[int, int]:
-    return (call.level, call.seq)
+def _make_queues(config: SchedulerConfig, policy: Policy) -> Levels | SizeOrder:
+    if policy.order is Order.SIZE:
+        return SizeOrder(config.first_quantum_s)
+    if policy.order is Order.ROTATION:
+        return Levels((), (config.first_quantum_s,))
+    return Levels(config.bounds, config.quanta) if policy.order is Order.LEVELS else Levels(())
+
+
+def _last_turn_level(config: SchedulerConfig, policy: Policy) -> int:
+    """Return the last level in which anything happens when a quantum is used up."""
+    if policy.order is Order.LEVELS:
+        return config.level_count - 1 if config.demotes else 0
+    if policy.order is Order.SIZE:
+        return 2 if policy.shares_size else 0
+    return 1 if policy.order is Order.ROTATION else 0
+
+
+def _queue_order(call: Call) -> tuple[int, float, int]:
+    return (call.level, call.size_s, call.seq)

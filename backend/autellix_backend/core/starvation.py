@@ -13,7 +13,9 @@ calls whose deadline has passed. Two rules keep it exact:
    is popped.
 2. The ratio test itself decides when a deadline is popped; the deadline alone promotes nobody.
 
-A watched call has service: below the first level it either inherited some or used up a quantum.
+A watched call has service: below the first level it either inherited some or used up a quantum. Under a
+policy of sizes the expected size counts as service too: else a large program that never ran would wait for
+ever.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ class StarvationWatch:
     def is_starving(self, call: Call, program: Program, now: float) -> bool:
         """Apply the ratio test to a call."""
         wait_s = program.wait_s + call.unpaid_wait_at(now)  # Alg. 1, line 24
-        service_s = program.service_s + call.unpaid_service_s  # Alg. 1, line 25
+        service_s = program.service_s + call.unpaid_service_s + call.size_s  # Alg. 1, line 25
         return is_starving(wait_s, service_s, self._beta)
 
     def watch(self, call: Call, program: Program, now: float) -> None:
@@ -89,7 +91,7 @@ class StarvationWatch:
             assert held[entry].level > 1, call_id
 
     def _deadline(self, call: Call, program: Program, now: float) -> float:
-        service_s = program.service_s + call.unpaid_service_s
+        service_s = program.service_s + call.unpaid_service_s + call.size_s
         wait_s = program.wait_s + call.unpaid_wait_at(now)
         missing_s = self._beta * service_s - wait_s
         slack_s = _SLACK_ULPS * math.ulp(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from autellix_backend.core.errors import DuplicateCallError, UnknownProgramError
@@ -21,6 +21,10 @@ class Program:
     """Service of completed calls: their sum (PLAS) or the longest observed path (ATLAS)."""
     wait_s: float = 0.0
     """Waiting of completed calls, over all threads, less what promotions made good."""
+    expected_s: float | None = None
+    """Service that is expected to come yet, its running calls included; None if nobody has said."""
+    path_ends_s: dict[str, float] = field(default_factory=dict)
+    """p(c) + t of each completed call (eq. 2), kept for policies that read parents."""
     engine_ids: set[str] = field(default_factory=set)
     active_calls: dict[str, str] = field(default_factory=dict)
     """Thread id of each active call, in order of arrival."""
@@ -96,6 +100,17 @@ class ProcessTable:
         program.is_ended = False
         return program
 
+    def parent_ends_s(self, program_id: str, parents: Sequence[str] | None) -> list[float] | None:
+        """Return the ends of the parents' paths; None if the parents, or any of them, are unknown here.
+
+        Raises:
+            UnknownProgramError: the program has no entry.
+        """
+        ends = self[program_id].path_ends_s
+        if parents is None or any(parent not in ends for parent in parents):
+            return None
+        return [ends[parent] for parent in parents]
+
     def complete(
         self,
         program_id: str,
@@ -106,10 +121,12 @@ class ProcessTable:
         inherited_service_s: float,
         service_s: float,
         wait_s: float,
+        path_id: str | None = None,
     ) -> Program:
         """Charge a call that finished or was aborted to its program (Alg. 1, lines 1-7).
 
         A call that was never begun here is charged all the same: another table may have seen it arrive.
+        `path_id` is the name by which later calls know it as their parent, if that is not its id here.
 
         Raises:
             UnknownProgramError: the program has no entry.
@@ -117,6 +134,10 @@ class ProcessTable:
         program = self[program_id]  # Alg. 1, line 2
         program.service_s = policy.complete(program.service_s, inherited_service_s, service_s)  # line 4
         program.wait_s += wait_s  # line 5: W_p sums over threads
+        if policy.reads_parents:
+            program.path_ends_s[path_id or call_id] = inherited_service_s + service_s
+        if program.expected_s is not None:
+            program.expected_s = max(0.0, program.expected_s - service_s)
         program.last_completion_s = now
         program.active_calls.pop(call_id, None)
         if program.is_ended and not program.active_calls:

@@ -20,7 +20,7 @@ import msgspec
 
 from autellix_backend.core.accounting import CallAccount
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.core.policies import make_policy
+from autellix_backend.core.policies import Order, make_policy
 from autellix_backend.gateway.identity import Identity
 from autellix_backend.gateway.usage import Usage
 from autellix_backend.observe.metrics import GatewayMetrics
@@ -91,13 +91,16 @@ class OpenCall:
 
     def engine_args(self) -> dict[str, str | float]:
         """Return what the engine is told, in vllm_xargs."""
-        return {
+        args: dict[str, str | float] = {
             "autellix_program": self.identity.program,
             "autellix_call": self.engine_key,
             "autellix_thread": self.identity.thread,
             "autellix_service_s": self.inherited.service_s,
             "autellix_wait_s": self.inherited.wait_s,
         }
+        if self.inherited.expected_s is not None:
+            args["autellix_expected_s"] = self.inherited.expected_s
+        return args
 
 
 class ProgramObserver(Protocol):
@@ -136,8 +139,8 @@ class CallDesk:
     ) -> None:
         self._observer = observer
         self._store = store
-        self._bounds = scheduler.bounds if make_policy(scheduler.policy).has_levels else ()
         self._policy = make_policy(scheduler.policy)
+        self._bounds = scheduler.bounds if self._policy.order is Order.LEVELS else ()
         self._metrics = metrics
         self._engine = engine
         self._clock = clock
@@ -270,6 +273,7 @@ def _call_start(identity: Identity, key: str) -> CallStart:
         parents=identity.parents,
         session_id=identity.session,
         name=identity.name,
+        hint=identity.hint,
     )
 
 

@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from autellix_backend.core.estimate import Hint
 from autellix_backend.gateway.errors import InvalidRequestError
 from autellix_wire import (
     CALL_ID,
+    EXPECTED_CALLS,
+    EXPECTED_TOKENS,
     FINAL,
     FLAGS,
     PARENT_IDS,
@@ -28,6 +31,7 @@ from autellix_wire import (
 VLLM_SESSION_HEADER = "X-Session-ID"
 VLLM_SESSION_FIELD = "session_id"
 MAIN_THREAD = "0"
+MAX_EXPECTED_DIGITS = 12
 
 Source = Literal["program-header", "session-header", "x-session-id", "body-session-id", "request"]
 
@@ -45,6 +49,8 @@ class Identity:
     flags: tuple[str, ...]
     is_final: bool
     source: Source
+    hint: Hint | None = None
+    """What the client expects of the program from this call on."""
 
     @property
     def is_anonymous(self) -> bool:
@@ -78,6 +84,7 @@ def _identify(headers: Mapping[str, str], body_session: object, new_id: Callable
         flags=_flags(headers),
         is_final=_is_final(headers),
         source=source,
+        hint=_hint(headers),
     )
 
 
@@ -105,6 +112,21 @@ def _read(headers: Mapping[str, str], name: str) -> str | None:
 def _flags(headers: Mapping[str, str]) -> tuple[str, ...]:
     value = _read(headers, FLAGS)
     return tuple(flag.strip() for flag in value.split(",")) if value else ()
+
+
+def _hint(headers: Mapping[str, str]) -> Hint | None:
+    calls, tokens = _expected(headers, EXPECTED_CALLS), _expected(headers, EXPECTED_TOKENS)
+    return None if calls is None and tokens is None else Hint(calls=calls, tokens=tokens)
+
+
+def _expected(headers: Mapping[str, str], name: str) -> float | None:
+    value = headers.get(name.lower())
+    if value is None:
+        return None
+    text = value.strip()
+    if not (text.isascii() and text.isdecimal() and 0 < len(text) <= MAX_EXPECTED_DIGITS and int(text)):
+        raise InvalidRequestError(f"{name} is {value!r}; expected a whole number above zero", param=name)
+    return float(text)
 
 
 def _is_final(headers: Mapping[str, str]) -> bool:

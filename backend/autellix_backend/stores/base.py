@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from autellix_backend.core.estimate import Hint
+
 
 class StoreError(Exception):
     """The store was asked for something impossible; the message names the id."""
@@ -39,6 +41,8 @@ class CallStart:
     parents: tuple[str, ...] | None = None
     session_id: str | None = None
     name: str | None = None
+    hint: Hint | None = None
+    """What the client expects of its program from this call on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +50,10 @@ class Inherited:
     """What a call takes over from its program."""
 
     service_s: float
+    """Where the policy lets this call start: the program's service, or the end of its parents' paths."""
     wait_s: float
+    expected_s: float | None = None
+    """Service that the program is expected to need from now on; None if nothing is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

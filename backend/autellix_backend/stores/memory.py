@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from autellix_backend.core.estimate import Hint, SizeEstimator
 from autellix_backend.core.policies import Policy
 from autellix_backend.core.table import ProcessTable, Program
 from autellix_backend.stores.base import (
@@ -49,6 +50,10 @@ class _Entry:
     running: dict[str, _Running] = field(default_factory=dict)
     history: deque[CallView] = field(default_factory=lambda: deque(maxlen=HISTORY_CALLS))
     finished_calls: int = 0
+    total_service_s: float = 0.0
+    output_tokens: int = 0
+    whole: Hint | None = None
+    """What the client's last hint makes of the program as a whole."""
 
 
 class MemoryStore:
@@ -59,6 +64,7 @@ class MemoryStore:
         self._program_idle_s = program_idle_s
         self._session_ttl_s = session_ttl_s
         self._table = ProcessTable()
+        self._estimator = SizeEstimator()
         self._entries: dict[str, _Entry] = {}
         self._heartbeats: dict[str, float] = {}
         self._programs_of: dict[str, dict[str, None]] = {}
@@ -75,7 +81,21 @@ class MemoryStore:
         if call.session_id is not None:
             entry.session_ids[call.session_id] = None
             self._programs_of.setdefault(call.session_id, {})[call.program_id] = None
-        return Inherited(service_s=program.service_s, wait_s=program.wait_s)
+        parent_ends_s = self._table.parent_ends_s(call.program_id, call.parents)
+        return Inherited(
+            service_s=self._policy.inherit(program.service_s, parent_ends_s),
+            wait_s=program.wait_s,
+            expected_s=self._expect(entry, call),
+        )
+
+    def _expect(self, entry: _Entry, call: CallStart) -> float | None:
+        if not self._policy.shares_size:
+            return None
+        done = (entry.finished_calls, entry.output_tokens)
+        if call.hint is not None:
+            entry.whole = call.hint.plus(*done)
+        hint = None if entry.whole is None else entry.whole.less(*done)
+        return self._estimator.expect(entry.name or "", entry.total_service_s, hint)
 
     async def settle(self, end: CallEnd, now: float) -> None:
         """Charge a call to its program by the policy's rule."""
@@ -85,12 +105,15 @@ class MemoryStore:
             raise UnknownCallError(end.program_id, end.key)
         entry.history.append(running.view(end, now))
         entry.finished_calls += 1
+        entry.total_service_s += end.service_s
+        entry.output_tokens += end.output_tokens or 0
+        self._estimator.observe_call(entry.name or "", end.service_s, end.output_tokens or 0)
         if end.is_final:
             self._table.end(end.program_id)
-        self._charge(end, now)
+        self._charge(end, running.start.call_id, now)
         self._drop_if_gone(end.program_id)
 
-    def _charge(self, end: CallEnd, now: float) -> None:
+    def _charge(self, end: CallEnd, call_id: str, now: float) -> None:
         program = self._table.get(end.program_id)
         assert program is not None
         *others, last = end.services_s or (0.0,)
@@ -104,6 +127,7 @@ class MemoryStore:
             inherited_service_s=end.inherited_service_s,
             service_s=last,
             wait_s=end.table_wait_s,
+            path_id=call_id,
         )
 
     async def open_session(self, session_id: str, now: float) -> bool:
@@ -190,6 +214,8 @@ class MemoryStore:
         if program_id in self._table:
             return
         entry = self._entries.pop(program_id)
+        if entry.finished_calls and entry.name:
+            self._estimator.observe_program(entry.name, entry.total_service_s)
         for session_id in entry.session_ids:
             programs = self._programs_of[session_id]
             del programs[program_id]

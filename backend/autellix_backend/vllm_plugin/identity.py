@@ -21,6 +21,8 @@ class CallIdentity:
     thread_id: str = DEFAULT_THREAD
     service_s: float | None = None
     wait_s: float | None = None
+    expected_s: float | None = None
+    """Service that the program is expected to need from now on."""
 
     @property
     def is_told(self) -> bool:
@@ -41,6 +43,7 @@ def read_identity(request_id: str, extra_args: object, session_id: object) -> Ca
         thread_id=_identifier(args.get("autellix_thread")) or DEFAULT_THREAD,
         service_s=_seconds(args.get("autellix_service_s")),
         wait_s=_seconds(args.get("autellix_wait_s")),
+        expected_s=_seconds(args.get("autellix_expected_s")),
     )
 
 

@@ -29,11 +29,12 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from autellix_backend.core.call import Call
+from autellix_backend.core.policies import Order
 from autellix_backend.vllm_plugin.identity import read_identity
 from autellix_backend.vllm_plugin.ranked_queue import RankedRequestQueue
 from autellix_backend.vllm_plugin.settings import PluginSettings
 from autellix_backend.vllm_plugin.shortage import BlockShortage, watch_allocations
-from autellix_backend.vllm_plugin.tracker import CallTracker, Usage
+from autellix_backend.vllm_plugin.tracker import UNRANKED, CallTracker, Usage
 
 __all__ = ["AsyncProgramScheduler", "AutellixScheduler", "ProgramSchedulerMixin", "SyncProgramScheduler"]
 
@@ -45,7 +46,6 @@ _READY_STATUSES = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 # vLLM may skip a request for reasons of its own (LoRA slots, a connector): a slot made free for it and not
 # taken is not made free again for this many steps.
 _COOLING_STEPS = 16
-_UNRANKED = 1 << 62
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class ProgramSchedulerMixin(_Host):
         self.is_degraded = False
         self.slot_preemptions = 0
         self.block_preemptions = 0
-        self._is_ordering = self.tracker.machine.policy.has_levels
+        self._is_ordering = self.tracker.machine.policy.order is not Order.ARRIVAL
         self._period_steps = settings.scheduler.period_steps
         self._decision_step = 0
         self._arrivals = 0
@@ -91,7 +91,7 @@ class ProgramSchedulerMixin(_Host):
         if request.request_id not in self.requests:
             self._arrivals += 1
             if self._is_ordering:
-                request.priority = _UNRANKED + self._arrivals
+                request.priority = UNRANKED + self._arrivals
             self._guard(self._arrive, request)
         super().add_request(request)
 
@@ -136,7 +136,13 @@ class ProgramSchedulerMixin(_Host):
     def _arrive(self, request: Request) -> None:
         extra_args = getattr(request.sampling_params, "extra_args", None)
         identity = read_identity(request.request_id, extra_args, getattr(request, "session_id", None))
-        self.tracker.arrive(request.request_id, identity, self.clock())
+        self.tracker.arrive(
+            request.request_id,
+            identity,
+            self.clock(),
+            prompt_tokens=request.num_prompt_tokens,
+            max_tokens=request.max_tokens,
+        )
         self._rank(request)
 
     def _note_started(self, output: SchedulerOutput, started_s: float) -> None:
@@ -146,7 +152,10 @@ class ProgramSchedulerMixin(_Host):
         now = self.clock()
         for request_id in output.num_scheduled_tokens:
             if request_id in self.tracker and not self.tracker.is_running(request_id):
-                self.tracker.start(request_id, now, _cached_tokens(self.requests[request_id]))
+                request = self.requests[request_id]
+                self.tracker.start(request_id, now, _cached_tokens(request))
+                # Under a policy that holds slots, a call's place is another once it runs.
+                self._rank(request)
         self._cool_down()
 
     def _charge(self, output: SchedulerOutput) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.policies import LIVE_POLICY_NAMES
 
 __all__ = ["SECTION", "PluginSettings"]
 
@@ -45,7 +46,13 @@ class PluginSettings:
 def _scheduler(value: Any) -> SchedulerConfig:
     if not isinstance(value, Mapping):
         raise ValueError(f"additional-config: '{SECTION}.scheduler' must be an object, not {value!r}")
-    return SchedulerConfig.from_mapping(dict(value))
+    config = SchedulerConfig.from_mapping(dict(value))
+    if config.policy not in LIVE_POLICY_NAMES:
+        raise ValueError(
+            f"additional-config: '{SECTION}.scheduler.policy' must be one of {', '.join(LIVE_POLICY_NAMES)}; "
+            f"{config.policy!r} works in the simulator only"
+        )
+    return config
 
 
 def _socket_path(value: Any) -> str | None:

@@ -6,7 +6,7 @@ request share one call id; the caller's call id travels beside it into the accou
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from autellix_backend.core.accounting import CallAccount
@@ -15,11 +15,17 @@ from autellix_backend.vllm_plugin.accounting import AccountSender
 from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.settings import PluginSettings
 
-__all__ = ["CallTracker", "Usage"]
+__all__ = ["UNRANKED", "CallTracker", "Usage"]
 
 PROGRAM_IDLE_S = 600.0
 _EXPIRE_PERIOD_S = 30.0
 _SEQUENCE_BITS = 56
+_SIZE_BITS = 56
+# Sizes are compared live by their microseconds.
+_SIZE_UNITS_PER_S = 1e6
+_SIZE_LIMIT = (1 << _SIZE_BITS) - 1
+UNRANKED = 1 << (_SEQUENCE_BITS + _SIZE_BITS + 16)
+"""A priority behind that of any tracked call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +52,7 @@ class CallTracker:
     """The calls inside one engine, from arrival to account."""
 
     def __init__(self, settings: PluginSettings) -> None:
+        self.config = settings.scheduler
         self.machine = Machine(settings.scheduler)
         self.sender = AccountSender(settings.accounting_socket)
         self.step = 0
@@ -64,11 +71,23 @@ class CallTracker:
 
     def priority(self, request_id: str) -> int:
         """Return the call's place as one number: smaller runs earlier."""
-        level, sequence = self.machine.rank(request_id)
-        return (level << _SEQUENCE_BITS) | sequence
+        level, size_s, sequence = self.machine.rank(request_id)
+        size = min(round(size_s * _SIZE_UNITS_PER_S), _SIZE_LIMIT)
+        return (((level << _SIZE_BITS) | size) << _SEQUENCE_BITS) | sequence
 
-    def arrive(self, request_id: str, identity: CallIdentity, now: float) -> None:
-        """Take in a call."""
+    def arrive(
+        self,
+        request_id: str,
+        identity: CallIdentity,
+        now: float,
+        *,
+        prompt_tokens: int = 0,
+        max_tokens: int = 0,
+    ) -> None:
+        """Take in a call; its tokens are its expected size where nobody tells that of its program."""
+        expected_s = identity.expected_s
+        if not self.machine.policy.shares_size:
+            expected_s = self.config.nominal_service_s(prompt_tokens, max_tokens)
         self.machine.arrive(
             request_id,
             identity.program_id,
@@ -76,6 +95,7 @@ class CallTracker:
             service_s=identity.service_s,
             wait_s=identity.wait_s,
             thread_id=identity.thread_id,
+            expected_s=expected_s,
         )
         self._calls[request_id] = _Tracked(identity=identity, arrival_step=self.step)
 
@@ -93,13 +113,19 @@ class CallTracker:
         self.machine.stop(request_id, now)
         self._calls[request_id].is_running = False
 
-    def charge(self, request_ids: Iterable[str], cost_s: float, now: float) -> None:
-        """Charge one executed step to every call that was in it."""
+    def charge(self, scheduled_tokens: Mapping[str, int], cost_s: float, now: float) -> None:
+        """Charge one executed step to every call that was in it, by time or by its tokens.
+
+        A call that had several tokens in the step was reading its prompt; one with a single token, writing.
+        """
         self.step += 1
-        for request_id in request_ids:
+        is_measured = self.config.service == "measured"
+        for request_id, tokens in scheduled_tokens.items():
             call = self._calls.get(request_id)
             if call is not None:
                 call.engine_steps += 1
+                if not is_measured:
+                    cost_s = self.config.nominal_service_s(*((tokens, 0) if tokens > 1 else (0, tokens)))
                 self.machine.charge(request_id, cost_s, now)
 
     def tick(self, now: float) -> list[str]:

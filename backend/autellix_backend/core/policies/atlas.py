@@ -9,6 +9,7 @@ Cost: a thread that starts late inherits the longest chain, though its own paren
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from autellix_backend.core.policies.base import Policy
@@ -21,7 +22,7 @@ class Atlas(Policy):
 
     name: ClassVar[str] = "atlas"
 
-    def inherit(self, program_service_s: float) -> float:
+    def inherit(self, program_service_s: float, parent_ends_s: Sequence[float] | None = None) -> float:  # noqa: ARG002
         """Start at the program's longest observed path."""
         return program_service_s  # Alg. 1, line 11
 

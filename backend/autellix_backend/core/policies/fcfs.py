@@ -8,9 +8,10 @@ Cost: a long call blocks short ones, and a long program blocks short ones.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
-from autellix_backend.core.policies.base import Policy
+from autellix_backend.core.policies.base import Order, Policy
 
 __all__ = ["Fcfs"]
 
@@ -19,9 +20,9 @@ class Fcfs(Policy):
     """Serve calls in order of arrival, blind to programs."""
 
     name: ClassVar[str] = "fcfs"
-    has_levels: ClassVar[bool] = False
+    order: ClassVar[Order] = Order.ARRIVAL
 
-    def inherit(self, program_service_s: float) -> float:  # noqa: ARG002
+    def inherit(self, program_service_s: float, parent_ends_s: Sequence[float] | None = None) -> float:  # noqa: ARG002
         """Start every call at zero."""
         return 0.0
 

@@ -8,6 +8,7 @@ Cost: each call of a long program outranks the work of programs that began earli
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from autellix_backend.core.policies.base import Policy
@@ -20,7 +21,7 @@ class Mlfq(Policy):
 
     name: ClassVar[str] = "mlfq"
 
-    def inherit(self, program_service_s: float) -> float:  # noqa: ARG002
+    def inherit(self, program_service_s: float, parent_ends_s: Sequence[float] | None = None) -> float:  # noqa: ARG002
         """Start every call at zero."""
         return 0.0
 

@@ -8,6 +8,7 @@ Cost: parallel calls of one program add up, so wide programs sink faster than th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from autellix_backend.core.policies.base import Policy
@@ -20,7 +21,7 @@ class Plas(Policy):
 
     name: ClassVar[str] = "plas"
 
-    def inherit(self, program_service_s: float) -> float:
+    def inherit(self, program_service_s: float, parent_ends_s: Sequence[float] | None = None) -> float:  # noqa: ARG002
         """Start at what the program has attained."""
         return program_service_s  # Alg. 1, line 11
 

@@ -1,0 +1,142 @@
+"""What a program may still need, from hints of its client or from finished programs of its class.
+
+The class's estimate is the Gittins index over its finished programs (Gittins 1979; for queues see Aalto,
+Ayesta and Righter, "On the Gittins index in the M/G/1 queue", 2009): with X the total service of a program
+of the class and `a` what this one has attained, the least over d > 0 of
+
+    E[min(X - a, d) | X > a] / P(X - a <= d | X > a)
+
+in seconds. For programs of equal size that is the remainder; for heavy tails it grows with `a`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import deque
+from dataclasses import dataclass, field
+
+__all__ = ["Hint", "SizeEstimator"]
+
+HISTORY_PROGRAMS = 256
+"""Finished programs that a class remembers; the oldest are forgotten first."""
+LEAST_PROGRAMS = 8
+"""Finished programs that a class needs before it says anything."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hint:
+    """What a client expects of its program from its next call on, that call included."""
+
+    calls: float | None = None
+    tokens: float | None = None
+    """Generated tokens."""
+
+    def plus(self, calls: float, tokens: float) -> Hint:
+        """Return the hint for an earlier moment: what was done since comes on top."""
+        return Hint(
+            calls=None if self.calls is None else self.calls + calls,
+            tokens=None if self.tokens is None else self.tokens + tokens,
+        )
+
+    def less(self, calls: float, tokens: float) -> Hint:
+        """Return the hint for a later moment; what should be done by then and is not, is unknown."""
+        return Hint(
+            calls=self.calls - calls if self.calls is not None and self.calls > calls else None,
+            tokens=self.tokens - tokens if self.tokens is not None and self.tokens > tokens else None,
+        )
+
+
+@dataclass(slots=True)
+class _Rate:
+    """Seconds of service per unit of work, over all that was seen."""
+
+    service_s: float = 0.0
+    units: float = 0.0
+
+    def add(self, service_s: float, units: float) -> None:
+        self.service_s += service_s
+        self.units += units
+
+    def value(self) -> float | None:
+        return self.service_s / self.units if self.units else None
+
+
+@dataclass(slots=True)
+class _Class:
+    totals: deque[float] = field(default_factory=deque)
+    """Totals of finished programs in order of their end."""
+    ordered: list[float] = field(default_factory=list)
+    per_call: _Rate = field(default_factory=_Rate)
+    per_token: _Rate = field(default_factory=_Rate)
+
+    def add(self, total_s: float) -> None:
+        if len(self.totals) == HISTORY_PROGRAMS:
+            oldest = self.totals.popleft()
+            del self.ordered[bisect_right(self.ordered, oldest) - 1]
+        self.totals.append(total_s)
+        insort(self.ordered, total_s)
+
+
+class SizeEstimator:
+    """Learns from calls and programs as they finish; one class per program name."""
+
+    def __init__(self) -> None:
+        self._classes: dict[str, _Class] = {}
+        self._all = _Class()
+
+    def observe_call(self, name: str, service_s: float, output_tokens: int) -> None:
+        """Learn what a finished call of a program of this name cost."""
+        for group in (self._class(name), self._all):
+            group.per_call.add(service_s, 1)
+            group.per_token.add(service_s, output_tokens)
+
+    def observe_program(self, name: str, service_s: float) -> None:
+        """Learn what a finished program of this name cost in all."""
+        self._class(name).add(service_s)
+
+    def expect(self, name: str, attained_s: float, hint: Hint | None = None) -> float | None:
+        """Return the service (s) that a program is expected to need yet, or None if nothing is known.
+
+        Args:
+            name: its class.
+            attained_s: the service it has received.
+            hint: its client's own expectation, which goes before the class's.
+        """
+        hinted_s = None if hint is None else self._hinted(name, hint)
+        if hinted_s is not None:
+            return hinted_s
+        group = self._classes.get(name)
+        if group is None or len(group.ordered) < LEAST_PROGRAMS:
+            return None
+        return gittins_index(group.ordered, attained_s)
+
+    def _hinted(self, name: str, hint: Hint) -> float | None:
+        group = self._classes.get(name, self._all)
+        if hint.tokens is not None:
+            per_token_s = group.per_token.value() or self._all.per_token.value()
+            return None if per_token_s is None else hint.tokens * per_token_s
+        if hint.calls is not None:
+            per_call_s = group.per_call.value() or self._all.per_call.value()
+            return None if per_call_s is None else hint.calls * per_call_s
+        return None
+
+    def _class(self, name: str) -> _Class:
+        return self._classes.setdefault(name, _Class())
+
+
+def gittins_index(ordered_totals_s: list[float], attained_s: float) -> float | None:
+    """Return the Gittins index (s) of a program among others of known totals, in rising order.
+
+    None if all of them were done with less than this one has attained. Cost: the number of larger totals.
+    """
+    first = bisect_right(ordered_totals_s, attained_s)
+    larger = len(ordered_totals_s) - first
+    spent_s, best_s = 0.0, None
+    for done, total_s in enumerate(ordered_totals_s[first:], start=1):
+        # Serving each of them for d = total - a: `done` of them finish, the others receive d.
+        remainder_s = total_s - attained_s
+        spent_s += remainder_s
+        index_s = (spent_s + (larger - done) * remainder_s) / done
+        if best_s is None or index_s < best_s:
+            best_s = index_s
+    return best_s

@@ -1,0 +1,84 @@
+"""The queue of policies that order by expected size: promoted calls first, then the smallest."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from autellix_backend.core.call import Call
+
+__all__ = ["SizeOrder"]
+
+FRONT, SIZED = 1, 2
+_STEP_SHARE = 0.25
+"""A call's place is looked at again each time it has received this share of its size."""
+
+
+class SizeOrder:
+    """Two levels: the front, first come, first served, and behind it all others by (size_s, seq)."""
+
+    def __init__(self, least_quantum_s: float) -> None:
+        self._least_quantum_s = least_quantum_s
+        self._front: OrderedDict[str, Call] = OrderedDict()
+        self._sized: list[tuple[float, int, Call]] = []
+        self._next_seq = 0
+
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Iterator[Call]:
+        """Walk the front, then the others from the smallest on."""
+        yield from self._front.values()
+        for _, _, call in self._sized:
+            yield call
+
+    def level_of(self, service_s: float) -> int:  # noqa: ARG002 - attained service does not count here
+        """Return the level of a new call."""
+        return SIZED
+
+    def append(self, call: Call, level: int) -> None:
+        """Put the call at the end of the front, where no size counts, or behind the others of its size."""
+        call.level = level
+        call.seq = self._next_seq
+        self._next_seq += 1
+        if level == FRONT:
+            self._front[call.call_id] = call
+            call.size_s = 0.0
+            call.quantum_s = math.inf
+        else:
+            insort(self._sized, (call.size_s, call.seq, call))
+            call.quantum_s = max(self._least_quantum_s, _STEP_SHARE * call.size_s)
+
+    def remove(self, call: Call) -> None:
+        """Take the call out; its size must be that of its last append or resize."""
+        if call.level == FRONT:
+            del self._front[call.call_id]
+        else:
+            del self._sized[bisect_left(self._sized, (call.size_s, call.seq))]
+
+    def move(self, call: Call, level: int) -> None:
+        """Take the call to the end of another level."""
+        self.remove(call)
+        self.append(call, level)
+
+    def resize(self, call: Call, size_s: float) -> None:
+        """Give the call another size, and the place and the quantum that go with it."""
+        level = call.level
+        self.remove(call)
+        call.size_s = size_s
+        self.append(call, level)
+
+    def sizes(self) -> tuple[int, ...]:
+        """Return the number of calls in each level, running ones included."""
+        return (len(self._front), len(self._sized))
+
+    def check(self) -> None:
+        """Assert the invariants of the queue."""
+        assert all(call.level == FRONT for call in self._front.values())
+        keys = [(size_s, seq) for size_s, seq, _ in self._sized]
+        assert keys == sorted(keys), keys
+        for size_s, seq, call in self._sized:
+            assert (call.size_s, call.seq, call.level) == (size_s, seq, SIZED), call
+            assert call.call_id not in self._front, call

@@ -1,0 +1,92 @@
+"""Expected remainders: the Gittins index, hints, and what a class remembers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autellix_backend.core.estimate import (
+    HISTORY_PROGRAMS,
+    LEAST_PROGRAMS,
+    Hint,
+    SizeEstimator,
+    gittins_index,
+)
+
+
+def test_programs_of_one_size_are_worth_their_remainder() -> None:
+    assert gittins_index([5.0] * 4, 2.0) == 3.0
+
+
+def test_a_likely_early_end_makes_a_program_worth_a_try() -> None:
+    # Nine of ten end after 1: to spend 1 on each costs 10 and finishes 9.
+    assert gittins_index([1.0] * 9 + [100.0], 0.0) == pytest.approx(10 / 9)
+    # One that did not end then is as large as the one that remains.
+    assert gittins_index([1.0] * 9 + [100.0], 1.0) == 99.0
+
+
+def test_beyond_the_largest_nothing_is_known() -> None:
+    assert gittins_index([1.0, 2.0], 2.0) is None
+    assert gittins_index([], 0.0) is None
+
+
+@given(st.lists(st.floats(0.01, 1e3), min_size=1).map(sorted), st.floats(0, 1e3))
+def test_the_index_is_that_of_the_best_stopping_time(totals: list[float], attained: float) -> None:
+    larger = [total - attained for total in totals if total > attained]
+    if not larger:
+        assert gittins_index(totals, attained) is None
+        return
+    ratios = [
+        sum(min(remainder, stop) for remainder in larger) / sum(remainder <= stop for remainder in larger)
+        for stop in larger
+    ]
+    assert gittins_index(totals, attained) == pytest.approx(min(ratios))
+
+
+def test_a_class_speaks_once_it_has_seen_enough() -> None:
+    estimator = SizeEstimator()
+    for _ in range(LEAST_PROGRAMS - 1):
+        estimator.observe_program("chat", 4.0)
+    assert estimator.expect("chat", 1.0) is None
+
+    estimator.observe_program("chat", 4.0)
+
+    assert estimator.expect("chat", 1.0) == 3.0
+    assert estimator.expect("tree", 1.0) is None
+
+
+def test_a_class_forgets_its_oldest_programs() -> None:
+    estimator = SizeEstimator()
+    for _ in range(HISTORY_PROGRAMS):
+        estimator.observe_program("chat", 100.0)
+    for _ in range(HISTORY_PROGRAMS):
+        estimator.observe_program("chat", 7.0)
+
+    assert estimator.expect("chat", 0.0) == 7.0
+
+
+def test_hints_become_seconds_by_what_the_class_has_cost() -> None:
+    estimator = SizeEstimator()
+    estimator.observe_call("chat", 2.0, 100)
+    estimator.observe_call("react", 1.0, 10)
+
+    assert estimator.expect("chat", 0.0, Hint(calls=3)) == pytest.approx(6.0)
+    assert estimator.expect("chat", 0.0, Hint(tokens=50)) == pytest.approx(1.0)
+    # A new class costs what all have cost.
+    assert estimator.expect("new", 0.0, Hint(calls=2)) == pytest.approx(3.0)
+    assert estimator.expect("new", 0.0, Hint(tokens=110)) == pytest.approx(3.0)
+
+
+def test_a_hint_says_nothing_before_the_first_call_has_finished() -> None:
+    assert SizeEstimator().expect("chat", 0.0, Hint(calls=3)) is None
+    assert SizeEstimator().expect("chat", 0.0, Hint(tokens=3)) is None
+    assert SizeEstimator().expect("chat", 0.0, Hint()) is None
+
+
+def test_a_hint_moves_with_the_program() -> None:
+    whole = Hint(calls=3, tokens=100).plus(2, 50)
+    assert whole == Hint(calls=5, tokens=150)
+    assert whole.less(4, 100) == Hint(calls=1, tokens=50)
+    assert whole.less(5, 200) == Hint()
+    assert Hint().plus(1, 1) == Hint() == Hint().less(1, 1)

@@ -1,0 +1,140 @@
+"""Each policy beyond Algorithm 1's own, in scenarios small enough to check by hand."""
+
+from __future__ import annotations
+
+import math
+
+from tests.core.unit_step import Outcome, Step, UnitStep, Workload
+
+from autellix_backend.core.call import ChangeReason
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.machine import Machine
+
+
+def play(policy: str, slots: int, *workloads: Workload, **settings: object) -> Outcome:
+    config = SchedulerConfig(policy=policy, **{"beta": math.inf, "bounds": (1.0, 2.0, 4.0), **settings})  # type: ignore[arg-type]
+    return UnitStep(config, slots, workloads).run()
+
+
+def one(steps: int, arrival: int = 0) -> Workload:
+    return Workload(arrival=arrival, calls=[Step(steps=steps)])
+
+
+def chain(*steps: int, arrival: int = 0) -> Workload:
+    calls = [Step(steps=n, parents=(j - 1,) if j else ()) for j, n in enumerate(steps)]
+    return Workload(arrival=arrival, calls=calls)
+
+
+def finishes(outcome: Outcome, programs: int) -> list[float]:
+    return [outcome.finish_of(index) for index in range(programs)]
+
+
+def test_sjf_takes_the_shortest_waiting_call_and_never_stops_a_running_one() -> None:
+    # The call of 1 arrives while the one of 4 runs, and waits for it; then it goes before the one of 3.
+    outcome = play("sjf", 1, one(4), one(3, arrival=1), one(1, arrival=2))
+    assert finishes(outcome, 3) == [4, 8, 5]
+    assert sum(record.preemptions for record in outcome.records.values()) == 0
+
+
+def test_round_robin_lets_calls_take_turns() -> None:
+    outcome = play("round_robin", 1, one(3), one(3), quanta=(1.0, 1.0, 1.0, 1.0))
+    assert [row[1] for row in outcome.gantt] == [[0, 0], [1, 0], [0, 0], [1, 0], [0, 0], [1, 0]]
+
+
+def test_srpt_runs_the_program_with_the_least_to_come() -> None:
+    # A call of 1 that opens a program of 6 waits for a program of 3.
+    outcome = play("srpt", 1, chain(1, 5), chain(2, 1))
+    assert finishes(outcome, 2) == [9, 3]
+
+
+def test_srpt_stops_a_larger_program_for_a_smaller_one() -> None:
+    outcome = play("srpt", 1, one(6), one(2, arrival=1))
+    assert finishes(outcome, 2) == [8, 3]
+
+
+def test_srpt_lets_a_program_that_is_nearly_done_finish() -> None:
+    # After 4 of 6 units, 2 remain: a newcomer of 3 waits.
+    outcome = play("srpt", 1, one(6), one(3, arrival=4))
+    assert finishes(outcome, 2) == [6, 9]
+
+
+def test_the_exact_path_favours_the_short_branch() -> None:
+    """A tree's second short branch starts at its own path; the scalar would start it at the long one's."""
+    tree = Workload(calls=[Step(steps=1), Step(steps=6, parents=(0,)), Step(steps=1, parents=(0,), delay=8)])
+    exact = play("atlas-dag", 2, tree, chain(2, 2, 2, arrival=2))
+    scalar = play("atlas", 2, tree, chain(2, 2, 2, arrival=2))
+    assert exact.records[0, 2].inherited_service_s == 1
+    assert scalar.records[0, 2].inherited_service_s == 7
+
+
+def test_without_demotion_a_call_keeps_the_level_it_came_with() -> None:
+    sinking = play("mlfq", 1, one(4), one(1, arrival=1))
+    keeping = play("mlfq", 1, one(4), one(1, arrival=1), demotes=False)
+    assert finishes(sinking, 2) == [5, 2]
+    assert finishes(keeping, 2) == [4, 5]
+
+
+def test_a_large_program_that_never_ran_is_promoted_too() -> None:
+    machine = Machine(SchedulerConfig(policy="hinted", beta=2.0))
+    machine.arrive("large", "p", 0.0, expected_s=10.0)
+    machine.arrive("small", "q", 0.0, expected_s=1.0)
+    assert [call.call_id for call in machine] == ["small", "large"]
+
+    machine.tick(19.9)
+    assert [machine.call(name).level for name in ("small", "large")] == [1, 2]
+
+    machine.tick(20.0)
+    assert machine.call("large").level == 1
+    machine.check()
+
+
+def test_a_finished_call_brings_its_siblings_forward() -> None:
+    machine = Machine(SchedulerConfig(policy="hinted", beta=math.inf))
+    machine.arrive("a1", "a", 0.0, expected_s=6.0)
+    machine.arrive("a2", "a", 0.0)
+    machine.arrive("b1", "b", 0.0, expected_s=4.0)
+    machine.tick(0.0)
+    assert next(iter(machine)).call_id == "b1"
+    machine.start("a1", 0.0)
+    machine.charge("a1", 5.0, 5.0)
+    machine.finish("a1", 5.0)
+
+    changes = machine.tick(5.0)
+
+    assert [(change.call_id, change.reason) for change in changes] == [("a2", ChangeReason.RESIZING)]
+    assert [call.call_id for call in machine] == ["a2", "b1"]
+    machine.check()
+
+
+def test_an_unknown_program_sinks_by_what_it_has_had() -> None:
+    machine = Machine(SchedulerConfig(policy="hinted", beta=math.inf))
+    machine.arrive("a", "a", 0.0)
+    machine.arrive("b", "b", 0.0, expected_s=2.0)
+    assert [call.call_id for call in machine] == ["a", "b"]
+    machine.start("a", 0.0)
+    machine.charge("a", 3.0, 3.0)
+    machine.tick(3.0)
+    assert [call.call_id for call in machine] == ["b", "a"]
+
+
+def test_a_promoted_call_keeps_its_place_when_its_program_changes() -> None:
+    machine = Machine(SchedulerConfig(policy="hinted", beta=1.0))
+    machine.arrive("a1", "a", 0.0, expected_s=2.0)
+    machine.tick(2.0)
+    assert machine.rank("a1") == (1, 0.0, 1)
+
+    machine.arrive("a2", "a", 2.0, expected_s=9.0)
+    machine.tick(2.0)
+
+    assert machine.rank("a1") == (1, 0.0, 1)
+    machine.check()
+
+
+def test_weighted_tokens_count_an_output_token_twice() -> None:
+    config = SchedulerConfig(service="tokens", token_s=0.5)
+    assert config.nominal_service_s(10, 3) == 8.0
+
+
+def test_a_turn_without_levels_never_ends() -> None:
+    assert SchedulerConfig(bounds=()).first_quantum_s == math.inf
+    assert SchedulerConfig(bounds=(), quanta=(3.0,)).first_quantum_s == 3.0
