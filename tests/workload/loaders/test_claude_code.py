@@ -92,6 +92,19 @@ def test_subagents_run_beside_each_other_and_are_joined(tmp_path: Path) -> None:
     assert program.calls[4].prefix_from == 0
 
 
+def test_a_subagent_that_still_runs_is_not_waited_for(tmp_path: Path) -> None:
+    """It works in the background."""
+    program = load(
+        tmp_path,
+        request(0.0, [1]),
+        subagent(20.0, 15.0, "a", request(0.0, [50]), request(13.0, [50, 51])),
+        request(8.0, [1, 2]),
+        request(30.0, [1, 2, 3]),
+    )
+
+    assert [call.parents for call in program.calls] == [(), (0,), (1,), (0,), (3,)]
+
+
 def test_a_streamed_request_and_its_repetition_are_one_call(tmp_path: Path) -> None:
     """Older files hold both, with the same prompt."""
     program = load(tmp_path, request(0.0, [1, 2], type="s", out=3), request(4.0, [1, 2], out=7))
@@ -100,10 +113,15 @@ def test_a_streamed_request_and_its_repetition_are_one_call(tmp_path: Path) -> N
 
 
 def test_a_gap_is_unknown_without_times(tmp_path: Path) -> None:
-    """Old files have no api_time."""
-    program = load(tmp_path, request(0.0, [1], api_time=None), request(9.0, [1, 2]))
+    """After a call without api_time, think_time counts from an earlier call's end."""
+    program = load(
+        tmp_path,
+        request(0.0, [1], api_time=None),
+        request(9.0, [1, 2], think_time=9.0),
+        request(13.0, [1, 2, 3]),
+    )
 
-    assert program.calls[1].gap_before_s is None
+    assert [call.gap_before_s for call in program.calls] == [None, None, 2.0]
 
 
 @pytest.mark.parametrize(

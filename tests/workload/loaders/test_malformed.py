@@ -62,7 +62,23 @@ SAMPLES: dict[str, Any] = {
         ],
     },
 }
-JUNK: tuple[Any, ...] = (None, True, -1, 0, 1.5, float("nan"), float("inf"), "x", "", [], {}, [[]], [None], [{}], {"a": 1})
+JUNK: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    1.5,
+    float("nan"),
+    float("inf"),
+    "x",
+    "",
+    [],
+    {},
+    [[]],
+    [None],
+    [{}],
+    {"a": 1},
+)
 
 Path_ = tuple[str | int, ...]
 

@@ -7,10 +7,11 @@ of type "subagent" holds the requests of a subagent, their `t` from its own star
 ended, and `duration_ms` how long it ran.
 
 A session is a program; the main agent and each subagent are threads of it. Subagents start from the main call
-before them and run beside each other; the next main call waits for all of them. A call shares the blocks
-that its prompt has in common with the last call of its thread; for a subagent's first call, with the main
-call or the subagent's first call that fits best. A streamed request and the plain one that repeats it are one
-call. A gap is `think_time`, else what the times leave between the end of the last parent and the start.
+before them and run beside each other; the next main call waits for them, but not for one that still runs when
+it starts. A call shares the blocks that its prompt has in common with the last call of its thread; for a
+subagent's first call, with the main call or the subagent's first call that fits best. A streamed request and
+the plain one that repeats it are one call. A gap is `think_time`, else what the times leave between the end of
+the last parent and the start; it is unknown where a parent has no `api_time`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from autellix_backend.workload.schema import CallTrace, ProgramTrace, TraceError
 
 MAIN = "main"
 DEFAULT_BLOCK_TOKENS = 64
+CLOCK_S = 1.0
+"""Times of requests are whole seconds, so one may seem to start before what it waited for has ended."""
 
 
 @dataclass(slots=True)
@@ -73,10 +76,12 @@ def _add_thread(
     for position, entry in enumerate(entries):
         parents = spawned_by if last is None else (last,)
         if entry.get("type", str) == "subagent":
-            ended = _add_subagent(session, entry, thread, origin_s, parents)
-            running += [] if ended is None else [ended]
+            last_of_agent = _add_subagent(session, entry, thread, origin_s, parents)
+            running += [] if last_of_agent is None else [last_of_agent]
         elif not _is_repeated(entry, entries[position + 1 : position + 2]):
-            last = _add_call(session, entry, thread, origin_s, (*parents, *running), last)
+            ended = [agent for agent in running if _has_ended(session, agent, entry, origin_s)]
+            last = _add_call(session, entry, thread, origin_s, (*parents, *ended), last)
+            # Who still runs works in the background: nothing shows that a later call waits.
             running = []
     # An agent that ends with its subagents has ended when the last of them has.
     return running[-1] if running else last
@@ -138,15 +143,21 @@ def _kind(entry: Record, thread: str, parents: tuple[int, ...], last: int | None
 
 
 def _gap_s(session: _Session, entry: Record, parents: tuple[int, ...], start_s: float) -> float | None:
-    think_s = entry.find("think_time", float)
-    if not parents:
-        return None
-    if len(parents) == 1 and think_s is not None and entry.get("t", float) > 0:
-        return max(0.0, think_s)
     ends = [_end_s(session.calls[parent]) for parent in parents]
     known = [end for end in ends if end is not None]
+    if not parents or len(known) < len(ends):
+        # Where a request's time is unknown, the next one's think_time counts from the end of an earlier one.
+        return None
+    think_s = entry.find("think_time", float)
+    if len(parents) == 1 and think_s is not None and entry.get("t", float) > 0:
+        return max(0.0, think_s)
     # To the microsecond: times are sums of decimals.
-    return round(max(0.0, start_s - max(known)), 6) if len(known) == len(ends) else None
+    return round(max(0.0, start_s - max(known)), 6)
+
+
+def _has_ended(session: _Session, agent: int, entry: Record, origin_s: float) -> bool:
+    end_s = _end_s(session.calls[agent])
+    return end_s is None or end_s <= origin_s + entry.get("t", float) + CLOCK_S
 
 
 def _end_s(call: CallTrace) -> float | None:
