@@ -10,8 +10,8 @@ A session is a program; the main agent and each subagent are threads of it. Suba
 before them and run beside each other; the next main call waits for them, but not for one that still runs when
 it starts. A call shares the blocks that its prompt has in common with the last call of its thread; for a
 subagent's first call, with the main call or the subagent's first call that fits best. A streamed request and
-the plain one that repeats it are one call. A gap is `think_time`, else what the times leave between the end of
-the last parent and the start; it is unknown where a parent has no `api_time`.
+the plain one that repeats it are one call. A gap is `think_time`, else what the times leave between the end
+of the last parent and the start; it is unknown where a parent has no `api_time`.
 """
 
 from __future__ import annotations
