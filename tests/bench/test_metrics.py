@@ -7,6 +7,7 @@ import pytest
 from autellix_backend.bench.metrics import (
     RunSummary,
     critical_path,
+    jain_index,
     outcomes,
     percentile,
     ratios,
@@ -111,3 +112,30 @@ def test_a_result_survives_its_line() -> None:
     assert result_from_mapping(result_to_mapping(original)) == original
     assert original.receipt_number("level") == 2.0
     assert original.receipt_number("wait_s") is None
+
+
+def test_fairness_is_one_for_equals_and_falls_to_a_share() -> None:
+    assert jain_index([2.0, 2.0, 2.0]) == pytest.approx(1.0)
+    assert jain_index([1.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
+    assert jain_index([1.0, 3.0]) == pytest.approx(0.8)
+    assert jain_index([0.0]) == 1.0
+
+
+def test_estimates_are_not_taken_for_accounts() -> None:
+    chain = program(call(0), call(1, 0))
+    estimate = {"wait_s": 0.0, "service_s": 9.0, "preemptions": None, "estimated": True}
+    account = {"wait_s": 0.5, "service_s": 1.0, "preemptions": 2, "estimated": False}
+    (unknown,) = outcomes([chain], [0.0], [result(0, 0, 1, receipt=estimate), result(1, 1, 2)])
+    assert (unknown.wait_s, unknown.service_s, unknown.preemptions) == (None, None, None)
+    results = [result(0, 0, 1, receipt=estimate), result(1, 1, 2, receipt=account)]
+    (known,) = outcomes([chain], [0.0], results)
+    assert (known.wait_s, known.service_s, known.preemptions) == (0.5, 1.0, 2)
+
+
+def test_cached_tokens_are_known_only_if_every_call_tells() -> None:
+    chain = program(call(0), call(1, 0))
+    first = result(0, 0, 1, prompt_tokens=10, cached_tokens=4)
+    (known,) = outcomes([chain], [0.0], [first, result(1, 1, 2, prompt_tokens=20, cached_tokens=0)])
+    assert (known.cached_tokens, known.prompt_tokens) == (4, 30)
+    (unknown,) = outcomes([chain], [0.0], [first, result(1, 1, 2, prompt_tokens=20)])
+    assert unknown.cached_tokens is None

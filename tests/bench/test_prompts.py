@@ -25,6 +25,10 @@ def test_probes_give_overhead_and_slope() -> None:
     assert LENGTH.words_for(3) == 1
 
 
+def test_a_backend_that_does_not_count_gets_a_word_per_token() -> None:
+    assert PromptLength.from_probes((16, 12), (272, 12)) == PromptLength(0.0, 1.0)
+
+
 def test_a_prompt_has_the_traces_length() -> None:
     prompt = PromptBook("p", LENGTH).prompt(call(0, 60))
     assert len(prompt.split()) == 50

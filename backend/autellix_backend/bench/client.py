@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import openai
 from openai import AsyncOpenAI
+from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletion
 
 from autellix_backend.bench.prompts import WORDS, PromptBook, PromptLength
@@ -48,6 +49,8 @@ class Player:
     length: PromptLength
     started_s: float
     salt: str = ""
+    is_exact: bool = True
+    """Whether the backend knows vLLM's fields for answers of an exact length."""
 
     def now(self) -> float:
         """Return the seconds since the start of the run."""
@@ -59,20 +62,17 @@ class Player:
         book = PromptBook(f"{self.salt}:{program.program_id}", self.length)
         with self.scope(program.source):
             if not program.is_parallel:
-                await self._play_thread(program, program.calls, book, {})
+                await self._play_chain(program, program.calls, book, {})
                 return
             loop = asyncio.get_running_loop()
             answered = {call.id: loop.create_future() for call in program.calls}
-            threads: dict[str, list[CallTrace]] = {}
-            for call in program.calls:
-                threads.setdefault(call.thread, []).append(call)
             # Prompts are written in trace order first: a thread may start from another thread's context.
             prompts = {call.id: book.prompt(call) for call in program.calls}
             async with asyncio.TaskGroup() as group:
-                for calls in threads.values():
-                    group.create_task(self._play_thread(program, calls, prompts, answered))
+                for calls in chains_of(program):
+                    group.create_task(self._play_chain(program, calls, prompts, answered))
 
-    async def _play_thread(
+    async def _play_chain(
         self,
         program: ProgramTrace,
         calls: list[CallTrace] | tuple[CallTrace, ...],
@@ -105,6 +105,7 @@ class Player:
                 error=problem,
             )
         usage = answer.usage
+        receipt = (answer.model_extra or {}).get("autellix")
         return CallResult(
             program=program_id,
             call=call.id,
@@ -113,24 +114,38 @@ class Player:
             finish_s=self.now(),
             prompt_tokens=usage.prompt_tokens if usage else 0,
             output_tokens=usage.completion_tokens if usage else 0,
-            receipt=(answer.model_extra or {}).get("autellix"),
+            cached_tokens=_cached_tokens(usage, receipt),
+            receipt=receipt,
         )
 
     async def complete(self, prompt: str, output_tokens: int) -> ChatCompletion:
-        """Ask for an answer of exactly `output_tokens` tokens."""
+        """Ask for an answer of exactly `output_tokens` tokens, or of at most so many where that is all."""
         return await self.client.chat.completions.create(
             model=self.model,
             messages=[{"role": "user", "content": prompt}],
             max_tokens=output_tokens,
             temperature=0.0,
             # vLLM's own fields: go on after an end-of-text token, so that every policy generates as much.
-            extra_body={"min_tokens": output_tokens, "ignore_eos": True},
+            extra_body={"min_tokens": output_tokens, "ignore_eos": True} if self.is_exact else None,
         )
 
 
-async def probe_length(client: AsyncOpenAI, model: str) -> PromptLength:
+def chains_of(program: ProgramTrace) -> list[list[CallTrace]]:
+    """Split a program into what one task can play in turn: calls of a thread that wait for each other."""
+    chains: list[list[CallTrace]] = []
+    current: dict[str, list[CallTrace]] = {}
+    for call in program.calls:
+        chain = current.get(call.thread)
+        if chain is None or chain[-1].id not in call.parents:
+            chain = current[call.thread] = []
+            chains.append(chain)
+        chain.append(call)
+    return chains
+
+
+async def probe_length(client: AsyncOpenAI, model: str, *, is_exact: bool) -> PromptLength:
     """Measure how many tokens words make in this backend's prompts."""
-    player = Player(client, model, _no_scope, PromptLength(0.0, 1.0), 0.0)
+    player = Player(client, model, _no_scope, PromptLength(0.0, 1.0), 0.0, is_exact=is_exact)
     pairs: list[tuple[int, int]] = []
     for count in PROBE_WORDS:
         words = (WORDS * (count // len(WORDS) + 1))[:count]
@@ -142,13 +157,37 @@ async def probe_length(client: AsyncOpenAI, model: str) -> PromptLength:
 async def run_job(job: Mapping[str, Any], scope: ProgramScope) -> None:
     """Play every program of the job at its arrival time, and return when all have ended."""
     programs = [program_from_mapping(item) for item in job["programs"]]
-    async with AsyncOpenAI(base_url=job["base_url"], api_key="none", timeout=job["call_timeout_s"]) as client:
+    async with _client(job) as client:
         with scope("bench-probe"):
-            length = await probe_length(client, job["model"])
-        player = Player(client, job["model"], scope, length, time.monotonic(), job["salt"])
+            length, is_exact = await _probe(client, job["model"])
+        player = Player(client, job["model"], scope, length, time.monotonic(), job["salt"], is_exact)
         async with asyncio.TaskGroup() as group:
             for program, arrival_s in zip(programs, job["arrivals_s"], strict=True):
                 group.create_task(player.play(program, arrival_s))
+
+
+async def _probe(client: AsyncOpenAI, model: str) -> tuple[PromptLength, bool]:
+    """Measure prompt lengths, and find out whether the backend takes vLLM's own fields."""
+    try:
+        return await probe_length(client, model, is_exact=True), True
+    except (openai.BadRequestError, openai.UnprocessableEntityError):
+        return await probe_length(client, model, is_exact=False), False
+
+
+def _client(job: Mapping[str, Any]) -> AsyncOpenAI:
+    options: dict[str, Any] = {"base_url": job["base_url"], "timeout": job["call_timeout_s"]}
+    try:
+        # Without a key the official client takes OPENAI_API_KEY, and complains if there is none.
+        return AsyncOpenAI(api_key=job["api_key"], **options)
+    except openai.OpenAIError:
+        return AsyncOpenAI(api_key="none", **options)
+
+
+def _cached_tokens(usage: CompletionUsage | None, receipt: object) -> int | None:
+    if isinstance(receipt, dict) and isinstance(receipt.get("cached_tokens"), int):
+        return int(receipt["cached_tokens"])
+    details = usage.prompt_tokens_details if usage else None
+    return details.cached_tokens if details else None
 
 
 def emit(result: CallResult) -> None:

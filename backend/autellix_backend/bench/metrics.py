@@ -28,11 +28,15 @@ class ProgramOutcome:
     token_latency_s: float
     latency_steps: float | None
     token_latency_steps: float | None
-    wait_s: float
-    service_s: float
-    preemptions: int
-    demotions: int
-    promotions: int
+    wait_s: float | None
+    """Sum over its calls; like the sums below None if no receipt has an account of the engine."""
+    service_s: float | None
+    preemptions: int | None
+    demotions: int | None
+    promotions: int | None
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None
+    """None if not known for each of its calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +58,7 @@ METRICS: dict[str, Callable[[ProgramOutcome], float | None]] = {
     "token_latency_steps": lambda outcome: outcome.token_latency_steps,
     "latency_steps": lambda outcome: outcome.latency_steps,
     "wait_s": lambda outcome: outcome.wait_s,
-    "preemptions": lambda outcome: float(outcome.preemptions),
+    "preemptions": lambda outcome: None if outcome.preemptions is None else float(outcome.preemptions),
 }
 
 
@@ -78,21 +82,26 @@ def summarise(
 ) -> RunSummary:
     """Reduce a run to its statistics."""
     found = outcomes(programs, arrivals_s, results)
-    metrics: dict[str, dict[str, float]] = {}
-    for name, read in METRICS.items():
-        values = [value for outcome in found if (value := read(outcome)) is not None]
-        if values:
-            metrics[name] = statistics_of(values)
     answered = [result for result in results if result.error is None]
     errors = [result.error for result in results if result.error is not None]
     return RunSummary(
-        metrics=metrics,
+        metrics=metrics_of(found),
         totals=_totals(found, answered),
         programs=len(found),
         lost_calls=len(errors),
         duration_s=max((result.finish_s for result in answered), default=0.0),
         errors=tuple(dict.fromkeys(errors))[:5],
     )
+
+
+def metrics_of(found: Sequence[ProgramOutcome]) -> dict[str, dict[str, float]]:
+    """Return the statistics of each metric that any of the programs has."""
+    metrics: dict[str, dict[str, float]] = {}
+    for name, read in METRICS.items():
+        values = [value for outcome in found if (value := read(outcome)) is not None]
+        if values:
+            metrics[name] = statistics_of(values)
+    return metrics
 
 
 def statistics_of(values: Sequence[float]) -> dict[str, float]:
@@ -104,6 +113,12 @@ def statistics_of(values: Sequence[float]) -> dict[str, float]:
         "p95": percentile(ordered, 0.95),
         "p99": percentile(ordered, 0.99),
     }
+
+
+def jain_index(values: Sequence[float]) -> float:
+    """Return Jain's fairness index of at least one value: 1 if all are equal, 1/n if one has everything."""
+    squares = sum(value * value for value in values)
+    return sum(values) ** 2 / (len(values) * squares) if squares > 0 else 1.0
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
@@ -153,9 +168,11 @@ def _outcome(program: ProgramTrace, arrival_s: float, calls: Mapping[int, CallRe
         token_latency_steps=None if path_steps is None else path_steps / max(1, output_tokens),
         wait_s=_sum(calls, "wait_s"),
         service_s=_sum(calls, "service_s"),
-        preemptions=int(_sum(calls, "preemptions")),
-        demotions=int(_sum(calls, "demotions")),
-        promotions=int(_sum(calls, "promotions")),
+        preemptions=_count(calls, "preemptions"),
+        demotions=_count(calls, "demotions"),
+        promotions=_count(calls, "promotions"),
+        prompt_tokens=sum(result.prompt_tokens for result in calls.values()),
+        cached_tokens=_cached(calls),
     )
 
 
@@ -176,8 +193,23 @@ def _extent(spans: Mapping[int, tuple[float, float]] | None) -> float | None:
     return max(last for _, last in spans.values()) - min(first for first, _ in spans.values())
 
 
-def _sum(calls: Mapping[int, CallResult], field: str) -> float:
-    return sum(result.receipt_number(field) or 0.0 for result in calls.values())
+def _sum(calls: Mapping[int, CallResult], field: str) -> float | None:
+    known = [
+        value
+        for result in calls.values()
+        if result.is_accounted and (value := result.receipt_number(field)) is not None
+    ]
+    return sum(known) if known else None
+
+
+def _count(calls: Mapping[int, CallResult], field: str) -> int | None:
+    total = _sum(calls, field)
+    return None if total is None else int(total)
+
+
+def _cached(calls: Mapping[int, CallResult]) -> int | None:
+    counts = [result.cached_tokens for result in calls.values()]
+    return None if None in counts else sum(count for count in counts if count is not None)
 
 
 def _totals(found: Sequence[ProgramOutcome], answered: Sequence[CallResult]) -> dict[str, float]:
@@ -185,10 +217,10 @@ def _totals(found: Sequence[ProgramOutcome], answered: Sequence[CallResult]) -> 
         "calls": len(answered),
         "output_tokens": sum(result.output_tokens for result in answered),
         "prompt_tokens": sum(result.prompt_tokens for result in answered),
-        "wait_s": sum(outcome.wait_s for outcome in found),
-        "service_s": sum(outcome.service_s for outcome in found),
-        "preemptions": sum(outcome.preemptions for outcome in found),
-        "demotions": sum(outcome.demotions for outcome in found),
-        "promotions": sum(outcome.promotions for outcome in found),
+        "wait_s": sum(outcome.wait_s or 0.0 for outcome in found),
+        "service_s": sum(outcome.service_s or 0.0 for outcome in found),
+        "preemptions": sum(outcome.preemptions or 0 for outcome in found),
+        "demotions": sum(outcome.demotions or 0 for outcome in found),
+        "promotions": sum(outcome.promotions or 0 for outcome in found),
         "without_receipt": sum(result.receipt is None for result in answered),
     }

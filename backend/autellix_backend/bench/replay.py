@@ -40,6 +40,8 @@ class Job:
     """Runs with different salts have different words, so that no run finds its prompts in a prefix cache."""
     call_timeout_s: float = 600.0
     timeout_s: float = 900.0
+    api_key: str | None = "none"
+    """None: what the official client finds in its environment."""
 
     def to_mapping(self) -> dict[str, Any]:
         """Return what the client process reads."""
@@ -50,6 +52,7 @@ class Job:
             "arrivals_s": list(self.arrivals_s),
             "salt": self.salt,
             "call_timeout_s": self.call_timeout_s,
+            "api_key": self.api_key,
         }
 
 

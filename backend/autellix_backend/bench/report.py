@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
-from autellix_backend.bench.metrics import STATISTICS, ProgramOutcome, RunSummary, ratios
+from autellix_backend.bench.metrics import METRICS, STATISTICS, ProgramOutcome, RunSummary, ratios
 
 TITLES = {
     "token_latency_s": ("program token latency", "ms/token", 1000.0),
@@ -108,7 +108,7 @@ def _add_metric(table: Table, load: LoadComparison, name: str) -> None:
         return
     for position, key in enumerate(STATISTICS):
         cells = [f"{title} ({unit})" if unit and not position else title if not position else "", key]
-        cells += [_number((values or {})[key] * factor) for values in pooled.values()]
+        cells += [format_number((values or {})[key] * factor) for values in pooled.values()]
         for policy in load.policies[1:]:
             ratio = load.pooled_ratios(policy).get(name, {}).get(key)
             cells.append("" if ratio is None else f"{ratio:.2f}")
@@ -185,18 +185,23 @@ def write_plot(path: Path, loads: Sequence[LoadComparison]) -> None:
 
 
 def _draw_distribution(axis: Any, load: LoadComparison, name: str) -> None:
+    found = {policy: [item for run in load.of(policy) for item in run.outcomes] for policy in load.policies}
+    draw_distribution(axis, found, name)
+    axis.set_title(f"{load.name} (rho = {load.rho:g})")
+
+
+def draw_distribution(axis: Any, found: Mapping[str, Sequence[ProgramOutcome]], name: str) -> None:
+    """Draw the distribution of one metric over the programs of each label, where they have it."""
     title, unit, factor = TITLES[name]
-    for policy in load.policies:
-        values = sorted(
-            getattr(outcome, name) * factor for run in load.of(policy) for outcome in run.outcomes
-        )
+    for label, outcomes in found.items():
+        known = [value for outcome in outcomes if (value := METRICS[name](outcome)) is not None]
+        values = sorted(value * factor for value in known)
         shares = [(index + 1) / len(values) for index in range(len(values))]
         mean = _mean(values) if values else math.nan
-        axis.step(values, shares, where="post", label=f"{policy}, mean {_number(mean)}")
+        axis.step(values, shares, where="post", label=f"{label}, mean {format_number(mean)}")
     axis.set_xscale("log")
     axis.set_xlabel(f"{title} ({unit})")
     axis.set_ylabel("share of programs")
-    axis.set_title(f"{load.name} (rho = {load.rho:g})")
     axis.grid(visible=True, alpha=0.3)
     axis.legend()
 
@@ -214,5 +219,6 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _number(value: float) -> str:
+def format_number(value: float) -> str:
+    """Show a number with three digits, or whole from a thousand on."""
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"

@@ -19,6 +19,8 @@ class CallResult:
     finish_s: float
     prompt_tokens: int = 0
     output_tokens: int = 0
+    cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache, by the receipt or the usage; None if nobody says."""
     receipt: Mapping[str, Any] | None = None
     """What the backend says about the call, as it came; None if it said nothing."""
     error: str | None = None
@@ -27,6 +29,11 @@ class CallResult:
     def response_s(self) -> float:
         """Time from sending the call to having its answer."""
         return self.finish_s - self.submit_s
+
+    @property
+    def is_accounted(self) -> bool:
+        """Whether the receipt holds the engine's own account, and not an estimate."""
+        return self.receipt is not None and self.receipt.get("estimated") is not True
 
     def receipt_number(self, field: str) -> float | None:
         """Return a numeric field of the receipt, or None where it is absent."""
