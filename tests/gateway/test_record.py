@@ -18,7 +18,7 @@ from autellix_backend.gateway.calls import OpenCall, Outcome, Receipt
 from autellix_backend.gateway.identity import identify
 from autellix_backend.gateway.record import ProgramRecorder, append_line
 from autellix_backend.gateway.usage import Usage
-from autellix_backend.settings import SettingsError
+from autellix_backend.settings import GatewaySettings, Settings, SettingsError, settings_to_mapping
 from autellix_backend.stores.base import Inherited
 from autellix_backend.workload.schema import CallTrace, ProgramTrace, read_traces
 
@@ -256,6 +256,13 @@ def test_a_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
         Desk(tmp_path / "none" / "trace.jsonl")
     with pytest.raises(SettingsError, match=r"gateway\.record_path: cannot write .*Is a directory"):
         Desk(tmp_path)
+
+
+def test_the_path_is_shown_as_text_and_may_not_be_compressed() -> None:
+    settings = Settings(gateway=GatewaySettings(record_path=Path("t.jsonl")))
+    assert settings_to_mapping(settings)["gateway"]["record_path"] == "t.jsonl"
+    with pytest.raises(SettingsError, match=r"gateway\.record_path: is t\.jsonl\.gz"):
+        GatewaySettings(record_path=Path("t.jsonl.gz"))
 
 
 def test_a_later_write_error_is_logged_once_and_counted(
