@@ -239,9 +239,10 @@ def test_a_rate_alone_is_a_poisson_process_and_bursts_differ() -> None:
 @pytest.mark.timeout(600)
 def test_a_recording_of_the_real_engine_is_replayed(live_engine: Any, tmp_path: Path) -> None:
     recording, out = tmp_path / "recording.jsonl", tmp_path / "result.json"
+    # Long enough for several blocks of the prefix cache, which has 128 tokens to a block on a CPU.
     body = {
         "model": "autellix.demo-model",
-        "messages": [{"role": "user", "content": "Tell me about queues, and why they are long. " * 4}],
+        "messages": [{"role": "user", "content": "Tell me about queues, and why they are long. " * 40}],
         "max_tokens": 12,
         "ignore_eos": True,
     }
