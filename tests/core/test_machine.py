@@ -298,3 +298,18 @@ def test_machines_may_share_a_table() -> None:
     assert other.arrive("c", "p", 3.0).inherited_service_s == 3.0
     one.check()
     other.check()
+
+
+def test_what_the_next_tick_will_look_at_can_be_asked() -> None:
+    machine = Machine(SchedulerConfig(policy="plas", bounds=(1.0,), beta=2.0))
+    assert (machine.has_turns_due, machine.next_deadline_s) == (False, math.inf)
+
+    machine.arrive("a", "p", 0.0)
+    machine.start("a", 0.0)
+    machine.charge("a", 1.0, 1.0)
+    assert machine.has_turns_due
+    machine.tick(1.0)
+    machine.stop("a", 1.0)
+
+    assert not machine.has_turns_due
+    assert machine.next_deadline_s == pytest.approx(3.0)

@@ -35,7 +35,8 @@ class Machine:
         self.table = ProcessTable() if table is None else table
         self.policy = make_policy(config.policy)
         self.levels = _make_queues(config, self.policy)
-        self._last_turn_level = _last_turn_level(config, self.policy)
+        self.last_turn_level = _last_turn_level(config, self.policy)
+        """The last level in which anything happens when a quantum is used up."""
         self._calls: dict[str, Call] = {}
         self._exhausted: dict[str, Call] = {}
         self._watch = StarvationWatch(config.beta)
@@ -137,7 +138,7 @@ class Machine:
         call = self.call(call_id)
         call.service_s += cost_s
         call.quantum_s -= cost_s
-        if call.quantum_s <= 0 and call.level <= self._last_turn_level:
+        if call.quantum_s <= 0 and call.level <= self.last_turn_level:
             self._exhausted[call_id] = call
 
     def finish(self, call_id: str, now: float) -> CallRecord:
@@ -173,6 +174,16 @@ class Machine:
             self._watch.watch(call, program, now)
         self._exhausted.clear()
         return changes
+
+    @property
+    def has_turns_due(self) -> bool:
+        """Whether the next tick will look at a call because of its quantum or its size."""
+        return bool(self._exhausted)
+
+    @property
+    def next_deadline_s(self) -> float:
+        """A time before which no waiting call starves, if no event comes in between."""
+        return self._watch.next_deadline_s
 
     def batch(
         self,

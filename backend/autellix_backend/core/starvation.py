@@ -54,6 +54,11 @@ class StarvationWatch:
         """The size of the heap, void entries included."""
         return len(self._heap)
 
+    @property
+    def next_deadline_s(self) -> float:
+        """The earliest deadline, or that of a call no longer watched; inf if there is none."""
+        return self._heap[0][0] if self._heap else math.inf
+
     def is_starving(self, call: Call, program: Program, now: float) -> bool:
         """Apply the ratio test to a call."""
         wait_s = program.wait_s + call.unpaid_wait_at(now)  # Alg. 1, line 24

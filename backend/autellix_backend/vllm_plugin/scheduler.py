@@ -209,21 +209,22 @@ class ProgramSchedulerMixin(_Host):
         if getattr(self, "pause_state", PauseState.UNPAUSED) != PauseState.UNPAUSED:
             return []
         refused = self._shortage.take()
-        if self._free_slots() <= 0:
-            return self._slot_victims()
-        return self._block_victims(refused)
+        free = self._free_slots()
+        if refused is not None and free > 0:
+            return self._block_victims(refused)
+        return self._slot_victims(free)
 
-    def _slot_victims(self) -> list[Request]:
+    def _slot_victims(self, free: int) -> list[Request]:
         """Return the running requests that the machine's batch replaces, worst first."""
         if not self._has_better_waiting():
             return []
-        slots = len(self.running) + self._free_slots()
+        slots = len(self.running) + free
         chosen = {call.call_id for call in self.tracker.machine.batch(slots, admissible=self._is_admissible)}
         running = {request.request_id for request in self.running}
         gaining = [call_id for call_id in chosen if call_id not in running]
         losing = [r for r in self.running if r.request_id not in chosen and self._is_evictable(r)]
         losing.sort(key=_priority, reverse=True)
-        victims = losing[: len(gaining)]
+        victims = losing[: max(0, len(gaining) - max(0, free))]
         self.slot_preemptions += len(victims)
         self._beneficiaries = gaining if victims else []
         return victims

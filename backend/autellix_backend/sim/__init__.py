@@ -1,0 +1,1 @@
+"""Discrete-event simulator over the live scheduler's code."""

@@ -1,0 +1,507 @@
+"""One simulated engine: continuous batching as vLLM does it, scheduled by the same machine as the live one.
+
+Each step runs the calls that hold a slot, reads prompts in chunks, and admits waiting calls in the machine's
+order while slots, token budget and KV blocks last. Steps that are all alike (nobody reads, finishes, arrives
+or changes its level) are taken as one stretch, which an arrival cuts at the end of a step. Calls that write
+cost nothing while they do: what happens to them next is foreseen in heaps.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.machine import Machine
+from autellix_backend.core.policies import Order
+from autellix_backend.core.table import ProcessTable
+from autellix_backend.sim.calls import EngineCall
+from autellix_backend.sim.kv import KvBlocks, Segment
+from autellix_backend.sim.model import EngineModel
+
+__all__ = ["Decision", "SimEngine"]
+
+Decision = tuple[str, str, float]
+"""What happened (`arrive`, `start`, `stop`, `finish`, or a reason of a level change), to which call, when."""
+
+# Times that differ by less are the same: sums of step times are rounded.
+_EPSILON = 1e-9
+
+
+@dataclass(slots=True)
+class _Stretch:
+    start_s: float
+    step_s: float
+    steps: int
+    delay_s: float = 0.0
+    """Swaps that the first step waits for."""
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.delay_s + self.steps * self.step_s
+
+
+class SimEngine:
+    """An engine in virtual time. The owner calls submit() when calls arrive, begin() to start a stretch when
+    none is under way, and end() at the time that begin() returned or cut() changed it to.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: EngineModel,
+        config: SchedulerConfig,
+        table: ProcessTable,
+        log: Callable[[Decision], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.config = config
+        self.machine = Machine(config, table)
+        self.kv = KvBlocks(model.kv_blocks, model.block_tokens, has_prefix_cache=model.has_prefix_cache)
+        self.calls: dict[str, EngineCall] = {}
+        self.running: dict[str, EngineCall] = {}
+        """Those that hold a slot, in the order in which they got it."""
+        self.steps = 0
+        self.busy_s = 0.0
+        self.swap_s = 0.0
+        self.swapped_blocks = 0
+        self.preemptions = 0
+        self._reading: dict[str, EngineCall] = {}
+        self._by_program: dict[str, dict[str, EngineCall]] = {}
+        self._cost_s = 0.0
+        """What a call would have been charged that wrote in every step so far."""
+        self._finishes: list[tuple[float, int, int, EngineCall]] = []
+        self._turns: list[tuple[float, int, int, EngineCall]] = []
+        self._numbers = 0
+        self._inbox: list[EngineCall] = []
+        self._stretch: _Stretch | None = None
+        self._delay_s = 0.0
+        self._refused: EngineCall | None = None
+        self._is_settled = False
+        """Whether the last decision changed nothing, and nothing has happened since."""
+        self._is_ordering = self.machine.policy.order is not Order.ARRIVAL
+        self._log = log
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no stretch is under way."""
+        return self._stretch is None
+
+    @property
+    def load(self) -> int:
+        """Calls that wait or run here."""
+        return len(self.calls) + len(self._inbox)
+
+    def submit(self, call: EngineCall, now: float) -> None:
+        """Take in a call that has arrived."""
+        call.arrival_s = now
+        self._inbox.append(call)
+        if not self.model.holds_arrivals:
+            self._take_in(now)
+
+    def cut(self, now: float) -> float | None:
+        """Shorten the stretch under way to the end of the step at `now`; return the new end if it changed."""
+        stretch = self._stretch
+        if stretch is None or stretch.steps == 1:
+            return None
+        passed = (now - stretch.start_s - stretch.delay_s) / stretch.step_s
+        # Rounding must not add a step: a stretch that is over is over.
+        steps = max(1, math.ceil(passed - _EPSILON))
+        if self.model.holds_arrivals:
+            steps += -(self.steps + steps) % self.config.period_steps
+        if steps >= stretch.steps:
+            return None
+        stretch.steps = steps
+        return stretch.end_s
+
+    def begin(self, now: float) -> float | None:
+        """Schedule the next steps; return when they end, or None if there is nothing to do."""
+        if self.model.holds_arrivals and not self.calls:
+            self._turn_idly(now)
+        is_decision = self.steps % self.config.period_steps == 0
+        if is_decision:
+            self._take_in(now)
+            self._decide(now)
+        had_room = self._make_room(now)
+        # As in vLLM, nobody is let in by a step that had to preempt for want of blocks.
+        if had_room and (is_decision or self.model.overprovisions):
+            self._admit(now)
+        if not self.running:
+            may_go_on = self._inbox or (self.calls and not (is_decision and had_room))
+            return self._wait_for_decision(now) if may_go_on else None
+        tokens = sum(call.chunk for call in self._reading.values())
+        step_s = self.model.step_time_s(len(self.running) - len(self._reading), tokens)
+        steps = 1 if self._reading else self._alike(step_s, now)
+        self._stretch = _Stretch(now, step_s, steps, self._delay_s)
+        self.swap_s += self._delay_s
+        self._delay_s = 0.0
+        return self._stretch.end_s
+
+    def end(self, now: float) -> list[EngineCall]:
+        """Take the stretch's tokens and time into account; return the calls that finished."""
+        stretch = self._stretch
+        assert stretch is not None, "no stretch is under way"
+        self._stretch = None
+        self.kv.grow(self.steps, stretch.steps)
+        self.steps += stretch.steps
+        self.busy_s += stretch.end_s - stretch.start_s
+        self._cost_s += stretch.steps * self._cost(1, 0, stretch.step_s)
+        for call in list(self._reading.values()):
+            self._read(call, stretch.step_s, now)
+        for call in self._due(self._turns, self._cost_s + _EPSILON):
+            self._bring_up(call)
+            self._foresee_turn(call)
+        done = self._due(self._finishes, self.steps)
+        done.sort(key=self._rank)
+        for call in done:
+            self._finish(call, now)
+        return done
+
+    def check(self) -> None:
+        """Assert the invariants of the engine and its parts."""
+        self.machine.check()
+        assert self.running.keys() <= self.calls.keys()
+        assert self._reading.keys() <= self.running.keys()
+        assert len(self.running) <= self.model.max_num_seqs
+        for call in self.calls.values():
+            assert call.is_running == (call.call_id in self.running), call.call_id
+            assert call.is_writing == (call.is_running and call.call_id not in self._reading), call.call_id
+        together = sum(len(calls) for calls in self._by_program.values())
+        assert together == len(self.running)
+
+    # Arrivals and departures.
+
+    def _take_in(self, now: float) -> None:
+        for call in self._inbox:
+            self._bring_up_program(call.program_id)
+            self.calls[call.call_id] = call
+            call.state = self.machine.arrive(
+                call.call_id,
+                call.program_id,
+                now,
+                thread_id=call.trace.thread,
+                parents=call.parents,
+                expected_s=call.expected_s,
+            )
+            self._note("arrive", call, now)
+            self._is_settled = False
+        self._inbox.clear()
+
+    def _turn_idly(self, now: float) -> None:
+        """Bring an idle engine's loop to now: where all steps are equal it has turned without work."""
+        if self.model.has_equal_steps:
+            self.steps = round(now / self.model.step_s)
+        else:
+            self.steps += -self.steps % self.config.period_steps
+
+    def _wait_for_decision(self, now: float) -> float:
+        """Let time pass to the next decision, at which calls will be seen or let in again."""
+        period = self.config.period_steps
+        missing = period - self.steps % period
+        self._stretch = _Stretch(now, self.model.step_s, missing)
+        return self._stretch.end_s
+
+    def _finish(self, call: EngineCall, now: float) -> None:
+        self._bring_up_program(call.program_id)
+        self._leave_slot(call)
+        call.record = self.machine.finish(call.call_id, now)
+        del self.calls[call.call_id]
+        self.kv.let_go(call.segment)
+        self._is_settled = False
+        self._note("finish", call, now)
+
+    # Decisions, as the vLLM scheduler class makes them.
+
+    def _decide(self, now: float) -> None:
+        if self.machine.next_deadline_s <= now:
+            for call in self.running.values():
+                self._bring_up(call)
+        for change in self.machine.tick(now):
+            self._is_settled = False
+            call = self.calls[change.call_id]
+            if call.is_writing:
+                self._bring_up(call)
+                self._foresee_turn(call)
+            self._note(change.reason, call, now)
+        refused, self._refused = self._refused, None
+        waiting = len(self.calls) - len(self.running)
+        if not (self._is_ordering and waiting and self.running):
+            return
+        victims: list[EngineCall] = []
+        if refused is not None and len(self.running) < self.model.max_num_seqs:
+            victims = self._block_victims(refused)
+        elif not self._is_settled:
+            victims = self._slot_victims()
+            self._is_settled = not victims
+        for victim in victims:
+            self._preempt(victim, now)
+
+    def _slot_victims(self) -> list[EngineCall]:
+        """Return the running calls that the machine's batch replaces."""
+        chosen = {call.call_id for call in self.machine.batch(self.model.max_num_seqs)}
+        losing = [call for call_id, call in self.running.items() if call_id not in chosen]
+        gaining = sum(call_id not in self.running for call_id in chosen)
+        free = self.model.max_num_seqs - len(self.running)
+        return sorted(losing, key=self._rank, reverse=True)[: max(0, gaining - free)]
+
+    def _block_victims(self, refused: EngineCall | None) -> list[EngineCall]:
+        """Return the worst running calls whose blocks let the refused call in, if they suffice."""
+        if refused is None or refused.record is not None or refused.is_running:
+            return []
+        first_tokens = min(refused.known, refused.computed + self.model.token_budget)
+        missing = self._blocks(first_tokens) - self.kv.available
+        victims: list[EngineCall] = []
+        for call in sorted(self.running.values(), key=self._rank, reverse=True):
+            if missing <= 0 and victims:
+                break
+            if self._rank(call) <= self._rank(refused):
+                break
+            self._bring_up(call)
+            victims.append(call)
+            missing -= call.segment.blocks if call.segment else 0
+        return victims if missing <= 0 else []
+
+    def _rank(self, call: EngineCall) -> tuple[int, float, int]:
+        return self.machine.rank(call.call_id)
+
+    def _preempt(self, call: EngineCall, now: float) -> None:
+        segment = call.segment
+        assert segment is not None
+        self._bring_up(call)
+        self._leave_slot(call)
+        self.machine.stop(call.call_id, now)
+        self.preemptions += 1
+        self._is_settled = False
+        self._note("stop", call, now)
+        self.kv.let_go(segment)
+        if self.model.preemption == "swap":
+            blocks = self._blocks(call.computed)
+            self._delay_s += self.model.swap_time_s(blocks)
+            self.swapped_blocks += blocks
+            self.kv.drop(segment)
+            # All of its content comes back as its own: what it shared may be gone by then.
+            call.segment, call.is_swapped = Segment(None, 0), True
+
+    # A step.
+
+    def _make_room(self, now: float) -> bool:
+        """Get the blocks of the next step for the running calls; False if some had to be preempted for it."""
+        preemptions = self.preemptions
+        budget = self.model.token_budget - (len(self.running) - len(self._reading))
+        for call in list(self._reading.values()):
+            call.chunk = min(call.known - call.computed, budget)
+            budget -= call.chunk
+            while call.is_running and not self._extend(call):
+                self._preempt(self._worst(), now)
+        while self.kv.growth(self.steps, 1) > self.kv.available:
+            self._preempt(self._worst(), now)
+        return self.preemptions == preemptions
+
+    def _worst(self) -> EngineCall:
+        if self._is_ordering:
+            return max(self.running.values(), key=self._rank)
+        return next(reversed(self.running.values()))
+
+    def _extend(self, call: EngineCall) -> bool:
+        assert call.segment is not None
+        wanted = self._blocks(call.computed + call.chunk) - call.segment.shared - call.segment.blocks
+        return wanted <= 0 or self.kv.allocate(call.segment, wanted)
+
+    def _admit(self, now: float) -> None:
+        """Let waiting calls in, in the machine's order."""
+        slots = self.model.max_num_seqs - len(self.running)
+        waiting = len(self.calls) - len(self.running)
+        chunks = sum(call.chunk for call in self._reading.values())
+        budget = self.model.token_budget - chunks - (len(self.running) - len(self._reading))
+        admitted: list[EngineCall] = []
+        # The machine may not be changed while it is walked.
+        for state in self.machine if min(slots, waiting, budget) > 0 else ():
+            if state.is_running:
+                continue
+            call = self.calls[state.call_id]
+            # Those that write need their next blocks before anybody new gets one.
+            if not self._enter(call, budget, self.kv.growth(self.steps, 1)):
+                self._refused = call
+                break
+            admitted.append(call)
+            slots, waiting, budget = slots - 1, waiting - 1, budget - call.chunk
+            if min(slots, waiting, budget) <= 0:
+                break
+        for call in admitted:
+            self.machine.start(call.call_id, now)
+            self.running[call.call_id] = self._reading[call.call_id] = call
+            self._by_program.setdefault(call.program_id, {})[call.call_id] = call
+            self._note("start", call, now)
+
+    def _enter(self, call: EngineCall, budget: int, reserve: int) -> bool:
+        """Find what the cache has of a waiting call and get blocks for its first chunk."""
+        if call.is_swapped:
+            return self._swap_in(call, budget, reserve)
+        shared, parent = self._cached(call)
+        segment = call.segment
+        if segment is None or segment.shared != shared or segment.parent is not parent:
+            if segment is not None:
+                self.kv.drop(segment)
+            segment = call.segment = Segment(parent, shared)
+        # Of a preempted call's own blocks, those that were full can be found again.
+        own = min(segment.blocks, max(0, call.computed // self.model.block_tokens - shared))
+        # The last token is always computed, for the next one comes from it.
+        start = min((shared + own) * self.model.block_tokens, call.known - 1)
+        tokens = min(call.known - start, budget)
+        self.kv.hold(segment)
+        wanted = max(0, self._blocks(start + tokens) - shared - segment.blocks)
+        if wanted + reserve > self.kv.available or not self.kv.allocate(segment, wanted):
+            # Its blocks, if any, age in the cache as others' do.
+            self.kv.let_go(segment)
+            return False
+        call.computed, call.chunk = start, tokens
+        if not call.has_started:
+            call.has_started, call.cached_tokens = True, start
+        return True
+
+    def _cached(self, call: EngineCall) -> tuple[int, Segment | None]:
+        """Return how many leading blocks others have for a call, and the segment in which they end."""
+        want = min(call.shared_tokens, call.known - 1) // self.model.block_tokens
+        shared = self.kv.reach(call.base, want) if self.model.has_prefix_cache else 0
+        parent = call.base if shared else None
+        while parent is not None and shared <= parent.shared:
+            parent = parent.parent
+        return shared, parent
+
+    def _swap_in(self, call: EngineCall, budget: int, reserve: int) -> bool:
+        assert call.segment is not None
+        blocks = self._blocks(call.computed)
+        tokens = min(call.known - call.computed, budget)
+        self.kv.hold(call.segment)
+        wanted = self._blocks(call.computed + tokens)
+        if wanted + reserve > self.kv.available or not self.kv.allocate(call.segment, wanted):
+            self.kv.let_go(call.segment)
+            return False
+        self._delay_s += self.model.swap_time_s(blocks)
+        self.swapped_blocks += blocks
+        call.is_swapped, call.chunk = False, tokens
+        return True
+
+    def _read(self, call: EngineCall, step_s: float, now: float) -> None:
+        """Count a step in which a call's tokens were read; after the last of them it writes."""
+        if not call.chunk:
+            return
+        self.machine.charge(call.call_id, self._cost(0, call.chunk, step_s), now)
+        call.computed += call.chunk
+        call.chunk = 0
+        if call.computed == call.known:
+            call.generated += 1
+            self._start_writing(call)
+
+    # Writing: foreseen, and brought up to date when somebody asks.
+
+    def _start_writing(self, call: EngineCall) -> None:
+        del self._reading[call.call_id]
+        call.is_writing = True
+        call.epoch += 1
+        call.since_step, call.since_cost_s = self.steps, self._cost_s
+        self._foresee(self._finishes, self.steps + call.output_tokens - call.generated, call)
+        self._foresee_turn(call)
+        if call.generated < call.output_tokens:
+            self.kv.start_growing(self.steps, call.computed)
+
+    def _bring_up(self, call: EngineCall) -> None:
+        """Bring a running call's tokens, blocks and charge up to date."""
+        steps = self.steps - call.since_step
+        if not (call.is_writing and steps):
+            return
+        assert call.segment is not None
+        assert call.state is not None
+        call.computed += steps
+        call.generated += steps
+        held = call.segment.shared + call.segment.blocks
+        self.kv.assign(call.segment, max(0, self._blocks(call.computed) - held))
+        cost_s = self._cost_s - call.since_cost_s
+        # A quantum that rounding leaves a trace of is used up.
+        if abs(call.state.quantum_s - cost_s) < _EPSILON:
+            cost_s = call.state.quantum_s
+        self.machine.charge(call.call_id, cost_s, 0.0)
+        call.since_step, call.since_cost_s = self.steps, self._cost_s
+
+    def _bring_up_program(self, program_id: str) -> None:
+        # The machine is about to look at the service of all its calls.
+        for call in self._by_program.get(program_id, {}).values():
+            self._bring_up(call)
+
+    def _leave_slot(self, call: EngineCall) -> None:
+        del self.running[call.call_id]
+        mates = self._by_program[call.program_id]
+        del mates[call.call_id]
+        if not mates:
+            del self._by_program[call.program_id]
+        if call.is_writing:
+            self.kv.stop_growing(self.steps, call.computed)
+            call.is_writing = False
+            call.epoch += 1
+        else:
+            del self._reading[call.call_id]
+            call.chunk = 0
+
+    def _foresee_turn(self, call: EngineCall) -> None:
+        state = call.state
+        assert state is not None
+        if state.level <= self.machine.last_turn_level and 0 < state.quantum_s < math.inf:
+            self._foresee(self._turns, call.since_cost_s + state.quantum_s, call)
+
+    def _foresee(self, heap: list[tuple[float, int, int, EngineCall]], at: float, call: EngineCall) -> None:
+        self._numbers += 1
+        heapq.heappush(heap, (at, self._numbers, call.epoch, call))
+
+    def _due(self, heap: list[tuple[float, int, int, EngineCall]], until: float) -> list[EngineCall]:
+        due: list[EngineCall] = []
+        while heap and heap[0][0] <= until:
+            _, _, epoch, call = heapq.heappop(heap)
+            if epoch == call.epoch:
+                due.append(call)
+        return due
+
+    def _alike(self, step_s: float, now: float) -> int:
+        """Return how many steps like the next one can be taken before anything may change."""
+        refused = self._refused
+        if refused is not None and self._is_ordering and self._rank(self._worst()) > self._rank(refused):
+            # The next decision may make room for it.
+            return 1
+        while self._finishes[0][2] != self._finishes[0][3].epoch:
+            heapq.heappop(self._finishes)
+        steps = min(self._finishes[0][0] - self.steps, self._steps_to_change(step_s, now))
+        if not self.model.overprovisions and len(self.running) < min(
+            len(self.calls), self.model.max_num_seqs
+        ):
+            # The next decision will fill the slots that are free.
+            steps = min(steps, self.config.period_steps - self.steps % self.config.period_steps)
+        return int(max(1, self.kv.most_steps(self.steps, steps)))
+
+    def _steps_to_change(self, step_s: float, now: float) -> float:
+        """Return the steps until a quantum is used up or a waiting call may starve, on a decision."""
+        while self._turns and self._turns[0][2] != self._turns[0][3].epoch:
+            heapq.heappop(self._turns)
+        change = 0.0 if self.machine.has_turns_due else math.inf
+        if self._turns and change:
+            change = (self._turns[0][0] - self._cost_s) / self._cost(1, 0, step_s)
+        deadline_s = self.machine.next_deadline_s
+        if deadline_s != math.inf:
+            change = min(change, (deadline_s - now) / step_s)
+        if change == math.inf:
+            return math.inf
+        steps = max(1, math.ceil(change - _EPSILON))
+        return steps + -(self.steps + steps) % self.config.period_steps
+
+    def _cost(self, written: int, read: int, step_s: float) -> float:
+        if self.config.service == "measured":
+            return step_s
+        return self.config.nominal_service_s(read, written)
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.model.block_tokens)
+
+    def _note(self, event: str, call: EngineCall, now: float) -> None:
+        if self._log is not None:
+            self._log((str(event), call.call_id, now))

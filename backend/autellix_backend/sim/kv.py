@@ -1,0 +1,173 @@
+"""KV blocks of one engine: who holds them, and what the prefix cache still has.
+
+The content of a call is a prefix shared with an earlier call of its program, and a segment of its own. A
+segment is held while calls use it (its own call, or later ones that share it); afterwards it stays in the
+prefix cache until blocks are needed: least recently used first, each from its tail, as vLLM does it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+__all__ = ["KvBlocks", "Segment"]
+
+
+class Segment:
+    """The blocks that one call added behind `shared` blocks of its parent's content."""
+
+    __slots__ = ("blocks", "parent", "shared", "stamp", "users")
+
+    def __init__(self, parent: Segment | None, shared: int) -> None:
+        self.parent = parent
+        self.shared = shared
+        self.blocks = 0
+        self.users = 0
+        self.stamp = -1
+
+
+class KvBlocks:
+    """A pool of blocks; `total` None never runs out."""
+
+    def __init__(self, total: int | None, block_tokens: int, *, has_prefix_cache: bool) -> None:
+        self._free: float = math.inf if total is None else total
+        self._total = self._free
+        self._has_prefix_cache = has_prefix_cache
+        self._evictable = 0
+        self._block_tokens = block_tokens
+        # How many calls that write need a block in the steps s with s % block_tokens == index.
+        self._growing = [0] * block_tokens
+        self._growing_calls = 0
+        self._loose = 0
+        """Blocks that writing calls have got and that no segment counts yet."""
+        self._lru: list[tuple[int, Segment]] = []
+        self._next_stamp = 0
+        self.evicted_blocks = 0
+
+    @property
+    def available(self) -> float:
+        """Blocks that an allocation could get now."""
+        return self._free + self._evictable
+
+    def reach(self, segment: Segment | None, want: int) -> int:
+        """Return how many of the first `want` blocks of a segment's content are there without a gap."""
+        chain: list[tuple[Segment, int]] = []
+        while segment is not None:
+            if want > segment.shared:
+                chain.append((segment, want))
+                want = segment.shared
+            segment = segment.parent
+        have = 0
+        for link, limit in reversed(chain):
+            if have < link.shared:
+                break
+            have = link.shared + min(link.blocks, limit - link.shared)
+        return have
+
+    def allocate(self, segment: Segment, blocks: int) -> bool:
+        """Give a held segment more blocks; False and no change if there are not enough."""
+        if blocks > self.available:
+            return False
+        self._take(blocks)
+        segment.blocks += blocks
+        return True
+
+    def start_growing(self, step: int, tokens: int) -> None:
+        """Note a call that has so many tokens before `step` and gets one more in each step from then on."""
+        self._growing[(step - tokens) % self._block_tokens] += 1
+        self._growing_calls += 1
+
+    def stop_growing(self, step: int, tokens: int) -> None:
+        """Undo start_growing(), at any later step with the tokens of then."""
+        self._growing[(step - tokens) % self._block_tokens] -= 1
+        self._growing_calls -= 1
+
+    def growth(self, step: int, steps: int) -> int:
+        """Return the blocks that growing calls will need in so many steps from `step` on."""
+        rounds, rest = divmod(steps, self._block_tokens)
+        phases = (self._growing[(step + offset) % self._block_tokens] for offset in range(rest))
+        return rounds * self._growing_calls + sum(phases)
+
+    def most_steps(self, step: int, steps: float) -> float:
+        """Return how many of these steps the growing calls can take with the blocks that are available."""
+        if self.available == math.inf or not self._growing_calls:
+            return steps
+        rounds, rest = divmod(int(self.available), self._growing_calls)
+        found = rounds * self._block_tokens
+        while found < steps and rest >= (need := self._growing[(step + found) % self._block_tokens]):
+            rest -= need
+            found += 1
+        return min(steps, found)
+
+    def grow(self, step: int, steps: int) -> None:
+        """Take the blocks that growing calls need in these steps; assign() gives them to their segments."""
+        blocks = self.growth(step, steps)
+        assert blocks <= self.available, "a stretch was longer than the blocks for it"
+        self._take(blocks)
+        self._loose += blocks
+
+    def assign(self, segment: Segment, blocks: int) -> None:
+        """Count blocks that a growing call has got as its segment's."""
+        self._loose -= blocks
+        segment.blocks += blocks
+
+    def hold(self, segment: Segment | None) -> None:
+        """Keep a segment and all that it builds on from being evicted."""
+        while segment is not None:
+            if segment.users == 0:
+                self._evictable -= segment.blocks
+                segment.stamp = -1
+            segment.users += 1
+            segment = segment.parent if segment.shared else None
+
+    def let_go(self, segment: Segment | None) -> None:
+        """Undo one hold(); what nobody holds goes to the prefix cache, the tail of the chain to go first."""
+        while segment is not None:
+            segment.users -= 1
+            if segment.users == 0:
+                self._retire(segment)
+            segment = segment.parent if segment.shared else None
+
+    def drop(self, segment: Segment) -> None:
+        """Give up a segment's blocks at once; it must not be held by others."""
+        if segment.users == 0:
+            self._evictable -= segment.blocks
+            segment.stamp = -1
+        self._free += segment.blocks
+        segment.blocks = 0
+
+    def check(self, segments: list[Segment]) -> None:
+        """Assert that the counts agree with all segments there are."""
+        held = sum(segment.blocks for segment in segments)
+        idle = sum(segment.blocks for segment in segments if segment.users == 0)
+        assert self._evictable == idle, (self._evictable, idle)
+        assert self._loose >= 0, self._loose
+        assert self._total == math.inf or self._free + held + self._loose == self._total, (self._free, held)
+
+    def _take(self, blocks: int) -> None:
+        if blocks > self._free:
+            self._evict(int(blocks - self._free))
+        self._free -= blocks
+
+    def _retire(self, segment: Segment) -> None:
+        if not self._has_prefix_cache:
+            self._free += segment.blocks
+            segment.blocks = 0
+            return
+        self._evictable += segment.blocks
+        segment.stamp = self._next_stamp
+        self._next_stamp += 1
+        if segment.blocks and self._total != math.inf:
+            heapq.heappush(self._lru, (segment.stamp, segment))
+
+    def _evict(self, blocks: int) -> None:
+        while blocks > 0:
+            stamp, segment = self._lru[0]
+            taken = min(blocks, segment.blocks) if segment.stamp == stamp else 0
+            segment.blocks -= taken
+            self._evictable -= taken
+            self._free += taken
+            self.evicted_blocks += taken
+            blocks -= taken
+            if segment.stamp != stamp or segment.blocks == 0:
+                heapq.heappop(self._lru)

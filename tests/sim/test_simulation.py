@@ -1,0 +1,267 @@
+"""The simulator as a whole: exact where stretches are concerned, complete, and honest about memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.policies import POLICY_NAMES
+from autellix_backend.sim.engine import Decision, SimEngine
+from autellix_backend.sim.model import UNIT, EngineModel
+from autellix_backend.sim.simulation import ProgramRecord, SimResult, SimSettings, simulate
+from autellix_backend.workload.arrivals import poisson_arrivals
+from autellix_backend.workload.fit import fit_program
+from autellix_backend.workload.generate import generate_programs
+from autellix_backend.workload.schema import CallTrace, ProgramTrace
+
+SMALL = EngineModel(
+    max_num_seqs=6,
+    token_budget=128,
+    step_s=0.01,
+    decode_s=0.001,
+    prefill_s=0.0005,
+    kv_blocks=160,
+    swap_block_s=0.001,
+    swap_transfer_s=0.002,
+)
+BOUNDS = (0.2, 0.8, 3.2)
+
+
+def workload(count: int = 18, rate_per_s: float = 0.8) -> list[tuple[float, ProgramTrace]]:
+    programs = generate_programs("mixed", count, seed=3, tree_scale=0.1)
+    fitted = [fit_program(program, length_scale=0.1, max_context_tokens=400) for program in programs]
+    return list(zip(poisson_arrivals(count, rate_per_s, seed=3), fitted, strict=True))
+
+
+def play(
+    arrivals: Sequence[tuple[float, ProgramTrace]], policy: str = "plas", **changes: object
+) -> tuple[SimResult, list[tuple[str, Decision]]]:
+    scheduler = {
+        key: changes.pop(key) for key in ("beta", "period_steps", "service", "demotes") if key in changes
+    }
+    run = {key: changes.pop(key) for key in ("engines", "balancer", "hint_sigma") if key in changes}
+    log: list[tuple[str, Decision]] = []
+    settings = SimSettings(
+        model=replace(SMALL, **changes),  # type: ignore[arg-type]
+        scheduler=SchedulerConfig(policy=policy, bounds=BOUNDS, **scheduler),  # type: ignore[arg-type]
+        **run,  # type: ignore[arg-type]
+    )
+    result = simulate(arrivals, settings, log=lambda engine, decision: log.append((engine, decision)))
+    return result, log
+
+
+def rounded(record: ProgramRecord) -> tuple[object, ...]:
+    times = (record.arrival_s, record.finish_s, record.path_s, record.wait_s, record.service_s)
+    counts = (record.program_id, record.cached_tokens, record.preemptions)
+    return (*counts, *(round(value, 6) for value in times))
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check every engine's invariants before each of its stretches."""
+    begin = SimEngine.begin
+
+    def checking_begin(self: SimEngine, now: float) -> float | None:
+        end_s = begin(self, now)
+        self.check()
+        return end_s
+
+    monkeypatch.setattr(SimEngine, "begin", checking_begin)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"preemption": "swap"},
+        {"preemption": "swap", "swap": "per_block"},
+        {"has_prefix_cache": False},
+        {"period_steps": 4},
+        {"period_steps": 4, "overprovisions": False, "holds_arrivals": True},
+        {"service": "tokens"},
+        {"demotes": False},
+        {"beta": 1.5},
+        {"kv_blocks": None},
+        {"engines": 2, "balancer": "locality"},
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("checked")
+def test_stretches_change_nothing(changes: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    arrivals = workload()
+    stretched, log = play(arrivals, **changes)
+    monkeypatch.setattr(SimEngine, "_alike", lambda *_: 1)
+
+    stepped, stepped_log = play(arrivals, **changes)
+
+    assert [rounded(record) for record in stretched.programs] == [rounded(r) for r in stepped.programs]
+    assert [(engine, event, call) for engine, (event, call, _) in log] == [
+        (engine, event, call) for engine, (event, call, _) in stepped_log
+    ]
+    assert [totals.steps for totals in stretched.engines] == [totals.steps for totals in stepped.engines]
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.usefixtures("checked")
+def test_every_program_is_played_to_its_end(policy: str) -> None:
+    arrivals = workload()
+    result, log = play(arrivals, policy)
+
+    calls = sum(len(program.calls) for _, program in arrivals)
+    for event in ("arrive", "finish"):
+        assert len([call for _, (what, call, _) in log if what == event]) == calls
+    assert sorted(record.program_id for record in result.programs) == sorted(
+        p.program_id for _, p in arrivals
+    )
+    tokens = sum(record.output_tokens for record in result.programs)
+    assert tokens == sum(max(1, call.decode_tokens) for _, program in arrivals for call in program.calls)
+    starts, stops = (sum(what == event for _, (what, _, _) in log) for event in ("start", "stop"))
+    assert starts == calls + stops
+    assert result.engines[0].preemptions == stops == sum(record.preemptions for record in result.programs)
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    first, second = (play(workload(), "hinted", hint_sigma=0.5) for _ in range(2))
+    assert first == second
+
+
+def test_without_contention_no_policy_waits() -> None:
+    lone = [(0.0, workload()[0][1])]
+    results = {policy: play(lone, policy)[0].programs[0] for policy in POLICY_NAMES}
+    assert {record.wait_s for record in results.values()} == {0.0}
+    assert len({round(record.finish_s, 9) for record in results.values()}) == 1
+
+
+def test_a_call_alone_takes_its_steps() -> None:
+    """One step for each chunk of the prompt, the last of which writes a token, and for each further token."""
+    call = CallTrace(id=0, parents=(), thread="main", prefill_tokens=200, decode_tokens=5)
+    program = ProgramTrace(source="s", program_id="p", calls=(call,))
+
+    result, _ = play([(1.0, program)])
+
+    read_s = SMALL.step_time_s(0, 128) + SMALL.step_time_s(0, 72)
+    assert result.programs[0].latency_s == pytest.approx(read_s + 4 * SMALL.step_time_s(1, 0))
+    assert result.engines[0].steps == 6
+
+
+def test_a_later_turn_finds_its_prefix_in_the_cache() -> None:
+    turns = (
+        CallTrace(id=0, parents=(), thread="main", prefill_tokens=100, decode_tokens=28),
+        CallTrace(
+            id=1,
+            parents=(0,),
+            thread="main",
+            prefill_tokens=160,
+            decode_tokens=4,
+            shared_prefix_tokens=128,
+            prefix_from=0,
+            gap_before_s=2.0,
+        ),
+    )
+    arrivals = [(0.0, ProgramTrace(source="s", program_id="p", calls=turns))]
+
+    warm, _ = play(arrivals)
+    cold, _ = play(arrivals, has_prefix_cache=False)
+
+    # Full blocks only, and the last written token was never computed.
+    assert warm.programs[0].cached_tokens == 128
+    assert cold.programs[0].cached_tokens == 0
+    saved_s = 128 * SMALL.prefill_s + SMALL.step_s
+    assert cold.programs[0].latency_s - warm.programs[0].latency_s == pytest.approx(saved_s)
+    assert warm.programs[0].path_s == pytest.approx(warm.programs[0].latency_s - 2.0)
+
+
+def test_scarce_blocks_preempt_and_lose_nothing() -> None:
+    arrivals = workload(rate_per_s=5.0)
+    rich, _ = play(arrivals, kv_blocks=None)
+    poor, _ = play(arrivals, kv_blocks=60)
+    assert poor.engines[0].preemptions > rich.engines[0].preemptions
+    assert len(poor.programs) == len(rich.programs) == len(arrivals)
+    assert poor.makespan_s > rich.makespan_s
+
+
+def test_bulk_swaps_cost_less_than_one_copy_per_block() -> None:
+    arrivals = workload(rate_per_s=5.0)
+    bulk, each = (
+        play(arrivals, preemption="swap", swap=swap)[0].engines[0] for swap in ("bulk", "per_block")
+    )
+    assert bulk.swapped_blocks > 0
+    assert bulk.swap_s / bulk.swapped_blocks < each.swap_s / each.swapped_blocks
+
+
+def test_a_call_that_can_never_fit_is_named() -> None:
+    with pytest.raises(ValueError, match=r"kv_blocks is 4: call 0.\d with \d+ tokens does not fit"):
+        play(workload(), kv_blocks=4)
+
+
+def test_arrivals_must_be_in_order() -> None:
+    (first, program), *_ = workload()
+    with pytest.raises(ValueError, match=r"arrivals must not go back in time, as from 9.0 s to 0.0 s"):
+        play([(9.0, program), (first, program)])
+
+
+def test_two_engines_share_the_work() -> None:
+    arrivals = workload(rate_per_s=5.0)
+    one, _ = play(arrivals)
+    two, _ = play(arrivals, engines=2, balancer="least_used")
+    assert two.makespan_s < one.makespan_s
+    assert min(engine.steps for engine in two.engines) > 0
+
+
+def test_an_engine_of_its_own_keeps_a_program_together() -> None:
+    arrivals = workload()
+    _, log = play(arrivals, engines=3, balancer="locality")
+    apart = play(arrivals, engines=3, balancer="round_robin")[0]
+    assert {engine for engine, _ in log} == {"engine0", "engine1", "engine2"}
+    assert sum(record.cached_tokens for record in apart.programs) < sum(
+        record.cached_tokens for record in play(arrivals, engines=1)[0].programs
+    )
+
+
+def test_programs_are_drawn_as_they_arrive() -> None:
+    """Memory grows with the programs that are alive: one after the other, there is one at a time."""
+    program = workload()[0][1]
+    alive: list[int] = []
+    drawn = 0
+
+    def endless() -> object:
+        nonlocal drawn
+        for number in range(30):
+            drawn += 1
+            yield (number * 1e4, program)
+
+    settings = SimSettings(model=UNIT, scheduler=SchedulerConfig(policy="fcfs"))
+    result = simulate(endless(), settings, on_program=lambda _: alive.append(drawn))  # type: ignore[arg-type]
+
+    assert result.peak_programs == 1
+    assert alive == [min(30, number + 2) for number in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("engines", 0), ("hint_sigma", -1.0), ("balancer", "best")],
+)
+def test_a_bad_setting_names_its_field(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"^{field} must"):
+        SimSettings(model=UNIT, scheduler=SchedulerConfig(), **{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_num_seqs", 0),
+        ("token_budget", 3),
+        ("step_s", -1.0),
+        ("prefill_s", math.nan),
+        ("kv_blocks", 0),
+        ("preemption", "drop"),
+        ("swap", "never"),
+    ],
+)
+def test_a_bad_parameter_names_its_field(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"^{field} must"):
+        replace(SMALL, **{field: value})  # type: ignore[arg-type]
