@@ -472,10 +472,10 @@ class SimEngine:
         while self._finishes[0][2] != self._finishes[0][3].epoch:
             heapq.heappop(self._finishes)
         steps = min(self._finishes[0][0] - self.steps, self._steps_to_change(step_s, now))
-        if not self.model.overprovisions and len(self.running) < min(
-            len(self.calls), self.model.max_num_seqs
-        ):
-            # The next decision will fill the slots that are free.
+        free = self.model.max_num_seqs - len(self.running)
+        has_unfilled = not self.model.overprovisions and free and len(self.calls) > len(self.running)
+        if self._inbox or has_unfilled:
+            # The next decision will let somebody in.
             steps = min(steps, self.config.period_steps - self.steps % self.config.period_steps)
         return int(max(1, self.kv.most_steps(self.steps, steps)))
 
