@@ -7,11 +7,8 @@ import pytest
 from autellix_backend.bench.metrics import (
     RunSummary,
     critical_path,
-    jain_index,
     outcomes,
-    percentile,
     ratios,
-    statistics_of,
     summarise,
 )
 from autellix_backend.bench.results import CallResult, result_from_mapping, result_to_mapping
@@ -85,13 +82,6 @@ def test_a_program_with_a_lost_call_has_no_outcome_but_is_counted() -> None:
     assert summary.errors == ("APITimeoutError: late",)
 
 
-def test_percentiles_are_interpolated() -> None:
-    assert percentile([1, 2, 3, 4, 5], 0.5) == 3
-    assert percentile([0, 10], 0.95) == pytest.approx(9.5)
-    assert percentile([7], 0.99) == 7
-    assert statistics_of([4, 2])["mean"] == 3
-
-
 def test_ratios_leave_out_a_zero_baseline() -> None:
     def summary(value: float) -> RunSummary:
         return RunSummary(
@@ -112,13 +102,6 @@ def test_a_result_survives_its_line() -> None:
     assert result_from_mapping(result_to_mapping(original)) == original
     assert original.receipt_number("level") == 2.0
     assert original.receipt_number("wait_s") is None
-
-
-def test_fairness_is_one_for_equals_and_falls_to_a_share() -> None:
-    assert jain_index([2.0, 2.0, 2.0]) == pytest.approx(1.0)
-    assert jain_index([1.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
-    assert jain_index([1.0, 3.0]) == pytest.approx(0.8)
-    assert jain_index([0.0]) == 1.0
 
 
 def test_estimates_are_not_taken_for_accounts() -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from autellix_backend.bench.results import CallResult
 from autellix_backend.workload.schema import ProgramTrace
+from autellix_backend.workload.statistics import statistics_of
 
 STATISTICS = ("mean", "p50", "p95", "p99")
 
@@ -102,31 +103,6 @@ def metrics_of(found: Sequence[ProgramOutcome]) -> dict[str, dict[str, float]]:
         if values:
             metrics[name] = statistics_of(values)
     return metrics
-
-
-def statistics_of(values: Sequence[float]) -> dict[str, float]:
-    """Return mean, p50, p95 and p99 of at least one value."""
-    ordered = sorted(values)
-    return {
-        "mean": sum(ordered) / len(ordered),
-        "p50": percentile(ordered, 0.50),
-        "p95": percentile(ordered, 0.95),
-        "p99": percentile(ordered, 0.99),
-    }
-
-
-def jain_index(values: Sequence[float]) -> float:
-    """Return Jain's fairness index of at least one value: 1 if all are equal, 1/n if one has everything."""
-    squares = sum(value * value for value in values)
-    return sum(values) ** 2 / (len(values) * squares) if squares > 0 else 1.0
-
-
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return a percentile of sorted values, interpolated between neighbours."""
-    position = share * (len(ordered) - 1)
-    below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
 def ratios(summary: RunSummary, baseline: RunSummary) -> dict[str, dict[str, float]]:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from rich.table import Table
 
-from autellix_backend.bench.metrics import STATISTICS, jain_index, metrics_of
+from autellix_backend.bench.metrics import STATISTICS, metrics_of
 from autellix_backend.bench.report import TITLES, draw_distribution, format_number
 from autellix_backend.bench.result_file import ReplayResult
+from autellix_backend.workload.statistics import jain_index
 
 UNKNOWN = "n/a"
 PLACE = ("url", "model", "when")
