@@ -21,6 +21,7 @@ from autellix_backend.sim.model import EngineModel
 from autellix_backend.sim.simulation import SimSettings
 from autellix_backend.workload.fit import fit_program
 from autellix_backend.workload.generate import generate_programs
+from autellix_backend.workload.schema import CallTrace, ProgramTrace
 
 MODEL = EngineModel(max_num_seqs=4, token_budget=512, step_s=0.01, decode_s=0.0005, prefill_s=0.0001)
 PROGRAMS = [
@@ -70,13 +71,14 @@ def test_processes_find_what_one_finds() -> None:
     assert len(seen) == len(alone.points)
 
 
-def test_offered_load_is_that_of_the_drain() -> None:
-    """At a load far above one all programs are there at once, and leave at the drain's rate."""
-    result = run_sweep(sweep(loads=(1000.0,), cases={"fcfs": settings("fcfs")}, seeds=(5,)))
-    picked = pick(PROGRAMS, 30, 5)
-    assert result.points[0].metrics["programs_per_s"] == pytest.approx(
-        drain_rate_per_s(picked, settings("srpt")), rel=0.1
-    )
+def test_a_load_of_one_is_what_full_batches_can_do() -> None:
+    """Equal programs of one call, all there at once, keep every batch full and leave at exactly that rate."""
+    call = CallTrace(id=0, parents=(), thread="main", prefill_tokens=10, decode_tokens=50)
+    programs = [ProgramTrace(source="s", program_id=str(index), calls=(call,)) for index in range(40)]
+    at_once = sweep(programs=programs, count=40, arrivals="at_once", loads=(1.0,), seeds=(5,))
+    point = run_sweep(at_once).points[0]
+    assert point.rate_per_s == drain_rate_per_s(programs, settings("plas"))
+    assert point.metrics["programs_per_s"] == pytest.approx(point.rate_per_s, rel=0.02)
 
 
 def test_programs_repeat_only_when_there_are_no_others() -> None:

@@ -1,8 +1,8 @@
 """Sweeps: workloads x policies x offered loads x seeds, each run a simulation of its own.
 
-The offered load rho is the rate at which programs arrive over the rate at which the same engines drain the
-same programs under first come, first served when all of them are there from the start. Runs that differ in
-the policy alone have the same programs and the same arrivals.
+The offered load rho is the work that arrives per second over what the engines can do: full batches, and
+every shared prefix found in the cache. An engine that has less cache than that saturates at a lower load.
+Runs that differ in the policy alone have the same programs and the same arrivals.
 """
 
 from __future__ import annotations
@@ -106,10 +106,15 @@ def pick(programs: Sequence[ProgramTrace], count: int, seed: int) -> list[Progra
 
 
 def drain_rate_per_s(programs: Sequence[ProgramTrace], settings: SimSettings) -> float:
-    """Return the programs per second that first come, first served finishes when all are there at once."""
-    fcfs = replace(settings, scheduler=replace(settings.scheduler, policy="fcfs"))
-    result = simulate(zip(all_at_once(len(programs)), programs, strict=True), fcfs)
-    return len(programs) / result.makespan_s
+    """Return the programs per second that full batches finish if every shared prefix is in the cache."""
+    model = settings.model
+    token_s = model.step_time_s(model.max_num_seqs, 0) / model.max_num_seqs
+    work_s = sum(
+        call.new_tokens * model.prefill_s + max(1, call.decode_tokens) * token_s
+        for program in programs
+        for call in program.calls
+    )
+    return settings.engines * len(programs) / work_s
 
 
 def measure(result: SimResult) -> Metrics:
