@@ -33,13 +33,14 @@ from autellix_backend.bench.result_table import (
     write_distributions,
 )
 from autellix_backend.bench.results import CallResult
+from autellix_backend.cli.arguments import above_zero, add_fit_options, count
 from autellix_backend.workload.arrivals import (
     all_at_once,
     bursty_arrivals,
     poisson_arrivals,
     recorded_arrivals,
 )
-from autellix_backend.workload.fit import NO_GAPS, RECORDED_GAPS, Fit, GapRule, apply_fit
+from autellix_backend.workload.fit import Fit, apply_fit
 from autellix_backend.workload.schema import ProgramTrace, TraceError, read_traces
 
 ARRIVALS = ("poisson", "recorded", "burst", "all")
@@ -78,30 +79,16 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     add("trace", type=Path, metavar="TRACE", help="programs, as .jsonl or .jsonl.gz")
     add("--url", required=True, help="root of any OpenAI-compatible server, with or without /v1")
     add("--model", help="model to ask for (default: the first that the server lists)")
-    add("--programs", type=_count, metavar="N", help="play the first N programs only")
-    add("--rate", type=_above_zero, metavar="R", help="programs per second; a Poisson process by itself")
+    add("--programs", type=count, metavar="N", help="play the first N programs only")
+    add("--rate", type=above_zero, metavar="R", help="programs per second; a Poisson process by itself")
     add(
         "--arrivals",
         choices=ARRIVALS,
         help="recorded: as in the trace, with --rate rescaled; burst: in bursts, with --rate; all: at once "
         "(default: poisson with --rate, else recorded)",
     )
-    add("--length-scale", type=_above_zero, default=1.0, metavar="X", help="factor on lengths (default: 1)")
-    add(
-        "--max-context",
-        type=_count,
-        default=sys.maxsize,
-        metavar="N",
-        help="longest prompt with answer, in tokens; a longer history starts over (default: no bound)",
-    )
-    add(
-        "--gaps",
-        type=_gap_rule,
-        default=RECORDED_GAPS,
-        metavar="zero|recorded|capped:S",
-        help="time between calls for tools and people (default: recorded)",
-    )
-    add("--timeout", type=_above_zero, default=600.0, metavar="S", help="longest call (default: 600 s)")
+    add_fit_options(parser, max_context=sys.maxsize, max_context_help="no bound")
+    add("--timeout", type=above_zero, default=600.0, metavar="S", help="longest call (default: 600 s)")
     add("--seed", type=int, default=0, help="of arrivals and words (default: 0)")
     add("--out", type=Path, metavar="FILE", help="write the result as JSON, for `autellix bench compare`")
     add("--json", action="store_true", help="print the result as JSON instead of a table")
@@ -315,29 +302,3 @@ def _progress(console: Console, title: str, calls: int) -> Iterator[Callable[[Ca
 def _fail(message: str, code: int) -> int:
     print(f"autellix bench: {message}", file=sys.stderr)
     return code
-
-
-def _gap_rule(text: str) -> GapRule:
-    if text in ("zero", "recorded"):
-        return NO_GAPS if text == "zero" else RECORDED_GAPS
-    kind, _, cap = text.partition(":")
-    try:
-        if kind != "capped":
-            raise ValueError
-        return GapRule(float(cap))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected zero, recorded or capped:SECONDS") from None
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above zero")
-    return value
-
-
-def _above_zero(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number above zero")
-    return value

@@ -29,6 +29,7 @@ from autellix_backend.bench.report import (
     write_plot,
 )
 from autellix_backend.bench.results import CallResult
+from autellix_backend.cli.arguments import above_zero, add_tree_scale, count
 from autellix_backend.core.policies import LIVE_POLICY_NAMES
 from autellix_backend.workload.fit import fit_program
 from autellix_backend.workload.generate import WORKLOADS, generate_programs
@@ -53,39 +54,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--trace", type=Path, metavar="FILE", help="play the programs of a .jsonl or .jsonl.gz trace instead")
     add(
         "--programs",
-        type=_count,
+        type=count,
         default=32,
         metavar="N",
         help="programs per run at saturation (default: 32)",
     )
     add(
         "--length-scale",
-        type=_above_zero,
+        type=above_zero,
         default=0.25,
         metavar="X",
         help="factor on all lengths (default: 0.25)",
     )
-    add(
-        "--tree-scale",
-        type=_above_zero,
-        default=0.25,
-        metavar="X",
-        help="factor on a tree's number of calls (default: 0.25)",
-    )
-    add("--rho", type=_above_zero, default=2.0, help="offered load at saturation (default: 2)")
-    add("--low-rho", type=_above_zero, default=0.4, help="offered load below saturation (default: 0.4)")
-    add("--rounds", type=_count, default=3, metavar="N", help="times each policy has its turn (default: 3)")
+    add_tree_scale(parser, default=0.25)
+    add("--rho", type=above_zero, default=2.0, help="offered load at saturation (default: 2)")
+    add("--low-rho", type=above_zero, default=0.4, help="offered load below saturation (default: 0.4)")
+    add("--rounds", type=count, default=3, metavar="N", help="times each policy has its turn (default: 3)")
     add(
         "--policies",
         type=_policies,
         default=(BASELINE, "plas"),
         help="first is the baseline (default: fcfs,plas)",
     )
-    add("--max-num-seqs", type=_count, default=4, metavar="N", help="the engine's batch size (default: 4)")
-    add(
-        "--beta", type=_above_zero, default=16.0, help="starvation threshold, wait over service (default: 16)"
-    )
-    add("--calibration-tokens", type=_count, default=6000, metavar="N", help=argparse.SUPPRESS)
+    add("--max-num-seqs", type=count, default=4, metavar="N", help="the engine's batch size (default: 4)")
+    add("--beta", type=_beta, default=16.0, help="starvation threshold, wait over service (default: 16)")
+    add("--calibration-tokens", type=count, default=6000, metavar="N", help=argparse.SUPPRESS)
     add("--seed", type=int, default=0, help="of programs and arrivals (default: 0)")
     add("--model", default="demo", help="model to serve (default: the generated demo model)")
     add(
@@ -283,18 +276,8 @@ def _sigterm_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above zero")
-    return value
-
-
-def _above_zero(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above zero")
-    return value
+def _beta(text: str) -> float:
+    return math.inf if text == "inf" else above_zero(text)
 
 
 def _policies(text: str) -> tuple[str, ...]:

@@ -9,11 +9,12 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from autellix_backend.cli.arguments import add_load_options, add_tree_scale, count, load_options
 from autellix_backend.workload.describe import PAPER_ROWS, PaperRow, Statistics, describe
 from autellix_backend.workload.generate import WORKLOADS, generate_programs
-from autellix_backend.workload.loaders import LOADERS, LoadOptions, load
+from autellix_backend.workload.loaders import load
 from autellix_backend.workload.schema import ProgramTrace, TraceError, write_traces
-from autellix_backend.workload.tokens import TokenizerError, load_tokenizer
+from autellix_backend.workload.tokens import TokenizerError
 
 DESCRIBED_PROGRAMS = 3000
 """Programs to generate for a description, unless told otherwise: enough for the tails to show."""
@@ -38,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     convert = actions.add_parser("convert", help="write another format's traces as program traces")
     convert.add_argument("input", type=Path, metavar="IN", help="file or folder to read")
     convert.add_argument("output", type=Path, metavar="OUT", help=".jsonl or .jsonl.gz file to write")
-    _add_load_options(convert)
+    add_load_options(convert)
     convert.set_defaults(action=_convert)
 
     generate = actions.add_parser("generate", help="write generated programs")
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sources", nargs="+", metavar="FILE|KIND", help=f"traces, or {', '.join(WORKLOADS)} to generate"
     )
     show.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    _add_load_options(show)
+    add_load_options(show)
     _add_generate_options(show, default=DESCRIBED_PROGRAMS)
     show.set_defaults(action=_describe)
 
@@ -67,37 +68,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _add_load_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--format", choices=LOADERS, help="format of the input (default: told from the file)")
-    add(
-        "--tokenizer",
-        metavar="NAME_OR_PATH",
-        help="counts the tokens of texts (default: one token for 4 bytes)",
-    )
-    add(
-        "--answers",
-        type=Path,
-        metavar="FILE",
-        help="bfcl: the ground truths (default: possible_answer/ beside the input)",
-    )
-
-
 def _add_generate_options(parser: argparse.ArgumentParser, default: int) -> None:
     add = parser.add_argument
-    add("-n", "--programs", type=_count, default=default, metavar="N", help=f"(default: {default})")
+    add("-n", "--programs", type=count, default=default, metavar="N", help=f"(default: {default})")
     add("--seed", type=int, default=0, help="of the generated programs (default: 0)")
-    add(
-        "--tree-scale",
-        type=_above_zero,
-        default=1.0,
-        metavar="X",
-        help="factor on a tree's number of calls (default: 1)",
-    )
+    add_tree_scale(parser)
 
 
 def _convert(args: argparse.Namespace) -> None:
-    programs = load(args.input, args.format, _load_options(args))
+    programs = load(args.input, args.format, load_options(args))
     _write(args.output, programs)
 
 
@@ -106,7 +85,7 @@ def _generate(args: argparse.Namespace) -> None:
 
 
 def _describe(args: argparse.Namespace) -> None:
-    options = _load_options(args)
+    options = load_options(args)
     found = {
         source: describe(
             _generated(source, args)
@@ -146,14 +125,6 @@ def _cells(row: Statistics | PaperRow) -> list[str]:
     ]
 
 
-def _load_options(args: argparse.Namespace) -> LoadOptions:
-    if args.tokenizer is None:
-        return LoadOptions(answers=args.answers)
-    return LoadOptions(
-        count_tokens=load_tokenizer(args.tokenizer), tokenizer=args.tokenizer, answers=args.answers
-    )
-
-
 def _generated(kind: str, args: argparse.Namespace) -> list[ProgramTrace]:
     return generate_programs(kind, args.programs, args.seed, tree_scale=args.tree_scale)
 
@@ -168,17 +139,3 @@ def _not_empty(programs: list[ProgramTrace], source: str) -> list[ProgramTrace]:
     if not programs:
         raise TraceError(source, "holds no program")
     return programs
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above zero")
-    return value
-
-
-def _above_zero(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above zero")
-    return value
