@@ -1,0 +1,176 @@
+"""Fit an engine model's times to calls that a live engine has accounted for.
+
+A call is charged the duration of every step that it was in. With d calls writing and p prompt tokens read in
+a step, the model says step_s + d * decode_s + p * prefill_s. A call's receipt tells its last step and its
+number of steps, so the steps of all calls can be laid over each other, and each call gives one linear
+equation for the three times:
+
+    service_s = steps * step_s + (sum of d over its steps) * decode_s + (sum of p) * prefill_s
+
+They are solved by least squares of the relative errors, with no time below zero.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autellix_backend.sim.model import EngineModel
+
+__all__ = ["FitError", "MeasuredCall", "ModelFit", "fit_model", "predicted_s"]
+
+NAMES = ("step_s", "decode_s", "prefill_s")
+_SINGULAR = 1e-9
+"""A pivot that is smaller than this share of its column's length is none."""
+
+Row = tuple[float, float, float]
+
+
+class FitError(ValueError):
+    """The measured calls do not determine the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCall:
+    """What the engine says about one call that ran without a preemption."""
+
+    mix: str
+    """Name of the mix that it was played in; steps of different mixes do not overlap."""
+    finish_step: int
+    engine_steps: int
+    read_tokens: int
+    """Prompt tokens that were computed, so not those found in the prefix cache."""
+    output_tokens: int
+    service_s: float
+
+    @property
+    def first_step(self) -> int:
+        """The step in which it began to read."""
+        return self.finish_step - self.engine_steps + 1
+
+    @property
+    def reading_steps(self) -> int:
+        """Steps in which it read its prompt; the last of them also gave the first token."""
+        return self.engine_steps - self.output_tokens + 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFit:
+    """Fitted times, and how well they reproduce what was measured."""
+
+    step_s: float
+    decode_s: float
+    prefill_s: float
+    errors: Mapping[str, float]
+    """By mix: fitted over measured service time of all its calls, minus one."""
+    calls: int
+
+    def times(self) -> dict[str, float]:
+        """Return the fitted times by the names of `EngineModel`'s fields."""
+        return {name: getattr(self, name) for name in NAMES}
+
+
+def fit_model(calls: Sequence[MeasuredCall]) -> ModelFit:
+    """Fit the times of a step to measured calls.
+
+    Raises:
+        FitError: if a call contradicts itself, or the calls leave a time undetermined.
+    """
+    for call in calls:
+        if call.reading_steps < 1 or not call.service_s > 0:
+            raise FitError(
+                f"a call of {call.mix} with {call.output_tokens} tokens had {call.engine_steps} steps and "
+                f"{call.service_s} s of service; expected a step for each token, and time"
+            )
+    rows = _rows(calls)
+    step_s, decode_s, prefill_s = _solve(rows, [call.service_s for call in calls])
+    fitted: dict[str, float] = {}
+    measured: dict[str, float] = {}
+    for call, row in zip(calls, rows, strict=True):
+        seconds = _product(row, (step_s, decode_s, prefill_s))
+        fitted[call.mix] = fitted.get(call.mix, 0.0) + seconds
+        measured[call.mix] = measured.get(call.mix, 0.0) + call.service_s
+    errors = {mix: fitted[mix] / measured[mix] - 1 for mix in measured}
+    return ModelFit(step_s, decode_s, prefill_s, errors, len(calls))
+
+
+def predicted_s(model: EngineModel, calls: Sequence[MeasuredCall]) -> list[float]:
+    """Return the service time that a model gives each call, beside the others that ran with it."""
+    times = (model.step_s, model.decode_s, model.prefill_s)
+    return [_product(row, times) for row in _rows(calls)]
+
+
+def _rows(calls: Sequence[MeasuredCall]) -> list[Row]:
+    """Return each call's steps, writing calls and prompt tokens in its steps."""
+    writing: Counter[tuple[str, int]] = Counter()
+    reading: dict[tuple[str, int], float] = {}
+    for call in calls:
+        begin = call.first_step + call.reading_steps
+        writing.update((call.mix, step) for step in range(begin, call.finish_step + 1))
+        # Chunks of one prompt count as equal: only calls that overlap with half of it could tell.
+        for step in range(call.first_step, begin):
+            key = (call.mix, step)
+            reading[key] = reading.get(key, 0.0) + call.read_tokens / call.reading_steps
+    rows: list[Row] = []
+    for call in calls:
+        steps = [(call.mix, step) for step in range(call.first_step, call.finish_step + 1)]
+        decodes = sum(writing[key] for key in steps)
+        tokens = sum(reading.get(key, 0.0) for key in steps)
+        rows.append((float(len(steps)), float(decodes), tokens))
+    return rows
+
+
+def _solve(rows: Sequence[Row], values: Sequence[float]) -> Row:
+    """Return the non-negative times with the least squared relative error.
+
+    With three unknowns, the best of all choices of those that are above zero is found by trying them all.
+    """
+    scaled = [tuple(item / value for item in row) for row, value in zip(rows, values, strict=True)]
+    if _least_squares(scaled, (0, 1, 2)) is None:
+        raise FitError(
+            f"{len(rows)} calls do not tell {', '.join(NAMES)} apart; expected calls alone, in full batches, "
+            "and with long prompts"
+        )
+    best: tuple[float, Row] | None = None
+    for size in (3, 2, 1):
+        for columns in itertools.combinations(range(3), size):
+            found = _least_squares(scaled, columns)
+            if found is None or min(found) < 0 or not found[0] + found[1] > 0:
+                continue
+            error = sum((_product(row, found) - 1) ** 2 for row in scaled)
+            if best is None or error < best[0]:
+                best = error, found
+    # Steps are counted and times are above zero, so step_s alone is always a solution.
+    assert best is not None
+    return best[1]
+
+
+def _least_squares(rows: Sequence[Sequence[float]], columns: Sequence[int]) -> Row | None:
+    """Solve rows x = 1 for some of the unknowns, the others zero; None if they are not determined."""
+    lengths = [sum(row[column] ** 2 for row in rows) ** 0.5 for column in columns]
+    if min(lengths) == 0:
+        return None
+    # Columns of length one, so that a small pivot means dependence and not small units.
+    unit = [[row[c] / length for c, length in zip(columns, lengths, strict=True)] for row in rows]
+    size = len(columns)
+    matrix = [
+        [sum(row[i] * row[j] for row in unit) for j in range(size)] + [sum(row[i] for row in unit)]
+        for i in range(size)
+    ]
+    for pivot in range(size):
+        if matrix[pivot][pivot] < _SINGULAR:
+            return None
+        for other in range(size):
+            if other != pivot:
+                factor = matrix[other][pivot] / matrix[pivot][pivot]
+                matrix[other] = [a - factor * b for a, b in zip(matrix[other], matrix[pivot], strict=True)]
+    found = [0.0, 0.0, 0.0]
+    for place, (column, length) in enumerate(zip(columns, lengths, strict=True)):
+        found[column] = matrix[place][size] / matrix[place][place] / length
+    return found[0], found[1], found[2]
+
+
+def _product(row: Sequence[float], times: Sequence[float]) -> float:
+    return sum(item * time for item, time in zip(row, times, strict=True))
