@@ -41,6 +41,7 @@ def run(policy: str, round_number: int, factor: float) -> Run:
     ]
     arrivals_s = (0.0,) * len(programs)
     return Run(
+        capacity_tokens_per_s=100.0,
         policy=policy,
         round_number=round_number,
         summary=summarise(programs, arrivals_s, results),

@@ -65,7 +65,7 @@ def calibrate(
 def compare(
     targets: Mapping[str, Target],
     loads: Sequence[Load],
-    calibration: Calibration,
+    measure_speed: Callable[[], Calibration],
     *,
     rounds: int,
     seed: int,
@@ -73,15 +73,18 @@ def compare(
 ) -> list[LoadComparison]:
     """Play every load on every target, policies taking turns (A B A B), one at a time.
 
+    The speed is measured anew before each turn of all policies: a machine that has become slower or faster
+    since is offered the load that its speed of now makes of rho.
+
     Raises:
         ReplayError: if the client could not play at all.
+        CalibrationError: if a speed cannot be measured.
     """
     found = [LoadComparison(name=load.name, rho=load.rho, policies=tuple(targets)) for load in loads]
     for round_number in range(1, rounds + 1):
         for load, comparison in zip(loads, found, strict=True):
-            arrivals_s = poisson_arrivals(
-                len(load.programs), calibration.rate_for(load.rho, load.programs), seed
-            )
+            speed = measure_speed()
+            arrivals_s = poisson_arrivals(len(load.programs), speed.rate_for(load.rho, load.programs), seed)
             for policy, target in targets.items():
                 title = f"round {round_number}, {load.name}, {policy}"
                 results = _play(target, load, arrivals_s, f"{seed}:{load.name}:{round_number}", follow, title)
@@ -91,6 +94,7 @@ def compare(
                         round_number=round_number,
                         summary=summarise(load.programs, arrivals_s, results),
                         outcomes=outcomes(load.programs, arrivals_s, results),
+                        capacity_tokens_per_s=speed.tokens_per_s,
                     )
                 )
     return found

@@ -33,6 +33,8 @@ class Run:
     round_number: int
     summary: RunSummary
     outcomes: Sequence[ProgramOutcome]
+    capacity_tokens_per_s: float
+    """The engine's speed as it was measured before this round: what rho refers to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,6 +212,7 @@ def _run_mapping(run: Run) -> dict[str, Any]:
     return {
         "policy": run.policy,
         "round": run.round_number,
+        "capacity_tokens_per_s": run.capacity_tokens_per_s,
         **dataclasses.asdict(run.summary),
         "outcomes": [dataclasses.asdict(outcome) for outcome in run.outcomes],
     }
