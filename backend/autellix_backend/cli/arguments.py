@@ -11,6 +11,10 @@ from autellix_backend.workload.loaders import LOADERS, LoadOptions
 from autellix_backend.workload.tokens import load_tokenizer
 
 
+class InputError(Exception):
+    """Arguments that do not go together, or with what they are used on; the message is for the user."""
+
+
 def count(text: str) -> int:
     """Return a whole number above zero."""
     value = int(text)

@@ -33,7 +33,7 @@ from autellix_backend.bench.result_table import (
     write_distributions,
 )
 from autellix_backend.bench.results import CallResult
-from autellix_backend.cli.arguments import above_zero, add_fit_options, count
+from autellix_backend.cli.arguments import InputError, above_zero, add_fit_options, count
 from autellix_backend.workload.arrivals import (
     all_at_once,
     bursty_arrivals,
@@ -50,10 +50,6 @@ MODELS_TIMEOUT_S = 10.0
 LONGEST_RUN_S = 7 * 86400.0
 WIDTH = 160
 """Columns of the tables where no terminal says how wide it is."""
-
-
-class InputError(Exception):
-    """Arguments that do not go together, or with this trace or endpoint; the message is for the user."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,7 +103,7 @@ def _replay(args: argparse.Namespace) -> int:
     programs = load_programs(args)
     arrivals_s = plan_arrivals(args, programs)
     url = args.url.rstrip("/").removesuffix("/v1")
-    model = args.model or _first_model(url)
+    model = args.model or first_model(url)
     if args.out is not None:
         # A long run whose result cannot be written would be lost.
         args.out.open("a").close()
@@ -203,7 +199,12 @@ def _with_unique_ids(programs: Sequence[ProgramTrace]) -> list[ProgramTrace]:
     return unique
 
 
-def _first_model(url: str) -> str:
+def first_model(url: str) -> str:
+    """Return the first model that a server lists.
+
+    Raises:
+        ReplayError: if it does not answer or lists none.
+    """
     problem = "lists no model"
     try:
         with urllib.request.urlopen(url + "/v1/models", timeout=MODELS_TIMEOUT_S) as answer:

@@ -24,6 +24,7 @@ COMMANDS = {
     "serve": ("autellix_backend.cli.serve", "serve a model behind program-aware scheduling"),
     "demo": ("autellix_backend.cli.demo", "compare scheduling policies on a real engine"),
     "bench": ("autellix_backend.cli.bench", "replay programs against a live endpoint, and compare results"),
+    "sim": ("autellix_backend.cli.sim", "simulate engines and policies in virtual time"),
     "workload": ("autellix_backend.cli.workload", "convert, generate and describe program traces"),
     "demo-model": ("autellix_backend.cli.demo_model", "write the tiny demo model into a folder"),
 }
