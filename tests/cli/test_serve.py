@@ -158,3 +158,12 @@ def test_an_unreachable_remote_engine_is_an_error(tmp_path: Path, monkeypatch: p
 
     with pytest.raises(EngineError, match=r"engine\.url: http://127\.0\.0\.1:1 does not answer"):
         asyncio.run(serve(make_settings(tmp_path, url="http://127.0.0.1:1")))
+
+
+def test_a_recording_that_cannot_be_written_shows_before_the_engine_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "absent" / "trace.jsonl"
+    arguments = ["serve", "--port", "0", "--engine-url", "http://127.0.0.1:1", "--record", str(path)]
+    assert main(arguments) == 2
+    assert f"gateway.record_path: cannot write {path}" in capsys.readouterr().err

@@ -92,6 +92,7 @@ def serve() -> Serve:
         behaviour: FakeBehaviour | None = None,
         *,
         policy: str = "plas",
+        service: str = "measured",
         has_socket: bool = True,
         engine: FakeEngine | None = None,
         **gateway: Any,
@@ -103,7 +104,7 @@ def serve() -> Serve:
             await engine.start()
             settings = Settings(
                 gateway=GatewaySettings(**gateway),
-                scheduler=SchedulerConfig(policy=policy, bounds=(0.1, 1.0)),
+                scheduler=SchedulerConfig(policy=policy, bounds=(0.1, 1.0), service=service),
             )
             store = MemoryStore(
                 make_policy(policy),

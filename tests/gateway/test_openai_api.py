@@ -316,3 +316,21 @@ def test_choices_are_accounted_together(serve: Any) -> None:
             assert receipt["output_tokens"] == 4
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True, "stream_options": {"include_usage": True}}], ids=str)
+def test_engines_whose_time_cannot_be_seen_are_charged_by_tokens(serve: Any, fields: dict[str, Any]) -> None:
+    """A prompt token counts once and an output token twice, 5 ms each."""
+
+    async def main() -> None:
+        async with serve(has_socket=False, service="tokens") as rig:
+            headers = {"X-Autellix-Program-ID": "p"}
+            body = {**HELLO, **fields}
+            async with rig.client.post(rig.url + CHAT, json=body, headers=headers) as response:
+                await response.read()
+            usage = (await rig.chat(headers))["usage"]
+            program = await rig.store.program("p")
+            tokens = usage["prompt_tokens"] + 2 * usage["completion_tokens"]
+            assert program.service_s == pytest.approx(2 * 0.005 * tokens)
+
+    asyncio.run(main())

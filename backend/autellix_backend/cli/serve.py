@@ -19,6 +19,7 @@ from autellix_backend.engines.base import Engine
 from autellix_backend.engines.factory import make_engine
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.gateway.app import create_app
+from autellix_backend.gateway.record import check_writable
 from autellix_backend.settings import GatewaySettings, Given, Settings, SettingsError
 
 EXIT_INTERRUPTED = 130
@@ -50,10 +51,13 @@ async def serve(settings: Settings) -> int:
     """Start the engine, serve the gateway, and stop the engine whatever happens; return the exit code.
 
     Raises:
-        SettingsError: if the address cannot be bound or no engine is described.
+        SettingsError: if the address cannot be bound, the recording cannot be written, or no engine is
+            described.
         EngineError: if the engine cannot be started.
     """
     with contextlib.closing(bind(settings.gateway)) as listener:
+        if settings.gateway.record_path is not None:
+            check_writable(settings.gateway.record_path)
         engine: Engine | None = None
         try:
             with _signals_cancel():

@@ -139,6 +139,7 @@ class CallDesk:
     ) -> None:
         self._observer = observer
         self._store = store
+        self._scheduler = scheduler
         self._policy = make_policy(scheduler.policy)
         self._bounds = scheduler.bounds if self._policy.order is Order.LEVELS else ()
         self._metrics = metrics
@@ -160,7 +161,7 @@ class CallDesk:
     @property
     def wants_usage(self) -> bool:
         """Say whether anybody needs the token counts of the answers."""
-        return self._observer is not None
+        return self._observer is not None or self._scheduler.service == "tokens"
 
     def new_id(self) -> str:
         """Return an id for a call whose client gave none."""
@@ -248,9 +249,17 @@ class CallDesk:
             call_id=call.identity.call,
             program_id=call.identity.program,
             wait_s=0.0,
-            service_s=now - call.start_s if did_work else 0.0,
+            service_s=self._estimated_service_s(call, now) if did_work else 0.0,
             estimated=True,
         )
+
+    def _estimated_service_s(self, call: OpenCall, now: float) -> float:
+        """Return the weighted tokens that the engine states, if they are the unit, else the time here."""
+        usage = call.usage
+        if usage is None or self._scheduler.service != "tokens":
+            return now - call.start_s
+        read_tokens = usage.prompt_tokens - (usage.cached_tokens or 0)
+        return self._scheduler.nominal_service_s(max(0, read_tokens), usage.completion_tokens)
 
     def _count(self, call: OpenCall, receipt: Receipt, outcome: Outcome, now: float) -> None:
         metrics, engine = self._metrics, self._engine

@@ -113,12 +113,7 @@ class ProgramRecorder:
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="autellix-record")
         self._room = threading.BoundedSemaphore(MAX_PENDING)
         self._has_complained = False
-        try:
-            path.open("ab").close()
-        except OSError as error:
-            raise SettingsError(
-                "gateway.record_path", f"cannot write {path} ({error.strerror})", "a file that can be written"
-            ) from error
+        check_writable(path)
 
     @property
     def held_programs(self) -> int:
@@ -243,6 +238,20 @@ class ProgramRecorder:
                 logger.exception("cannot record to %s (%s); serving goes on", self._path, error)
         finally:
             self._room.release()
+
+
+def check_writable(path: Path) -> None:
+    """Make sure that lines can be appended to the file.
+
+    Raises:
+        SettingsError: if they cannot.
+    """
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise SettingsError(
+            "gateway.record_path", f"cannot write {path} ({error.strerror})", "a file that can be written"
+        ) from error
 
 
 def append_line(path: Path, line: bytes) -> None:
