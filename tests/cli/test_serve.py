@@ -13,6 +13,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from autellix_backend.cli.main import main
 from autellix_backend.cli.serve import serve
 from autellix_backend.engines import factory
 from autellix_backend.engines.base import EngineError
