@@ -1,0 +1,1 @@
+"""The figures of the paper's evaluation, simulated: settings in, rows out."""
