@@ -72,7 +72,7 @@ def test_the_fit_gives_back_the_times() -> None:
     """Without noise exactly, and no mix has an error."""
     found = fit_model(measured([*alone(), *batch(), *prompts()]))
 
-    assert found.times() == pytest.approx({"step_s": 0.012, "decode_s": 0.0007, "prefill_s": 0.00009})
+    assert (found.step_s, found.decode_s, found.prefill_s) == pytest.approx((0.012, 0.0007, 0.00009))
     assert found.errors == pytest.approx({"alone": 0, "batch": 0, "prompts": 0}, abs=1e-9)
     assert found.calls == 11
 

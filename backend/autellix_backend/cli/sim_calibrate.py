@@ -38,6 +38,8 @@ MOST_CALLS = 64
 TOKEN_BUDGET = 2048
 """vLLM's default on most hardware; the fit does not depend on it."""
 REPLAY_MARGIN_S = 120.0
+LARGE_ERROR = 0.2
+"""Error of a mix from which on the user is warned."""
 
 Play = Callable[[str, Sequence[ProgramTrace]], list[CallResult]]
 
@@ -110,6 +112,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"autellix sim calibrate: {error}", file=sys.stderr)
         return 1
     engine = _engine(model_name, slots, fit)
+    if max(map(abs, fit.errors.values())) > LARGE_ERROR:
+        console.print(
+            f"the fit is more than {LARGE_ERROR:.0%} off in a mix: the machine did other work meanwhile, or "
+            "this engine's steps do not cost what the model says; measure again on an idle machine"
+        )
     if args.out is not None:
         args.out.write_text(json.dumps(engine.to_mapping(), indent=1) + "\n", encoding="utf-8")
     if args.json:
@@ -260,7 +267,9 @@ def _engine(model_name: str, slots: int, fit: ModelFit) -> EngineModel:
         max_num_seqs=slots,
         token_budget=max(TOKEN_BUDGET, slots),
         source=f"measured on {today}: {fit.calls} calls, at most {worst:.1%} off in any mix",
-        **fit.times(),
+        step_s=fit.step_s,
+        decode_s=fit.decode_s,
+        prefill_s=fit.prefill_s,
     )
 
 

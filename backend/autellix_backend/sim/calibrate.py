@@ -67,10 +67,6 @@ class ModelFit:
     """By mix: fitted over measured service time of all its calls, minus one."""
     calls: int
 
-    def times(self) -> dict[str, float]:
-        """Return the fitted times by the names of `EngineModel`'s fields."""
-        return {name: getattr(self, name) for name in NAMES}
-
 
 def fit_model(calls: Sequence[MeasuredCall]) -> ModelFit:
     """Fit the times of a step to measured calls.
