@@ -76,6 +76,11 @@ def test_every_preset_names_its_source() -> None:
         assert engine.source
 
 
+def test_the_demo_engine_writes_what_was_measured() -> None:
+    """255 tokens/s with the demo's mean call: 127 new tokens read, 24 written."""
+    assert PRESETS["demo"].tokens_per_s(127.4, 23.75) == pytest.approx(255, rel=0.05)
+
+
 def test_a_written_engine_is_read_back(tmp_path: Path) -> None:
     """Every field, and whole numbers of seconds too."""
     path = tmp_path / "engine.json"
