@@ -15,7 +15,7 @@ def test_a_sweep_is_drawn(tmp_path: Path, seeds: int) -> None:
     """Also of a single seed, which has no interval."""
     pytest.importorskip("matplotlib")
     points = [
-        Point(case, load, seed, 1.0, {metric: 0.01 * load * (seed + 1) for metric in PANELS.values()})
+        Point(case, load, seed, 1.0, dict.fromkeys(PANELS.values(), 0.01 * load * (seed + 1)))
         for load in (0.5, 1.0)
         for case in ("fcfs", "plas")
         for seed in range(seeds)
