@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from autellix_backend.sim.experiment import Point, Sweep, SweepResult, run_sweep
 from autellix_backend.sim.figures.base import Figure
 from autellix_backend.sim.figures.catalogue import FIGURES, make_figure
 from autellix_backend.sim.figures.drawing import draw
+from autellix_backend.sim.figures.kept import keep, take
 from autellix_backend.sim.figures.page import page, report
 from autellix_backend.sim.figures.pools import MAX_CONTEXT_TOKENS, TRACE_FILES, generated_pools, read_pools
 from autellix_backend.sim.figures.study import Study
@@ -46,6 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes (default: all cores)",
     )
+    add(
+        "--keep",
+        type=Path,
+        metavar="DIR",
+        help="keep finished runs there, and take up from there; empty it when the simulator has changed",
+    )
     add("--out", type=Path, default=Path("paper-results"), metavar="DIR", help="(default paper-results)")
     add("--json", action="store_true", help="print the numbers as JSON instead of the page")
 
@@ -54,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     """Make the figures; 0 on success, 1 if a picture cannot be drawn, 2 for input that cannot be used."""
     try:
         study, source = _study(args)
-        figures = _make(args.figures, study, args.workers)
+        figures = _make(args.figures, study, args.workers, args.keep)
         shown = page(figures, study, source, _draw_all(figures, args.out))
         numbers = json.dumps(report(figures, study, source))
         (args.out / "paper.md").write_text(shown, encoding="utf-8")
@@ -85,23 +93,34 @@ def _study(args: argparse.Namespace) -> tuple[Study, str]:
     return Study(pools=pools, seeds=seeds, size=args.size, is_quick=args.quick), source
 
 
-def _make(names: Sequence[str], study: Study, workers: int) -> list[Figure]:
+def _make(names: Sequence[str], study: Study, workers: int, folder: Path | None) -> list[Figure]:
     results: dict[str, SweepResult] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
 
         def run_once(name: str, sweep: Sweep) -> SweepResult:
             if name not in results:
-                total = len(sweep.cases) * len(sweep.loads) * len(sweep.seeds)
-                task = progress.add_task(name, total=total)
-
-                def advance(_: Point) -> None:
-                    progress.advance(task)
-
-                results[name] = run_sweep(sweep, workers=workers, on_point=advance)
+                kept = None if folder is None else take(folder, sweep)
+                results[name] = _run_sweep(name, sweep, workers, progress) if kept is None else kept
+                if folder is not None and kept is None:
+                    keep(folder, sweep, results[name])
             return results[name]
 
         return [make_figure(name, study, run_once) for name in names]
+
+
+def _run_sweep(name: str, sweep: Sweep, workers: int, progress: Progress) -> SweepResult:
+    total = len(sweep.cases) * len(sweep.loads) * len(sweep.seeds)
+    task = progress.add_task(name, total=total)
+    started_s = time.monotonic()
+
+    def advance(_: Point) -> None:
+        progress.advance(task)
+
+    result = run_sweep(sweep, workers=workers, on_point=advance)
+    progress.remove_task(task)
+    progress.console.print(f"{name}: {total} runs, {time.monotonic() - started_s:.0f} s", highlight=False)
+    return result
 
 
 def _draw_all(figures: Sequence[Figure], out: Path) -> dict[str, str]:

@@ -18,15 +18,15 @@ METRICS = {"mean": "token_latency_s.mean", "p95": "token_latency_s.p95", "p99": 
 ENGINES = 4
 PAPER_BALANCER_GAIN = 1.4
 BALANCER_WORKLOADS = ("chat", "tree")
-BALANCER_LOADS = {"chat": (0.5, 0.8, 1.1, 1.5), "tree": (0.15, 0.3, 0.6)}
+BALANCER_LOADS = {"chat": (0.5, 0.8, 1.1, 1.5), "tree": (0.1, 0.2, 0.35)}
 BALANCER_FACTOR = 2.0
 """Programs of a run over those of one engine's: fewer than four times, to keep runs short."""
 KV_SHARE = 0.25
 """Share of the engine's KV blocks: the paper's engines hold more calls, so have less for each one's past."""
 
 REPLICAS = (1, 2, 4, 8)
-REPLICA_LOADS = (0.5, 0.8, 1.1, 1.5)
-REPLICA_FACTOR = 0.5
+REPLICA_LOADS = (0.4, 0.8, 1.2, 1.8)
+REPLICA_FACTOR = 0.75
 """Programs of a run for each engine, over those of the main figures."""
 SLO_FACTORS = (1.5, 2.0, 3.0)
 """Latencies held, over one engine's at the lowest rate."""

@@ -25,7 +25,7 @@ COPIES_PER_BLOCK = 2 * LLAMA_31_8B.layers
 
 OFFLINE_FACTORS = (1.0, 2.0, 4.0)
 PAPER_OFFLINE = (0.10, 0.40)
-TIMING_LOADS = {"chat": 1.2, "tree": 0.5}
+TIMING_LOADS = {"chat": 1.2, "tree": 0.35}
 SWAP_LOADS = (0.5, 0.8, 1.1, 1.5)
 PAPER_TRANSFERS, PAPER_SWAP_TIMES, PAPER_SWAP_THROUGHPUT = 18.0, (3.0, 7.0), 1.3
 
@@ -77,7 +77,7 @@ def figure_16(study: Study, run: RunSweep) -> Figure:
                 tuple(rows),
             ),
         ),
-        notes=(_memory_note(model), "Preempted calls are swapped; all three use the bulk transfer."),
+        notes=(_memory_note(study.model), "Preempted calls are swapped; all three use the bulk transfer."),
     )
 
 

@@ -39,8 +39,8 @@ COUNTS = {"chat": 300, "react": 300, "tree": 40, "mixed": 60}
 LOADS = {
     "chat": (0.1, 0.3, 0.6, 0.9, 1.2, 1.6),
     "react": (0.05, 0.12, 0.5, 0.8, 1.1, 1.4),
-    "tree": (0.1, 0.2, 0.3, 0.5, 0.8, 1.2),
-    "mixed": (0.1, 0.2, 0.35, 0.5, 0.8, 1.2),
+    "tree": (0.1, 0.2, 0.3, 0.45, 0.8),
+    "mixed": (0.1, 0.2, 0.3, 0.45, 0.8),
 }
 """Work that arrives over what an engine with a perfect cache can do (see `sim.experiment`); the lowest are
 for vLLM without a cache, which is saturated early."""
@@ -86,7 +86,7 @@ class Study:
 
 def scheduler(policy: str, programs: Sequence[ProgramTrace], model: EngineModel) -> SchedulerConfig:
     """Return a policy's configuration for these programs on this engine."""
-    return SchedulerConfig(policy=policy, bounds=choose_bounds(model, programs, LEVELS))
+    return SchedulerConfig(policy=policy, bounds=choose_bounds(model, programs))
 
 
 def systems(study: Study, workload: str) -> dict[str, SimSettings]:
