@@ -130,7 +130,7 @@ def test_help_of_serve_shows_defaults(capsys: pytest.CaptureFixture[str]) -> Non
 
     text = " ".join(capsys.readouterr().out.split())
     assert "port to listen on, 0 for any free one (default 8000)" in text
-    assert "(default 0.1,0.4,1.6,6.4)" in text
+    assert "(default 0.25,0.5,1.0," in text
 
 
 def test_the_top_help_loads_no_subcommand() -> None:

@@ -12,7 +12,7 @@ from autellix_backend.core.config import SchedulerConfig
 
 
 def test_the_number_of_levels_follows_the_bounds() -> None:
-    assert SchedulerConfig().level_count == 5
+    assert SchedulerConfig().level_count == 13
     assert SchedulerConfig(bounds=()).level_count == 1
 
 

@@ -9,7 +9,7 @@ from autellix_backend.sim.model import EngineModel
 from autellix_backend.workload.schema import CallTrace, ProgramTrace
 
 
-def test_the_first_bound_is_a_mean_call_s_cost_and_the_others_double() -> None:
+def test_the_first_bound_is_half_a_mean_call_s_cost_and_the_others_double() -> None:
     """Two calls that read 100 and 300 tokens and write 10 and 30: 20 ms of reading, 20 steps of 12 ms."""
     model = EngineModel(max_num_seqs=4, step_s=0.01, decode_s=0.0005, prefill_s=0.0001)
     first = CallTrace(id=0, parents=(), thread="t", prefill_tokens=100, decode_tokens=10)
@@ -24,4 +24,5 @@ def test_the_first_bound_is_a_mean_call_s_cost_and_the_others_double() -> None:
     )
     program = ProgramTrace(source="s", program_id="p", calls=(first, second))
 
-    assert choose_bounds(model, [program], levels=4) == pytest.approx((0.26, 0.52, 1.04))
+    bounds = choose_bounds(model, [program])
+    assert bounds == pytest.approx([0.13 * 2**level for level in range(9)])

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autellix_backend.bench.results import CallResult
+from autellix_backend.core.config import bounds_for
 from autellix_backend.workload.schema import CallTrace, ProgramTrace
 
 LANES_PER_SLOT = 2
@@ -86,19 +87,16 @@ def measure(results: Sequence[CallResult]) -> Calibration:
     )
 
 
-def choose_bounds(
-    calibration: Calibration, programs: Sequence[ProgramTrace], levels: int = 5
-) -> tuple[float, ...]:
-    """Place the queue bounds from the measured speed: the first at one mean call, each next doubled.
+def choose_bounds(calibration: Calibration, programs: Sequence[ProgramTrace]) -> tuple[float, ...]:
+    """Place the queue bounds by what a mean call costs at the measured speed.
 
-    An operator would set them once per model and machine. They use what a mean call costs, nothing about any
-    single program; the scheduler stays blind to lengths and structure.
+    An operator would set them once per model and machine. They use nothing about any single program; the
+    scheduler stays blind to lengths and structure.
     """
     calls = sum(len(program.calls) for program in programs)
     mean_tokens = sum(program.decode_tokens for program in programs) / calls
     per_token_s = calibration.service_per_token_s or 1.0 / calibration.tokens_per_s
-    first_s = mean_tokens * per_token_s
-    return tuple(round(first_s * 2**level, 4) for level in range(levels - 1))
+    return bounds_for(mean_tokens * per_token_s)
 
 
 def _append(lane: list[CallTrace], program: ProgramTrace, room: int) -> None:

@@ -10,8 +10,21 @@ from typing import Any
 
 from autellix_backend.core.policies import POLICY_NAMES
 
-__all__ = ["SERVICE_KINDS", "SchedulerConfig"]
+__all__ = ["CALL_LEVELS", "SERVICE_KINDS", "SchedulerConfig", "bounds_for", "spread_bounds"]
 
+
+def spread_bounds(first_s: float, levels: int) -> tuple[float, ...]:
+    """Return the upper bounds (s) of so many levels less the last: the first one, and each twice the one before."""
+    return tuple(first_s * 2.0**level for level in range(levels - 1))
+
+
+def bounds_for(mean_call_s: float) -> tuple[float, ...]:
+    """Return the bounds (s) for calls of this mean service: from half a call to programs of 128 calls."""
+    return tuple(round(bound, 4) for bound in spread_bounds(mean_call_s / 2, CALL_LEVELS))
+
+
+DEFAULT_BOUNDS = spread_bounds(0.25, 13)
+CALL_LEVELS = 10
 SERVICE_KINDS = ("measured", "tokens")
 # Weights of the fair-serving literature: decoding a token costs about twice what prefilling one does.
 PROMPT_WEIGHT = 1.0
@@ -24,8 +37,9 @@ class SchedulerConfig:
 
     policy: str = "atlas"
     """Rule that turns a program's past into the priority of its next call."""
-    bounds: tuple[float, ...] = (0.1, 0.4, 1.6, 6.4)
-    """Upper bounds of attained service (s) of all levels but the last, which has none."""
+    bounds: tuple[float, ...] = DEFAULT_BOUNDS
+    """Upper bounds of attained service (s) of all levels but the last, which has none. They should reach from
+    a fraction of a call to a long program: where all programs are in the last level, nothing is ordered."""
     quanta: tuple[float, ...] | None = None
     """Time quantum (s) of each level; None means the width of each level."""
     beta: float = 8.0

@@ -57,7 +57,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One set of axes; with `is_bars`, x counts groups of bars that `groups` names."""
+    """One set of axes; with `is_bars`, its one series is drawn as bars, whose names are `groups`."""
 
     title: str
     x_label: str

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autellix_backend.sim.figures.base import Figure, Gantt, Panel
+from autellix_backend.workload.statistics import Interval
 
 __all__ = ["draw"]
 
@@ -56,8 +57,7 @@ def _lines(axes: Any, panel: Panel) -> None:
             continue
         xs = [x for x, _ in series.points]
         means = [y.mean for _, y in series.points]
-        # An interval of a single run is infinite, and not drawn.
-        spreads = [y.half_width if math.isfinite(y.half_width) else 0.0 for _, y in series.points]
+        spreads = [_spread(y) for _, y in series.points]
         axes.errorbar(
             xs,
             means,
@@ -71,21 +71,34 @@ def _lines(axes: Any, panel: Panel) -> None:
         )
     if panel.is_log_y:
         axes.set_yscale("log")
+        for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            set_formatter(_plain_ticks())
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
     axes.grid(visible=True, alpha=0.3)
     axes.legend(fontsize=8)
 
 
+def _plain_ticks() -> Any:
+    """Return a formatter that writes 0.02, not 2 x 10^-2, and few minor ticks where there is a "
+    "decade or more."""
+    from matplotlib.ticker import LogFormatter
+
+    return LogFormatter(minor_thresholds=(2, 0.7))
+
+
 def _bars(axes: Any, panel: Panel) -> None:
-    bottoms = [0.0] * len(panel.groups)
-    for index, series in enumerate(panel.series):
-        heights = [y.mean for _, y in series.points]
-        axes.bar(panel.groups, heights, bottom=bottoms, label=series.label, color=COLOURS[index], width=0.6)
-        bottoms = [below + height for below, height in zip(bottoms, heights, strict=True)]
+    (series,) = panel.series
+    means = [y.mean for _, y in series.points]
+    spreads = [_spread(y) for _, y in series.points]
+    axes.bar(panel.groups, means, yerr=spreads, color=COLOURS[: len(means)], width=0.6, capsize=2)
     axes.set_ylabel(panel.y_label)
     axes.grid(visible=True, axis="y", alpha=0.3)
-    axes.legend(fontsize=8)
+
+
+def _spread(value: Interval) -> float:
+    # The interval of a single run is infinite, and not drawn.
+    return value.half_width if math.isfinite(value.half_width) else 0.0
 
 
 def _gantt(axes: Any, panel: Gantt) -> None:

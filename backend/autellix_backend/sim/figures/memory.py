@@ -88,11 +88,18 @@ def figure_17(study: Study, run: RunSweep) -> Figure:
         result = run(f"timing: {workload}", _timing(study, workload, load))
         times = _per_call(study, workload, load, result)
         names = tuple(times)
-        series = tuple(
-            Series(kind, tuple((float(index), times[name][position]) for index, name in enumerate(names)))
-            for position, kind in enumerate(("waiting", "swapping"))
-        )
-        panels.append(Panel(TITLES[workload], "", "seconds per call", series, is_bars=True, groups=names))
+        for position, kind in enumerate(("waiting", "swapping")):
+            points = tuple((float(index), times[name][position]) for index, name in enumerate(names))
+            panels.append(
+                Panel(
+                    f"{TITLES[workload]}, {kind}",
+                    "",
+                    "seconds per call",
+                    (Series(kind, points),),
+                    is_bars=True,
+                    groups=names,
+                )
+            )
         for name, (wait, swap) in times.items():
             rows.append((workload, name, shown(wait), shown(swap, digits=4)))
         claims += _timing_claims(workload, times)

@@ -7,8 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autellix_backend.core.config import CALL_LEVELS
 from autellix_backend.sim.figures.base import Claim, Figure, Table
-from autellix_backend.sim.figures.study import LEVELS, WORKLOADS, Study
+from autellix_backend.sim.figures.study import WORKLOADS, Study
 
 __all__ = ["page", "report"]
 
@@ -61,7 +62,7 @@ def _preface(study: Study, source: str) -> list[str]:
             f"{model.block_tokens} tokens; {model.step_s * 1e3:.2f} ms a step, {model.decode_s * 1e3:.3f} ms "
             f"for each token written, {model.prefill_s * 1e3:.4f} ms for each token read ({model.source}).\n"
             f"- Programs: {source}; {counts} in a run on one engine; {seeds}; intervals are 95 % (Student).\n"
-            f"- Scheduler: {LEVELS} levels, the first bound is the service of a mean call, each next "
+            f"- Scheduler: {CALL_LEVELS} levels, the first bound is half the service of a mean call, each next "
             "is twice "
             "the last; the same for all policies of a comparison. Autellix is PLAS for chat and "
             "react, ATLAS for "

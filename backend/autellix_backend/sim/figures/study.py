@@ -31,8 +31,6 @@ TITLES = {
 MODEL = "llama3.1-8b-a100"
 SLOTS = 32
 """Calls in one step at most: few, so that a run needs few programs to fill them."""
-LEVELS = 7
-"""Queue levels: the first bound is the service of a mean call, each next is twice the last."""
 
 COUNTS = {"chat": 300, "react": 300, "tree": 40, "mixed": 60}
 """Programs of one run on one engine."""
