@@ -14,7 +14,7 @@ __all__ = ["CALL_LEVELS", "SERVICE_KINDS", "SchedulerConfig", "bounds_for", "spr
 
 
 def spread_bounds(first_s: float, levels: int) -> tuple[float, ...]:
-    """Return the upper bounds (s) of so many levels less the last: the first one, and each twice the one before."""
+    """Return upper bounds (s) of all levels but the last: the first, and each twice the one before."""
     return tuple(first_s * 2.0**level for level in range(levels - 1))
 
 
