@@ -384,8 +384,7 @@ def test_a_live_engine_can_be_calibrated(
     found = json.loads(capsys.readouterr().out)
     engine = read_engine(out)
     assert engine.to_mapping() == found["engine"]
-    assert engine.step_s > 0
-    assert engine.prefill_s > 0
+    assert found["errors"].keys() == {"one lane", "full batch", "prompts", "both"}
     assert found["calls"] >= 2 + 4 * 2 + 2 * 2
     # Least squares leaves no mix far off, unless the model is wrong for the engine.
     assert max(map(abs, found["errors"].values())) < 0.5

@@ -85,6 +85,19 @@ def test_the_fit_bears_noise() -> None:
     assert max(map(abs, found.errors.values())) < 0.03
 
 
+def test_a_short_or_frequent_outlier_does_not_rule_the_fit() -> None:
+    """Many prompts of very uneven times: the other mixes are still met, and the prompts in their sum."""
+    many = [call("prompts", 10 * number, 1, 600) for number in range(20)]
+    uneven = [
+        replace(item, service_s=item.service_s * (0.1 if number % 2 else 1.9))
+        for number, item in enumerate(measured(many))
+    ]
+    found = fit_model([*measured(alone()), *measured(batch()), *uneven])
+
+    assert found.step_s == pytest.approx(0.012, rel=0.01)
+    assert found.errors == pytest.approx({"alone": 0, "batch": 0, "prompts": 0}, abs=0.01)
+
+
 def test_no_time_is_below_zero() -> None:
     """A full batch that is faster than a call alone, as noise can make it, costs nothing per call."""
     slow = [replace(item, service_s=item.service_s * 1.2) for item in measured(alone())]

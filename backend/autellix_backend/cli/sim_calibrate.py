@@ -1,8 +1,9 @@
 """`autellix sim calibrate`: fit an engine model to a live engine behind an Autellix gateway.
 
-Three closed-loop mixes are played by the client of `autellix bench`: one lane of long answers, a full batch
-of long answers, and long prompts with answers of one token. A first short round of each warms the engine up
-and tells how many calls fill the time.
+Four closed-loop mixes are played by the client of `autellix bench`: one lane of long answers, a full batch of
+long answers, long prompts with answers of one token, and a full batch of long prompts with long answers. The
+first three would determine the three times; with the fourth, the errors say whether the model holds. A first
+short round of each warms the engine up and tells how many calls fill the time.
 """
 
 from __future__ import annotations
@@ -194,6 +195,7 @@ def _mixes(args: argparse.Namespace, slots: int) -> list[Mix]:
         Mix(name="one lane", lanes=1, prompt_tokens=short, answer_tokens=answer),
         Mix(name="full batch", lanes=slots, prompt_tokens=short, answer_tokens=answer),
         Mix(name="prompts", lanes=PROMPT_LANES, prompt_tokens=args.prompt_tokens, answer_tokens=1),
+        Mix(name="both", lanes=slots, prompt_tokens=args.prompt_tokens, answer_tokens=answer),
     ]
 
 

@@ -7,7 +7,8 @@ equation for the three times:
 
     service_s = steps * step_s + (sum of d over its steps) * decode_s + (sum of p) * prefill_s
 
-They are solved by least squares of the relative errors, with no time below zero.
+They are solved by least squares, with no time below zero. Errors count relative to the mean call of their
+mix, and every mix counts as much, so that neither many nor short calls outweigh the others.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def fit_model(calls: Sequence[MeasuredCall]) -> ModelFit:
                 f"{call.service_s} s of service; expected a step for each token, and time"
             )
     rows = _rows(calls)
-    step_s, decode_s, prefill_s = _solve(rows, [call.service_s for call in calls])
+    step_s, decode_s, prefill_s = _solve(rows, [call.service_s for call in calls], _weights(calls))
     fitted: dict[str, float] = {}
     measured: dict[str, float] = {}
     for call, row in zip(calls, rows, strict=True):
@@ -118,13 +119,26 @@ def _rows(calls: Sequence[MeasuredCall]) -> list[Row]:
     return rows
 
 
-def _solve(rows: Sequence[Row], values: Sequence[float]) -> Row:
-    """Return the non-negative times with the least squared relative error.
+def _weights(calls: Sequence[MeasuredCall]) -> list[float]:
+    """Return the factor on each call's error."""
+    count = Counter(call.mix for call in calls)
+    total: dict[str, float] = {}
+    for call in calls:
+        total[call.mix] = total.get(call.mix, 0.0) + call.service_s
+    return [count[call.mix] ** 0.5 / total[call.mix] for call in calls]
+
+
+def _solve(rows: Sequence[Row], values: Sequence[float], weights: Sequence[float]) -> Row:
+    """Return the non-negative times with the least weighted squared error.
 
     With three unknowns, the best of all choices of those that are above zero is found by trying them all.
     """
-    scaled = [tuple(item / value for item in row) for row, value in zip(rows, values, strict=True)]
-    if _least_squares(scaled, (0, 1, 2)) is None:
+    # Each row with its value behind it.
+    equations = [
+        (*(item * weight for item in row), value * weight)
+        for row, value, weight in zip(rows, values, weights, strict=True)
+    ]
+    if _least_squares(equations, (0, 1, 2)) is None:
         raise FitError(
             f"{len(rows)} calls do not tell {', '.join(NAMES)} apart; expected calls alone, in full batches, "
             "and with long prompts"
@@ -132,10 +146,10 @@ def _solve(rows: Sequence[Row], values: Sequence[float]) -> Row:
     best: tuple[float, Row] | None = None
     for size in (3, 2, 1):
         for columns in itertools.combinations(range(3), size):
-            found = _least_squares(scaled, columns)
+            found = _least_squares(equations, columns)
             if found is None or min(found) < 0 or not found[0] + found[1] > 0:
                 continue
-            error = sum((_product(row, found) - 1) ** 2 for row in scaled)
+            error = sum((_product(row[:3], found) - row[3]) ** 2 for row in equations)
             if best is None or error < best[0]:
                 best = error, found
     # Steps are counted and times are above zero, so step_s alone is always a solution.
@@ -143,16 +157,18 @@ def _solve(rows: Sequence[Row], values: Sequence[float]) -> Row:
     return best[1]
 
 
-def _least_squares(rows: Sequence[Sequence[float]], columns: Sequence[int]) -> Row | None:
-    """Solve rows x = 1 for some of the unknowns, the others zero; None if they are not determined."""
-    lengths = [sum(row[column] ** 2 for row in rows) ** 0.5 for column in columns]
+def _least_squares(equations: Sequence[Sequence[float]], columns: Sequence[int]) -> Row | None:
+    """Solve for some of the unknowns, the others zero; None if they are not determined."""
+    lengths = [sum(row[column] ** 2 for row in equations) ** 0.5 for column in columns]
     if min(lengths) == 0:
         return None
     # Columns of length one, so that a small pivot means dependence and not small units.
-    unit = [[row[c] / length for c, length in zip(columns, lengths, strict=True)] for row in rows]
+    unit = [[row[c] / length for c, length in zip(columns, lengths, strict=True)] for row in equations]
+    values = [row[3] for row in equations]
     size = len(columns)
     matrix = [
-        [sum(row[i] * row[j] for row in unit) for j in range(size)] + [sum(row[i] for row in unit)]
+        [sum(row[i] * row[j] for row in unit) for j in range(size)]
+        + [sum(row[i] * value for row, value in zip(unit, values, strict=True))]
         for i in range(size)
     ]
     for pivot in range(size):
