@@ -19,7 +19,7 @@ from autellix_backend.sim.figures.base import Figure
 from autellix_backend.sim.figures.catalogue import FIGURES, make_figure
 from autellix_backend.sim.figures.drawing import draw
 from autellix_backend.sim.figures.kept import keep, take
-from autellix_backend.sim.figures.page import page, report
+from autellix_backend.sim.figures.page import hand_written, page, report
 from autellix_backend.sim.figures.pools import MAX_CONTEXT_TOKENS, TRACE_FILES, generated_pools, read_pools
 from autellix_backend.sim.figures.study import Study
 
@@ -63,9 +63,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         study, source = _study(args)
         figures = _make(args.figures, study, args.workers, args.keep)
-        shown = page(figures, study, source, _draw_all(figures, args.out))
+        place = args.out / "paper.md"
+        words = hand_written(place.read_text(encoding="utf-8")) if place.is_file() else ""
+        shown = page(figures, study, source, _draw_all(figures, args.out), words)
         numbers = json.dumps(report(figures, study, source))
-        (args.out / "paper.md").write_text(shown, encoding="utf-8")
+        place.write_text(shown, encoding="utf-8")
         (args.out / "paper" / "results.json").write_text(numbers + "\n", encoding="utf-8")
     except ModuleNotFoundError as error:
         print(

@@ -11,10 +11,15 @@ from autellix_backend.core.config import CALL_LEVELS
 from autellix_backend.sim.figures.base import Claim, Figure, Table
 from autellix_backend.sim.figures.study import WORKLOADS, Study
 
-__all__ = ["page", "report"]
+__all__ = ["hand_written", "page", "report"]
+
+BEGIN, END = "<!-- by hand -->", "<!-- end by hand -->"
+"""What stands between them survives when the page is written again."""
 
 
-def page(figures: Sequence[Figure], study: Study, source: str, pictures: Mapping[str, str]) -> str:
+def page(
+    figures: Sequence[Figure], study: Study, source: str, pictures: Mapping[str, str], words: str = ""
+) -> str:
     """Return the page: all claims in one table, then each figure with its picture, tables and notes.
 
     Args:
@@ -22,8 +27,12 @@ def page(figures: Sequence[Figure], study: Study, source: str, pictures: Mapping
         study: what they were made with.
         source: where the programs come from, in words.
         pictures: path of each figure's picture, by the figure's name.
+        words: what hand_written() found on the page that this one replaces.
     """
-    parts = ["# The paper's figures, simulated", *_preface(study, source), "## Claims", _claims(figures)]
+    parts = ["# The paper's figures, simulated", *_preface(study, source)]
+    if words:
+        parts.append(f"{BEGIN}\n{words}\n{END}")
+    parts += ["## Claims", _claims(figures)]
     for figure in figures:
         parts.append(f"## {_heading(figure)}")
         if figure.name in pictures:
@@ -32,6 +41,12 @@ def page(figures: Sequence[Figure], study: Study, source: str, pictures: Mapping
             parts += [f"{table.title}:", _table(table)]
         parts += figure.notes
     return "\n\n".join(parts) + "\n"
+
+
+def hand_written(text: str) -> str:
+    """Return what a person wrote on a page, between the two comments that mark it; empty if nothing."""
+    _, _, after = text.partition(BEGIN)
+    return after.partition(END)[0].strip() if END in after else ""
 
 
 def report(figures: Sequence[Figure], study: Study, source: str) -> dict[str, Any]:
