@@ -16,7 +16,7 @@ WORKLOADS = ("chat", "tree")
 SLOTS = 16
 LOADS = {"chat": (0.7, 0.9, 1.1, 1.4), "tree": (0.7, 1.0, 1.3)}
 HINT_SIGMA = 0.5
-"""Spread of the hints' error: a client's guess is off by a factor of 1.6 one time in three."""
+"""Spread of the hints' error: a guess is off by 1.6 or more one time in three."""
 WORSE = {"FCFS": "fcfs", "round robin": "round_robin", "MLFQ": "mlfq"}
 METRIC = "token_latency_s.mean"
 PROGRAM_METRIC = "latency_s.mean"

@@ -78,12 +78,10 @@ def _preface(study: Study, source: str) -> list[str]:
             f"for each token written, {model.prefill_s * 1e3:.4f} ms for each token read ({model.source}).\n"
             f"- Programs: {source}; {counts} in a run on one engine; {seeds}; intervals are 95 % (Student).\n"
             f"- Scheduler: {CALL_LEVELS} levels, the first bound is half the service of a mean call, "
-            "each next is twice the last; the same for all policies of a comparison. Autellix is PLAS for chat and "
-            "react, ATLAS for "
-            "tree and mixed, as in the paper.\n"
-            "- Latency is the paper's: a program's response time over its tokens; for parallel "
-            "programs, that "
-            "of the longest chain of calls over all tokens."
+            "each next is twice the last; the same for all policies of a comparison. "
+            "Autellix is PLAS for chat and react, ATLAS for tree and mixed, as in the paper.\n"
+            "- Latency is the paper's: a program's response time over its tokens; for parallel programs, "
+            "that of the longest chain of calls over all tokens."
         ),
     ]
 
