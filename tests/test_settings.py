@@ -167,7 +167,9 @@ def test_the_users_environment_wins_in_children(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_policy_for_the_simulator_alone_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"scheduler.policy: 'srpt' works in the simulator only; expected"):
+    with pytest.raises(
+        SettingsError, match=r"scheduler.policy: 'srpt' works in the simulator only; expected"
+    ):
         load_settings(environ={"AUTELLIX_SCHEDULER_POLICY": "srpt"})
 
 

@@ -138,3 +138,16 @@ def test_weighted_tokens_count_an_output_token_twice() -> None:
 def test_a_turn_without_levels_never_ends() -> None:
     assert SchedulerConfig(bounds=()).first_quantum_s == math.inf
     assert SchedulerConfig(bounds=(), quanta=(3.0,)).first_quantum_s == 3.0
+
+
+def test_a_promoted_call_that_runs_is_not_stopped_by_one_that_waits() -> None:
+    machine = Machine(SchedulerConfig(policy="sjf", beta=1.0))
+    machine.arrive("a", "a", 0.0, expected_s=1.0)
+    machine.arrive("b", "b", 0.0, expected_s=1.0)
+    machine.tick(1.0)
+    assert [machine.call(name).level for name in "ab"] == [1, 1]
+
+    machine.start("b", 1.0)
+
+    assert [call.call_id for call in machine.batch(1)] == ["b"]
+    machine.check()

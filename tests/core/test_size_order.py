@@ -60,3 +60,20 @@ def test_a_new_size_is_a_new_place_and_a_new_quantum() -> None:
 
     assert names(order) == "ba"
     assert second.quantum_s == 0.1
+
+
+def test_held_calls_go_before_the_front_in_the_order_of_their_start() -> None:
+    order = SizeOrder(0.1)
+    calls = [make(name, 1.0) for name in "abc"]
+    for call in calls:
+        order.append(call, SIZED)
+    order.move(calls[0], FRONT)
+
+    order.hold(calls[2])
+    order.hold(calls[1])
+    order.hold(calls[2])
+
+    assert names(order) == "cba"
+    assert order.sizes() == (3, 0)
+    order.remove(calls[2])
+    assert names(order) == "ba"

@@ -114,8 +114,8 @@ class Machine:
         """
         call = self.call(call_id)
         call.start(now)
-        if self.policy.holds_slots and self.policy.order is Order.SIZE:
-            self.levels.move(call, 1)
+        if self.policy.holds_slots and isinstance(self.levels, SizeOrder):
+            self.levels.hold(call)
             self._watch.forget(call)
 
     def stop(self, call_id: str, now: float) -> None:

@@ -12,15 +12,21 @@ from autellix_backend.core.call import Call
 __all__ = ["SizeOrder"]
 
 FRONT, SIZED = 1, 2
+_HELD_BELOW = 1 << 48
+"""What puts the numbers of held calls below all others."""
 _STEP_SHARE = 0.25
 """A call's place is looked at again each time it has received this share of its size."""
 
 
 class SizeOrder:
-    """Two levels: the front, first come, first served, and behind it all others by (size_s, seq)."""
+    """Two levels: the front, first come, first served, and behind it all others by (size_s, seq).
+
+    Calls that are held go before the rest of the front, in the order in which they were.
+    """
 
     def __init__(self, least_quantum_s: float) -> None:
         self._least_quantum_s = least_quantum_s
+        self._held: OrderedDict[str, Call] = OrderedDict()
         self._front: OrderedDict[str, Call] = OrderedDict()
         self._sized: list[tuple[float, int, Call]] = []
         self._next_seq = 0
@@ -30,6 +36,7 @@ class SizeOrder:
 
     def __iter__(self) -> Iterator[Call]:
         """Walk the front, then the others from the smallest on."""
+        yield from self._held.values()
         yield from self._front.values()
         for _, _, call in self._sized:
             yield call
@@ -54,7 +61,7 @@ class SizeOrder:
     def remove(self, call: Call) -> None:
         """Take the call out; its size must be that of its last append or resize."""
         if call.level == FRONT:
-            del self._front[call.call_id]
+            del (self._front if call.call_id in self._front else self._held)[call.call_id]
         else:
             del self._sized[bisect_left(self._sized, (call.size_s, call.seq))]
 
@@ -62,6 +69,18 @@ class SizeOrder:
         """Take the call to the end of another level."""
         self.remove(call)
         self.append(call, level)
+
+    def hold(self, call: Call) -> None:
+        """Take the call before all that are not held; one that is held stays where it is."""
+        if call.call_id in self._held:
+            return
+        self.remove(call)
+        call.level = FRONT
+        call.size_s = 0.0
+        call.quantum_s = math.inf
+        call.seq = self._next_seq - _HELD_BELOW
+        self._next_seq += 1
+        self._held[call.call_id] = call
 
     def resize(self, call: Call, size_s: float) -> None:
         """Give the call another size, and the place and the quantum that go with it."""
@@ -72,13 +91,16 @@ class SizeOrder:
 
     def sizes(self) -> tuple[int, ...]:
         """Return the number of calls in each level, running ones included."""
-        return (len(self._front), len(self._sized))
+        return (len(self._held) + len(self._front), len(self._sized))
 
     def check(self) -> None:
         """Assert the invariants of the queue."""
-        assert all(call.level == FRONT for call in self._front.values())
+        front = [*self._held.values(), *self._front.values()]
+        assert all(call.level == FRONT and call.size_s == 0 for call in front)
+        assert [call.seq for call in front] == sorted(call.seq for call in front), front
         keys = [(size_s, seq) for size_s, seq, _ in self._sized]
         assert keys == sorted(keys), keys
         for size_s, seq, call in self._sized:
             assert (call.size_s, call.seq, call.level) == (size_s, seq, SIZED), call
             assert call.call_id not in self._front, call
+            assert call.call_id not in self._held, call

@@ -209,6 +209,7 @@ class SimEngine:
         self._leave_slot(call)
         call.record = self.machine.finish(call.call_id, now)
         del self.calls[call.call_id]
+        self._fill(call)
         self.kv.let_go(call.segment)
         self._is_settled = False
         self._note("finish", call, now)
@@ -216,7 +217,7 @@ class SimEngine:
     # Decisions, as the vLLM scheduler class makes them.
 
     def _decide(self, now: float) -> None:
-        if self.machine.next_deadline_s <= now:
+        if self._tick_reads_charges(now):
             for call in self.running.values():
                 self._bring_up(call)
         for change in self.machine.tick(now):
@@ -238,6 +239,13 @@ class SimEngine:
             self._is_settled = not victims
         for victim in victims:
             self._preempt(victim, now)
+
+    def _tick_reads_charges(self, now: float) -> bool:
+        """Say whether a tick will look at charges that may be older than now."""
+        if self.machine.next_deadline_s <= now:
+            return True
+        may_be_late = self.config.period_steps > 1 or self.machine.policy.shares_size
+        return may_be_late and self.machine.has_turns_due
 
     def _slot_victims(self) -> list[EngineCall]:
         """Return the running calls that the machine's batch replaces."""
@@ -276,6 +284,7 @@ class SimEngine:
         self.preemptions += 1
         self._is_settled = False
         self._note("stop", call, now)
+        self._fill(call)
         self.kv.let_go(segment)
         if self.model.preemption == "swap":
             blocks = self._blocks(call.computed)
@@ -284,6 +293,11 @@ class SimEngine:
             self.kv.drop(segment)
             # All of its content comes back as its own: what it shared may be gone by then.
             call.segment, call.is_swapped = Segment(None, 0), True
+
+    def _fill(self, call: EngineCall) -> None:
+        """Note how many of a call's own blocks are full: those can be found again."""
+        assert call.segment is not None
+        call.segment.full = max(0, call.computed // self.model.block_tokens - call.segment.shared)
 
     # A step.
 
@@ -346,8 +360,7 @@ class SimEngine:
             if segment is not None:
                 self.kv.drop(segment)
             segment = call.segment = Segment(parent, shared)
-        # Of a preempted call's own blocks, those that were full can be found again.
-        own = min(segment.blocks, max(0, call.computed // self.model.block_tokens - shared))
+        own = min(segment.blocks, segment.full)
         # The last token is always computed, for the next one comes from it.
         start = min((shared + own) * self.model.block_tokens, call.known - 1)
         tokens = min(call.known - start, budget)
@@ -405,8 +418,7 @@ class SimEngine:
         call.since_step, call.since_cost_s = self.steps, self._cost_s
         self._foresee(self._finishes, self.steps + call.output_tokens - call.generated, call)
         self._foresee_turn(call)
-        if call.generated < call.output_tokens:
-            self.kv.start_growing(self.steps, call.computed)
+        self.kv.start_growing(self.steps, call.computed)
 
     def _bring_up(self, call: EngineCall) -> None:
         """Bring a running call's tokens, blocks and charge up to date."""
@@ -465,19 +477,26 @@ class SimEngine:
 
     def _alike(self, step_s: float, now: float) -> int:
         """Return how many steps like the next one can be taken before anything may change."""
-        refused = self._refused
-        if refused is not None and self._is_ordering and self._rank(self._worst()) > self._rank(refused):
-            # The next decision may make room for it.
+        if self._may_make_room():
             return 1
         while self._finishes[0][2] != self._finishes[0][3].epoch:
             heapq.heappop(self._finishes)
         steps = min(self._finishes[0][0] - self.steps, self._steps_to_change(step_s, now))
         free = self.model.max_num_seqs - len(self.running)
         has_unfilled = not self.model.overprovisions and free and len(self.calls) > len(self.running)
-        if self._inbox or has_unfilled:
-            # The next decision will let somebody in.
+        waiting = len(self.calls) - len(self.running)
+        is_undecided = self._is_ordering and waiting and not self._is_settled and self._refused is None
+        if self._inbox or has_unfilled or is_undecided:
+            # The next decision may let somebody in.
             steps = min(steps, self.config.period_steps - self.steps % self.config.period_steps)
         return int(max(1, self.kv.most_steps(self.steps, steps)))
+
+    def _may_make_room(self) -> bool:
+        """Say whether the next decision may preempt for a call that was refused its blocks."""
+        refused = self._refused
+        if refused is None or refused.record is not None or refused.is_running or not self._is_ordering:
+            return False
+        return self._rank(self._worst()) > self._rank(refused)
 
     def _steps_to_change(self, step_s: float, now: float) -> float:
         """Return the steps until a quantum is used up or a waiting call may starve, on a decision."""

@@ -16,12 +16,14 @@ __all__ = ["KvBlocks", "Segment"]
 class Segment:
     """The blocks that one call added behind `shared` blocks of its parent's content."""
 
-    __slots__ = ("blocks", "parent", "shared", "stamp", "users")
+    __slots__ = ("blocks", "full", "parent", "shared", "stamp", "users")
 
     def __init__(self, parent: Segment | None, shared: int) -> None:
         self.parent = parent
         self.shared = shared
         self.blocks = 0
+        self.full = 0
+        """How many of them the cache can find: full ones, of calls that run no more."""
         self.users = 0
         self.stamp = -1
 
@@ -61,7 +63,7 @@ class KvBlocks:
         for link, limit in reversed(chain):
             if have < link.shared:
                 break
-            have = link.shared + min(link.blocks, limit - link.shared)
+            have = link.shared + min(link.blocks, link.full, limit - link.shared)
         return have
 
     def allocate(self, segment: Segment, blocks: int) -> bool:

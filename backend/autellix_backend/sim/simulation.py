@@ -290,7 +290,7 @@ class _Simulation:
 
     def _expect(self, program: _Program, trace: CallTrace) -> float | None:
         if not self._policy.shares_size:
-            return self._settings.scheduler.nominal_service_s(trace.new_tokens, trace.decode_tokens)
+            return self._settings.scheduler.nominal_service_s(trace.prefill_tokens, trace.decode_tokens)
         if self._policy.is_clairvoyant:
             return program.to_come_s
         hint = None

@@ -156,7 +156,7 @@ class ProgramSchedulerMixin(_Host):
                 self.tracker.start(request_id, now, _cached_tokens(request))
                 # Under a policy that holds slots, a call's place is another once it runs.
                 self._rank(request)
-        self._cool_down()
+        self._cool_down(is_budget_spent=output.total_num_scheduled_tokens >= self.max_num_scheduled_tokens)
 
     def _charge(self, output: SchedulerOutput) -> None:
         if not output.num_scheduled_tokens:
@@ -201,8 +201,9 @@ class ProgramSchedulerMixin(_Host):
 
     def _decide(self, now: float) -> list[Request]:
         """Bring the order up to date and return the running requests that must make room."""
+        step = self._decision_step
         self._decision_step += 1
-        if self._decision_step % self._period_steps:
+        if step % self._period_steps:
             return []
         for request_id in self.tracker.tick(now):
             self._reposition(self.requests[request_id])
@@ -256,8 +257,9 @@ class ProgramSchedulerMixin(_Host):
         self._preempt_request(request, self.clock(), **mode)
         self.prev_step_scheduled_req_ids.discard(request.request_id)
 
-    def _cool_down(self) -> None:
-        for request_id in self._beneficiaries:
+    def _cool_down(self, *, is_budget_spent: bool) -> None:
+        # Who was kept out by the token budget alone gets in with the next step.
+        for request_id in self._beneficiaries if not is_budget_spent else ():
             request = self.requests.get(request_id)
             if request is not None and request.status != RequestStatus.RUNNING:
                 self._cooling[request_id] = self._decision_step + _COOLING_STEPS

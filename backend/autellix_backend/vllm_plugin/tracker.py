@@ -73,7 +73,8 @@ class CallTracker:
         """Return the call's place as one number: smaller runs earlier."""
         level, size_s, sequence = self.machine.rank(request_id)
         size = min(round(size_s * _SIZE_UNITS_PER_S), _SIZE_LIMIT)
-        return (((level << _SIZE_BITS) | size) << _SEQUENCE_BITS) | sequence
+        # A held call has a number below zero, which must not reach into the level.
+        return (((level << _SIZE_BITS) | size) << _SEQUENCE_BITS) + sequence
 
     def arrive(
         self,
