@@ -82,7 +82,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     balancer = defaults["balancer"]
     add("--balancer", choices=BALANCER_NAMES, default=balancer, help=f"of calls (default: {balancer})")
     add_setting_options(parser, "--bounds", "--quanta", "--beta", "--period-steps")
-    add("--auto-bounds", action="store_true", help="first bound: a mean call's cost; each next doubled")
+    add("--auto-bounds", action="store_true", help="from half a mean call on this engine, each next doubled")
     add("--no-demotion", action="store_true", help="calls keep the level that they arrived at")
     add(
         "--hints",
