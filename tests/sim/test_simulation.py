@@ -265,3 +265,22 @@ def test_a_bad_setting_names_its_field(field: str, value: object) -> None:
 def test_a_bad_parameter_names_its_field(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"^{field} must"):
         replace(SMALL, **{field: value})  # type: ignore[arg-type]
+
+
+def test_calls_of_one_prompt_share_its_blocks_while_they_run() -> None:
+    """Three answers to one prompt of six blocks: it is read once, and the rest of each own."""
+    root = CallTrace(id=0, parents=(), thread="0", prefill_tokens=100, decode_tokens=20)
+    others = tuple(
+        CallTrace(
+            id=number,
+            parents=(),
+            thread=str(number),
+            prefill_tokens=100,
+            decode_tokens=20,
+            shared_prefix_tokens=100,
+            prefix_from=0,
+        )
+        for number in (1, 2)
+    )
+    result, _ = play([(0.0, ProgramTrace(source="s", program_id="p", calls=(root, *others)))])
+    assert result.programs[0].cached_tokens == 2 * 96

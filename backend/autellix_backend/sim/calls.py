@@ -49,7 +49,7 @@ class EngineCall:
         trace: CallTrace,
         *,
         parents: tuple[str, ...],
-        base: Segment | None = None,
+        base: EngineCall | None = None,
         expected_s: float | None = None,
     ) -> None:
         self.call_id = call_id
@@ -57,7 +57,7 @@ class EngineCall:
         self.trace = trace
         self.parents = parents
         self.base = base
-        """The content that it shares a prefix with, if its engine has any."""
+        """The call of the same engine that it shares a prefix with, if there is one."""
         self.expected_s = expected_s
         self.prompt_tokens = trace.prefill_tokens
         self.output_tokens = max(1, trace.decode_tokens)

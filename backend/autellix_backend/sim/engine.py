@@ -280,6 +280,7 @@ class SimEngine:
         assert segment is not None
         self._bring_up(call)
         self._leave_slot(call)
+        call.chunk = 0
         self.machine.stop(call.call_id, now)
         self.preemptions += 1
         self._is_settled = False
@@ -290,14 +291,16 @@ class SimEngine:
             blocks = self._blocks(call.computed)
             self._delay_s += self.model.swap_time_s(blocks)
             self.swapped_blocks += blocks
-            self.kv.drop(segment)
+            if not segment.users:
+                self.kv.drop(segment)
             # All of its content comes back as its own: what it shared may be gone by then.
             call.segment, call.is_swapped = Segment(None, 0), True
 
     def _fill(self, call: EngineCall) -> None:
-        """Note how many of a call's own blocks are full: those can be found again."""
+        """Note how many of a call's own blocks are full: others find them from the step on that fills them."""
         assert call.segment is not None
-        call.segment.full = max(0, call.computed // self.model.block_tokens - call.segment.shared)
+        full = (call.computed + call.chunk) // self.model.block_tokens
+        call.segment.full = max(0, full - call.segment.shared)
 
     # A step.
 
@@ -322,7 +325,10 @@ class SimEngine:
     def _extend(self, call: EngineCall) -> bool:
         assert call.segment is not None
         wanted = self._blocks(call.computed + call.chunk) - call.segment.shared - call.segment.blocks
-        return wanted <= 0 or self.kv.allocate(call.segment, wanted)
+        if wanted > 0 and not self.kv.allocate(call.segment, wanted):
+            return False
+        self._fill(call)
+        return True
 
     def _admit(self, now: float) -> None:
         """Let waiting calls in, in the machine's order."""
@@ -357,7 +363,7 @@ class SimEngine:
         shared, parent = self._cached(call)
         segment = call.segment
         if segment is None or segment.shared != shared or segment.parent is not parent:
-            if segment is not None:
+            if segment is not None and not segment.users:
                 self.kv.drop(segment)
             segment = call.segment = Segment(parent, shared)
         own = min(segment.blocks, segment.full)
@@ -371,6 +377,7 @@ class SimEngine:
             self.kv.let_go(segment)
             return False
         call.computed, call.chunk = start, tokens
+        self._fill(call)
         if not call.has_started:
             call.has_started, call.cached_tokens = True, start
         return True
@@ -378,8 +385,9 @@ class SimEngine:
     def _cached(self, call: EngineCall) -> tuple[int, Segment | None]:
         """Return how many leading blocks others have for a call, and the segment in which they end."""
         want = min(call.shared_tokens, call.known - 1) // self.model.block_tokens
-        shared = self.kv.reach(call.base, want) if self.model.has_prefix_cache else 0
-        parent = call.base if shared else None
+        base = call.base.segment if call.base is not None else None
+        shared = self.kv.reach(base, want) if self.model.has_prefix_cache else 0
+        parent = base if shared else None
         while parent is not None and shared <= parent.shared:
             parent = parent.parent
         return shared, parent

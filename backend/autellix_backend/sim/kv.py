@@ -23,7 +23,7 @@ class Segment:
         self.shared = shared
         self.blocks = 0
         self.full = 0
-        """How many of them the cache can find: full ones, of calls that run no more."""
+        """How many of them the cache can find: full ones, of the prompt while the call runs."""
         self.users = 0
         self.stamp = -1
 
@@ -131,10 +131,10 @@ class KvBlocks:
             segment = segment.parent if segment.shared else None
 
     def drop(self, segment: Segment) -> None:
-        """Give up a segment's blocks at once; it must not be held by others."""
-        if segment.users == 0:
-            self._evictable -= segment.blocks
-            segment.stamp = -1
+        """Give up the blocks of a segment that nobody holds at once."""
+        assert not segment.users
+        self._evictable -= segment.blocks
+        segment.stamp = -1
         self._free += segment.blocks
         segment.blocks = 0
 

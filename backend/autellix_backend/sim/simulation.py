@@ -18,7 +18,6 @@ from autellix_backend.core.policies import make_policy
 from autellix_backend.core.table import ProcessTable
 from autellix_backend.sim.calls import EngineCall
 from autellix_backend.sim.engine import Decision, SimEngine
-from autellix_backend.sim.kv import Segment
 from autellix_backend.sim.model import EngineModel
 from autellix_backend.workload.schema import CallTrace, ProgramTrace
 
@@ -119,8 +118,8 @@ class _Program:
     to_come_s: float
     """Model time of the calls that have not finished, for the clairvoyant."""
     tokens_left: int
-    segments: dict[tuple[str, int], Segment] = field(default_factory=dict)
-    """By engine and call; those of finished calls."""
+    calls: dict[tuple[str, int], EngineCall] = field(default_factory=dict)
+    """By engine and number; those that have arrived."""
     paths_s: dict[int, float] = field(default_factory=dict)
     cached_tokens: int = 0
     wait_s: float = 0.0
@@ -272,7 +271,7 @@ class _Simulation:
         engine = self._engines[self._balancer.assign(str(program.index), trace.prefill_tokens, loads)]
         base = None
         if trace.prefix_from is not None:
-            base = program.segments.get((engine.name, trace.prefix_from))
+            base = program.calls.get((engine.name, trace.prefix_from))
         call = EngineCall(
             f"{program.index}.{number}",
             str(program.index),
@@ -281,6 +280,7 @@ class _Simulation:
             base=base,
             expected_s=self._expect(program, trace),
         )
+        program.calls[engine.name, number] = call
         self._placed[call.call_id] = (program, number, engine)
         engine.submit(call, now)
         end_s = engine.cut(now)
@@ -308,15 +308,11 @@ class _Simulation:
     def _end_stretch(self, engine: SimEngine, now: float) -> None:
         for call in engine.end(now):
             program, number, _ = self._placed.pop(call.call_id)
-            self._finish_call(program, number, engine, call, now)
+            self._finish_call(program, number, call, now)
 
-    def _finish_call(
-        self, program: _Program, number: int, engine: SimEngine, call: EngineCall, now: float
-    ) -> None:
+    def _finish_call(self, program: _Program, number: int, call: EngineCall, now: float) -> None:
         trace, record = call.trace, call.record
         assert record is not None
-        assert call.segment is not None
-        program.segments[engine.name, number] = call.segment
         before_s = max((program.paths_s[parent] for parent in trace.parents), default=0.0)
         program.paths_s[number] = before_s + (now - call.arrival_s)
         program.cached_tokens += call.cached_tokens
