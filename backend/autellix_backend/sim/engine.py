@@ -297,7 +297,7 @@ class SimEngine:
             call.segment, call.is_swapped = Segment(None, 0), True
 
     def _fill(self, call: EngineCall) -> None:
-        """Note how many of a call's own blocks are full: others find them from the step on that fills them."""
+        """Note how many of a call's own blocks are full: others find them from that step on."""
         assert call.segment is not None
         full = (call.computed + call.chunk) // self.model.block_tokens
         call.segment.full = max(0, full - call.segment.shared)
