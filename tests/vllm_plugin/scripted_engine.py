@@ -1,0 +1,330 @@
+"""A process that plays programs on vLLM's real scheduler with our class, a script in the place of the model.
+
+Time is virtual: a step takes what an EngineModel says, and every scheduled call whose context is complete
+gets one token. Reads one JSON scenario per line from standard input and answers with one JSON line on the
+given descriptor: the decisions that the scheduler's machine made, in the words of the simulator's log.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import json
+import os
+import random
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+os.environ.update(
+    VLLM_CPU_KVCACHE_SPACE="1",
+    HF_HUB_OFFLINE="1",
+    VLLM_NO_USAGE_STATS="1",
+    DO_NOT_TRACK="1",
+    VLLM_LOGGING_LEVEL="ERROR",
+)
+
+import torch
+from vllm import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from autellix_backend.core.call import CallRecord
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.estimate import Hint, SizeEstimator
+from autellix_backend.core.policies import make_policy
+from autellix_backend.sim.model import EngineModel
+from autellix_backend.vllm_plugin.scheduler import SyncProgramScheduler
+from autellix_backend.workload.schema import CallTrace, ProgramTrace, program_from_mapping
+
+VOCABULARY = 1 << 20
+MAX_CONTEXT_TOKENS = 2048
+PLENTY_OF_BLOCKS = 1 << 14
+# As much of a model as vLLM's configuration asks for; it is never loaded.
+_MODEL_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": MAX_CONTEXT_TOKENS,
+    "torch_dtype": "float32",
+}
+
+
+def make_scheduler(directory: Path, model: EngineModel, scheduler: dict[str, Any]) -> SyncProgramScheduler:
+    """Build the scheduler of an engine like `model`, as the engine core does."""
+    config = EngineArgs(
+        model=str(directory),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_model_len=MAX_CONTEXT_TOKENS,
+        block_size=model.block_tokens,
+        max_num_seqs=model.max_num_seqs,
+        max_num_batched_tokens=model.token_budget,
+        enable_prefix_caching=model.has_prefix_cache,
+        additional_config={"autellix": {"scheduler": scheduler}},
+    ).create_engine_config()
+    # One block is vLLM's null block, which no call gets.
+    blocks = 1 + (PLENTY_OF_BLOCKS if model.kv_blocks is None else model.kv_blocks)
+    config.cache_config.num_gpu_blocks = blocks
+    spec = FullAttentionSpec(block_size=model.block_tokens, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    return SyncProgramScheduler(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(
+            num_blocks=blocks,
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec(layer_names=["layer"], kv_cache_spec=spec)],
+        ),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=model.block_tokens,
+    )
+
+
+class ScriptedEngine:
+    """vLLM's scheduler, stepped in virtual time; logs what its machine is told and decides."""
+
+    def __init__(self, directory: Path, model: EngineModel, scheduler: dict[str, Any]) -> None:
+        self.model = model
+        self.now = 0.0
+        self.steps = 0
+        self.empty_steps = 0
+        self.log: list[tuple[str, str, float]] = []
+        self._finished: list[CallRecord] = []
+        self._writing: set[str] = set()
+        self._answers: dict[str, list[int]] = {}
+        self._scheduler = make_scheduler(directory, model, scheduler)
+        self._scheduler.clock = lambda: self.now
+        self._hasher = None
+        if model.has_prefix_cache:
+            init_none_hash(sha256)
+            self._hasher = get_request_block_hasher(model.block_tokens, sha256)
+        self._watch(self._scheduler.tracker.machine)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call waits or runs."""
+        return not self._scheduler.get_num_unfinished_requests()
+
+    def submit(self, call_id: str, prompt: list[int], answer: list[int], extra_args: dict[str, Any]) -> None:
+        """Add a call that arrives now."""
+        self._answers[call_id] = answer
+        parameters = SamplingParams(
+            temperature=0.0, max_tokens=len(answer), ignore_eos=True, extra_args=extra_args
+        )
+        request = Request(
+            request_id=call_id,
+            prompt_token_ids=prompt,
+            sampling_params=parameters,
+            pooling_params=None,
+            block_hasher=self._hasher,
+        )
+        self._scheduler.add_request(request)
+
+    def begin(self) -> tuple[Any, float]:
+        """Schedule a step; return it and the time at which it ends."""
+        output = self._scheduler.schedule()
+        tokens = output.num_scheduled_tokens
+        read = sum(count for call_id, count in tokens.items() if call_id not in self._writing)
+        writing = sum(call_id in self._writing for call_id in tokens)
+        # vLLM's engine turns at once when a step is empty, because running calls gave up their blocks.
+        self.empty_steps += not tokens
+        return output, self.now + (self.model.step_time_s(writing, read) if tokens else 0.0)
+
+    def end(self, output: Any) -> list[CallRecord]:
+        """Give every call whose context is complete a token; return the records of those that finished."""
+        ids = list(output.num_scheduled_tokens)
+        sampled = [self._sample(self._scheduler.requests[call_id]) for call_id in ids]
+        self._writing |= {call_id for call_id, tokens in zip(ids, sampled, strict=True) if tokens}
+        places = {call_id: place for place, call_id in enumerate(ids)}
+        self._finished.clear()
+        self._scheduler.update_from_output(
+            output, ModelRunnerOutput(req_ids=ids, req_id_to_index=places, sampled_token_ids=sampled)
+        )
+        self.steps += bool(ids)
+        self._scheduler.tracker.machine.check()
+        return list(self._finished)
+
+    def report(self) -> dict[str, Any]:
+        """Return what happened."""
+        return {
+            "log": self.log,
+            "steps": self.steps,
+            "empty_steps": self.empty_steps,
+            "is_degraded": self._scheduler.is_degraded,
+            "slot_preemptions": self._scheduler.slot_preemptions,
+            "block_preemptions": self._scheduler.block_preemptions,
+        }
+
+    def _sample(self, request: Any) -> list[int]:
+        return (
+            [] if request.is_prefill_chunk else [self._answers[request.request_id][request.num_output_tokens]]
+        )
+
+    def _watch(self, machine: Any) -> None:
+        """Note what the plugin tells the machine and what the machine decides, with the time it is told."""
+        originals = {name: getattr(machine, name) for name in ("arrive", "start", "stop", "finish", "tick")}
+
+        def arrive(call_id: str, program_id: str, now: float, **facts: Any) -> Any:
+            self.log.append(("arrive", call_id, now))
+            return originals["arrive"](call_id, program_id, now, **facts)
+
+        def start(call_id: str, now: float) -> None:
+            self.log.append(("start", call_id, now))
+            originals["start"](call_id, now)
+
+        def stop(call_id: str, now: float) -> None:
+            self._writing.discard(call_id)
+            self.log.append(("stop", call_id, now))
+            originals["stop"](call_id, now)
+
+        def finish(call_id: str, now: float) -> CallRecord:
+            self._writing.discard(call_id)
+            self.log.append(("finish", call_id, now))
+            self._finished.append(originals["finish"](call_id, now))
+            return self._finished[-1]
+
+        def tick(now: float) -> Any:
+            changes = originals["tick"](now)
+            self.log += [(str(change.reason), change.call_id, now) for change in changes]
+            return changes
+
+        for function in (arrive, start, stop, finish, tick):
+            setattr(machine, function.__name__, function)
+
+
+@dataclasses.dataclass(slots=True)
+class _Program:
+    trace: ProgramTrace
+    missing: list[int]
+    tokens_left: int
+    service_s: float = 0.0
+    left: int = 0
+    contexts: list[list[int]] = dataclasses.field(default_factory=list)
+    """Each call's prompt and answer."""
+
+
+class Client:
+    """Makes the calls of programs, each when its parents have finished and its gap has passed."""
+
+    def __init__(self, engine: ScriptedEngine, config: SchedulerConfig, has_hints: bool) -> None:
+        self._engine = engine
+        self._policy = make_policy(config.policy)
+        self._estimator = SizeEstimator()
+        self._has_hints = has_hints
+        self._programs: list[_Program] = []
+        # In the order in which the simulator lets calls arrive that arrive at once.
+        self._arrivals: list[tuple[float, int, int]] = []
+
+    def play(self, arrivals: list[tuple[float, ProgramTrace]]) -> None:
+        """Play programs to their end."""
+        for number, (arrival_s, trace) in enumerate(arrivals):
+            missing = [len(set(call.parents)) for call in trace.calls]
+            tokens = sum(max(1, call.decode_tokens) for call in trace.calls)
+            program = _Program(trace, missing, tokens, left=len(trace.calls))
+            self._programs.append(program)
+            _write_contexts(program, number)
+            for call in trace.calls:
+                if not call.parents:
+                    self._plan(number, call, arrival_s)
+        engine = self._engine
+        while self._arrivals or not engine.is_idle:
+            if engine.is_idle:
+                engine.now = self._arrivals[0][0]
+            while self._arrivals and self._arrivals[0][0] <= engine.now:
+                self._submit()
+            output, end_s = engine.begin()
+            while self._arrivals and self._arrivals[0][0] < end_s:
+                engine.now = self._arrivals[0][0]
+                self._submit()
+            engine.now = end_s
+            self._finish(engine.end(output))
+
+    def _plan(self, program: int, call: CallTrace, ready_s: float) -> None:
+        heapq.heappush(self._arrivals, (ready_s + (call.gap_before_s or 0.0), program, call.id))
+
+    def _submit(self) -> None:
+        _, number, call_number = heapq.heappop(self._arrivals)
+        program = self._programs[number]
+        call = program.trace.calls[call_number]
+        identity: dict[str, Any] = {
+            "autellix_program": str(number),
+            "autellix_call": f"{number}.{call_number}",
+            "autellix_thread": call.thread,
+        }
+        expected_s = self._expect(program)
+        if expected_s is not None:
+            identity["autellix_expected_s"] = expected_s
+        context = program.contexts[call_number]
+        prompt, answer = context[: call.prefill_tokens], context[call.prefill_tokens :]
+        self._engine.submit(f"{number}.{call_number}", prompt, answer, identity)
+
+    def _expect(self, program: _Program) -> float | None:
+        if not self._policy.shares_size:
+            return None
+        hint = Hint(tokens=program.tokens_left) if self._has_hints else None
+        return self._estimator.expect(program.trace.source, program.service_s, hint)
+
+    def _finish(self, records: list[CallRecord]) -> None:
+        for record in records:
+            number, call_number = map(int, record.call_id.split("."))
+            program = self._programs[number]
+            tokens = max(1, program.trace.calls[call_number].decode_tokens)
+            program.tokens_left -= tokens
+            program.service_s += record.service_s
+            program.left -= 1
+            self._estimator.observe_call(program.trace.source, record.service_s, tokens)
+            for child in program.trace.calls:
+                if call_number in child.parents:
+                    program.missing[child.id] -= 1
+                    if program.missing[child.id] == 0:
+                        self._plan(number, child, self._engine.now)
+            if program.left == 0:
+                self._estimator.observe_program(program.trace.source, program.service_s)
+
+
+def _write_contexts(program: _Program, number: int) -> None:
+    """Make up each call's prompt and answer; only what the trace says is shared is the same."""
+    generator = random.Random(f"contexts:{number}")
+    for call in program.trace.calls:
+        shared: list[int] = []
+        if call.prefix_from is not None:
+            shared = program.contexts[call.prefix_from][: call.shared_prefix_tokens]
+        own_tokens = call.prefill_tokens + max(1, call.decode_tokens) - len(shared)
+        program.contexts.append(shared + [generator.randrange(VOCABULARY) for _ in range(own_tokens)])
+
+
+def run(scenario: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """Play one scenario and return its log."""
+    config = SchedulerConfig.from_mapping(scenario["scheduler"])
+    engine = ScriptedEngine(directory, EngineModel(**scenario["model"]), scenario["scheduler"])
+    arrivals = [(arrival_s, program_from_mapping(item)) for arrival_s, item in scenario["arrivals"]]
+    Client(engine, config, scenario["has_hints"]).play(arrivals)
+    return engine.report()
+
+
+def main() -> None:
+    """Play scenarios until standard input ends."""
+    replies = os.fdopen(int(sys.argv[1]), "w")
+    directory = Path(sys.argv[2])
+    (directory / "config.json").write_text(json.dumps(_MODEL_CONFIG))
+    for line in sys.stdin:
+        try:
+            reply = run(json.loads(line), directory)
+        except Exception:  # noqa: BLE001 -- process boundary: the test reads the error
+            reply = {"error": traceback.format_exc()}
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,313 @@
+"""The live scheduler class and the simulator: one trace through both gives the same log of decisions.
+
+The live side is the class itself on vLLM's scheduler, with a script instead of a model (scripted_engine.py);
+the other is the simulator with the same engine model. Times are multiples of powers of two, so that sums of
+them are exact and the logs can be compared to the last bit.
+
+Equal to the last bit: calls limited by slots or by KV blocks, prompts read whole or in chunks, prefixes
+shared with finished calls. What differs, and why, is said by the cases that are expected to fail.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from itertools import groupby
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.sim.engine import Decision
+from autellix_backend.sim.model import EngineModel
+from autellix_backend.sim.simulation import SimSettings, simulate
+from autellix_backend.workload.arrivals import poisson_arrivals
+from autellix_backend.workload.fit import fit_program
+from autellix_backend.workload.generate import generate_programs
+from autellix_backend.workload.schema import ProgramTrace, program_to_mapping
+
+# The first test pays for vLLM's imports, on a machine that may be busy.
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+WORKER = Path(__file__).with_name("scripted_engine.py")
+POLICIES = ("fcfs", "mlfq", "plas", "atlas", "sjf", "round_robin", "hinted")
+PERIODS = (1, 4)
+TICK_S = 2.0**-12
+"""Arrivals and gaps are multiples of it, as are the durations of all steps below."""
+ROOMY = EngineModel(
+    max_num_seqs=4,
+    token_budget=4096,
+    step_s=2.0**-7,
+    decode_s=2.0**-10,
+    prefill_s=2.0**-13,
+    kv_blocks=None,
+    has_prefix_cache=False,
+)
+"""Only slots are scarce: all prompts of a full batch fit into one step."""
+SCHEDULER: dict[str, Any] = {"bounds": (0.25, 0.5, 1.0, 2.0), "beta": 4.0, "token_s": 2.0**-8}
+
+Arrivals = list[tuple[float, ProgramTrace]]
+
+
+def ticks(time_s: float) -> float:
+    """Round a time to whole ticks."""
+    return round(time_s / TICK_S) * TICK_S
+
+
+def workload(
+    kind: str = "mixed",
+    *,
+    count: int = 18,
+    rate_per_s: float = 1.5,
+    seed: int = 3,
+    is_sharing: bool = False,
+) -> Arrivals:
+    """Make small programs with times in ticks, whose prompts repeat earlier contexts or not."""
+    generator = random.Random(seed)
+    programs = []
+    for program in generate_programs(kind, count, seed, tree_scale=0.1):
+        fitted = fit_program(program, length_scale=0.1, max_context_tokens=400)
+        calls = [
+            replace(
+                call,
+                gap_before_s=ticks(generator.choice([0.0, 0.0, generator.expovariate(4)])),
+                shared_prefix_tokens=call.shared_prefix_tokens if is_sharing else 0,
+                prefix_from=call.prefix_from if is_sharing else None,
+            )
+            for call in fitted.calls
+        ]
+        programs.append(replace(fitted, calls=tuple(calls)))
+    return list(zip(map(ticks, poisson_arrivals(count, rate_per_s, seed)), programs, strict=True))
+
+
+class ScriptedEngines:
+    """Talks to the process of scripted engines, one JSON line each way."""
+
+    def __init__(self, directory: Path) -> None:
+        self._log_path = directory / "worker.log"
+        read_end, write_end = os.pipe()
+        with self._log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, str(WORKER), str(write_end), str(directory)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=(write_end,),
+            )
+        os.close(write_end)
+        self._replies: IO[str] = os.fdopen(read_end)
+
+    def play(
+        self, arrivals: Arrivals, model: EngineModel, config: SchedulerConfig, **options: Any
+    ) -> dict[str, Any]:
+        """Play programs on the live class; return its report."""
+        scenario = {
+            "arrivals": [(arrival_s, program_to_mapping(program)) for arrival_s, program in arrivals],
+            "model": asdict(model),
+            "scheduler": config.to_mapping(),
+            **options,
+        }
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(scenario).encode() + b"\n")
+        self._process.stdin.flush()
+        line = self._replies.readline()
+        if not line:
+            pytest.fail(f"the engine process died:\n{self._log_path.read_text()[-4000:]}")
+        report: dict[str, Any] = json.loads(line)
+        assert "error" not in report, report["error"]
+        assert report["is_degraded"] is False
+        return report
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=20)
+        self._replies.close()
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedEngines]:
+    """Start the process once: most of its start is vLLM's imports."""
+    pytest.importorskip("vllm")
+    engines = ScriptedEngines(tmp_path_factory.mktemp("scripted"))
+    yield engines
+    engines.close()
+
+
+def play_simulated(
+    arrivals: Arrivals, model: EngineModel, config: SchedulerConfig, *, has_hints: bool = False
+) -> list[Decision]:
+    """Play programs on a simulated engine; return its log."""
+    log: list[Decision] = []
+    settings = SimSettings(model=model, scheduler=config, hint_sigma=0.0 if has_hints else None)
+    simulate(arrivals, settings, log=lambda _, decision: log.append(decision))
+    return log
+
+
+def normal(log: Sequence[Sequence[Any]]) -> list[Decision]:
+    """Put calls that finish in the same step in order: no decision lies between them."""
+    found: list[Decision] = []
+    for (event, _), group in groupby(log, key=lambda entry: (entry[0], entry[2])):
+        entries = [(str(what), str(call), float(at)) for what, call, at in group]
+        found += sorted(entries) if event == "finish" else entries
+    return found
+
+
+def play_both(
+    live: ScriptedEngines,
+    arrivals: Arrivals,
+    model: EngineModel,
+    *,
+    has_hints: bool = False,
+    **scheduler: Any,
+) -> tuple[list[Decision], list[Decision]]:
+    """Return the logs of the simulator and of the live class."""
+    config = SchedulerConfig(**{**SCHEDULER, **scheduler})
+    report = live.play(arrivals, model, config, has_hints=has_hints)
+    simulated = play_simulated(arrivals, model, config, has_hints=has_hints)
+    calls = sum(len(program.calls) for _, program in arrivals)
+    assert Counter(event for event, *_ in report["log"])["finish"] == calls
+    return normal(simulated), normal(report["log"])
+
+
+def failing(*values: Any, why: str) -> Any:
+    """Mark a case that differs, with the reason."""
+    return pytest.param(*values, marks=pytest.mark.xfail(strict=True, reason=why))
+
+
+CALM = workload()
+BUSY = workload(count=24, rate_per_s=3.0, seed=6)
+
+
+@pytest.mark.parametrize("period_steps", PERIODS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_slots(live: ScriptedEngines, policy: str, period_steps: int) -> None:
+    """Where only slots are scarce, every event and its time are equal."""
+    simulated, lived = play_both(live, CALM, ROOMY, policy=policy, period_steps=period_steps)
+    assert simulated == lived
+
+
+@pytest.mark.parametrize("period_steps", PERIODS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_slots_at_overload(live: ScriptedEngines, policy: str, period_steps: int) -> None:
+    """The same with many calls waiting, starving and being promoted."""
+    simulated, lived = play_both(live, BUSY, ROOMY, policy=policy, period_steps=period_steps)
+    assert simulated == lived
+
+
+@pytest.mark.parametrize("period_steps", PERIODS)
+def test_hints(live: ScriptedEngines, period_steps: int) -> None:
+    """Sizes from hints of the tokens to come, priced by what calls have cost so far, are equal too."""
+    simulated, lived = play_both(
+        live, CALM, ROOMY, policy="hinted", period_steps=period_steps, has_hints=True
+    )
+    assert simulated == lived
+
+
+@pytest.mark.parametrize("policy", ["plas", "round_robin"])
+def test_service_by_tokens(live: ScriptedEngines, policy: str) -> None:
+    """Calls charged by their tokens instead of by time are charged alike."""
+    simulated, lived = play_both(live, CALM, ROOMY, policy=policy, service="tokens")
+    assert simulated == lived
+
+
+@pytest.mark.parametrize("policy", ["mlfq", "plas", "atlas"])
+def test_times_that_are_not_exact(live: ScriptedEngines, policy: str) -> None:
+    """With decimal step times the events are the same, at times that differ by rounding alone."""
+    model = replace(ROOMY, step_s=0.01, decode_s=0.001, prefill_s=0.0002)
+    simulated, lived = play_both(live, CALM, model, policy=policy)
+    assert [entry[:2] for entry in simulated] == [entry[:2] for entry in lived]
+    assert [at for *_, at in simulated] == pytest.approx([at for *_, at in lived], abs=1e-9)
+
+
+@pytest.mark.parametrize("period_steps", PERIODS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_chunked_prompts(live: ScriptedEngines, policy: str, period_steps: int) -> None:
+    """Prompts that take several steps, and steps whose budget keeps calls out, are equal."""
+    model = replace(ROOMY, token_budget=64)
+    simulated, lived = play_both(live, CALM, model, policy=policy, period_steps=period_steps)
+    assert simulated == lived
+
+
+@pytest.mark.parametrize("period_steps", PERIODS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_blocks(live: ScriptedEngines, policy: str, period_steps: int) -> None:
+    """Where KV blocks are scarce and nothing is cached, victims and refusals are equal."""
+    model = replace(ROOMY, kv_blocks=45)
+    simulated, lived = play_both(live, CALM, model, policy=policy, period_steps=period_steps)
+    assert simulated == lived
+
+
+@pytest.mark.parametrize("policy", ["plas", "atlas", "round_robin"])
+def test_prefix_cache_without_sharing(live: ScriptedEngines, policy: str) -> None:
+    """A preempted call finds its own blocks again, the same ones on both sides."""
+    simulated, lived = play_both(live, CALM, replace(ROOMY, has_prefix_cache=True), policy=policy)
+    assert simulated == lived
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "plas", "sjf", "hinted"])
+@pytest.mark.parametrize("kind", ["chat", "react"])
+def test_prefix_cache_of_finished_calls(live: ScriptedEngines, policy: str, kind: str) -> None:
+    """A call that repeats part of a finished one's context finds as many of its blocks."""
+    arrivals = workload(kind, rate_per_s=4.0, is_sharing=True)
+    simulated, lived = play_both(live, arrivals, replace(ROOMY, has_prefix_cache=True), policy=policy)
+    assert simulated == lived
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "changes"),
+    [
+        failing(
+            workload("tree", rate_per_s=4.0, is_sharing=True),
+            {"has_prefix_cache": True},
+            why="vLLM shares blocks with calls that still run, the simulator with finished ones only",
+        ),
+        failing(
+            workload("chat", rate_per_s=4.0, is_sharing=True),
+            {"has_prefix_cache": True, "kv_blocks": 60},
+            why="evictions: the simulator counts blocks by segment, vLLM one by one; hits differ by a block",
+        ),
+        failing(
+            CALM,
+            {"kv_blocks": 45, "token_budget": 64},
+            why="vLLM lets a call in only if its whole prompt fits, the simulator if the first chunk does",
+        ),
+    ],
+    ids=["running siblings", "evictions", "first chunks"],
+)
+def test_what_differs(live: ScriptedEngines, arrivals: Arrivals, changes: dict[str, Any]) -> None:
+    """Each of these would be equal but for its reason."""
+    simulated, lived = play_both(live, arrivals, replace(ROOMY, **changes), policy="plas")
+    assert simulated == lived
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"beta": 4.25},
+        {"bounds": (0.25, 0.5, 1.0, 2.5)},
+        {"bounds": (0.26, 0.5, 1.0, 2.0)},
+        {"demotes": False},
+    ],
+    ids=str,
+)
+def test_a_setting_of_one_side_shows(live: ScriptedEngines, change: dict[str, Any]) -> None:
+    """The comparison can fail: a setting that is changed for one side alone gives another log."""
+    ours = SchedulerConfig(policy="plas", **SCHEDULER)
+    theirs = SchedulerConfig(**{"policy": "plas", **SCHEDULER, **change})
+    simulated = normal(play_simulated(BUSY, ROOMY, ours))
+    same, other = (
+        normal(live.play(BUSY, ROOMY, config, has_hints=False)["log"]) for config in (ours, theirs)
+    )
+    kinds = Counter(event for event, *_ in simulated)
+    assert min(kinds[event] for event in ("stop", "demotion", "promotion")) > 5
+    assert simulated == same
+    assert simulated != other
