@@ -19,7 +19,7 @@ __all__ = ["Hint", "SizeEstimator"]
 
 HISTORY_PROGRAMS = 256
 """Finished programs that a class remembers; the oldest are forgotten first."""
-LEAST_PROGRAMS = 8
+LEAST_PROGRAMS = 30
 """Finished programs that a class needs before it says anything."""
 
 
