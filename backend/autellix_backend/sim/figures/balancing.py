@@ -18,7 +18,7 @@ METRICS = {"mean": "token_latency_s.mean", "p95": "token_latency_s.p95", "p99": 
 ENGINES = 4
 PAPER_BALANCER_GAIN = 1.4
 BALANCER_WORKLOADS = ("chat", "tree")
-BALANCER_LOADS = {"chat": (0.5, 0.8, 1.1, 1.5), "tree": (0.1, 0.2, 0.35)}
+BALANCER_LOADS = {"chat": (0.5, 0.8, 1.1, 1.5), "tree": (0.4, 0.8, 1.2)}
 BALANCER_FACTOR = 2.0
 """Programs of a run over those of one engine's: fewer than four times, to keep runs short."""
 KV_SHARE = 0.25

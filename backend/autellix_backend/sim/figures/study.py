@@ -35,10 +35,10 @@ SLOTS = 32
 COUNTS = {"chat": 300, "react": 300, "tree": 40, "mixed": 60}
 """Programs of one run on one engine."""
 LOADS = {
-    "chat": (0.1, 0.3, 0.6, 0.9, 1.2, 1.6),
+    "chat": (0.1, 0.3, 0.7, 1.0, 1.4, 2.0),
     "react": (0.05, 0.12, 0.5, 0.8, 1.1, 1.4),
-    "tree": (0.1, 0.2, 0.3, 0.45, 0.8),
-    "mixed": (0.1, 0.2, 0.3, 0.45, 0.8),
+    "tree": (0.1, 0.3, 0.7, 1.0, 1.4, 2.0),
+    "mixed": (0.05, 0.2, 0.6, 1.0, 1.4, 2.0),
 }
 """Work that arrives over what an engine with a perfect cache can do (see `sim.experiment`); the lowest are
 for vLLM without a cache, which is saturated early."""
