@@ -29,16 +29,16 @@ TITLES = {
 }
 
 MODEL = "llama3.1-8b-a100"
-SLOTS = 32
+SLOTS = 16
 """Calls in one step at most: few, so that a run needs few programs to fill them."""
 
-COUNTS = {"chat": 300, "react": 300, "tree": 40, "mixed": 60}
+COUNTS = {"chat": 300, "react": 300, "tree": 60, "mixed": 120}
 """Programs of one run on one engine."""
 LOADS = {
-    "chat": (0.1, 0.3, 0.7, 1.0, 1.4, 2.0),
-    "react": (0.05, 0.12, 0.5, 0.8, 1.1, 1.4),
-    "tree": (0.1, 0.3, 0.7, 1.0, 1.4, 2.0),
-    "mixed": (0.05, 0.2, 0.6, 1.0, 1.4, 2.0),
+    "chat": (0.1, 0.3, 0.7, 1.0, 1.4),
+    "react": (0.05, 0.2, 0.6, 1.0, 1.4),
+    "tree": (0.1, 0.3, 0.7, 1.0, 1.4),
+    "mixed": (0.05, 0.2, 0.6, 1.0, 1.4),
 }
 """Work that arrives over what an engine with a perfect cache can do (see `sim.experiment`); the lowest are
 for vLLM without a cache, which is saturated early."""
