@@ -113,6 +113,12 @@ def test_a_gain_at_a_given_latency_is_taken_seed_by_seed() -> None:
     assert gain.ratio.half_width > 0
 
 
+def test_a_latency_that_most_seeds_do_not_reach_has_no_gain() -> None:
+    result = sweep_result({"ours": [[1, 9], [1, 2], [1, 2]], "base": [[1, 9], [1, 9], [1, 9]]})
+
+    assert best_gain(result, "ours", "base", "latency", level=4.0) is None
+
+
 def test_curves_without_a_common_latency_have_no_gain() -> None:
     assert best_gain(sweep_result({"ours": [[1, 2]], "base": [[3, 4]]}), "ours", "base", "latency") is None
 
@@ -125,7 +131,8 @@ def test_curves_without_a_common_latency_have_no_gain() -> None:
     [
         (Interval(2.1, 0.5), Verdict.REACHED),
         (Interval(1.5, 0.4), Verdict.DIRECTION),
-        (Interval(1.5, 0.6), Verdict.NOT_REACHED),
+        (Interval(1.5, 0.6), Verdict.OPEN),
+        (Interval(2.5, 1.6), Verdict.OPEN),
         (Interval(1.01, 0.0), Verdict.NOT_REACHED),
         (Interval(1.5, math.inf), Verdict.DIRECTION),
         (Interval(0.8, 0.1), Verdict.NOT_REACHED),

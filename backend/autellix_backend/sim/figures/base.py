@@ -32,6 +32,8 @@ class Verdict(StrEnum):
     REACHED = "reached"
     DIRECTION = "direction equal"
     NOT_REACHED = "not reached"
+    OPEN = "open"
+    """The interval over the seeds holds no gain as well."""
     NOT_BRACKETED = "not bracketed"
     """The two curves have no latency in common."""
     NOT_SIMULATED = "cannot be simulated"
@@ -113,16 +115,17 @@ class Figure:
 def judge(ours: Interval | None, paper: float) -> Verdict:
     """Compare a gain, of which more is better, with the paper's.
 
-    The direction is equal if the whole interval lies above 1 and its mean is not within EQUAL_WITHIN of it;
-    of a single run, only the mean counts. None is a gain that could not be taken.
+    It is open if the interval holds 1 and the mean is not within EQUAL_WITHIN of it; of a single run, only
+    the mean counts. None is a gain that could not be taken.
     """
     if ours is None:
         return Verdict.NOT_BRACKETED
-    if ours.mean >= paper:
-        return Verdict.REACHED
     spread = ours.half_width if math.isfinite(ours.half_width) else 0.0
-    is_above = ours.mean - spread > 1 and ours.mean - 1 >= EQUAL_WITHIN
-    return Verdict.DIRECTION if is_above else Verdict.NOT_REACHED
+    if ours.mean < 1 + EQUAL_WITHIN:
+        return Verdict.NOT_REACHED
+    if ours.mean - spread <= 1:
+        return Verdict.OPEN
+    return Verdict.REACHED if ours.mean >= paper else Verdict.DIRECTION
 
 
 def shown(value: Interval | None, digits: int = 2, unit: str = "") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ COLOURS = ("#0072b2", "#8c8c8c", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#5
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 COLUMNS = 3
 PANEL_SIZE = (4.4, 3.2)
-DPI = 80
+COLOUR_COUNT = 32
+DPI = 72
 """Low, so that the pictures stay small in the repository."""
 
 
@@ -31,6 +33,7 @@ def draw(figure: Figure, path: Path) -> None:
     # Heavy, and not needed to make a figure's numbers. Not pyplot, which would keep global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
+    from PIL import Image
 
     columns = min(COLUMNS, len(figure.panels)) if len(figure.panels) != 4 else 2
     rows = math.ceil(len(figure.panels) / columns)
@@ -48,7 +51,12 @@ def draw(figure: Figure, path: Path) -> None:
         axes.set_title(panel.title, fontsize=10)
     for axes in places[len(figure.panels) :]:
         axes.set_visible(False)
-    canvas.savefig(path)
+    picture = io.BytesIO()
+    canvas.savefig(picture)
+    # Few colours, so that the file is a third as large.
+    Image.open(picture).convert("P", palette=Image.Palette.ADAPTIVE, colors=COLOUR_COUNT).save(
+        path, optimize=True
+    )
 
 
 def _lines(axes: Any, panel: Panel) -> None:

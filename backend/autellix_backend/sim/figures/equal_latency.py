@@ -68,7 +68,7 @@ def best_gain(
     """Return the gain at a latency, by default the one at which the mean curves are furthest apart.
 
     The latency is chosen on the mean curves; the ratio there is taken seed by seed, over those seeds whose
-    two curves both reach it. None if there is no latency that both mean curves reach.
+    two curves both reach it. None if there is no latency that both mean curves reach, or most seeds do not.
     """
     ours, base = curve(result, case, metric), curve(result, baseline, metric)
     levels = _common_levels(ours, base) if level is None else [level]
@@ -83,7 +83,9 @@ def best_gain(
         for seed, points in ours_by_seed.items()
         if (gain := gain_at(points, base_by_seed[seed], chosen)) is not None
     ]
-    return Gain(chosen, confidence_interval(ratios), len(ratios)) if ratios else None
+    if 2 * len(ratios) <= len(ours_by_seed):
+        return None
+    return Gain(chosen, confidence_interval(ratios), len(ratios))
 
 
 def _common_levels(ours: Curve, base: Curve) -> list[float]:
