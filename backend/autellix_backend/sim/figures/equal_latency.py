@@ -67,25 +67,31 @@ def best_gain(
 ) -> Gain | None:
     """Return the gain at a latency, by default the one at which the mean curves are furthest apart.
 
-    The latency is chosen on the mean curves; the ratio there is taken seed by seed, over those seeds whose
-    two curves both reach it. None if there is no latency that both mean curves reach, or most seeds do not.
+    The latency is chosen on the mean curves, among those that most seeds reach with both of their own; the
+    ratio there is taken seed by seed. None if there is no such latency.
     """
     ours, base = curve(result, case, metric), curve(result, baseline, metric)
-    levels = _common_levels(ours, base) if level is None else [level]
-    gains = [(gain, y) for y in levels if (gain := gain_at(ours, base, y)) is not None]
-    if not gains:
+    pairs = list(
+        zip(
+            seed_curves(result, case, metric).values(),
+            seed_curves(result, baseline, metric).values(),
+            strict=True,
+        )
+    )
+    best: tuple[int, float, float] | None = None
+    for y in _common_levels(ours, base) if level is None else [level]:
+        seeds = len(_ratios(pairs, y))
+        gain = gain_at(ours, base, y)
+        if gain is not None and 2 * seeds > len(pairs):
+            best = max(best or (0, 0.0, 0.0), (seeds, gain, y))
+    if best is None:
         return None
-    _, chosen = max(gains)
-    ours_by_seed = seed_curves(result, case, metric)
-    base_by_seed = seed_curves(result, baseline, metric)
-    ratios = [
-        gain
-        for seed, points in ours_by_seed.items()
-        if (gain := gain_at(points, base_by_seed[seed], chosen)) is not None
-    ]
-    if 2 * len(ratios) <= len(ours_by_seed):
-        return None
-    return Gain(chosen, confidence_interval(ratios), len(ratios))
+    ratios = _ratios(pairs, best[2])
+    return Gain(best[2], confidence_interval(ratios), len(ratios))
+
+
+def _ratios(pairs: Sequence[tuple[Curve, Curve]], level: float) -> list[float]:
+    return [gain for ours, base in pairs if (gain := gain_at(ours, base, level)) is not None]
 
 
 def _common_levels(ours: Curve, base: Curve) -> list[float]:
