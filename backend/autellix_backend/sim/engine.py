@@ -259,8 +259,7 @@ class SimEngine:
         """Return the worst running calls whose blocks let the refused call in, if they suffice."""
         if refused is None or refused.record is not None or refused.is_running:
             return []
-        first_tokens = min(refused.known, refused.computed + self.model.token_budget)
-        missing = self._blocks(first_tokens) - self.kv.available
+        missing = self._blocks(refused.known) - self.kv.available
         victims: list[EngineCall] = []
         for call in sorted(self.running.values(), key=self._rank, reverse=True):
             if missing <= 0 and victims:
@@ -371,8 +370,10 @@ class SimEngine:
         start = min((shared + own) * self.model.block_tokens, call.known - 1)
         tokens = min(call.known - start, budget)
         self.kv.hold(segment)
+        # As vLLM does by default, it is let in only if all of its tokens fit, whatever the first chunk is.
+        whole = max(0, self._blocks(call.known) - shared - segment.blocks)
         wanted = max(0, self._blocks(start + tokens) - shared - segment.blocks)
-        if wanted + reserve > self.kv.available or not self.kv.allocate(segment, wanted):
+        if whole + reserve > self.kv.available or not self.kv.allocate(segment, wanted):
             # Its blocks, if any, age in the cache as others' do.
             self.kv.let_go(segment)
             return False
