@@ -58,9 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--programs",
         type=count,
-        default=32,
+        default=24,
         metavar="N",
-        help="programs per run at saturation (default: 32)",
+        help="programs per run at saturation (default: 24)",
     )
     add(
         "--length-scale",
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="factor on all lengths (default: 0.25)",
     )
-    add_tree_scale(parser, default=0.25)
+    add_tree_scale(parser, default=0.15)
     add("--rho", type=above_zero, default=2.0, help="offered load at saturation (default: 2)")
     add("--low-rho", type=above_zero, default=0.4, help="offered load below saturation (default: 0.4)")
     add("--rounds", type=count, default=3, metavar="N", help="times each policy has its turn (default: 3)")
