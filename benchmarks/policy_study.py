@@ -40,7 +40,7 @@ FITS = {
     # Prompts of 119,000 tokens on average: brought to a twentieth, so that one engine holds a few programs.
     "coding": Fit(length_scale=0.05, max_context_tokens=16_000, gap_rule=GapRule(10.0)),
 }
-COUNTS = {"chat": 400, "tools": 200, "tree": 40, "coding": 50, "mixed": 120}
+COUNTS = {"chat": 200, "tools": 150, "mixed": 60, "coding": 15, "tree": 12}
 LOADS = (0.5, 0.8, 1.0, 1.3, 1.6)
 METRICS = {
     "token latency, mean": "token_latency_s.mean",

@@ -62,6 +62,18 @@ def test_a_new_size_is_a_new_place_and_a_new_quantum() -> None:
     assert second.quantum_s == 0.1
 
 
+def test_equals_keep_their_order_when_their_size_changes() -> None:
+    order = SizeOrder(0.1)
+    calls = [make(name, 3.0) for name in "abc"]
+    for call in calls:
+        order.append(call, SIZED)
+
+    for call in (calls[1], calls[0], calls[2]):
+        order.resize(call, 2.0)
+
+    assert names(order) == "abc"
+
+
 def test_held_calls_go_before_the_front_in_the_order_of_their_start() -> None:
     order = SizeOrder(0.1)
     calls = [make(name, 1.0) for name in "abc"]

@@ -47,9 +47,12 @@ class SizeOrder:
 
     def append(self, call: Call, level: int) -> None:
         """Put the call at the end of the front, where no size counts, or behind the others of its size."""
-        call.level = level
         call.seq = self._next_seq
         self._next_seq += 1
+        self._insert(call, level)
+
+    def _insert(self, call: Call, level: int) -> None:
+        call.level = level
         if level == FRONT:
             self._front[call.call_id] = call
             call.size_s = 0.0
@@ -83,11 +86,15 @@ class SizeOrder:
         self._held[call.call_id] = call
 
     def resize(self, call: Call, size_s: float) -> None:
-        """Give the call another size, and the place and the quantum that go with it."""
+        """Give the call another size, and the place and the quantum that go with it.
+
+        Among equals it stays where it was: calls of one program keep the order in which they were made, for
+        later ones find the prefixes of earlier ones in the cache.
+        """
         level = call.level
         self.remove(call)
         call.size_s = size_s
-        self.append(call, level)
+        self._insert(call, level)
 
     def sizes(self) -> tuple[int, ...]:
         """Return the number of calls in each level, running ones included."""
