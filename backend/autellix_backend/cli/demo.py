@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import math
 import signal
@@ -19,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from autellix_backend.bench.backend import BackendError, BackendProcess
 from autellix_backend.bench.calibrate import Calibration, CalibrationError, choose_bounds
-from autellix_backend.bench.compare import Follow, Load, Target, calibrate, compare
+from autellix_backend.bench.compare import Load, Target, calibrate, compare
 from autellix_backend.bench.replay import ReplayError
 from autellix_backend.bench.report import (
     LoadComparison,
@@ -45,7 +44,7 @@ LOW_LOAD_SHARE = 0.4
 """Share of the programs played below saturation: the same work takes longer there."""
 WARM_UP_TOKENS = 800
 REPEATED_CALIBRATION_SHARE = 0.4
-"""How long the speed is measured before each further turn, as a share of the first time."""
+"""How long the speed is measured before each turn of the policies, as a share of the first time."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -135,20 +134,16 @@ def _measure(
         for policy in others:
             # The first calls of an engine are slow; the baseline's were those of the calibration.
             calibrate(targets[policy], programs, args.max_num_seqs, WARM_UP_TOKENS, follow)
-        speeds = itertools.chain((calibration,), _speeds(first, programs, args, follow))
+        tokens = round(args.calibration_tokens * REPEATED_CALIBRATION_SHARE)
         compared = compare(
-            targets, loads, lambda: next(speeds), rounds=args.rounds, seed=args.seed, follow=follow
+            targets,
+            loads,
+            lambda: calibrate(first, programs, args.max_num_seqs, tokens, follow),
+            rounds=args.rounds,
+            seed=args.seed,
+            follow=follow,
         )
     return compared, _setting(args, loads, calibration, bounds)
-
-
-def _speeds(
-    target: Target, programs: Sequence[ProgramTrace], args: argparse.Namespace, follow: Follow
-) -> Iterator[Calibration]:
-    """Measure the speed again, more shortly, whenever asked."""
-    tokens = round(args.calibration_tokens * REPEATED_CALIBRATION_SHARE)
-    while True:
-        yield calibrate(target, programs, args.max_num_seqs, tokens, follow)
 
 
 def _programs(args: argparse.Namespace) -> list[ProgramTrace]:
