@@ -129,13 +129,16 @@ def verdicts(load: LoadComparison, *, goal: float | None, tolerance: float) -> l
     lines: list[str] = []
     base = load.policies[0]
     for policy in load.policies[1:]:
-        by_round = [entry["token_latency_s"]["mean"] for entry in load.ratios_by_round(policy)]
-        shown = ", ".join(f"{ratio:.2f}" for ratio in by_round)
-        line = f"{load.name}: mean program token latency of {policy} is {shown} of {base}'s, round by round"
-        if goal is not None:
-            reached = sum(ratio <= goal for ratio in by_round)
-            line += f"; at most {goal:g} in {reached} of {len(by_round)} rounds"
-        lines.append(line + ".")
+        for name, unit in (("token_latency_s", "seconds"), ("token_latency_steps", "engine steps")):
+            by_round = [entry[name]["mean"] for entry in load.ratios_by_round(policy) if name in entry]
+            if not by_round:
+                continue
+            shown = ", ".join(f"{ratio:.2f}" for ratio in by_round)
+            line = f"{load.name}: mean program token latency of {policy} in {unit} is {shown} of {base}'s"
+            if goal is not None:
+                reached = sum(ratio <= goal for ratio in by_round)
+                line += f"; at most {goal:g} in {reached} of {len(by_round)} rounds"
+            lines.append(line + ".")
         worse = load.worse_than(policy, 1 + tolerance)
         if not worse:
             lines.append(f"{load.name}: no latency of {policy} is more than {tolerance:.0%} above {base}'s.")
