@@ -25,3 +25,13 @@ def entries(name: str, section: str) -> list[Any]:
     """Return a list of cases to parametrise a test with; empty, which skips the test, where absent."""
     path = SHARED / "vectors" / name
     return list(json.loads(path.read_text())[section]) if path.is_file() else []
+
+
+FIG9 = {
+    "fcfs": ("fcfs", [2, 4, 8]),
+    "mlfq(2,4,8)": ("mlfq", [2, 4, 8]),
+    "plas(2,4,8)": ("plas", [2, 4, 8]),
+    "atlas(2,4,8)": ("atlas", [2, 4, 8]),
+    "atlas(1,2,4,8)": ("atlas", [1, 2, 4, 8]),
+}
+"""Policy and bounds of each column of fig9.json."""

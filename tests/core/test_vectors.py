@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from tests.core.shared_vectors import entries, load
+from tests.core.shared_vectors import FIG9, entries, load
 from tests.core.unit_step import Outcome, Step, UnitStep, Workload
 
 from autellix_backend.core.balance import Locality
@@ -55,15 +55,6 @@ def test_the_totals_of_a_scenario_are_reproduced(scenario: dict[str, Any]) -> No
     assert expect["makespan"] == outcome.makespan
     assert expect["total_wait"] == outcome.total_wait
     assert expect["call_wait"] == {f"{i}.{j}": record.wait_s for (i, j), record in outcome.records.items()}
-
-
-FIG9 = {
-    "fcfs": ("fcfs", [2, 4, 8]),
-    "mlfq(2,4,8)": ("mlfq", [2, 4, 8]),
-    "plas(2,4,8)": ("plas", [2, 4, 8]),
-    "atlas(2,4,8)": ("atlas", [2, 4, 8]),
-    "atlas(1,2,4,8)": ("atlas", [1, 2, 4, 8]),
-}
 
 
 @pytest.mark.parametrize("column", FIG9)

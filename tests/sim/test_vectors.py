@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.core.shared_vectors import entries, load
+from tests.core.shared_vectors import FIG9, entries, load
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.sim.engine import Decision
@@ -87,15 +87,6 @@ def test_a_scenario_is_reproduced(scenario: dict[str, Any]) -> None:
     assert sum(record.wait_s for record in result.programs) == expect["total_wait"]
     stops = {(at, _key(call_id)) for event, call_id, at in log if event == "stop"}
     assert stops == {(e["t"], tuple(e["call"])) for e in expect["events"] if e["ev"] == "preempt"}
-
-
-FIG9 = {
-    "fcfs": ("fcfs", [2, 4, 8]),
-    "mlfq(2,4,8)": ("mlfq", [2, 4, 8]),
-    "plas(2,4,8)": ("plas", [2, 4, 8]),
-    "atlas(2,4,8)": ("atlas", [2, 4, 8]),
-    "atlas(1,2,4,8)": ("atlas", [1, 2, 4, 8]),
-}
 
 
 @pytest.mark.parametrize("column", FIG9)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autellix_backend.bench.results import CallResult
+from autellix_backend.workload.describe import longest_chain
 from autellix_backend.workload.schema import ProgramTrace
 from autellix_backend.workload.statistics import statistics_of
 
@@ -120,11 +121,7 @@ def ratios(summary: RunSummary, baseline: RunSummary) -> dict[str, dict[str, flo
 
 def critical_path(program: ProgramTrace, weight: Callable[[int], float]) -> float:
     """Return the largest sum of weights along a chain of dependent calls."""
-    longest: list[float] = []
-    for call in program.calls:
-        before = max((longest[parent] for parent in call.parents), default=0.0)
-        longest.append(before + weight(call.id))
-    return max(longest)
+    return longest_chain(program, [weight(call.id) for call in program.calls])
 
 
 def _outcome(program: ProgramTrace, arrival_s: float, calls: Mapping[int, CallResult]) -> ProgramOutcome:

@@ -118,7 +118,7 @@ def drain_rate_per_s(programs: Sequence[ProgramTrace], settings: SimSettings) ->
 
 
 def measure(result: SimResult) -> Metrics:
-    """Reduce a run to its metrics; `slots_busy` and the like are shares."""
+    """Reduce a run to its metrics; what is called utilisation or share lies between 0 and 1."""
     programs = result.programs
     metrics: Metrics = {}
     columns = {

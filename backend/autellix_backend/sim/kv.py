@@ -138,14 +138,6 @@ class KvBlocks:
         self._free += segment.blocks
         segment.blocks = 0
 
-    def check(self, segments: list[Segment]) -> None:
-        """Assert that the counts agree with all segments there are."""
-        held = sum(segment.blocks for segment in segments)
-        idle = sum(segment.blocks for segment in segments if segment.users == 0)
-        assert self._evictable == idle, (self._evictable, idle)
-        assert self._loose >= 0, self._loose
-        assert self._total == math.inf or self._free + held + self._loose == self._total, (self._free, held)
-
     def _take(self, blocks: int) -> None:
         if blocks > self._free:
             self._evict(int(blocks - self._free))

@@ -118,6 +118,8 @@ class _Program:
     to_come_s: float
     """Model time of the calls that have not finished, for the clairvoyant."""
     tokens_left: int
+    hint_error: float
+    """What its client's hints are off by: one that expects too much expects too much throughout."""
     calls: dict[tuple[str, int], EngineCall] = field(default_factory=dict)
     """By engine and number; those that have arrived."""
     paths_s: dict[int, float] = field(default_factory=dict)
@@ -167,7 +169,7 @@ class _Simulation:
         self._next: tuple[float, ProgramTrace] | None = None
         self._begun = 0
         self._alive: dict[int, _Program] = {}
-        self._placed: dict[str, tuple[_Program, int, SimEngine]] = {}
+        self._placed: dict[str, tuple[_Program, int]] = {}
         # (time, kind, program or 0, call or number of the end): total, and arrivals go by program, then call.
         self._events: list[tuple[float, int, int, int, str]] = []
         self._ends: dict[str, int] = dict.fromkeys(self._engines, 0)
@@ -227,6 +229,7 @@ class _Simulation:
             left=len(trace.calls),
             to_come_s=sum(self._true_cost_s(call) for call in trace.calls),
             tokens_left=sum(max(1, call.decode_tokens) for call in trace.calls),
+            hint_error=self._draw_hint_error(self._begun),
         )
         self._alive[self._begun] = program
         self._peak = max(self._peak, len(self._alive))
@@ -234,6 +237,12 @@ class _Simulation:
         for call in trace.calls:
             if not call.parents:
                 self._schedule_call(program, call, now)
+
+    def _draw_hint_error(self, index: int) -> float:
+        sigma = self._settings.hint_sigma
+        return (
+            random.Random(f"hint:{self._settings.seed}:{index}").lognormvariate(0.0, sigma) if sigma else 1.0
+        )
 
     def _schedule_call(self, program: _Program, call: CallTrace, ready_s: float) -> None:
         at_s = ready_s + (call.gap_before_s or 0.0)
@@ -281,7 +290,7 @@ class _Simulation:
             expected_s=self._expect(program, trace),
         )
         program.calls[engine.name, number] = call
-        self._placed[call.call_id] = (program, number, engine)
+        self._placed[call.call_id] = (program, number)
         engine.submit(call, now)
         end_s = engine.cut(now)
         if end_s is not None:
@@ -295,11 +304,7 @@ class _Simulation:
             return program.to_come_s
         hint = None
         if self._settings.hint_sigma is not None:
-            # Each program's error is one draw: a client that expects too much expects too much throughout.
-            error = random.Random(f"hint:{self._settings.seed}:{program.index}").lognormvariate(
-                0.0, self._settings.hint_sigma
-            )
-            hint = Hint(tokens=program.tokens_left * error)
+            hint = Hint(tokens=program.tokens_left * program.hint_error)
         return self._estimator.expect(program.trace.source, program.service_s, hint)
 
     def _true_cost_s(self, call: CallTrace) -> float:
@@ -307,7 +312,7 @@ class _Simulation:
 
     def _end_stretch(self, engine: SimEngine, now: float) -> None:
         for call in engine.end(now):
-            program, number, _ = self._placed.pop(call.call_id)
+            program, number = self._placed.pop(call.call_id)
             self._finish_call(program, number, call, now)
 
     def _finish_call(self, program: _Program, number: int, call: EngineCall, now: float) -> None:

@@ -52,7 +52,6 @@ class CallTracker:
     """The calls inside one engine, from arrival to account."""
 
     def __init__(self, settings: PluginSettings) -> None:
-        self.config = settings.scheduler
         self.machine = Machine(settings.scheduler)
         self.sender = AccountSender(settings.accounting_socket)
         self.step = 0
@@ -88,7 +87,7 @@ class CallTracker:
         """Take in a call; its tokens are its expected size where nobody tells that of its program."""
         expected_s = identity.expected_s
         if not self.machine.policy.shares_size:
-            expected_s = self.config.nominal_service_s(prompt_tokens, max_tokens)
+            expected_s = self.machine.config.nominal_service_s(prompt_tokens, max_tokens)
         self.machine.arrive(
             request_id,
             identity.program_id,
@@ -120,13 +119,15 @@ class CallTracker:
         A call that had several tokens in the step was reading its prompt; one with a single token, writing.
         """
         self.step += 1
-        is_measured = self.config.service == "measured"
+        is_measured = self.machine.config.service == "measured"
         for request_id, tokens in scheduled_tokens.items():
             call = self._calls.get(request_id)
             if call is not None:
                 call.engine_steps += 1
                 if not is_measured:
-                    cost_s = self.config.nominal_service_s(*((tokens, 0) if tokens > 1 else (0, tokens)))
+                    cost_s = self.machine.config.nominal_service_s(
+                        *((tokens, 0) if tokens > 1 else (0, tokens))
+                    )
                 self.machine.charge(request_id, cost_s, now)
 
     def tick(self, now: float) -> list[str]:

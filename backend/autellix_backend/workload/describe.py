@@ -98,12 +98,12 @@ def describe(programs: Sequence[ProgramTrace]) -> Statistics:
 
 def critical_decode_tokens(program: ProgramTrace) -> int:
     """Return the most decode tokens on any chain of dependent calls."""
-    return _longest(program, [call.decode_tokens for call in program.calls])
+    return int(longest_chain(program, [call.decode_tokens for call in program.calls]))
 
 
 def program_depth(program: ProgramTrace) -> int:
     """Return the most calls on any chain of dependent calls."""
-    return _longest(program, [1] * len(program.calls))
+    return int(longest_chain(program, [1] * len(program.calls)))
 
 
 def program_width(program: ProgramTrace) -> float:
@@ -115,8 +115,9 @@ def program_width(program: ProgramTrace) -> float:
     return program.decode_tokens / critical if critical else 1.0
 
 
-def _longest(program: ProgramTrace, weights: Sequence[int]) -> int:
-    ends: list[int] = []
+def longest_chain(program: ProgramTrace, weights: Sequence[float]) -> float:
+    """Return the largest sum of the calls' weights along a chain of dependent calls."""
+    ends: list[float] = []
     for call, weight in zip(program.calls, weights, strict=True):
         ends.append(weight + max([ends[parent] for parent in call.parents], default=0))
     return max(ends)
