@@ -40,7 +40,7 @@ GOAL = 0.5
 """Ratio of mean program token latency to the baseline's that saturation should show."""
 TOLERANCE = 0.05
 MAX_CONTEXT_TOKENS = 2048
-LOW_LOAD_SHARE = 0.4
+LOW_LOAD_SHARE = 0.75
 """Share of the programs played below saturation: the same work takes longer there."""
 WARM_UP_TOKENS = 800
 REPEATED_CALIBRATION_SHARE = 0.4
