@@ -77,6 +77,7 @@ class Fitted:
             step_s=self.fit.step_s,
             decode_s=self.fit.decode_s,
             prefill_s=self.fit.prefill_s,
+            call_s=self.fit.call_s,
             block_tokens=BLOCK_TOKENS,
         )
 
@@ -207,6 +208,7 @@ def fit_backend(target: Target, slots: int, seconds: float, salt: str) -> Fitted
         Mix(name="one lane", lanes=1, prompt_tokens=64, answer_tokens=128),
         Mix(name="full batch", lanes=slots, prompt_tokens=64, answer_tokens=128),
         Mix(name="prompts", lanes=2, prompt_tokens=1024, answer_tokens=1),
+        Mix(name="short", lanes=2 * slots, prompt_tokens=64, answer_tokens=4),
         Mix(name="both", lanes=slots, prompt_tokens=256, answer_tokens=64),
     ]
     fit = fit_model(measure_mixes(mixes, play, seconds, lambda text: print(f"  {text}", file=sys.stderr)))
@@ -244,7 +246,7 @@ def backend(args: argparse.Namespace, policy: str, bounds: Sequence[float] | Non
     extra_args = ["--max-model-len", str(2 * MAX_CONTEXT_TOKENS), "--block-size", str(BLOCK_TOKENS)]
     extra_args += ["--max-num-batched-tokens", str(TOKEN_BUDGET)]
     settings = {
-        "gateway": {"port": 0},
+        "gateway": {"port": 0, "account_wait_s": 5.0},
         "engine": {"max_num_seqs": args.max_num_seqs, "extra_args": extra_args},
         "scheduler": scheduler,
     }
@@ -308,7 +310,12 @@ def report(found: Sequence[Compared], setting: Mapping[str, Any]) -> dict[str, A
     for both in found:
         fit = both.fitted.fit
         policies[both.policy] = {
-            "model": {"step_s": fit.step_s, "decode_s": fit.decode_s, "prefill_s": fit.prefill_s},
+            "model": {
+                "step_s": fit.step_s,
+                "decode_s": fit.decode_s,
+                "prefill_s": fit.prefill_s,
+                "call_s": fit.call_s,
+            },
             "fit_errors": dict(fit.errors),
             "overhead_s": both.fitted.overhead_s,
             "figures": {

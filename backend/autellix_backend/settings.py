@@ -25,6 +25,7 @@ from autellix_backend.core.policies import LIVE_POLICY_NAMES
 ENV_PREFIX = "AUTELLIX_"
 CACHE_DIR_VARIABLE = "AUTELLIX_CACHE_DIR"
 MAX_PORT = 65535
+MIN_SECRET_CHARACTERS = 16
 
 
 class SettingsError(ValueError):
@@ -73,6 +74,10 @@ class GatewaySettings:
     """How long an answered call waits for the engine's accounting before its receipt goes without."""
     shutdown_grace_s: float = 10.0
     """How long running calls may go on after SIGTERM."""
+    strict_identity: bool = False
+    """Whether a call that names a program needs the token of its session; else it is believed."""
+    token_secret: str | None = None
+    """What session tokens are signed with; None lets `autellix serve` keep one in `engine.state_dir`."""
     record_path: Path | None = None
     """Where each program is recorded when it ends, as a line of counts and timings; None records nothing."""
 
@@ -87,6 +92,8 @@ class GatewaySettings:
             _check_positive("gateway", self, name, zero_allowed=True)
         is_plain = self.record_path is None or self.record_path.suffix != ".gz"
         _check(is_plain, "gateway.record_path", f"is {self.record_path}", "a name that does not end in .gz")
+        is_long = self.token_secret is None or len(self.token_secret) >= MIN_SECRET_CHARACTERS
+        _check(is_long, "gateway.token_secret", "is too short", f"{MIN_SECRET_CHARACTERS} characters or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +225,8 @@ def settings_to_mapping(settings: Settings) -> dict[str, dict[str, object]]:
     gateway = dataclasses.asdict(settings.gateway)
     if settings.gateway.record_path is not None:
         gateway["record_path"] = str(settings.gateway.record_path)
+    if settings.gateway.token_secret is not None:
+        gateway["token_secret"] = "(hidden)"
     engine = dataclasses.asdict(settings.engine)
     engine |= {"state_dir": str(settings.engine.state_dir), "extra_args": list(settings.engine.extra_args)}
     return {"gateway": gateway, "engine": engine, "scheduler": dict(settings.scheduler.to_mapping())}

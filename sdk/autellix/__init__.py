@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from autellix._instrument import configure, instrument, start, uninstrument
-from autellix._programs import current, program
+from autellix._programs import current, end_program, program, propagate, session, thread
 
-__all__ = ["configure", "current", "instrument", "program", "uninstrument"]
+__all__ = [
+    "configure",
+    "current",
+    "end_program",
+    "instrument",
+    "program",
+    "propagate",
+    "session",
+    "thread",
+    "uninstrument",
+]
 
 start()
 del start

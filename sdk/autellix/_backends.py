@@ -1,6 +1,8 @@
-"""Owns which origins get headers: configured ones, else only this machine and its private network."""
+"""Owns which origins get headers: configured ones, else near hosts that have answered as Autellix."""
 
 from __future__ import annotations
+
+import threading
 
 from autellix import _config
 
@@ -8,10 +10,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from autellix._config import Origin
 
-NEW = "new"
-PENDING = "pending"
-REGISTERED = "registered"
-UNREACHABLE = "unreachable"
+ASKED = "asked"
+KNOWN = "known"
 FOREIGN = "foreign"
 
 PRIVATE_NETWORKS = (
@@ -25,56 +25,43 @@ PRIVATE_NETWORKS = (
     "fc00::/7",
     "fe80::/10",
 )
-FIRST_PAUSE_S = 5.0
-LONGEST_PAUSE_S = 60.0
 
 
 class Backend:
-    """What is known of one origin; `state` is one of the five constants above."""
+    """What is known of one origin; `state` is one of the three constants above.
 
-    __slots__ = (
-        "authorization",
-        "failures",
-        "heartbeat_due_s",
-        "heartbeat_s",
-        "origin",
-        "retry_at_s",
-        "root",
-        "state",
-    )
+    A configured origin is known from the start. Another one is asked: its first call waits for the answer,
+    for a moment, and no call carries headers before it.
+    """
 
-    def __init__(self, origin: Origin, root: str) -> None:
+    __slots__ = ("_is_decided", "authorization", "is_configured", "is_waited_for", "origin", "root", "state")
+
+    def __init__(self, origin: Origin, root: str, *, is_configured: bool) -> None:
         self.origin = origin
         self.root = root
+        self.is_configured = is_configured
         self.authorization: str | None = None
         self.renew()
 
     def renew(self) -> None:
-        """Forget what an earlier session learned."""
-        self.state = NEW
-        self.failures = 0
-        self.retry_at_s = 0.0
-        self.heartbeat_s = 0.0
-        self.heartbeat_due_s = float("inf")
+        """Forget that this origin was asked; what it is does not change with the session."""
+        self.state = KNOWN if self.is_configured else ASKED
+        self.is_waited_for = self.is_configured
+        self._is_decided = threading.Event()
 
-    def needs_start(self, now_s: float) -> bool:
-        """Tell whether a call should cause an attempt to start the session here."""
-        return self.state == NEW or (self.state == UNREACHABLE and now_s >= self.retry_at_s)
+    def decide(self, state: str) -> None:
+        """Record what the origin has turned out to be; ASKED if it did not answer. Ends the wait for it."""
+        self.state = state
+        self._is_decided.set()
 
-    def mark_registered(self, heartbeat_s: float, now_s: float) -> None:
-        """Record that the session has started here."""
-        self.state, self.failures = REGISTERED, 0
-        self.heartbeat_s, self.heartbeat_due_s = heartbeat_s, now_s + heartbeat_s
+    @property
+    def is_decided(self) -> bool:
+        """Whether the first attempt to ask has come to an end."""
+        return self._is_decided.is_set()
 
-    def mark_unreachable(self, now_s: float) -> None:
-        """Record a failed attempt; the next one waits twice as long as this one did."""
-        pause_s = min(FIRST_PAUSE_S * 2**self.failures, LONGEST_PAUSE_S)
-        self.state, self.failures = UNREACHABLE, self.failures + 1
-        self.retry_at_s, self.heartbeat_due_s = now_s + pause_s, float("inf")
-
-    def mark_foreign(self) -> None:
-        """Record that this origin is no Autellix backend."""
-        self.state, self.heartbeat_due_s = FOREIGN, float("inf")
+    def wait(self, limit_s: float) -> None:
+        """Wait until the first attempt to ask has come to an end."""
+        self._is_decided.wait(limit_s)
 
 
 def is_near(host: str) -> bool:
@@ -112,7 +99,7 @@ class Backends:
         self._seen = {}
 
     def find(self, scheme: str, host: str, port: int | None, path: str) -> Backend | None:
-        """Return the backend at an origin, or None if it gets no headers."""
+        """Return the backend at an origin, or None if it is none and gets no headers."""
         origin = (scheme, host, port or _config.PORTS.get(scheme, 0))
         try:
             backend = self._seen[origin]
@@ -123,11 +110,13 @@ class Backends:
 
     def _admit(self, origin: Origin, path: str) -> Backend | None:
         if self._configured:
-            return Backend(origin, self._configured[origin]) if origin in self._configured else None
+            if origin not in self._configured:
+                return None
+            return Backend(origin, self._configured[origin], is_configured=True)
         if origin[0] not in _config.PORTS or not is_near(origin[1]):
             return None
         root, found, _ = path.partition("/v1/")
-        return Backend(origin, root if found else "")
+        return Backend(origin, root if found else "", is_configured=False)
 
     def known(self) -> list[Backend]:
         """List the admitted origins."""

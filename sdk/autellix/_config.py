@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
 BASE_URL_VARIABLE = "AUTELLIX_BASE_URL"
 DISABLED_VARIABLE = "AUTELLIX_DISABLED"
+RAW_HTTP_VARIABLE = "AUTELLIX_RAW_HTTP"
+PROGRAM_ID_VARIABLE = "AUTELLIX_PROGRAM_ID"
+PROGRAM_NAME_VARIABLE = "AUTELLIX_PROGRAM_NAME"
+YES = frozenset({"1", "true", "yes", "on"})
 
 Origin = tuple[str, str, int]
 PORTS = {"http": 80, "https": 443}
@@ -19,7 +23,27 @@ PORTS = {"http": 80, "https": 443}
 
 def is_disabled() -> bool:
     """Tell whether the environment switches the client off."""
-    return os.environ.get(DISABLED_VARIABLE, "").strip().lower() in {"1", "true", "yes", "on"}
+    return os.environ.get(DISABLED_VARIABLE, "").strip().lower() in YES
+
+
+def wants_raw_http() -> bool:
+    """Tell whether the environment asks for bare HTTP clients to be annotated as well."""
+    return os.environ.get(RAW_HTTP_VARIABLE, "").strip().lower() in YES
+
+
+def program_of_environment() -> tuple[str | None, str | None]:
+    """Read the name and the id of the program that this process is part of; a malformed id counts as none."""
+    from autellix_wire import InvalidIdError, check_id
+
+    name = os.environ.get(PROGRAM_NAME_VARIABLE, "").strip() or None
+    program_id = os.environ.get(PROGRAM_ID_VARIABLE)
+    if program_id is not None:
+        try:
+            program_id = check_id(program_id, PROGRAM_ID_VARIABLE)
+        except InvalidIdError as error:
+            note("%s is ignored", error)
+            program_id = None
+    return name, program_id
 
 
 def parse_base_url(url: str) -> tuple[Origin, str]:

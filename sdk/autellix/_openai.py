@@ -1,21 +1,19 @@
-"""Annotates the calls of OpenAI clients: headers on each request, one call id over all retries.
+"""Annotates the calls of OpenAI and Anthropic clients: headers on each request, one call id over all retries.
 
 `BaseClient._build_request` is the one method that every request passes, sync or async, streamed or raw,
 whichever transport sends it; clients built earlier are covered since the class is patched. `request` wraps
-the tries of one call. The two meet by `options.idempotency_key`, which OpenAI clients copy over retries and
-do not send.
+the tries of one call. The two meet by `options.idempotency_key`, which these clients copy over retries and
+do not send. Both packages are made by the same generator, so the same patches fit them.
 """
 
 from __future__ import annotations
 
 import functools
 
-from autellix import _scope
-from autellix._backends import Backend, backends
+from autellix import _calls
+from autellix._calls import Call
 from autellix._safely import safely
-from autellix._session import current_session
-from autellix_wire import headers as names
-from autellix_wire.ids import format_parents
+from autellix._strand import ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,100 +21,61 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+    from autellix._backends import Backend
     from autellix._patching import Patches
 
-IMPLICIT = "implicit"
-TRUNCATED = "truncated"
 
+class Begun:
+    """A call in flight: how its tries are recognised, and whether its host is still to be waited for."""
 
-class Call:
-    """One call of the user's; its headers are made at the first try and kept for the retries."""
+    __slots__ = ("backend", "call", "key", "must_wait")
 
-    __slots__ = ("headers", "key")
-
-    def __init__(self, key: str) -> None:
+    def __init__(self, key: str, backend: Backend, *, must_wait: bool) -> None:
         self.key = key
-        self.headers: dict[str, str] | None = None
+        self.backend = backend
+        self.must_wait = must_wait
+        self.call = Call()
 
 
 class Calls:
     """The calls in flight, by idempotency key."""
 
     def __init__(self) -> None:
-        self._in_flight: dict[str, Call] = {}
+        self._in_flight: dict[str, Begun] = {}
 
-    def begin(self, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+    def begin(self, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Begun | None:
         """Recognise the tries of this call later; None if it is not for a backend."""
         options = kwargs["options"] if "options" in kwargs else args[1]
-        if options.method.lower() != "post" or _backend_of(client.base_url) is None:
+        if options.method.lower() != "post":
+            return None
+        backend = _calls.backend_of(client.base_url)
+        if backend is None:
             return None
         key = options.idempotency_key
         if key is None or key in self._in_flight:
-            key = options.idempotency_key = _scope.ids.make("key")
-        call = self._in_flight[key] = Call(key)
-        return call
+            key = options.idempotency_key = ids.make("key")
+        must_wait = not backend.is_waited_for and _calls.ask(backend, _authorization(client))
+        begun = self._in_flight[key] = Begun(key, backend, must_wait=must_wait)
+        return begun
 
-    def finish(self, call: Call | None) -> None:
+    def finish(self, begun: Begun | None) -> None:
         """Forget a call that has its answer or its error."""
-        if call is not None:
-            self._in_flight.pop(call.key, None)
+        if begun is not None:
+            self._in_flight.pop(begun.key, None)
 
     def annotate(self, options: Any, request: Any) -> None:
-        """Add our headers to a request for a backend; a header that the user has set stays."""
+        """Add our headers to a request, if it is a call to a backend."""
         if request.method != "POST":
             return
-        backend = _backend_of(request.url)
-        if backend is None:
-            return
-        call = self._in_flight.get(options.idempotency_key)
-        if call is None or call.headers is None:
-            headers = _headers(backend)
-            if call is not None:
-                call.headers = headers
-        else:
-            headers = call.headers
-        backend.authorization = request.headers.get("Authorization")
-        for name, value in headers.items():
-            request.headers.setdefault(name, value)
-        current_session().touch(backend)
+        backend = _calls.backend_of(request.url)
+        if backend is not None:
+            begun = self._in_flight.get(options.idempotency_key)
+            _calls.annotate(backend, request, None if begun is None else begun.call)
 
 
-def _backend_of(url: Any) -> Backend | None:
-    return backends.find(url.scheme, url.host, url.port, url.path)
-
-
-def _headers(backend: Backend) -> dict[str, str]:
-    strand = _scope.current_strand()
-    program = strand.program
-    call_id = _scope.ids.make("call")
-    parents = strand.advance(call_id)
-    program.origins.add(backend)
-    headers = {
-        names.SESSION_ID: current_session().session_id,
-        names.PROGRAM_ID: program.program_id,
-        names.THREAD_ID: str(strand.thread_id),
-        names.CALL_ID: call_id,
-    }
-    if program.name is not None:
-        headers[names.PROGRAM_NAME] = program.name
-    _add_expectations(headers, program)
-    if parents is not None:
-        headers[names.PARENT_IDS] = format_parents(parents)
-    flags = [IMPLICIT] * program.is_implicit + [TRUNCATED] * strand.is_truncated
-    strand.is_truncated = False
-    if flags:
-        headers[names.FLAGS] = ",".join(flags)
-    return headers
-
-
-def _add_expectations(headers: dict[str, str], program: _scope.Program) -> None:
-    """Say what the program expects yet: calls count down here; tokens are told once and count down there."""
-    made = program.calls_made
-    program.calls_made = made + 1
-    if program.expected_calls is not None and program.expected_calls > made:
-        headers[names.EXPECTED_CALLS] = str(program.expected_calls - made)
-    if program.expected_tokens is not None and made == 0:
-        headers[names.EXPECTED_TOKENS] = str(program.expected_tokens)
+def _authorization(client: Any) -> str | None:
+    headers = getattr(client, "auth_headers", None)
+    return headers.get("Authorization") if isinstance(headers, dict) else None
 
 
 calls = Calls()
@@ -135,11 +94,13 @@ def _make_build_request(original: Callable[..., Any]) -> Callable[..., Any]:
 def _make_request(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call = safely(calls.begin, self, args, kwargs)
+        begun = safely(calls.begin, self, args, kwargs)
         try:
+            if begun is not None and begun.must_wait:
+                _calls.wait_for_answer(begun.backend)
             return original(self, *args, **kwargs)
         finally:
-            calls.finish(call)
+            calls.finish(begun)
 
     return request
 
@@ -147,17 +108,19 @@ def _make_request(original: Callable[..., Any]) -> Callable[..., Any]:
 def _make_async_request(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     async def request(self: Any, *args: Any, **kwargs: Any) -> Any:
-        call = safely(calls.begin, self, args, kwargs)
+        begun = safely(calls.begin, self, args, kwargs)
         try:
+            if begun is not None and begun.must_wait:
+                await _calls.wait_for_answer_async(begun.backend)
             return await original(self, *args, **kwargs)
         finally:
-            calls.finish(call)
+            calls.finish(begun)
 
     return request
 
 
-def instrument_openai(patches: Patches, module: ModuleType) -> None:
-    """Patch the base classes of all OpenAI clients, as far as this version has them."""
+def instrument_client(patches: Patches, module: ModuleType) -> None:
+    """Patch the base classes of all clients in the package, as far as this version has them."""
     patches.apply(getattr(module, "BaseClient", None), "_build_request", _make_build_request)
     patches.apply(getattr(module, "SyncAPIClient", None), "request", _make_request)
     patches.apply(getattr(module, "AsyncAPIClient", None), "request", _make_async_request)

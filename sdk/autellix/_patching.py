@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     Make = Callable[[Any], Any]
     OnImport = Callable[[ModuleType], None]
 
+_INHERITED = object()
+
 
 class Patches:
     """The methods replaced so far; `revert` puts every original back."""
 
     def __init__(self) -> None:
-        self._applied: list[tuple[Any, str, Any, Any, bool]] = []
+        self._applied: list[tuple[Any, str, Any, Any]] = []
 
     def apply(self, owner: Any, name: str, make: Make) -> None:
         """Replace `owner.name` by `make(original)`; log and skip if there is no such method."""
@@ -30,19 +32,20 @@ class Patches:
             note("%r has no method %s: not instrumented", owner, name)
             return
         replacement = make(original)
-        self._applied.append((owner, name, original, replacement, name in vars(owner)))
+        # As it stands in the class: a class method, say, must come back as one.
+        self._applied.append((owner, name, vars(owner).get(name, _INHERITED), replacement))
         setattr(owner, name, replacement)
 
     def revert(self) -> None:
         """Restore the originals, newest first; one that somebody else has wrapped since stays, inert."""
         while self._applied:
-            owner, name, original, replacement, was_own = self._applied.pop()
+            owner, name, original, replacement = self._applied.pop()
             if vars(owner).get(name) is not replacement:
                 continue
-            if was_own:
-                setattr(owner, name, original)
-            else:
+            if original is _INHERITED:
                 delattr(owner, name)
+            else:
+                setattr(owner, name, original)
 
 
 class ImportHook:

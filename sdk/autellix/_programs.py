@@ -1,21 +1,24 @@
-"""Owns `program`: marks the calls of a block or of a function as one program."""
+"""Owns the scopes that a user opens, `program`, `thread` and `session`, and `propagate` for others."""
 
 from __future__ import annotations
 
 import functools
-from contextlib import contextmanager
+import sys
 
 from autellix import _scope
 from autellix._safely import safely
-from autellix._session import current_session
+from autellix._session import control, current_session
+from autellix._strand import Strand
 from autellix_wire import check_id
 from autellix_wire.ids import MAX_ID_BYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Iterator
-    from types import TracebackType
+    from collections.abc import AsyncGenerator, Callable, Generator
+    from types import FrameType, TracebackType
     from typing import Any, TypeVar
+
+    from autellix._strand import Program
 
     F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,12 +28,12 @@ class Identity:
 
     __slots__ = ("is_implicit", "name", "program_id", "session_id", "thread_id")
 
-    def __init__(self, strand: _scope.Strand) -> None:
+    def __init__(self, strand: Strand) -> None:
         self.program_id = strand.program.program_id
         self.name = strand.program.name
         self.is_implicit = strand.program.is_implicit
         self.thread_id = strand.thread_id
-        self.session_id = current_session().session_id
+        self.session_id = (strand.session or current_session()).session_id
 
     def __repr__(self) -> str:
         return f"Identity(program_id={self.program_id!r}, name={self.name!r}, thread_id={self.thread_id})"
@@ -47,6 +50,7 @@ def program(
     *,
     expected_calls: int | None = None,
     expected_tokens: int | None = None,
+    ends: bool = True,
 ) -> ProgramScope:
     """Mark calls as one program, as `with`, `async with`, or decorator of any kind of function.
 
@@ -55,47 +59,123 @@ def program(
         id: its id, if you have one already; without it every entry is another program.
         expected_calls: how many calls you expect it to make, for the policy `hinted`; a rough number helps.
         expected_tokens: how many tokens you expect its calls to generate in all, likewise.
+        ends: whether leaving its last scope ends it; False if another turn with the same id may follow.
 
     Raises:
         ValueError: if the id breaks the wire rules (1 to 256 printable ASCII characters), or an expectation
             is not a whole number above zero.
     """
-    return ProgramScope(name, id, expected_calls, expected_tokens)
+    return ProgramScope(name, id, expected_calls=expected_calls, expected_tokens=expected_tokens, ends=ends)
 
 
-class ProgramScope:
-    """What `program` returns: it may be entered any number of times, in any number of threads."""
+def thread(name: str | None = None) -> ThreadScope:
+    """Mark calls as made by one thread of the program in force, such as one agent of a team.
 
-    def __init__(
-        self,
-        name: str | None,
-        program_id: str | None,
-        expected_calls: int | None = None,
-        expected_tokens: int | None = None,
-    ) -> None:
-        self._name = None if name is None else _printable(name)
-        self._program_id = None if program_id is None else check_id(program_id, "id")
-        self._expected_calls = _above_zero(expected_calls, "expected_calls")
-        self._expected_tokens = _above_zero(expected_tokens, "expected_tokens")
-        self._entered: list[_scope.Strand] = []
+    Branches (threads, tasks, jobs) are threads by themselves; this is for a role that several of them play
+    in turn, or that one line of control plays for a while. The order of calls stays that of the code.
+
+    Args:
+        name: the same name is the same thread in all of the program; without it every entry is another one.
+    """
+    return ThreadScope(name)
+
+
+def session(
+    id: str | None = None,  # noqa: A002 - the word users expect
+    *,
+    ends: bool = True,
+) -> SessionScope:
+    """Group the programs inside into one session, such as a conversation, instead of the process's own.
+
+    Args:
+        id: its id; scopes of one id are one session. Without it every entry is another session.
+        ends: whether leaving its last scope ends it; False if it may be continued, by scopes of the same id.
+
+    Raises:
+        ValueError: if the id breaks the wire rules (1 to 256 printable ASCII characters).
+    """
+    return SessionScope(id, ends=ends)
+
+
+def propagate(function: F) -> F:
+    """Let a function run as a branch of the strand in force now, wherever and however often it is called.
+
+    For what the client does not follow by itself: queues of work, callbacks of foreign libraries.
+    """
+    import inspect
+
+    origin = _scope.fork()
+
+    def branch() -> Strand:
+        return Strand(origin.program, origin.frontier, session=origin.session, ancestors=origin.ancestors)
+
+    if inspect.iscoroutinefunction(function):
+
+        async def run_async(*args: Any, **kwargs: Any) -> Any:
+            strand = branch()
+            before = _scope.swap(strand)
+            try:
+                return await function(*args, **kwargs)
+            finally:
+                strand.is_closed = True
+                _scope.swap(before)
+
+        _scope.BOUNDARIES.add(run_async.__code__)
+        return functools.update_wrapper(run_async, function)  # type: ignore[return-value]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        strand = branch()
+        before = _scope.swap(strand)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            strand.is_closed = True
+            _scope.swap(before)
+
+    _scope.BOUNDARIES.add(run.__code__)
+    return functools.update_wrapper(run, function)  # type: ignore[return-value]
+
+
+class Scope:
+    """A block or a function whose calls belong together; any number of threads may enter it at once.
+
+    Subclasses say what is put in force on the way in, and what its end means.
+    """
+
+    def __init__(self) -> None:
+        self._entered: list[Strand] = []
+
+    def _open(self, previous: Strand | None) -> Strand:
+        raise NotImplementedError
+
+    def _close(self, strand: Strand) -> None:
+        """Do what the end of the scope means beyond taking it out of force."""
+
+    def enter_at(self, frame: FrameType | None) -> Strand:
+        """Open the scope for the code that runs at a frame."""
+        strand = self._open(_scope.top())
+        _scope.push(strand, frame)
+        self._entered.append(strand)
+        return strand
+
+    def leave(self, strand: Strand) -> None:
+        """Close what `enter_at` has opened."""
+        self._entered.remove(strand)
+        _scope.pull(strand)
+        self._close(strand)
 
     def __enter__(self) -> Identity:
-        strand = self._open(_scope.top())
-        _scope.swap(strand)
-        self._entered.append(strand)
-        return Identity(strand)
+        return Identity(self.enter_at(sys._getframe(1)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         top = _scope.top()
         # Usually the innermost scope here; one entered elsewhere, or left out of order, is closed too.
-        strand = top if top is not None and top in self._entered else self._entered[-1]
-        self._entered.remove(strand)
-        _close(strand)
+        self.leave(top if top is not None and top in self._entered else self._entered[-1])
 
     async def __aenter__(self) -> Identity:
-        return self.__enter__()
+        return Identity(self.enter_at(sys._getframe(1)))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -103,7 +183,7 @@ class ProgramScope:
         self.__exit__(kind, error, traceback)
 
     def __call__(self, function: F) -> F:
-        """Make every run of the function a program."""
+        """Open the scope around every run of the function."""
         import inspect
 
         if inspect.isasyncgenfunction(function):
@@ -116,111 +196,171 @@ class ProgramScope:
             wrapper = self._wrap_function(function)
         return functools.update_wrapper(wrapper, function)  # type: ignore[return-value]
 
-    def _open(self, previous: _scope.Strand | None) -> _scope.Strand:
-        program = _scope.open_program(self._name, self._program_id)
-        program.expected_calls = self._expected_calls or program.expected_calls
-        program.expected_tokens = self._expected_tokens or program.expected_tokens
-        return _scope.Strand(program, (), previous=previous)
+    # The wrappers do not use `with self`: one scope serves all runs of the function, and each leaves its own.
 
     def _wrap_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            with self:
+            strand = self.enter_at(sys._getframe())
+            try:
                 return function(*args, **kwargs)
+            finally:
+                self.leave(strand)
 
         return run
 
     def _wrap_coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
         async def run(*args: Any, **kwargs: Any) -> Any:
-            with self:
+            strand = self.enter_at(sys._getframe())
+            try:
                 return await function(*args, **kwargs)
+            finally:
+                self.leave(strand)
 
         return run
 
     def _wrap_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-            steps = _Steps(self._open(None))
+            strand = self.enter_at(sys._getframe())
             try:
-                return (yield from _drive(steps, function(*args, **kwargs)))
+                # Not `yield from`: closing this generator would then close the inner one off this frame.
+                generator = function(*args, **kwargs)
+                step = functools.partial(generator.send, None)
+                while True:
+                    try:
+                        value = step()
+                    except StopIteration as stop:
+                        return stop.value
+                    try:
+                        sent = yield value
+                    except GeneratorExit:
+                        generator.close()
+                        raise
+                    except BaseException as error:  # noqa: BLE001 - handed to the user's generator, as `yield from` does
+                        step = functools.partial(generator.throw, error)
+                    else:
+                        step = functools.partial(generator.send, sent)
             finally:
-                _close(steps.base)
+                self.leave(strand)
 
         return run
 
     def _wrap_async_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
         async def run(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-            steps = _Steps(self._open(None))
-            generator = function(*args, **kwargs)
-            step = functools.partial(generator.asend, None)
+            strand = self.enter_at(sys._getframe())
             try:
+                generator = function(*args, **kwargs)
+                step = functools.partial(generator.asend, None)
                 while True:
-                    with steps.running():
-                        try:
-                            value = await step()
-                        except StopAsyncIteration:
-                            return
+                    try:
+                        value = await step()
+                    except StopAsyncIteration:
+                        return
                     try:
                         sent = yield value
                     except GeneratorExit:
-                        with steps.running():
-                            await generator.aclose()
+                        await generator.aclose()
                         raise
                     except BaseException as error:  # noqa: BLE001 - handed to the user's generator, as `yield from` does
                         step = functools.partial(generator.athrow, error)
                     else:
                         step = functools.partial(generator.asend, sent)
             finally:
-                _close(steps.base)
+                self.leave(strand)
 
         return run
 
 
-class _Steps:
-    """The scope of a generator: in force while it runs, and only then, whoever drives it."""
+class ProgramScope(Scope):
+    """What `program` returns."""
 
-    def __init__(self, base: _scope.Strand) -> None:
-        self.base = base
-        self._top: _scope.Strand | None = base
+    def __init__(
+        self,
+        name: str | None,
+        program_id: str | None,
+        *,
+        expected_calls: int | None = None,
+        expected_tokens: int | None = None,
+        ends: bool = True,
+        is_implicit: bool = False,
+    ) -> None:
+        super().__init__()
+        self._name = None if name is None else printable(name)
+        self._program_id = None if program_id is None else check_id(program_id, "id")
+        self._expected_calls = _above_zero(expected_calls, "expected_calls")
+        self._expected_tokens = _above_zero(expected_tokens, "expected_tokens")
+        self._ends = ends
+        self._is_implicit = is_implicit
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        before = _scope.swap(self._top)
-        try:
-            yield
-        finally:
-            # The generator may be suspended inside scopes of its own: they wait with it.
-            self._top = _scope.swap(before)
+    def _open(self, previous: Strand | None) -> Strand:
+        program = _scope.open_program(self._name, self._program_id, ends=self._ends)
+        program.expected_calls = self._expected_calls or program.expected_calls
+        program.expected_tokens = self._expected_tokens or program.expected_tokens
+        program.is_implicit = self._is_implicit
+        session = None if previous is None else previous.session
+        return Strand(program, program.trail, session=session, previous=previous)
 
-
-def _drive(steps: _Steps, generator: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    step = functools.partial(generator.send, None)
-    while True:
-        with steps.running():
-            try:
-                value = step()
-            except StopIteration as stop:
-                return stop.value
-        try:
-            sent = yield value
-        except GeneratorExit:
-            with steps.running():
-                generator.close()
-            raise
-        except BaseException as error:  # noqa: BLE001 - handed to the user's generator, as `yield from` does
-            step = functools.partial(generator.throw, error)
-        else:
-            step = functools.partial(generator.send, sent)
+    def _close(self, strand: Strand) -> None:
+        if _scope.close_program(strand.program, strand.gather()):
+            safely(announce_end, strand.program)
 
 
-def _close(strand: _scope.Strand) -> None:
-    """Leave a scope; if its program is over, tell the backends that saw it."""
-    strand.is_closed = True
-    if _scope.close_program(strand.program):
-        safely(_announce_end, strand.program)
+class ThreadScope(Scope):
+    """What `thread` returns."""
+
+    def __init__(self, name: str | None) -> None:
+        super().__init__()
+        self._name = name
+
+    def _open(self, previous: Strand | None) -> Strand:
+        parent = previous or _scope.current_strand()
+        number = None if self._name is None else parent.program.number_of(self._name)
+        # A branch that its parent waits for: once it is closed, the parent's next call comes after its calls.
+        return _scope.branch_of(parent, previous=parent, number=number)
 
 
-def _announce_end(program: _scope.Program) -> None:
+class SessionScope(Scope):
+    """What `session` returns."""
+
+    def __init__(self, session_id: str | None, *, ends: bool = True) -> None:
+        super().__init__()
+        self._session_id = None if session_id is None else check_id(session_id, "id")
+        self._ends = ends
+
+    def _open(self, previous: Strand | None) -> Strand:
+        parent = previous or _scope.current_strand()
+        strand = _scope.branch_of(parent, previous=parent, number=parent.thread_id)
+        strand.session = control().open_session(self._session_id, ends=self._ends)
+        return strand
+
+    def _close(self, strand: Strand) -> None:
+        if strand.session is not None:
+            control().close_session(strand.session)
+
+
+def root_scope(
+    name: str | None, program_id: str | None = None, *, ends: bool = True, is_implicit: bool = False
+) -> ProgramScope | None:
+    """Return the scope for a framework's run, or None if it runs inside a program that has been named."""
+    if not _scope.current_strand().program.is_implicit:
+        return None
+    return ProgramScope(name, program_id, ends=ends, is_implicit=is_implicit)
+
+
+def end_program(program_id: str) -> None:
+    """End a program of several turns, of which no scope is open; without such a program this does nothing.
+
+    Raises:
+        ValueError: if the id breaks the wire rules.
+    """
+    program = _scope.end_lasting(check_id(program_id, "program_id"))
+    if program is not None:
+        safely(announce_end, program)
+
+
+def announce_end(program: Program) -> None:
+    """Tell the backends that saw a program that it is over."""
     for backend in program.origins:
-        current_session().end_program(backend, program.program_id)
+        control().end_program(backend, program.program_id)
 
 
 def _above_zero(value: int | None, field: str) -> int | None:
@@ -229,7 +369,7 @@ def _above_zero(value: int | None, field: str) -> int | None:
     return value
 
 
-def _printable(name: str) -> str:
+def printable(name: str) -> str:
     """Write a name as a header can carry it: what is not printable ASCII becomes %XX."""
     if name.isascii() and name.isprintable():
         return name.strip()[:MAX_ID_BYTES]

@@ -1,232 +1,42 @@
-"""Owns who is calling: programs, their strands of control, and the link from a strand to those it spawned.
+"""Owns where the strands in force hang, and their look-up.
 
-Theory. A *strand* is one line of control inside one program: a thread, a task, an executor's job, or the
-body of a `with program(...)`. The strand in force hangs on its *holder*: the asyncio task that runs, else
-the operating system's thread. Nothing is copied at a switch between tasks, so an `await` costs nothing.
+Theory. The strand in force hangs on its *holder*: the asyncio task that runs, else the operating system's
+thread. Nothing is copied at a switch between tasks, so an `await` costs nothing.
 
 - `with program(...)` pushes a strand that remembers the one below; leaving marks it closed, and a look-up
   skips closed strands. So scopes may close in any order, and in another thread than the one that opened
   them.
+- A scope that a generator opens belongs to the generator's frame, not to the thread: it is in force where
+  that frame is on the stack, so it waits while the generator is suspended, whoever drives it, and its
+  consumer never sees it. Looking it up walks the stack, but only while such scopes are open at all.
 - A spawn creates the child's strand from the spawner's, with the calls that the child depends on. A task
   carries it as an attribute. A thread carries it on its Thread object, and pulls it at its first look-up.
-- `frontier` is the set of calls that the strand's next call depends on: None if unknown, empty for a root.
-  A call replaces it by itself. A child that has finished brings its own frontier in, instead of what it was
-  spawned from.
-- Thread ids are given at a strand's first call and returned when the strand is collected, so they stay
-  small and no live sibling shares one. The free list is a plain list: a finalizer may run anywhere and must
-  take no lock.
 """
 
 from __future__ import annotations
 
-import itertools
-import os
 import sys
 import threading
 import weakref
+from collections import OrderedDict
 
-from autellix_wire import MAX_PARENTS
+from autellix._strand import MAX_ANCESTORS, Passport, Program, Strand, ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import CodeType, FrameType
     from typing import Any
-
-    from autellix._backends import Backend
 
 ATTRIBUTE = "_autellix_strand"
 """The attribute that carries the strand on a task or on a Thread object."""
-
-
-class Ids:
-    """Makes ids that are unique among processes: a random prefix per process, then a counter."""
-
-    def __init__(self) -> None:
-        self.renew()
-
-    def renew(self) -> None:
-        """Take another prefix: a forked child must not continue its parent's numbers."""
-        self._prefix = os.urandom(8).hex()
-        self._numbers = itertools.count(1)
-
-    def make(self, kind: str) -> str:
-        """Return the next id, such as `call-<prefix>-<number>`."""
-        return f"{kind}-{self._prefix}-{next(self._numbers)}"
-
-
-ids = Ids()
-
-
-class Program:
-    """One run of an agent: what its calls have in common."""
-
-    __slots__ = (
-        "_next_number",
-        "calls_made",
-        "expected_calls",
-        "expected_tokens",
-        "free_numbers",
-        "has_called",
-        "is_implicit",
-        "is_named_by_user",
-        "lock",
-        "name",
-        "origins",
-        "program_id",
-        "uses",
-    )
-
-    def __init__(self, name: str | None, program_id: str | None, *, is_implicit: bool = False) -> None:
-        self.name = name
-        self.is_named_by_user = program_id is not None
-        self.is_implicit = is_implicit
-        self.uses = 0
-        self.program_id = program_id or ids.make("program")
-        self.expected_calls: int | None = None
-        self.expected_tokens: int | None = None
-        self._start()
-
-    def _start(self) -> None:
-        self.lock = threading.Lock()
-        self.has_called = False
-        self.calls_made = 0
-        self.origins: set[Backend] = set()
-        self.free_numbers: list[int] = []
-        self._next_number = itertools.count()
-
-    def renew(self) -> None:
-        """Become the forked child's own program; an id that the user chose stays the user's choice."""
-        if not self.is_named_by_user:
-            self.program_id = ids.make("program")
-        self._start()
-
-    def take_number(self) -> int:
-        """Return a thread id that no live strand of this program has."""
-        try:
-            return self.free_numbers.pop()
-        except IndexError:
-            return next(self._next_number)
-
-
-class Strand:
-    """One line of control inside a program."""
-
-    __slots__ = (
-        "__weakref__",
-        "_free_numbers",
-        "_number",
-        "children",
-        "frontier",
-        "holder",
-        "inherited",
-        "is_closed",
-        "is_joined",
-        "is_truncated",
-        "parent",
-        "previous",
-        "program",
-    )
-
-    def __init__(
-        self,
-        program: Program,
-        frontier: tuple[str, ...] | None,
-        *,
-        parent: weakref.ref[Strand] | None = None,
-        previous: Strand | None = None,
-    ) -> None:
-        self.program = program
-        self.frontier = frontier
-        self.inherited = frontier
-        self.parent = parent
-        self.previous = previous
-        self.holder: weakref.ref[Any] | None = None
-        self.children: list[Strand] = []
-        self.is_closed = False
-        self.is_joined = False
-        self.is_truncated = False
-        self._number: int | None = None
-
-    def __del__(self) -> None:
-        if self._number is not None:
-            self._free_numbers.append(self._number)
-
-    @property
-    def thread_id(self) -> int:
-        """The strand's number inside its program, taken at the first use."""
-        if self._number is None:
-            self._number = self.program.take_number()
-            # Remembered, because a forked child's program starts another list.
-            self._free_numbers = self.program.free_numbers
-        return self._number
-
-    def is_finished(self) -> bool:
-        """Tell whether this strand makes no further call."""
-        if self.is_closed:
-            return True
-        if self.holder is None:
-            return False
-        holder = self.holder()
-        if holder is None:
-            return True
-        return bool(holder.done() if hasattr(holder, "done") else not holder.is_alive())
-
-    def gather(self) -> tuple[str, ...] | None:
-        """Bring in the calls of finished children, and return the frontier."""
-        if self.children:
-            with self.program.lock:
-                self._absorb_finished()
-        return self.frontier
-
-    def _absorb_finished(self) -> None:
-        running = []
-        for child in self.children:
-            if not child.is_finished():
-                running.append(child)
-                continue
-            child._absorb_finished()
-            running += child.children
-            # What the child was spawned from is an ancestor of what it did: it is implied.
-            implied = set(child.inherited or ())
-            own = [call for call in self.frontier or () if call not in implied]
-            own += [call for call in child.frontier or () if call not in own]
-            self.is_truncated |= child.is_truncated or len(own) > MAX_PARENTS
-            self.frontier = tuple(own[-MAX_PARENTS:])
-        self.children = running[-MAX_PARENTS:]
-
-    def advance(self, call_id: str) -> tuple[str, ...] | None:
-        """Record that the strand makes this call; return the calls it depends on."""
-        self._join_family()
-        parents = self.gather()
-        self.frontier = (call_id,)
-        self.program.has_called = True
-        return parents
-
-    def _join_family(self) -> None:
-        """At the first call, tell the live ancestors: each may wait for the strand below it one day."""
-        strand = self
-        while not strand.is_joined:
-            strand.is_joined = True
-            parent = strand._live_ancestor()
-            if parent is None:
-                return
-            with parent.program.lock:
-                parent._add_child(strand)
-            strand = parent
-
-    def _live_ancestor(self) -> Strand | None:
-        parent = None if self.parent is None else self.parent()
-        while parent is not None and parent.is_finished() and parent.parent is not None:
-            parent = parent.parent()
-        return parent
-
-    def _add_child(self, child: Strand) -> None:
-        if len(self.children) >= MAX_PARENTS:
-            self._absorb_finished()
-        if len(self.children) >= MAX_PARENTS:
-            # More could not be listed as parents anyway; keeping them would be a leak.
-            self.is_truncated = True
-            del self.children[0]
-        self.children.append(child)
+MAX_LASTING = 4096
+"""How many programs between two turns are remembered."""
+GENERATOR_FLAGS = 0x20 | 0x200
+"""Of code objects: generators and async generators, but not coroutines."""
+BOUNDARIES: set[CodeType] = set()
+"""Code that runs a strand of its own on somebody else's stack: what lies further out does not count there."""
+SCOPE_HELPERS = frozenset({"contextlib", "_pytest.fixtures"})
+"""Modules that drive a generator for the sake of the scope it opens: that is for the code around it."""
 
 
 class Holders:
@@ -236,12 +46,24 @@ class Holders:
         self.local = threading.local()
         self.implicit = Program(None, None, is_implicit=True)
         self.explicit: dict[str, Program] = {}
+        self.lasting: OrderedDict[str, Program] = OrderedDict()
+        self.frames: dict[FrameType, Strand] = {}
         self.lock = threading.Lock()
         self.running_loop: Any = None
         self.current_task: Any = None
 
 
 _state = Holders()
+
+
+def name_process(name: str | None, program_id: str | None) -> None:
+    """Name the program that the process is without a word from its code."""
+    implicit = _state.implicit
+    implicit.name = name or implicit.name
+    if program_id is not None:
+        implicit.program_id, implicit.is_named_by_user = program_id, True
+    # A framework's run belongs to a process that has been named.
+    implicit.is_implicit = name is None and program_id is None
 
 
 def watch_asyncio() -> None:
@@ -264,7 +86,17 @@ def _thread() -> threading.Thread | None:
 
 
 def top() -> Strand | None:
-    """Return the open strand that hangs on the running task or thread, if there is one."""
+    """Return the open strand in force here, if there is one."""
+    hung = _hung()
+    if _state.frames:
+        owned = _owned_by_frames(sys._getframe(1))
+        if owned is not None and not _stands_on(hung, owned):
+            return owned
+    return hung
+
+
+def _hung() -> Strand | None:
+    """Return the open strand that hangs on the running task or thread."""
     task = _task()
     if task is not None:
         strand: Strand | None = getattr(task, ATTRIBUTE, None)
@@ -274,10 +106,76 @@ def top() -> Strand | None:
     else:
         strand = getattr(_state.local, "strand", None) or getattr(_thread(), ATTRIBUTE, None)
     if strand is not None and strand.is_closed:
-        while strand is not None and strand.is_closed:
+        while strand is not None and (strand.is_closed or strand.frame is not None):
             strand = strand.previous
         swap(strand)
     return strand
+
+
+def _owned_by_frames(frame: FrameType | None) -> Strand | None:
+    """Return the scope of the innermost running generator that has one open, in this task or job."""
+    task = _task()
+    root = None if task is None else getattr(task.get_coro(), "cr_frame", None)
+    while frame is not None:
+        strand = _state.frames.get(frame)
+        if strand is not None:
+            while strand is not None and strand.is_closed:
+                below = strand.previous
+                strand = below if below is not None and below.frame is frame else None
+            if strand is not None:
+                return strand
+        if frame is root or frame.f_code in BOUNDARIES:
+            return None
+        frame = frame.f_back
+    return None
+
+
+def _stands_on(strand: Strand | None, owned: Strand) -> bool:
+    """Tell whether a strand was opened inside another, and so lies further inside than it."""
+    while strand is not None and strand is not owned:
+        strand = strand.previous
+    return strand is owned
+
+
+def owner_of(frame: FrameType | None) -> FrameType | None:
+    """Return the generator that opens a scope at a frame, if it is one that suspends with the scope open.
+
+    A generator that `contextlib` drives opens the scope for the code of its `with` statement.
+    """
+    while frame is not None:
+        if frame.f_globals.get("__name__") in SCOPE_HELPERS:
+            frame = frame.f_back
+        elif not frame.f_code.co_flags & GENERATOR_FLAGS:
+            return None
+        elif frame.f_back is not None and frame.f_back.f_globals.get("__name__") in SCOPE_HELPERS:
+            frame = frame.f_back
+        else:
+            return frame
+    return None
+
+
+def push(strand: Strand, frame: FrameType | None) -> None:
+    """Put a scope in force: in the generator that opens it at this frame, else in the task or thread."""
+    owner = owner_of(frame)
+    if owner is None:
+        swap(strand)
+    else:
+        strand.frame = owner
+        _state.frames[owner] = strand
+
+
+def pull(strand: Strand) -> None:
+    """Take a scope out of force, wherever it was entered."""
+    strand.is_closed = True
+    frame = strand.frame
+    if frame is not None:
+        below = _state.frames.get(frame)
+        while below is not None and below.is_closed:
+            below = below.previous if below.previous is not None and below.previous.frame is frame else None
+        if below is None:
+            _state.frames.pop(frame, None)
+        else:
+            _state.frames[frame] = below
 
 
 def swap(strand: Strand | None) -> Strand | None:
@@ -305,8 +203,28 @@ def current_strand() -> Strand:
 
 def fork() -> Strand:
     """Make the strand of a branch that the running strand is about to spawn."""
-    parent = current_strand()
-    return Strand(parent.program, parent.gather(), parent=weakref.ref(parent))
+    return branch_of(current_strand())
+
+
+def branch_of(parent: Strand, **options: Any) -> Strand:
+    """Make the strand of a branch of this one."""
+    point = parent.branch_point
+    frontier = parent.gather() if point is None else point.frontier
+    ancestors = (weakref.ref(parent), *parent.ancestors[: MAX_ANCESTORS - 1])
+    return Strand(parent.program, frontier, session=parent.session, ancestors=ancestors, **options)
+
+
+class Together:
+    """A `with` block that only spawns: none of its branches waits for another, however soon that finishes."""
+
+    __slots__ = ("_before", "_strand")
+
+    def __enter__(self) -> None:
+        strand = self._strand = current_strand()
+        self._before, strand.branch_point = strand.branch_point, strand.trail()
+
+    def __exit__(self, *_: object) -> None:
+        self._strand.branch_point = self._before
 
 
 def spawning(strand: Strand | None) -> Strand | None:
@@ -323,24 +241,60 @@ def adopt(holder: Any, strand: Strand | None) -> None:
         strand.holder = weakref.ref(holder)
 
 
-def open_program(name: str | None, program_id: str | None) -> Program:
-    """Return the program to enter: the live one of this id, else a fresh one."""
+def open_program(name: str | None, program_id: str | None, *, ends: bool = True) -> Program:
+    """Return the program to enter: the one of this id, open or between two turns, else a fresh one."""
     with _state.lock:
         program = _state.explicit.get(program_id) if program_id else None
+        if program is None and program_id is not None:
+            program = _state.lasting.pop(program_id, None)
         if program is None:
             program = Program(name, program_id)
-            _state.explicit[program.program_id] = program
+        program.ends = ends
+        _state.explicit[program.program_id] = program
         program.uses += 1
         return program
 
 
-def close_program(program: Program) -> bool:
-    """Leave a program; tell whether this was its last use in the process."""
+def close_program(program: Program, trail: tuple[str, ...] | None) -> bool:
+    """Leave a program; tell whether this was its end."""
     with _state.lock:
         program.uses -= 1
-        if program.uses == 0:
-            _state.explicit.pop(program.program_id, None)
-        return program.uses == 0
+        if program.uses > 0:
+            return False
+        _state.explicit.pop(program.program_id, None)
+        if program.ends:
+            return not program.is_guest
+        program.trail = trail
+        _state.lasting[program.program_id] = program
+        while len(_state.lasting) > MAX_LASTING:
+            _state.lasting.popitem(last=False)
+        return False
+
+
+def end_lasting(program_id: str) -> Program | None:
+    """Forget a program between two turns, because it is over; return it."""
+    with _state.lock:
+        return _state.lasting.pop(program_id, None)
+
+
+def issue_passport(strand: Strand) -> Passport:
+    """Write down what a branch of this strand in another process needs."""
+    program = strand.program
+    session_id = None if strand.session is None else strand.session.session_id
+    return Passport(program.program_id, program.name, program.is_implicit, session_id, strand.gather())
+
+
+def admit(passport: Passport) -> Program:
+    """Return the program of a passport, which another process owns."""
+    with _state.lock:
+        program = _state.explicit.get(passport.program_id)
+        if program is None:
+            program = Program(
+                passport.name, passport.program_id, is_implicit=passport.is_implicit, is_guest=True
+            )
+            _state.explicit[program.program_id] = program
+        program.uses += 1
+        return program
 
 
 def set_mute(is_mute: bool) -> bool:
@@ -357,13 +311,15 @@ def is_mute() -> bool:
 
 def after_fork_in_child() -> None:
     """Give the child its own ids; locks that another thread held at the fork are replaced."""
+    strand = top()
     ids.renew()
     _state.lock = threading.Lock()
+    _state.lasting.clear()
     for program in (_state.implicit, *_state.explicit.values()):
         program.renew()
     _state.explicit = {program.program_id: program for program in _state.explicit.values()}
-    strand = top()
     while strand is not None:
         # The parent's calls and threads are not part of the child's program.
-        strand.frontier, strand.children, strand.parent, strand._number = (), [], None, None
+        strand.frontier, strand.children, strand.ancestors, strand._number = (), [], (), None
+        strand.session = None
         strand = strand.previous

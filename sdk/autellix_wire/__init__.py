@@ -10,6 +10,7 @@ from autellix_wire.headers import (
     FINAL,
     FLAGS,
     IDENTITY_SOURCE,
+    INTERCEPTIONS,
     PARENT_IDS,
     PROGRAM_ID,
     PROGRAM_NAME,
@@ -23,7 +24,9 @@ from autellix_wire.ids import (
     MAX_PARENTS,
     InvalidIdError,
     check_id,
+    format_interceptions,
     format_parents,
+    parse_interceptions,
     parse_parents,
 )
 from autellix_wire.paths import API_PREFIX, PROGRAMS_PATH, SESSIONS_PATH
@@ -37,6 +40,7 @@ __all__ = [
     "FINAL",
     "FLAGS",
     "IDENTITY_SOURCE",
+    "INTERCEPTIONS",
     "MAX_ID_BYTES",
     "MAX_PARENTS",
     "PARENT_IDS",
@@ -50,6 +54,8 @@ __all__ = [
     "THREAD_ID",
     "InvalidIdError",
     "check_id",
+    "format_interceptions",
     "format_parents",
+    "parse_interceptions",
     "parse_parents",
 ]

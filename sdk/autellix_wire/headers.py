@@ -13,6 +13,8 @@ FLAGS = "X-Autellix-Flags"
 FINAL = "X-Autellix-Final"
 EXPECTED_CALLS = "X-Autellix-Expected-Calls"
 EXPECTED_TOKENS = "X-Autellix-Expected-Tokens"
+INTERCEPTIONS = "X-Autellix-Interceptions"
+"""Tools that ran since the calls it depends on: name=seconds, comma separated."""
 
 IDENTITY_SOURCE = "X-Autellix-Identity-Source"
 ENGINE = "X-Autellix-Engine"

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 MAX_ID_BYTES = 256
 MAX_PARENTS = 64
+MAX_TOOL_CHARACTERS = 64
 ROOT = "-"
 
 
@@ -52,3 +53,39 @@ def parse_parents(value: str | None, field: str) -> tuple[str, ...] | None:
     if len(parents) > MAX_PARENTS:
         raise InvalidIdError(field, f"lists {len(parents)} parents, more than {MAX_PARENTS}")
     return parents
+
+
+def format_interceptions(interceptions: Iterable[tuple[str, float]]) -> str:
+    """List tools and the seconds they took, for the Interceptions header; an odd character becomes `_`."""
+    parts = []
+    for name, seconds in list(interceptions)[:MAX_PARENTS]:
+        plain = "".join(
+            char if char.isascii() and (char.isalnum() or char in "-_.") else "_" for char in name
+        )
+        parts.append(f"{plain[:MAX_TOOL_CHARACTERS] or '_'}={max(0.0, seconds):.3f}")
+    return ",".join(parts)
+
+
+def parse_interceptions(value: str | None, field: str) -> tuple[tuple[str, float], ...]:
+    """Read an Interceptions header; nothing if it is absent.
+
+    Raises:
+        InvalidIdError: if a part is not name=seconds, or there are more than MAX_PARENTS.
+    """
+    if value is None or not value.strip():
+        return ()
+    parts = value.split(",")
+    if len(parts) > MAX_PARENTS:
+        raise InvalidIdError(field, f"lists {len(parts)} tools, more than {MAX_PARENTS}")
+    return tuple(_parse_interception(part, field) for part in parts)
+
+
+def _parse_interception(part: str, field: str) -> tuple[str, float]:
+    name, _, text = part.partition("=")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds < float("inf"):
+        raise InvalidIdError(field, f"holds {part!r}, which is not name=seconds")
+    return check_id(name, field), seconds

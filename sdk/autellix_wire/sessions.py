@@ -54,17 +54,20 @@ class SessionStarted:
     session_id: str
     heartbeat_s: float
     version: str
+    token: str | None = None
+    """What the session's calls send along to prove that the ids are the client's own."""
 
     def to_bytes(self) -> bytes:
         """Encode the body."""
-        return json.dumps(
-            {
-                "session_id": self.session_id,
-                "heartbeat_s": self.heartbeat_s,
-                "server": SERVER,
-                "version": self.version,
-            }
-        ).encode()
+        fields = {
+            "session_id": self.session_id,
+            "heartbeat_s": self.heartbeat_s,
+            "server": SERVER,
+            "version": self.version,
+        }
+        if self.token is not None:
+            fields["token"] = self.token
+        return json.dumps(fields).encode()
 
     @classmethod
     def from_bytes(cls, body: bytes) -> SessionStarted:
@@ -83,6 +86,7 @@ class SessionStarted:
             session_id=_text(fields, "session_id") or "",
             heartbeat_s=float(heartbeat_s),
             version=_text(fields, "version") or "",
+            token=_text(fields, "token"),
         )
 
 

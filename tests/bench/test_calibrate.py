@@ -70,5 +70,5 @@ def test_rho_is_offered_tokens_over_capacity() -> None:
     calls = sum(len(program.calls) for program in programs)
     assert bounds[0] == pytest.approx(tokens / calls * 0.002, rel=1e-3)
     assert [later / earlier for earlier, later in itertools.pairwise(bounds)] == pytest.approx(
-        [4.0] * 4, rel=1e-3
+        [2.0] * 8, rel=1e-3
     )

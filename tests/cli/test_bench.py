@@ -6,14 +6,14 @@ import argparse
 import asyncio
 import json
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-import uvicorn
+from tests.serving import listening
 
 from autellix_backend.cli import bench
 from autellix_backend.cli.main import main
@@ -50,19 +50,9 @@ def program(name: str, arrival_s: float | None = None, calls: int = 2) -> Progra
     )
 
 
-@asynccontextmanager
-async def gateway(engine: Engine, **settings: Any) -> AsyncIterator[str]:
+def gateway(engine: Engine, **settings: Any) -> AbstractAsyncContextManager[str]:
     whole = Settings(gateway=GatewaySettings(**settings), scheduler=SchedulerConfig(policy="plas"))
-    server = uvicorn.Server(uvicorn.Config(create_app(whole, engine), port=0, log_config=None))
-    task = asyncio.create_task(server.serve())
-    async with asyncio.timeout(10):
-        while not (server.started or task.done()):  # noqa: ASYNC110 - the server has no event for it
-            await asyncio.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await task
+    return listening(create_app(whole, engine))
 
 
 def with_fake_engine(behaviour: FakeBehaviour, use: Callable[[str], int], **settings: Any) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
+from tests.serving import listening
 
 from autellix_backend.bench.results import CallResult
 from autellix_backend.cli.main import main
@@ -246,24 +246,14 @@ def test_bad_scheduler_settings_name_their_option(capsys: pytest.CaptureFixture[
 # calibrate
 
 
-@asynccontextmanager
-async def gateway(engine: Engine) -> AsyncIterator[str]:
+def gateway(engine: Engine) -> AbstractAsyncContextManager[str]:
     """Serve a gateway in front of an engine."""
     settings = Settings(
         gateway=GatewaySettings(account_wait_s=5.0),
         engine=EngineSettings(max_num_seqs=4),
         scheduler=SchedulerConfig(policy="plas"),
     )
-    server = uvicorn.Server(uvicorn.Config(create_app(settings, engine), port=0, log_config=None))
-    task = asyncio.create_task(server.serve())
-    async with asyncio.timeout(10):
-        while not (server.started or task.done()):  # noqa: ASYNC110 - the server has no event for it
-            await asyncio.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await task
+    return listening(create_app(settings, engine))
 
 
 def behind_gateway(engine: Engine, use: Callable[[str], int]) -> int:

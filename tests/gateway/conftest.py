@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-import uvicorn
+from tests.serving import listening
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
@@ -82,7 +82,7 @@ def wait_until() -> Callable[[Callable[[], bool]], Any]:
 @pytest.fixture
 def listen() -> Callable[[Any], AbstractAsyncContextManager[str]]:
     """Serve an app on a free port."""
-    return _listening
+    return listening
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def serve() -> Serve:
                 program_idle_s=settings.gateway.program_idle_s,
                 session_ttl_s=LOST_HEARTBEATS * settings.gateway.heartbeat_s,
             )
-            async with _listening(create_app(settings, engine, store=store)) as url:
+            async with listening(create_app(settings, engine, store=store)) as url:
                 async with aiohttp.ClientSession() as client:
                     rig = Rig(url, client, engine, store)
                     yield rig
@@ -120,15 +120,3 @@ def serve() -> Serve:
             await engine.stop()
 
     return run
-
-
-@asynccontextmanager
-async def _listening(app: Any) -> AsyncIterator[str]:
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=2))
-    task = asyncio.create_task(server.serve())
-    await until(lambda: server.started or task.done())
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await task

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 import autellix
-from autellix import _config
-from autellix._backends import Backend, Backends, is_near
+from autellix import _backends, _config
+from autellix._backends import Backends, is_near
+from autellix._session import Link
 
 
 @pytest.mark.parametrize(
@@ -83,18 +84,18 @@ def test_foreign_origin_gets_nothing() -> None:
     backends = Backends()
     backend = backends.find("http", "localhost", 1, "/v1/x")
     assert backend is not None
-    backend.mark_foreign()
+    backend.decide(_backends.FOREIGN)
     assert backends.find("http", "localhost", 1, "/v1/x") is None
 
 
 def test_attempts_at_an_unreachable_backend_get_rarer() -> None:
-    backend = Backend(("http", "localhost", 1), "")
+    link = Link()
     pauses = []
     for _ in range(6):
-        assert backend.needs_start(now_s=backend.retry_at_s)
-        backend.mark_unreachable(now_s=100.0)
-        assert not backend.needs_start(now_s=100.0)
-        pauses.append(backend.retry_at_s - 100.0)
+        assert link.needs_start(now_s=link.retry_at_s)
+        link.mark_unreachable(now_s=100.0)
+        assert not link.needs_start(now_s=100.0)
+        pauses.append(link.retry_at_s - 100.0)
     assert pauses == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
 
 

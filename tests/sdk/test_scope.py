@@ -13,6 +13,7 @@ import pytest
 
 import autellix
 from autellix import _scope
+from autellix._strand import Strand
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -299,7 +300,7 @@ def test_chain_of_tasks_keeps_nothing_alive(sdk: None) -> None:
             while tasks:
                 await tasks.pop()
             gc.collect()
-            strands = [thing for thing in gc.get_objects() if type(thing) is _scope.Strand]
+            strands = [thing for thing in gc.get_objects() if type(thing) is Strand]
             assert len(strands) < 100
 
     asyncio.run(main())

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 import autellix
-from autellix import _backends, _session
+from autellix import _backends, _exchange, _session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,10 +36,14 @@ def wait_until(is_true: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-def state_of(backend: Recording) -> str:
+def record_of(backend: Recording) -> _backends.Backend:
     found = _backends.backends._seen[("http", "127.0.0.1", backend.port)]
     assert found is not None
-    return found.state
+    return found
+
+
+def link_to(backend: Recording) -> _session.Link:
+    return _session.current_session().links[record_of(backend)]
 
 
 def test_first_call_starts_the_session_once(sdk: None, backend: Recording) -> None:
@@ -60,7 +64,7 @@ def test_no_call_no_session(sdk: None, backend: Recording) -> None:
 
 
 def test_call_does_not_wait_for_the_session(sdk: None, make_backend: Callable[..., Recording]) -> None:
-    slow = make_backend(delay_s=1.0)
+    slow = make_backend(control_delay_s=1.0)
     started_s = time.monotonic()
     ask(slow)
     assert time.monotonic() - started_s < 0.9
@@ -89,16 +93,70 @@ def test_heartbeats_and_return_after_a_restart(sdk: None, make_backend: Callable
     backend.wait_for("POST", "/heartbeat", count=2)
     backend.is_forgetful = True
     wait_until(lambda: sum(entry[1].endswith("/sessions") for entry in backend.control) >= 2)
-    assert state_of(backend) == _backends.REGISTERED
+    wait_until(lambda: link_to(backend).state == _session.REGISTERED)
 
 
-def test_foreign_backend_gets_no_more_headers(sdk: None, make_backend: Callable[..., Recording]) -> None:
+def test_foreign_backend_never_gets_headers(sdk: None, make_backend: Callable[..., Recording]) -> None:
+    """A near host is asked what it is; its first call waits for the answer."""
     foreign = make_backend(is_autellix=False)
-    ask(foreign)
-    wait_until(lambda: state_of(foreign) == _backends.FOREIGN)
-    ask(foreign)
-    assert [name for name in foreign.calls[1] if name.startswith("x-autellix")] == []
+    ask(foreign, count=2)
+    assert record_of(foreign).state == _backends.FOREIGN
+    for call in foreign.calls:
+        assert [name for name in call if name.startswith("x-autellix")] == []
     assert len(foreign.control) == 1
+
+
+def test_host_that_is_slow_to_tell_costs_a_moment_once(
+    sdk: None, make_backend: Callable[..., Recording]
+) -> None:
+    slow = make_backend(control_delay_s=0.5)
+    ask(slow, count=1)
+    started_s = time.monotonic()
+    ask(slow, count=3)
+    assert time.monotonic() - started_s < 0.3
+    assert all("x-autellix-call-id" not in call for call in slow.calls)
+    wait_until(lambda: record_of(slow).state == _backends.KNOWN)
+    ask(slow)
+    assert "x-autellix-call-id" in slow.calls[-1]
+
+
+def test_configured_backend_gets_headers_at_once(sdk: None, make_backend: Callable[..., Recording]) -> None:
+    slow = make_backend(control_delay_s=0.5)
+    autellix.configure(slow.url)
+    ask(slow)
+    assert "x-autellix-call-id" in slow.calls[0]
+
+
+def test_token_is_sent_once_it_is_there(sdk: None, make_backend: Callable[..., Recording]) -> None:
+    backend = make_backend(token="signed")
+    ask(backend)
+    assert backend.calls[0]["x-autellix-session-token"] == "signed"
+
+
+def test_session_scope_groups_programs_and_ends(sdk: None, backend: Recording) -> None:
+    ask(backend)
+    with autellix.session("conversation") as identity:
+        assert identity.session_id == "conversation"
+        ask(backend)
+        with autellix.program("a"):
+            ask(backend)
+    ask(backend)
+    sessions = [call["x-autellix-session-id"] for call in backend.calls]
+    assert sessions[1:3] == ["conversation", "conversation"]
+    assert sessions[0] == sessions[3] != "conversation"
+    assert backend.calls[1]["x-autellix-program-id"] == backend.calls[0]["x-autellix-program-id"]
+    backend.wait_for("DELETE", "/sessions/conversation")
+
+
+def test_session_that_goes_on_is_not_ended(sdk: None, backend: Recording) -> None:
+    for _ in range(2):
+        with autellix.session("conversation", ends=False):
+            ask(backend)
+    with autellix.program("last"):
+        ask(backend)
+    backend.wait_for("DELETE", "/programs/")
+    assert not [entry for entry in backend.control if entry[:2] == ("DELETE", "/sessions/conversation")]
+    assert len([entry for entry in backend.control if '"conversation"' in entry[2]]) == 1
 
 
 @pytest.mark.parametrize(
@@ -119,8 +177,8 @@ def test_broken_backend_is_tried_again_later(sdk: None, reply: bytes) -> None:
         thread.start()
         backend = _backends.backends.find("http", "127.0.0.1", port, "/v1/x")
         assert backend is not None
-        _session.current_session().touch(backend)
-        wait_until(lambda: backend.state == _backends.UNREACHABLE)
+        link = _session.control().touch(backend, _session.current_session())
+        wait_until(lambda: link.state == _session.UNREACHABLE)
         thread.join()
 
 
@@ -147,8 +205,8 @@ def test_uninstrument_ends_the_session(sdk: None, backend: Recording) -> None:
 
 
 def test_https_is_spoken_to_https_backends(sdk: None) -> None:
-    backend = _backends.Backend(("https", "127.0.0.1", 9), "")
-    connection = _session._connect(backend, 0.1)
+    backend = _backends.Backend(("https", "127.0.0.1", 9), "", is_configured=True)
+    connection = _exchange.connect(backend, 0.1)
     assert type(connection).__name__ == "HTTPSConnection"
 
 

@@ -25,4 +25,4 @@ def test_the_first_bound_is_half_a_mean_call_s_cost_and_the_others_double() -> N
     program = ProgramTrace(source="s", program_id="p", calls=(first, second))
 
     bounds = choose_bounds(model, [program])
-    assert bounds == pytest.approx([0.13 * 4**level for level in range(5)])
+    assert bounds == pytest.approx([0.13 * 2**level for level in range(9)])

@@ -11,7 +11,7 @@ import pytest
 from autellix_backend.sim.calibrate import FitError, MeasuredCall, fit_model, predicted_s
 from autellix_backend.sim.model import EngineModel
 
-MODEL = EngineModel(step_s=0.012, decode_s=0.0007, prefill_s=0.00009)
+MODEL = EngineModel(step_s=0.012, decode_s=0.0007, prefill_s=0.00009, call_s=0.004)
 
 
 def call(
@@ -55,10 +55,9 @@ def test_a_call_is_charged_the_steps_of_all_that_overlap_with_it() -> None:
     """Two calls: one reads in the step in which the other writes its second token."""
     first, second = call("m", 1, 3, 10), call("m", 2, 2, 30)
 
-    s, d, p = MODEL.step_s, MODEL.decode_s, MODEL.prefill_s
-    assert predicted_s(MODEL, [first, second]) == pytest.approx(
-        [(s + 10 * p) + (s + d + 30 * p) + (s + 2 * d), (s + d + 30 * p) + (s + 2 * d)]
-    )
+    s, d, p, a = MODEL.step_s, MODEL.decode_s, MODEL.prefill_s, MODEL.call_s
+    joint_s = (s + d + 30 * p + a) + (s + 2 * d)
+    assert predicted_s(MODEL, [first, second]) == pytest.approx([(s + 10 * p + a) + joint_s, joint_s])
 
 
 def test_mixes_do_not_overlap() -> None:
@@ -72,7 +71,8 @@ def test_the_fit_gives_back_the_times() -> None:
     """Without noise exactly, and no mix has an error."""
     found = fit_model(measured([*alone(), *batch(), *prompts()]))
 
-    assert (found.step_s, found.decode_s, found.prefill_s) == pytest.approx((0.012, 0.0007, 0.00009))
+    times = (found.step_s, found.decode_s, found.prefill_s, found.call_s)
+    assert times == pytest.approx((0.012, 0.0007, 0.00009, 0.004))
     assert found.errors == pytest.approx({"alone": 0, "batch": 0, "prompts": 0}, abs=1e-9)
     assert found.calls == 11
 
@@ -111,7 +111,7 @@ def test_no_time_is_below_zero() -> None:
 @pytest.mark.parametrize("calls", [[], alone(), [*alone(), *prompts()][:1]])
 def test_calls_that_leave_a_time_open_are_refused(calls: list[MeasuredCall]) -> None:
     """Calls of one kind cannot tell the times apart."""
-    with pytest.raises(FitError, match="do not tell step_s, decode_s, prefill_s apart"):
+    with pytest.raises(FitError, match="do not tell step_s, decode_s, prefill_s, call_s apart"):
         fit_model(calls)
 
 

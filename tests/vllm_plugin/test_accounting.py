@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from autellix_backend.vllm_plugin import accounting
 from autellix_backend.vllm_plugin.accounting import AccountSender
 
 
@@ -28,14 +30,38 @@ def test_sends_to_the_socket(receiver: socket.socket) -> None:
     sender.close()
 
 
-def test_counts_what_a_full_socket_drops(receiver: socket.socket) -> None:
-    """A receiver that does not read never blocks the sender."""
+def test_what_a_full_socket_has_no_room_for_arrives_later(receiver: socket.socket) -> None:
+    """A receiver that does not read never blocks the sender, and misses nothing, in order."""
     sender = AccountSender(receiver.getsockname())
-    results = [sender.send(b"x" * 1000) for _ in range(5000)]
+    messages = [str(number).encode() for number in range(500)]
+    assert all(sender.send(message) for message in messages)
+    assert [receiver.recv(100) for _ in messages] == messages
+    assert sender.dropped_records == 0
+    assert sender.send(b"after")
+    assert receiver.recv(100) == b"after"
+    sender.close()
+
+
+def test_counts_what_it_cannot_keep(receiver: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounting, "MAX_PENDING", 20)
+    sender = AccountSender(receiver.getsockname())
+    results = [sender.send(b"x" * 1000) for _ in range(200)]
     assert results[0]
     assert not results[-1]
-    assert sender.dropped_records == results.count(False)
-    sender.close()
+    assert sender.dropped_records == results.count(False) > 100
+
+
+def test_a_receiver_that_goes_away_costs_its_messages(receiver: socket.socket) -> None:
+    sender = AccountSender(receiver.getsockname())
+    for _ in range(100):
+        sender.send(b"x" * 1000)
+    Path(receiver.getsockname()).unlink()
+    receiver.close()
+    deadline = time.monotonic() + 5
+    while sender.sent_records + sender.dropped_records < 100:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert sender.dropped_records > 0
 
 
 def test_counts_what_nobody_receives(tmp_path: Path) -> None:

@@ -40,8 +40,10 @@ GOAL = 0.5
 """Ratio of mean program token latency to the baseline's that saturation should show."""
 TOLERANCE = 0.05
 MAX_CONTEXT_TOKENS = 2048
-LOW_LOAD_SHARE = 0.75
+LOW_LOAD_SHARE = 0.6
 """Share of the programs played below saturation: the same work takes longer there."""
+ACCOUNT_WAIT_S = 5.0
+"""Patience of the gateways: a figure in steps needs the account, and a busy machine may stall for a while."""
 WARM_UP_TOKENS = 800
 REPEATED_CALIBRATION_SHARE = 0.4
 """How long the speed is measured before each turn of the policies, as a share of the first time."""
@@ -169,7 +171,8 @@ def _launch(
         "max_num_seqs": args.max_num_seqs,
         "extra_args": ["--max-model-len", str(2 * MAX_CONTEXT_TOKENS)],
     }
-    settings = {"gateway": {"port": 0}, "engine": engine, "scheduler": scheduler}
+    gateway = {"port": 0, "account_wait_s": ACCOUNT_WAIT_S}
+    settings = {"gateway": gateway, "engine": engine, "scheduler": scheduler}
     backend = stack.enter_context(BackendProcess(policy, args.model, settings, args.out))
     backend.launch()
     return backend

@@ -6,13 +6,16 @@ import argparse
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import sys
 from collections.abc import Callable, Generator
+from dataclasses import replace
 
 import uvicorn
 import uvloop
+from fastapi import FastAPI
 
 from autellix_backend.cli.options import add_setting_options, settings_from_args
 from autellix_backend.engines.base import Engine
@@ -20,12 +23,15 @@ from autellix_backend.engines.factory import make_engine
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.record import check_writable
+from autellix_backend.gateway.watches import Watches
 from autellix_backend.settings import GatewaySettings, Given, Settings, SettingsError
 
 EXIT_INTERRUPTED = 130
 EXIT_FAILURE = 1
 BACKLOG = 2048
 WATCH_PERIOD_S = 1.0
+SECRET_NAME = "token-secret"
+SECRET_BYTES = 32
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +70,9 @@ async def serve(settings: Settings) -> int:
                 # In a thread: it may have to generate the demo model.
                 engine = await asyncio.to_thread(make_engine, settings)
                 await _start(engine)
-            server = _Server(_server_config(settings, engine), _ready_line(settings, engine, listener))
+            app = create_app(_with_token_secret(settings), engine)
+            ready_line = _ready_line(settings, engine, listener)
+            server = _Server(_server_config(settings, app), ready_line, app.state.watches)
             with server.signals_end():
                 await _serve_and_watch(server, listener, engine)
             return 0 if server.started else EXIT_FAILURE
@@ -97,9 +105,10 @@ def bind(gateway: GatewaySettings) -> socket.socket:
 class _Server(uvicorn.Server):
     """Uvicorn without its own signal handling, which ends the process before the engine is stopped."""
 
-    def __init__(self, config: uvicorn.Config, ready_line: str) -> None:
+    def __init__(self, config: uvicorn.Config, ready_line: str, watches: Watches) -> None:
         super().__init__(config)
         self._ready_line = ready_line
+        self._watches = watches
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -119,6 +128,7 @@ class _Server(uvicorn.Server):
     def _end(self) -> None:
         self.force_exit = self.should_exit
         self.should_exit = True
+        self._watches.release()
 
 
 async def _start(engine: Engine) -> None:
@@ -147,9 +157,28 @@ async def _report_death(engine: Engine) -> None:
         await asyncio.sleep(WATCH_PERIOD_S)
 
 
-def _server_config(settings: Settings, engine: Engine) -> uvicorn.Config:
+def _with_token_secret(settings: Settings) -> Settings:
+    """Keep the secret of session tokens over restarts, where nobody has set one."""
+    if settings.gateway.token_secret is not None:
+        return settings
+    path = settings.engine.state_dir / SECRET_NAME
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            contextlib.suppress(FileExistsError),
+            os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file,
+        ):
+            file.write(secrets.token_hex(SECRET_BYTES))
+        gateway = replace(settings.gateway, token_secret=path.read_text(encoding="ascii"))
+    except (OSError, UnicodeDecodeError, SettingsError) as error:
+        print(f"autellix: session tokens will not outlive this process: {error}", file=sys.stderr)
+        return settings
+    return replace(settings, gateway=gateway)
+
+
+def _server_config(settings: Settings, app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(
-        create_app(settings, engine),
+        app,
         http="httptools",
         ws="none",
         lifespan="on",

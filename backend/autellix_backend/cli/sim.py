@@ -74,6 +74,7 @@ def _preset_table(engines: list[EngineModel]) -> Table:
         "step (ms)": lambda e: f"{e.step_s * 1e3:.3g}",
         "per writing call (ms)": lambda e: f"{e.decode_s * 1e3:.3g}",
         "per prompt token (ms)": lambda e: f"{e.prefill_s * 1e3:.3g}",
+        "per call (ms)": lambda e: f"{e.call_s * 1e3:.3g}",
         "KV blocks": lambda e: "no bound" if e.kv_blocks is None else str(e.kv_blocks),
         "swap of a block (us)": lambda e: f"{e.swap_block_s * 1e6:.3g}",
         "of a transfer (us)": lambda e: f"{e.swap_transfer_s * 1e6:.3g}",

@@ -1,9 +1,10 @@
 """`autellix sim calibrate`: fit an engine model to a live engine behind an Autellix gateway.
 
-Four closed-loop mixes are played by the client of `autellix bench`: one lane of long answers, a full batch of
-long answers, long prompts with answers of one token, and a full batch of long prompts with long answers. The
-first three would determine the three times; with the fourth, the errors say whether the model holds. A first
-short round of each warms the engine up and tells how many calls fill the time.
+Five closed-loop mixes are played by the client of `autellix bench`: one lane of long answers, a full batch of
+long answers, long prompts with answers of one token, short calls with two lanes a slot, and a full
+batch of long prompts with long answers. The first four would determine the four times; with the fifth, the
+errors say whether the model holds. A first short round of each warms the engine up and tells how many calls
+fill the time.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from autellix_backend.workload.schema import CallTrace, ProgramTrace
 
 SHORT_PROMPT_TOKENS = 16
 WARM_UP_TOKENS = 32
+SHORT_ANSWER_TOKENS = 4
 PROMPT_LANES = 2
 MOST_CALLS = 64
 """Calls of one lane at most: more make the fit no better."""
@@ -126,7 +128,8 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     console.print(_table(fit, measured))
     print(
-        f"step_s {fit.step_s:.3g}, decode_s {fit.decode_s:.3g}, prefill_s {fit.prefill_s:.3g} "
+        f"step_s {fit.step_s:.3g}, decode_s {fit.decode_s:.3g}, prefill_s {fit.prefill_s:.3g}, "
+        f"call_s {fit.call_s:.3g} "
         f"(batch of {slots}, {fit.calls} calls)"
     )
     if args.out is not None:
@@ -195,6 +198,7 @@ def _mixes(args: argparse.Namespace, slots: int) -> list[Mix]:
         Mix(name="one lane", lanes=1, prompt_tokens=short, answer_tokens=answer),
         Mix(name="full batch", lanes=slots, prompt_tokens=short, answer_tokens=answer),
         Mix(name="prompts", lanes=PROMPT_LANES, prompt_tokens=args.prompt_tokens, answer_tokens=1),
+        Mix(name="short", lanes=2 * slots, prompt_tokens=short, answer_tokens=SHORT_ANSWER_TOKENS),
         Mix(name="both", lanes=slots, prompt_tokens=args.prompt_tokens, answer_tokens=answer),
     ]
 
@@ -272,6 +276,7 @@ def _engine(model_name: str, slots: int, fit: ModelFit) -> EngineModel:
         step_s=fit.step_s,
         decode_s=fit.decode_s,
         prefill_s=fit.prefill_s,
+        call_s=fit.call_s,
     )
 
 

@@ -14,11 +14,8 @@ __all__ = ["CALL_LEVELS", "SERVICE_KINDS", "SchedulerConfig", "bounds_for", "spr
 
 
 def spread_bounds(first_s: float, levels: int) -> tuple[float, ...]:
-    """Return upper bounds (s) of all levels but the last: the first, and each four times the one before.
-
-    Doubling levels gain no more and lengthen the tail: docs/results/sensitivity.md.
-    """
-    return tuple(first_s * 4.0**level for level in range(levels - 1))
+    """Return upper bounds (s) of all levels but the last: the first, and each twice the one before."""
+    return tuple(first_s * 2.0**level for level in range(levels - 1))
 
 
 def bounds_for(mean_call_s: float) -> tuple[float, ...]:
@@ -26,8 +23,8 @@ def bounds_for(mean_call_s: float) -> tuple[float, ...]:
     return tuple(round(bound, 4) for bound in spread_bounds(mean_call_s / 2, CALL_LEVELS))
 
 
-DEFAULT_BOUNDS = spread_bounds(0.5, 7)
-CALL_LEVELS = 6
+DEFAULT_BOUNDS = spread_bounds(0.25, 13)
+CALL_LEVELS = 10
 SERVICE_KINDS = ("measured", "tokens")
 # Weights of the fair-serving literature: decoding a token costs about twice what prefilling one does.
 PROMPT_WEIGHT = 1.0

@@ -19,15 +19,15 @@ from autellix_backend.gateway.calls import CallDesk
 from autellix_backend.gateway.errors import install_error_handlers
 from autellix_backend.gateway.openai_api import CALL_PATHS, MODELS_PATH, CallEndpoint, ModelsEndpoint
 from autellix_backend.gateway.record import ProgramRecorder
-from autellix_backend.gateway.sessions_api import SessionsApi
+from autellix_backend.gateway.sessions_api import LOST_HEARTBEATS, SessionsApi
+from autellix_backend.gateway.tokens import TokenGuard
 from autellix_backend.gateway.upstream import Upstream
+from autellix_backend.gateway.watches import Watches
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.settings import GatewaySettings, Settings
 from autellix_backend.stores.base import ProgramStore, Reaped
 from autellix_backend.stores.memory import MemoryStore
 
-LOST_HEARTBEATS = 3
-"""Heartbeats that a client may miss before its session ends."""
 REAP_PERIOD_S = 1.0
 
 logger = logging.getLogger(__name__)
@@ -54,6 +54,8 @@ def create_app(
     store = store or _make_store(settings)
     metrics = GatewayMetrics()
     recorder = _make_recorder(settings.gateway, metrics, clock)
+    guard = TokenGuard(settings.gateway.token_secret, is_strict=settings.gateway.strict_identity, clock=clock)
+    watches = Watches()
     upstream = Upstream(engine, settings.gateway, metrics.retries.labels(engine.name).inc)
     desk = CallDesk(
         store,
@@ -89,12 +91,14 @@ def create_app(
     install_error_handlers(app)
     for path in CALL_PATHS:
         endpoint = CallEndpoint(
-            path, upstream, desk, engine=engine.name, max_body_bytes=settings.gateway.max_body_bytes
+            path, upstream, desk, guard, engine=engine.name, max_body_bytes=settings.gateway.max_body_bytes
         )
         app.router.routes.append(Route(path, endpoint, methods=["POST"]))
     app.router.routes.append(Route(MODELS_PATH, ModelsEndpoint(upstream), methods=["GET"]))
     app.router.routes.extend(AdminApi(settings, engine, store, desk, metrics, clock).routes())
-    app.router.routes.extend(SessionsApi(store, clock, settings.gateway.heartbeat_s, recorder).routes())
+    sessions = SessionsApi(store, clock, settings.gateway.heartbeat_s, guard, watches, recorder)
+    app.router.routes.extend(sessions.routes())
+    app.state.watches = watches
     return app
 
 

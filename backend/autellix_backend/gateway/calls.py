@@ -283,6 +283,8 @@ def _call_start(identity: Identity, key: str) -> CallStart:
         session_id=identity.session,
         name=identity.name,
         hint=identity.hint,
+        flags=identity.flags,
+        interceptions=identity.interceptions,
     )
 
 

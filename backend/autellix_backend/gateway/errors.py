@@ -2,6 +2,7 @@
 
 GatewayError
 ├── InvalidRequestError      400  a malformed body, header or id
+├── SessionTokenError        401  the token of the call's session is missing or wrong
 ├── NotFoundError            404  no such program or session
 ├── BodyTooLargeError        413  the body exceeds the limit
 ├── EngineUnavailableError   503  no engine answers; the call may be repeated
@@ -19,6 +20,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+
+from autellix_wire import SESSION_TOKEN, SESSIONS_PATH
 
 RETRY_AFTER_S = 1
 """What a client is told to wait when no engine answers."""
@@ -54,6 +57,28 @@ class InvalidRequestError(GatewayError):
     status = HTTPStatus.BAD_REQUEST
     type = "invalid_request_error"
     code = "invalid_request"
+
+
+class SessionTokenError(GatewayError):
+    """The call does not prove that its ids are its own; a client that is still starting may come back."""
+
+    status = HTTPStatus.UNAUTHORIZED
+    type = "invalid_request_error"
+    code = "invalid_session_token"
+
+    def __init__(self, problem: str, *, can_retry: bool) -> None:
+        super().__init__(
+            f"{SESSION_TOKEN}: the token {problem}; expected the one that POST {SESSIONS_PATH} answered "
+            "for the session of this call (gateway.strict_identity is on)",
+            param=SESSION_TOKEN,
+        )
+        self._can_retry = can_retry
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Tell an OpenAI client, which retries no 401 by itself, whether to come back."""
+        retry = {"x-should-retry": "true", "retry-after-ms": "200"} if self._can_retry else {}
+        return {**retry, **self.receipt}
 
 
 class NotFoundError(GatewayError):

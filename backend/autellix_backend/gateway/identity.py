@@ -18,6 +18,7 @@ from autellix_wire import (
     EXPECTED_TOKENS,
     FINAL,
     FLAGS,
+    INTERCEPTIONS,
     PARENT_IDS,
     PROGRAM_ID,
     PROGRAM_NAME,
@@ -25,6 +26,7 @@ from autellix_wire import (
     THREAD_ID,
     InvalidIdError,
     check_id,
+    parse_interceptions,
     parse_parents,
 )
 
@@ -33,7 +35,9 @@ VLLM_SESSION_FIELD = "session_id"
 MAIN_THREAD = "0"
 MAX_EXPECTED_DIGITS = 12
 
-Source = Literal["program-header", "session-header", "x-session-id", "body-session-id", "request"]
+Source = Literal[
+    "program-header", "session-header", "x-session-id", "body-session-id", "request", "foreign-token"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +55,13 @@ class Identity:
     source: Source
     hint: Hint | None = None
     """What the client expects of the program from this call on."""
+    interceptions: tuple[tuple[str, float], ...] = ()
+    """Tools that the client ran since the calls this one depends on, and their seconds."""
 
     @property
     def is_anonymous(self) -> bool:
-        """Say whether the program is this one request, because nothing named it."""
-        return self.source == "request"
+        """Say whether the program is this one request, because nothing named it that is to be believed."""
+        return self.source in ("request", "foreign-token")
 
 
 def identify(headers: Mapping[str, str], body_session: object, new_id: Callable[[], str]) -> Identity:
@@ -85,6 +91,7 @@ def _identify(headers: Mapping[str, str], body_session: object, new_id: Callable
         is_final=_is_final(headers),
         source=source,
         hint=_hint(headers),
+        interceptions=parse_interceptions(headers.get(INTERCEPTIONS.lower()), INTERCEPTIONS),
     )
 
 

@@ -22,6 +22,7 @@ from autellix_backend.gateway.errors import (
 )
 from autellix_backend.gateway.identity import identify
 from autellix_backend.gateway.streaming import DoneSplitter, error_event, receipt_comment
+from autellix_backend.gateway.tokens import TokenGuard
 from autellix_backend.gateway.upstream import Upstream, request_headers, response_headers
 from autellix_backend.gateway.usage import StreamTail, read_usage
 from autellix_wire import CALL_ID, ENGINE, IDENTITY_SOURCE, PROGRAM_ID, QUEUE_LEVEL
@@ -38,11 +39,19 @@ class CallEndpoint:
     """ASGI app of one path that makes calls: chat completions or completions."""
 
     def __init__(
-        self, path: str, upstream: Upstream, desk: CallDesk, *, engine: str, max_body_bytes: int
+        self,
+        path: str,
+        upstream: Upstream,
+        desk: CallDesk,
+        guard: TokenGuard,
+        *,
+        engine: str,
+        max_body_bytes: int,
     ) -> None:
         self._path = path
         self._upstream = upstream
         self._desk = desk
+        self._guard = guard
         self._engine = engine
         self._max_body_bytes = max_body_bytes
 
@@ -53,7 +62,7 @@ class CallEndpoint:
             body = parse_body(await read_body(headers, receive, self._max_body_bytes))
         except ClientGoneError:
             return
-        identity = identify(headers, body.session, self._desk.new_id)
+        identity = await self._guard.admit(identify(headers, body.session, self._desk.new_id), headers)
         call = await self._desk.begin(identity, body.record_count)
         exchange = _Exchange(self._upstream, self._desk, call, self._engine, send)
         await self._watch(exchange, self._path, request_headers(headers), body, receive)

@@ -11,9 +11,16 @@ from starlette.routing import Route
 
 from autellix_backend.gateway.calls import ProgramObserver
 from autellix_backend.gateway.errors import InvalidRequestError, NotFoundError
+from autellix_backend.gateway.tokens import TokenGuard
+from autellix_backend.gateway.watches import Watches
 from autellix_backend.stores.base import ProgramStore
 from autellix_wire import PROGRAMS_PATH, SESSIONS_PATH, InvalidIdError, check_id
 from autellix_wire.sessions import InvalidBodyError, SessionStart, SessionStarted
+
+LOST_HEARTBEATS = 3
+"""Heartbeats that a client may miss before its session ends."""
+WATCHED_HEARTBEATS = 1.25
+"""Heartbeats after which the session of a client ends whose watch has ended: one more could have come."""
 
 
 class SessionsApi:
@@ -24,12 +31,16 @@ class SessionsApi:
         store: ProgramStore,
         clock: Callable[[], float],
         heartbeat_s: float,
+        guard: TokenGuard,
+        watches: Watches,
         observer: ProgramObserver | None = None,
     ) -> None:
         self._observer = observer
         self._store = store
         self._clock = clock
         self._heartbeat_s = heartbeat_s
+        self._guard = guard
+        self._watches = watches
         self._version = importlib.metadata.version("autellix")
 
     def routes(self) -> list[Route]:
@@ -38,6 +49,7 @@ class SessionsApi:
         return [
             Route(SESSIONS_PATH, self.start, methods=["POST"]),
             Route(one_session + "/heartbeat", self.heartbeat, methods=["POST"]),
+            Route(one_session + "/watch", self.watch, methods=["GET"]),
             Route(one_session, self.end, methods=["DELETE"]),
             Route(PROGRAMS_PATH + "/{program_id:path}", self.end_program, methods=["DELETE"]),
         ]
@@ -52,7 +64,10 @@ class SessionsApi:
             raise InvalidRequestError(str(error)) from error
         is_new = await self._store.open_session(start.session_id, self._clock())
         started = SessionStarted(
-            session_id=start.session_id, heartbeat_s=self._heartbeat_s, version=self._version
+            session_id=start.session_id,
+            heartbeat_s=self._heartbeat_s,
+            version=self._version,
+            token=self._guard.mint(start.session_id, is_new=is_new),
         )
         return Response(started.to_bytes(), 201 if is_new else 200, media_type="application/json")
 
@@ -62,6 +77,17 @@ class SessionsApi:
         if not await self._store.heartbeat(session_id, self._clock()):
             raise NotFoundError(f"there is no session {session_id!r}: start it again", param="session_id")
         return Response(b"{}", media_type="application/json")
+
+    async def watch(self, request: Request) -> Response:
+        """Stay open as long as the client lives; its session ends soon after, unless a heartbeat follows."""
+        session_id = _path_id(request, "session_id")
+        if not await self._store.heartbeat(session_id, self._clock()):
+            raise NotFoundError(f"there is no session {session_id!r}: start it again", param="session_id")
+        if await self._watches.until_gone(request.receive):
+            # As if its last heartbeat had come so long ago that little of its time is left.
+            spent_s = (LOST_HEARTBEATS - WATCHED_HEARTBEATS) * self._heartbeat_s
+            await self._store.heartbeat(session_id, self._clock() - spent_s)
+        return Response(status_code=204)
 
     async def end(self, request: Request) -> Response:
         """End a session and its programs."""

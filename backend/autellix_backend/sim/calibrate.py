@@ -1,11 +1,11 @@
 """Fit an engine model's times to calls that a live engine has accounted for.
 
-A call is charged the duration of every step that it was in. With d calls writing and p prompt tokens read in
-a step, the model says step_s + d * decode_s + p * prefill_s. A call's receipt tells its last step and its
-number of steps, so the steps of all calls can be laid over each other, and each call gives one linear
-equation for the three times:
+A call is charged the duration of every step that it was in. With d calls writing, p prompt tokens read and a
+calls let in in a step, the model says step_s + d * decode_s + p * prefill_s + a * call_s. A call's receipt
+tells its last step and its number of steps, so the steps of all calls can be laid over each other, and each
+call gives one linear equation for the four times:
 
-    service_s = steps * step_s + (sum of d over its steps) * decode_s + (sum of p) * prefill_s
+    service_s = steps * step_s + sum(d) * decode_s + sum(p) * prefill_s + sum(a) * call_s    over its steps
 
 They are solved by least squares, with no time below zero. Errors count relative to the mean call of their
 mix, and every mix counts as much, so that neither many nor short calls outweigh the others.
@@ -22,11 +22,11 @@ from autellix_backend.sim.model import EngineModel
 
 __all__ = ["FitError", "MeasuredCall", "ModelFit", "fit_model", "predicted_s"]
 
-NAMES = ("step_s", "decode_s", "prefill_s")
+NAMES = ("step_s", "decode_s", "prefill_s", "call_s")
 _SINGULAR = 1e-9
 """A pivot that is smaller than this share of its column's length is none."""
 
-Row = tuple[float, float, float]
+Row = tuple[float, float, float, float]
 
 
 class FitError(ValueError):
@@ -64,6 +64,7 @@ class ModelFit:
     step_s: float
     decode_s: float
     prefill_s: float
+    call_s: float
     errors: Mapping[str, float]
     """By mix: fitted over measured service time of all its calls, minus one."""
     calls: int
@@ -82,27 +83,28 @@ def fit_model(calls: Sequence[MeasuredCall]) -> ModelFit:
                 f"{call.service_s} s of service; expected a step for each token, and time"
             )
     rows = _rows(calls)
-    step_s, decode_s, prefill_s = _solve(rows, [call.service_s for call in calls], _weights(calls))
+    times = _solve(rows, [call.service_s for call in calls], _weights(calls))
     fitted: dict[str, float] = {}
     measured: dict[str, float] = {}
     for call, row in zip(calls, rows, strict=True):
-        seconds = _product(row, (step_s, decode_s, prefill_s))
+        seconds = _product(row, times)
         fitted[call.mix] = fitted.get(call.mix, 0.0) + seconds
         measured[call.mix] = measured.get(call.mix, 0.0) + call.service_s
     errors = {mix: fitted[mix] / measured[mix] - 1 for mix in measured}
-    return ModelFit(step_s, decode_s, prefill_s, errors, len(calls))
+    return ModelFit(*times, errors, len(calls))
 
 
 def predicted_s(model: EngineModel, calls: Sequence[MeasuredCall]) -> list[float]:
     """Return the service time that a model gives each call, beside the others that ran with it."""
-    times = (model.step_s, model.decode_s, model.prefill_s)
+    times = (model.step_s, model.decode_s, model.prefill_s, model.call_s)
     return [_product(row, times) for row in _rows(calls)]
 
 
 def _rows(calls: Sequence[MeasuredCall]) -> list[Row]:
-    """Return each call's steps, writing calls and prompt tokens in its steps."""
+    """Return each call's steps, and the writing calls, prompt tokens and calls let in in its steps."""
     writing: Counter[tuple[str, int]] = Counter()
     reading: dict[tuple[str, int], float] = {}
+    starting = Counter((call.mix, call.first_step) for call in calls)
     for call in calls:
         begin = call.first_step + call.reading_steps
         writing.update((call.mix, step) for step in range(begin, call.finish_step + 1))
@@ -115,7 +117,8 @@ def _rows(calls: Sequence[MeasuredCall]) -> list[Row]:
         steps = [(call.mix, step) for step in range(call.first_step, call.finish_step + 1)]
         decodes = sum(writing[key] for key in steps)
         tokens = sum(reading.get(key, 0.0) for key in steps)
-        rows.append((float(len(steps)), float(decodes), tokens))
+        starts = sum(starting[key] for key in steps)
+        rows.append((float(len(steps)), float(decodes), tokens, float(starts)))
     return rows
 
 
@@ -131,25 +134,25 @@ def _weights(calls: Sequence[MeasuredCall]) -> list[float]:
 def _solve(rows: Sequence[Row], values: Sequence[float], weights: Sequence[float]) -> Row:
     """Return the non-negative times with the least weighted squared error.
 
-    With three unknowns, the best of all choices of those that are above zero is found by trying them all.
+    With four unknowns, the best of all choices of those that are above zero is found by trying them all.
     """
     # Each row with its value behind it.
     equations = [
         (*(item * weight for item in row), value * weight)
         for row, value, weight in zip(rows, values, weights, strict=True)
     ]
-    if _least_squares(equations, (0, 1, 2)) is None:
+    if _least_squares(equations, tuple(range(len(NAMES)))) is None:
         raise FitError(
             f"{len(rows)} calls do not tell {', '.join(NAMES)} apart; expected calls alone, in full batches, "
-            "and with long prompts"
+            "with long prompts, and with short answers"
         )
     best: tuple[float, Row] | None = None
-    for size in (3, 2, 1):
-        for columns in itertools.combinations(range(3), size):
+    for size in range(len(NAMES), 0, -1):
+        for columns in itertools.combinations(range(len(NAMES)), size):
             found = _least_squares(equations, columns)
             if found is None or min(found) < 0 or not found[0] + found[1] > 0:
                 continue
-            error = sum((_product(row[:3], found) - row[3]) ** 2 for row in equations)
+            error = sum((_product(row[:-1], found) - row[-1]) ** 2 for row in equations)
             if best is None or error < best[0]:
                 best = error, found
     # Steps are counted and times are above zero, so step_s alone is always a solution.
@@ -164,7 +167,7 @@ def _least_squares(equations: Sequence[Sequence[float]], columns: Sequence[int])
         return None
     # Columns of length one, so that a small pivot means dependence and not small units.
     unit = [[row[c] / length for c, length in zip(columns, lengths, strict=True)] for row in equations]
-    values = [row[3] for row in equations]
+    values = [row[-1] for row in equations]
     size = len(columns)
     matrix = [
         [sum(row[i] * row[j] for row in unit) for j in range(size)]
@@ -178,10 +181,10 @@ def _least_squares(equations: Sequence[Sequence[float]], columns: Sequence[int])
             if other != pivot:
                 factor = matrix[other][pivot] / matrix[pivot][pivot]
                 matrix[other] = [a - factor * b for a, b in zip(matrix[other], matrix[pivot], strict=True)]
-    found = [0.0, 0.0, 0.0]
+    found = [0.0] * len(NAMES)
     for place, (column, length) in enumerate(zip(columns, lengths, strict=True)):
         found[column] = matrix[place][size] / matrix[place][place] / length
-    return found[0], found[1], found[2]
+    return found[0], found[1], found[2], found[3]
 
 
 def _product(row: Sequence[float], times: Sequence[float]) -> float:

@@ -8,7 +8,6 @@ cost nothing while they do: what happens to them next is foreseen in heaps.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.policies import Order
 from autellix_backend.core.table import ProcessTable
+from autellix_backend.sim.agenda import Agenda
 from autellix_backend.sim.calls import EngineCall
 from autellix_backend.sim.kv import KvBlocks, Segment
 from autellix_backend.sim.model import EngineModel
@@ -73,12 +73,15 @@ class SimEngine:
         self._by_program: dict[str, dict[str, EngineCall]] = {}
         self._cost_s = 0.0
         """What a call would have been charged that wrote in every step so far."""
-        self._finishes: list[tuple[float, int, int, EngineCall]] = []
-        self._turns: list[tuple[float, int, int, EngineCall]] = []
-        self._numbers = 0
+        self._finishes = Agenda()
+        """By the step after which a call is done."""
+        self._turns = Agenda()
+        """By the cost at which a call has used up its quantum."""
         self._inbox: list[EngineCall] = []
         self._stretch: _Stretch | None = None
         self._delay_s = 0.0
+        self._starts = 0
+        """Calls that were let in since the last step."""
         self._refused: EngineCall | None = None
         self._is_settled = False
         """Whether the last decision changed nothing, and nothing has happened since."""
@@ -133,7 +136,8 @@ class SimEngine:
             may_go_on = self._inbox or (self.calls and not (is_decision and had_room))
             return self._wait_for_decision(now) if may_go_on else None
         tokens = sum(call.chunk for call in self._reading.values())
-        step_s = self.model.step_time_s(len(self.running) - len(self._reading), tokens)
+        step_s = self.model.step_time_s(len(self.running) - len(self._reading), tokens, self._starts)
+        self._starts = 0
         steps = 1 if self._reading else self._alike(step_s, now)
         self._stretch = _Stretch(now, step_s, steps, self._delay_s)
         self.swap_s += self._delay_s
@@ -151,10 +155,10 @@ class SimEngine:
         self._cost_s += stretch.steps * self._cost(1, 0, stretch.step_s)
         for call in list(self._reading.values()):
             self._read(call, stretch.step_s, now)
-        for call in self._due(self._turns, self._cost_s + _EPSILON):
+        for call in self._turns.due(self._cost_s + _EPSILON):
             self._bring_up(call)
             self._foresee_turn(call)
-        done = self._due(self._finishes, self.steps)
+        done = self._finishes.due(self.steps)
         done.sort(key=self._rank)
         for call in done:
             self._finish(call, now)
@@ -351,6 +355,7 @@ class SimEngine:
                 break
         for call in admitted:
             self.machine.start(call.call_id, now)
+            self._starts += 1
             self.running[call.call_id] = self._reading[call.call_id] = call
             self._by_program.setdefault(call.program_id, {})[call.call_id] = call
             self._note("start", call, now)
@@ -425,7 +430,7 @@ class SimEngine:
         call.is_writing = True
         call.epoch += 1
         call.since_step, call.since_cost_s = self.steps, self._cost_s
-        self._foresee(self._finishes, self.steps + call.output_tokens - call.generated, call)
+        self._finishes.add(self.steps + call.output_tokens - call.generated, call)
         self._foresee_turn(call)
         self.kv.start_growing(self.steps, call.computed)
 
@@ -470,27 +475,13 @@ class SimEngine:
         state = call.state
         assert state is not None
         if state.level <= self.machine.last_turn_level and 0 < state.quantum_s < math.inf:
-            self._foresee(self._turns, call.since_cost_s + state.quantum_s, call)
-
-    def _foresee(self, heap: list[tuple[float, int, int, EngineCall]], at: float, call: EngineCall) -> None:
-        self._numbers += 1
-        heapq.heappush(heap, (at, self._numbers, call.epoch, call))
-
-    def _due(self, heap: list[tuple[float, int, int, EngineCall]], until: float) -> list[EngineCall]:
-        due: list[EngineCall] = []
-        while heap and heap[0][0] <= until:
-            _, _, epoch, call = heapq.heappop(heap)
-            if epoch == call.epoch:
-                due.append(call)
-        return due
+            self._turns.add(call.since_cost_s + state.quantum_s, call)
 
     def _alike(self, step_s: float, now: float) -> int:
         """Return how many steps like the next one can be taken before anything may change."""
         if self._may_make_room():
             return 1
-        while self._finishes[0][2] != self._finishes[0][3].epoch:
-            heapq.heappop(self._finishes)
-        steps = min(self._finishes[0][0] - self.steps, self._steps_to_change(step_s, now))
+        steps = min(self._finishes.next_at - self.steps, self._steps_to_change(step_s, now))
         free = self.model.max_num_seqs - len(self.running)
         has_unfilled = not self.model.overprovisions and free and len(self.calls) > len(self.running)
         waiting = len(self.calls) - len(self.running)
@@ -509,11 +500,10 @@ class SimEngine:
 
     def _steps_to_change(self, step_s: float, now: float) -> float:
         """Return the steps until a quantum is used up or a waiting call may starve, on a decision."""
-        while self._turns and self._turns[0][2] != self._turns[0][3].epoch:
-            heapq.heappop(self._turns)
         change = 0.0 if self.machine.has_turns_due else math.inf
-        if self._turns and change:
-            change = (self._turns[0][0] - self._cost_s) / self._cost(1, 0, step_s)
+        turn_at = self._turns.next_at
+        if change and turn_at != math.inf:
+            change = (turn_at - self._cost_s) / self._cost(1, 0, step_s)
         deadline_s = self.machine.next_deadline_s
         if deadline_s != math.inf:
             change = min(change, (deadline_s - now) / step_s)

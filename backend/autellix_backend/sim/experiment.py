@@ -110,7 +110,7 @@ def drain_rate_per_s(programs: Sequence[ProgramTrace], settings: SimSettings) ->
     model = settings.model
     token_s = model.step_time_s(model.max_num_seqs, 0) / model.max_num_seqs
     work_s = sum(
-        call.new_tokens * model.prefill_s + max(1, call.decode_tokens) * token_s
+        model.call_s + call.new_tokens * model.prefill_s + max(1, call.decode_tokens) * token_s
         for program in programs
         for call in program.calls
     )

@@ -15,9 +15,9 @@ SWAP_KINDS = ("per_block", "bulk")
 class EngineModel:
     """One engine; a bad value raises ValueError that names the field.
 
-    A step in which `d` calls write a token and `p` prompt tokens are read takes
+    A step in which `d` calls write a token, `p` prompt tokens are read and `a` calls are let in takes
 
-        step_s + d * decode_s + p * prefill_s   seconds,
+        step_s + d * decode_s + p * prefill_s + a * call_s   seconds,
 
     and the time of the swaps that it waits for.
     """
@@ -30,6 +30,8 @@ class EngineModel:
     step_s: float = 0.010
     decode_s: float = 0.0001
     prefill_s: float = 0.0001
+    call_s: float = 0.0
+    """What a call costs once each time it is let in: the host's work that steps wait for."""
     block_tokens: int = 16
     kv_blocks: int | None = None
     """KV blocks of the engine; None is as many as are ever needed."""
@@ -55,7 +57,7 @@ class EngineModel:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.token_budget < self.max_num_seqs:
             raise ValueError(f"token_budget must be at least max_num_seqs, not {self.token_budget}")
-        for name in ("step_s", "decode_s", "prefill_s", "swap_block_s", "swap_transfer_s"):
+        for name in ("step_s", "decode_s", "prefill_s", "call_s", "swap_block_s", "swap_transfer_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be a number of seconds from 0 on, not {getattr(self, name)}")
         if not self.step_s + self.decode_s > 0:
@@ -72,11 +74,11 @@ class EngineModel:
     @property
     def has_equal_steps(self) -> bool:
         """Whether every step takes the same time, whatever is in it."""
-        return self.decode_s == 0 and self.prefill_s == 0
+        return self.decode_s == 0 and self.prefill_s == 0 and self.call_s == 0
 
-    def step_time_s(self, decodes: int, prefill_tokens: int) -> float:
+    def step_time_s(self, decodes: int, prefill_tokens: int, starts: int = 0) -> float:
         """Return the duration of a step without swaps."""
-        return self.step_s + decodes * self.decode_s + prefill_tokens * self.prefill_s
+        return self.step_s + decodes * self.decode_s + prefill_tokens * self.prefill_s + starts * self.call_s
 
     def swap_time_s(self, blocks: int) -> float:
         """Return the time to move this many blocks of one call, in one direction."""
@@ -88,12 +90,12 @@ class EngineModel:
     def call_time_s(self, prompt_tokens: int, output_tokens: int) -> float:
         """Return the model time of a call in a full batch: what a clairvoyant expects it to be charged."""
         step_s = self.step_time_s(self.max_num_seqs, 0)
-        return prompt_tokens * self.prefill_s + output_tokens * step_s
+        return self.call_s + prompt_tokens * self.prefill_s + output_tokens * step_s
 
     def tokens_per_s(self, prompt_tokens: float, output_tokens: float) -> float:
         """Return the tokens written per second by a full batch of calls that read and write so many each."""
         decode_s = (self.step_s + self.max_num_seqs * self.decode_s) / self.max_num_seqs
-        return output_tokens / (output_tokens * decode_s + prompt_tokens * self.prefill_s)
+        return output_tokens / (output_tokens * decode_s + prompt_tokens * self.prefill_s + self.call_s)
 
     def to_mapping(self) -> dict[str, object]:
         """Return the parameters as plain JSON values."""

@@ -43,6 +43,10 @@ class CallStart:
     name: str | None = None
     hint: Hint | None = None
     """What the client expects of its program from this call on."""
+    flags: tuple[str, ...] = ()
+    """What the client says of its identity: `implicit`, `truncated`."""
+    interceptions: tuple[tuple[str, float], ...] = ()
+    """Tools that ran at the client since the calls this one depends on: name, seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +98,8 @@ class CallView:
     start_s: float
     finish_s: float | None
     end: CallEnd | None
+    flags: tuple[str, ...] = ()
+    interceptions: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +116,10 @@ class ProgramView:
     first_arrival_s: float
     last_event_s: float
     calls: tuple[CallView, ...] = ()
+    flags: tuple[str, ...] = ()
+    """The flags of its calls, each once."""
+    intercepted_s: float = 0.0
+    """The seconds that its tools took at the client."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

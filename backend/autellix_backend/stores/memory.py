@@ -20,6 +20,7 @@ from autellix_backend.stores.base import (
     UnknownCallError,
 )
 
+MAX_FLAGS = 8
 HISTORY_CALLS = 512
 """Finished calls that a program's history keeps."""
 
@@ -37,6 +38,8 @@ class _Running:
             start_s=self.start_s,
             finish_s=finish_s,
             end=end,
+            flags=self.start.flags,
+            interceptions=self.start.interceptions,
         )
 
 
@@ -52,6 +55,8 @@ class _Entry:
     finished_calls: int = 0
     total_service_s: float = 0.0
     output_tokens: int = 0
+    flags: dict[str, None] = field(default_factory=dict)
+    intercepted_s: float = 0.0
     whole: Hint | None = None
     """What the client's last hint makes of the program as a whole."""
 
@@ -78,6 +83,9 @@ class MemoryStore:
         entry = self._entries.setdefault(call.program_id, _Entry())
         entry.running[call.key] = _Running(call, now)
         entry.name = entry.name or call.name
+        for flag in call.flags[: MAX_FLAGS - len(entry.flags)]:
+            entry.flags[flag] = None
+        entry.intercepted_s += sum(seconds for _, seconds in call.interceptions)
         if call.session_id is not None:
             entry.session_ids[call.session_id] = None
             self._programs_of.setdefault(call.session_id, {})[call.program_id] = None
@@ -235,4 +243,6 @@ def _view(program: Program, entry: _Entry, calls: tuple[CallView, ...] = ()) -> 
         first_arrival_s=program.created_s,
         last_event_s=program.last_activity_s,
         calls=calls,
+        flags=tuple(entry.flags),
+        intercepted_s=entry.intercepted_s,
     )

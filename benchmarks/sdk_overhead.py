@@ -1,0 +1,307 @@
+"""What the client costs: an import, a call, a task, a thread, a job, and how exactly it sees the DAG.
+
+    python benchmarks/sdk_overhead.py [--json]
+
+Costs are differences of medians of the same work with the client on and off, interleaved, in one process.
+The transport is inside the process, so a call costs what the OpenAI client and we cost, and no network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+
+import autellix
+from autellix import _scope
+
+BASE_URL = "http://127.0.0.1:9/v1"
+ANSWER = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": []}
+MESSAGES: Any = [{"role": "user", "content": "hello"}]
+IMPORT = (
+    "import atexit, contextlib, functools, queue, threading, time, weakref, collections\n"
+    "started_s = time.perf_counter(); import autellix; print(time.perf_counter() - started_s)"
+)
+BARE_IMPORT = (
+    "import time; started_s = time.perf_counter(); import autellix; print(time.perf_counter() - started_s)"
+)
+
+
+def compare(work: Callable[[], float], rounds: int) -> dict[str, float]:
+    """Return the median seconds of a piece of work without and with the client, and the difference."""
+    off, on = [], []
+    for _ in range(rounds):
+        autellix.uninstrument()
+        off.append(work())
+        autellix.instrument()
+        on.append(work())
+    without_s, with_s = statistics.median(off), statistics.median(on)
+    return {"without_us": without_s * 1e6, "with_us": with_s * 1e6, "added_us": (with_s - without_s) * 1e6}
+
+
+def each(seconds: float, count: int) -> float:
+    """Return the seconds of one of many."""
+    return seconds / count
+
+
+def time_calls(count: int) -> Callable[[], float]:
+    """Make calls of one program through a transport that answers at once."""
+    base: Any = openai._base_client
+    http: Any = base.__dict__.get("httpx2") or httpx
+    transport = http.MockTransport(lambda _request: http.Response(200, json=ANSWER))
+    client = openai.OpenAI(
+        base_url=BASE_URL, api_key="key", http_client=http.Client(transport=transport), max_retries=0
+    )
+
+    def work() -> float:
+        with autellix.program("bench"):
+            times = []
+            for _ in range(count):
+                started_s = time.perf_counter()
+                client.chat.completions.create(model="m", messages=MESSAGES)
+                times.append(time.perf_counter() - started_s)
+        return statistics.median(times)
+
+    return work
+
+
+def time_dead_calls(count: int) -> Callable[[], float]:
+    """Make calls to a port where nobody listens."""
+    client = openai.OpenAI(base_url=BASE_URL, api_key="key", max_retries=0)
+
+    def work() -> float:
+        started_s = time.perf_counter()
+        for _ in range(count):
+            try:
+                client.chat.completions.create(model="m", messages=MESSAGES)
+            except openai.APIConnectionError:
+                continue
+        return each(time.perf_counter() - started_s, count)
+
+    return work
+
+
+async def _nothing() -> None:
+    pass
+
+
+def time_tasks(count: int) -> Callable[[], float]:
+    """Create tasks that end at once, in a program that has called."""
+
+    async def main() -> float:
+        with autellix.program("bench"):
+            _scope.current_strand().advance("call")
+            times = []
+            for _ in range(20):
+                started_s = time.perf_counter()
+                tasks = [asyncio.create_task(_nothing()) for _ in range(count)]
+                times.append(each(time.perf_counter() - started_s, count))
+                await asyncio.gather(*tasks)
+        return statistics.median(times)
+
+    return lambda: asyncio.run(main())
+
+
+def time_threads(count: int) -> Callable[[], float]:
+    """Start and join threads."""
+
+    def work() -> float:
+        with autellix.program("bench"):
+            started_s = time.perf_counter()
+            for _ in range(count):
+                thread = threading.Thread(target=int)
+                thread.start()
+                thread.join()
+            return each(time.perf_counter() - started_s, count)
+
+    return work
+
+
+def time_jobs(count: int) -> Callable[[], float]:
+    """Give jobs to a pool and wait for them all."""
+    pool = ThreadPoolExecutor(2)
+
+    def work() -> float:
+        with autellix.program("bench"):
+            started_s = time.perf_counter()
+            futures = [pool.submit(int) for _ in range(count)]
+            for future in futures:
+                future.result()
+            return each(time.perf_counter() - started_s, count)
+
+    return work
+
+
+def time_import(script: str, runs: int) -> float:
+    """Return the median milliseconds of the import in fresh processes."""
+    outputs = [
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+        for _ in range(runs)
+    ]
+    return statistics.median(map(float, outputs)) * 1e3
+
+
+class Truth:
+    """A random program that knows its own DAG; its calls are made on the scopes alone."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.made = 0
+        self.expected: dict[str, set[str]] = {}
+        self.found: dict[str, set[str]] = {}
+
+    def call(self, after: set[str]) -> set[str]:
+        """Make a call that truly depends on these."""
+        self.made += 1
+        name = str(self.made)
+        self.expected[name] = after
+        self.found[name] = set(_scope.current_strand().advance(name) or ())
+        return {name}
+
+    async def pause(self) -> None:
+        """Let others go on, for a random number of turns of the loop."""
+        for _ in range(self.rng.randrange(4)):
+            await asyncio.sleep(0)
+
+    async def branch(self, after: set[str], depth: int) -> set[str]:
+        """Make one to three calls, with more branches in between; return what the last one was."""
+        for _ in range(self.rng.randrange(1, 4)):
+            await self.pause()
+            after = self.call(after)
+            if depth and self.rng.random() < 0.4:
+                after = await self.fork_join(after, depth - 1)
+        return after
+
+    async def fork_join(self, after: set[str], depth: int) -> set[str]:
+        """Spawn branches together, and wait for all."""
+        width = self.rng.randrange(2, 5)
+        ends = await asyncio.gather(*(self.branch(after, depth) for _ in range(width)))
+        return set().union(*ends)
+
+    async def race(self, after: set[str]) -> set[str]:
+        """Spawn branches, go on with the first that ends, and leave the others."""
+        tasks = [asyncio.create_task(self.branch(after, 0)) for _ in range(3)]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        ends = set().union(*(task.result() for task in done))
+        after = self.call(ends)
+        await asyncio.gather(*tasks)
+        return after
+
+    async def staggered(self, after: set[str]) -> set[str]:
+        """Spawn branches one after another, calling in between; use each result only where it is awaited."""
+        tasks = []
+        for _ in range(3):
+            tasks.append(asyncio.create_task(self.branch(after, 0)))
+            await self.pause()
+            after = self.call(after)
+        for task in tasks:
+            after = self.call(after | await task)
+        return after
+
+
+KINDS: dict[str, Callable[[Truth], Any]] = {
+    "fork-join": lambda truth: truth.branch(set(), 2),
+    "race": lambda truth: truth.race(truth.call(set())),
+    "staggered": lambda truth: truth.staggered(truth.call(set())),
+}
+
+
+def critical_path(dag: dict[str, set[str]]) -> int:
+    """Return the calls on the longest chain."""
+    length: dict[str, int] = {}
+    for name, parents in dag.items():
+        length[name] = 1 + max((length[parent] for parent in parents), default=0)
+    return max(length.values())
+
+
+def exactness(kind: str, programs: int) -> dict[str, float]:
+    """Return the share of calls with exactly the true parents, and the mean length of the critical path."""
+    exact = total = 0
+    stretch, calls = [], []
+    for seed in range(programs):
+        truth = Truth(seed)
+
+        async def main(truth: Truth = truth) -> None:
+            async with autellix.program(kind):
+                await KINDS[kind](truth)
+
+        asyncio.run(main())
+        exact += sum(truth.found[name] == reduced(truth.expected, name) for name in truth.expected)
+        total += len(truth.expected)
+        stretch.append(critical_path(truth.found) / critical_path(truth.expected))
+        calls.append(len(truth.expected) / critical_path(truth.expected))
+    return {
+        "programs": programs,
+        "calls": total,
+        "exact_share": exact / total,
+        "critical_path_ratio": statistics.mean(stretch),
+        "all_calls_over_critical_path": statistics.mean(calls),
+    }
+
+
+def reduced(dag: dict[str, set[str]], name: str) -> set[str]:
+    """Return the parents of a call without those that are ancestors of another parent."""
+    parents = dag[name]
+    return {parent for parent in parents if not any(parent in ancestors(dag, p) for p in parents)}
+
+
+def ancestors(dag: dict[str, set[str]], name: str) -> set[str]:
+    """Return everything that a call depends on."""
+    found: set[str] = set()
+    waiting = list(dag[name])
+    while waiting:
+        parent = waiting.pop()
+        if parent not in found:
+            found.add(parent)
+            waiting += dag[parent]
+    return found
+
+
+def main() -> int:
+    """Measure everything and print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--programs", type=int, default=200, help="random programs of each kind")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    autellix.configure(BASE_URL)
+    report: dict[str, Any] = {
+        "import_ms": {"beside loaded modules": time_import(IMPORT, 15), "bare": time_import(BARE_IMPORT, 15)},
+        "call": compare(time_calls(200), args.rounds),
+        "task": compare(time_tasks(1000), args.rounds),
+        "thread": compare(time_threads(200), args.rounds),
+        "job": compare(time_jobs(500), args.rounds),
+        "call to a dead backend": compare(time_dead_calls(20), args.rounds),
+        "dag": {kind: exactness(kind, args.programs) for kind in KINDS},
+    }
+    autellix.uninstrument()
+    if args.json:
+        print(json.dumps(report))
+        return 0
+    for name, milliseconds in report["import_ms"].items():
+        print(f"import, {name}: {milliseconds:.1f} ms")
+    for name in ("call", "task", "thread", "job", "call to a dead backend"):
+        costs = report[name]
+        print(f"{name}: {costs['without_us']:.1f} -> {costs['with_us']:.1f} us, +{costs['added_us']:.1f} us")
+    for kind, found in report["dag"].items():
+        print(
+            f"{kind}: {found['exact_share']:.2%} of {found['calls']} calls exact, critical path "
+            f"x{found['critical_path_ratio']:.2f} (all calls: x{found['all_calls_over_critical_path']:.2f})"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,125 @@
+"""Owns what a call says of itself: its headers, made once and kept over retries, and who gets them."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from autellix import _backends, _scope
+from autellix._backends import Backend, backends
+from autellix._session import control, current_session
+from autellix._strand import ids
+from autellix_wire import headers as names
+from autellix_wire.ids import format_interceptions, format_parents
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from autellix._session import Session
+    from autellix._strand import Program
+
+IMPLICIT = "implicit"
+TRUNCATED = "truncated"
+LONGEST_WAIT_S = 0.05
+"""How long the first call to a host that nobody has configured waits to learn whether it is a backend."""
+POLL_S = 0.001
+
+
+class Call:
+    """One call of the user's; its headers are made at the first try and kept for the retries."""
+
+    __slots__ = ("headers", "session")
+
+    def __init__(self) -> None:
+        self.headers: dict[str, str] | None = None
+        self.session: Session | None = None
+
+
+def backend_of(url: Any) -> Backend | None:
+    """Return the backend that an address, as HTTP clients hold them, belongs to; None if it is none."""
+    return backends.find(url.scheme, url.host, url.port, url.path)
+
+
+def annotate(backend: Backend, request: Any, call: Call | None) -> None:
+    """Add our headers to a request for a backend; a header that the user has set stays."""
+    backend.authorization = request.headers.get("Authorization")
+    if backend.state == _backends.ASKED:
+        # Not known to be a backend: it is asked, and meanwhile gets nothing.
+        control().touch(backend, current_session())
+        return
+    if call is None:
+        call = Call()
+    if call.headers is None:
+        call.headers, call.session = _headers(backend)
+    for name, value in call.headers.items():
+        request.headers.setdefault(name, value)
+    link = control().touch(backend, call.session or current_session())
+    if link.token is not None:
+        # Not kept with the others: a retry sends the token that has arrived since.
+        request.headers.setdefault(names.SESSION_TOKEN, link.token)
+
+
+def ask(backend: Backend, authorization: str | None) -> bool:
+    """Ask a host that nobody has configured what it is; tell whether its answer is worth a wait."""
+    if backend.state != _backends.ASKED or backend.is_decided or backend.is_waited_for:
+        return False
+    backend.authorization = authorization
+    control().touch(backend, current_session())
+    return True
+
+
+def wait_for_answer(backend: Backend) -> None:
+    """Wait until a host has told what it is, for a moment, once."""
+    backend.wait(LONGEST_WAIT_S)
+    backend.is_waited_for = True
+
+
+async def wait_for_answer_async(backend: Backend) -> None:
+    """Wait as `wait_for_answer` does, without holding up the event loop."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None or asyncio._get_running_loop() is None:
+        wait_for_answer(backend)
+        return
+    deadline_s = time.monotonic() + LONGEST_WAIT_S
+    while not backend.is_decided and time.monotonic() < deadline_s:
+        await asyncio.sleep(POLL_S)
+    backend.is_waited_for = True
+
+
+def _headers(backend: Backend) -> tuple[dict[str, str], Session]:
+    strand = _scope.current_strand()
+    program = strand.program
+    session = strand.session or current_session()
+    call_id = ids.make("call")
+    parents = strand.advance(call_id)
+    program.origins.add(backend)
+    headers = {
+        names.SESSION_ID: session.session_id,
+        names.PROGRAM_ID: program.program_id,
+        names.THREAD_ID: str(strand.thread_id),
+        names.CALL_ID: call_id,
+    }
+    if program.name is not None:
+        headers[names.PROGRAM_NAME] = program.name
+    _add_expectations(headers, program)
+    if parents is not None:
+        headers[names.PARENT_IDS] = format_parents(parents)
+    interceptions = strand.collect_interceptions()
+    if interceptions:
+        headers[names.INTERCEPTIONS] = format_interceptions(interceptions)
+    flags = [IMPLICIT] * program.is_implicit + [TRUNCATED] * strand.is_truncated
+    strand.is_truncated = False
+    if flags:
+        headers[names.FLAGS] = ",".join(flags)
+    return headers, session
+
+
+def _add_expectations(headers: dict[str, str], program: Program) -> None:
+    """Say what the program expects yet: calls count down here; tokens are told once and count down there."""
+    made = program.calls_made
+    program.calls_made = made + 1
+    if program.expected_calls is not None and program.expected_calls > made:
+        headers[names.EXPECTED_CALLS] = str(program.expected_calls - made)
+    if program.expected_tokens is not None and made == 0:
+        headers[names.EXPECTED_TOKENS] = str(program.expected_tokens)

@@ -1,0 +1,34 @@
+"""What integrations of frameworks build on; not for programs, and free to change between versions."""
+
+from __future__ import annotations
+
+from autellix._instrument import when_imported
+from autellix._patching import Patches
+from autellix._programs import ProgramScope, SessionScope, ThreadScope, end_program, root_scope
+from autellix._safely import note, safely
+from autellix._scope import ATTRIBUTE, Together, adopt, branch_of, current_strand, fork, spawning, swap, top
+from autellix._strand import Strand, Trail, ids
+
+__all__ = [
+    "ATTRIBUTE",
+    "Patches",
+    "ProgramScope",
+    "SessionScope",
+    "Strand",
+    "ThreadScope",
+    "Together",
+    "Trail",
+    "adopt",
+    "branch_of",
+    "current_strand",
+    "end_program",
+    "fork",
+    "ids",
+    "note",
+    "root_scope",
+    "safely",
+    "spawning",
+    "swap",
+    "top",
+    "when_imported",
+]

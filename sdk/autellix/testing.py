@@ -1,0 +1,327 @@
+"""A recording backend for tests: it answers as Autellix and OpenAI do, and tells who made which call.
+
+    with autellix.testing.RecordingBackend() as backend:
+        run_my_agent(base_url=backend.url)
+    assert backend.dag() == {"plan": (), "search": ("plan",), "answer": ("search",)}
+
+The answers are canned; give `answer` to script them. No model and no network beyond this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any
+
+from autellix_wire import headers as names
+from autellix_wire.ids import parse_parents
+from autellix_wire.paths import API_PREFIX
+from autellix_wire.sessions import SessionStart, SessionStarted
+
+__all__ = ["RecordedCall", "RecordingBackend", "tool_call"]
+
+Answer = Callable[[dict[str, Any]], str | dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedCall:
+    """One call as it came in; the fields are None where the request did not say."""
+
+    path: str
+    headers: Mapping[str, str]
+    """By lower-case name."""
+    body: Mapping[str, Any]
+    content: str
+    """The text of the last message, prompt or input."""
+
+    def header(self, name: str) -> str | None:
+        """Return one of the wire's headers."""
+        return self.headers.get(name.lower())
+
+    @property
+    def program_id(self) -> str | None:
+        """The program's id."""
+        return self.header(names.PROGRAM_ID)
+
+    @property
+    def program_name(self) -> str | None:
+        """The program's class."""
+        return self.header(names.PROGRAM_NAME)
+
+    @property
+    def session_id(self) -> str | None:
+        """The session's id."""
+        return self.header(names.SESSION_ID)
+
+    @property
+    def thread_id(self) -> str | None:
+        """The thread's number."""
+        return self.header(names.THREAD_ID)
+
+    @property
+    def call_id(self) -> str | None:
+        """The call's id; a retry has the same."""
+        return self.header(names.CALL_ID)
+
+    @property
+    def parents(self) -> tuple[str, ...] | None:
+        """The ids of the calls that it depends on; empty for a root, None if they are unknown."""
+        return parse_parents(self.header(names.PARENT_IDS), names.PARENT_IDS)
+
+
+@dataclass
+class RecordingBackend:
+    """A backend on a port of its own, as a context manager; its fields may be changed while it serves."""
+
+    answer: Answer = field(default=lambda _body: "hello")
+    """Makes the answer to a body: a text, or a message such as `tool_call` returns."""
+    is_autellix: bool = True
+    heartbeat_s: float = 60.0
+    token: str | None = None
+    """What it gives to sessions."""
+    is_forgetful: bool = False
+    """Whether it answers heartbeats as if it had been restarted."""
+    statuses: list[int] = field(default_factory=list)
+    """What the next calls are answered with; then 200."""
+    control_delay_s: float = 0.0
+    recorded: list[RecordedCall] = field(default_factory=list)
+    control: list[tuple[str, str, str]] = field(default_factory=list)
+    """Requests of the sessions API: method, path, body."""
+    credentials: list[str | None] = field(default_factory=list)
+    """The Authorization header of each POST to the sessions API."""
+    _server: _Server | None = None
+
+    def __enter__(self) -> RecordingBackend:
+        self._server = _Server(("127.0.0.1", 0), self)
+        threading.Thread(
+            target=self._server.serve_forever, args=(0.01,), name="autellix-recording", daemon=True
+        ).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on.
+
+        Raises:
+            RuntimeError: if it does not serve.
+        """
+        if self._server is None:
+            raise RuntimeError("the backend does not serve: enter it by `with`")
+        return int(self._server.server_address[1])
+
+    @property
+    def url(self) -> str:
+        """What to give as `base_url` to a client."""
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def programs(self) -> dict[str | None, list[RecordedCall]]:
+        """Return the calls by program id, each in the order of arrival."""
+        found: dict[str | None, list[RecordedCall]] = {}
+        for call in list(self.recorded):
+            found.setdefault(call.program_id, []).append(call)
+        return found
+
+    def dag(self) -> dict[str, tuple[str, ...] | None]:
+        """Return the content of each call's parents, sorted, by the call's content; contents must differ."""
+        contents = {call.call_id: call.content for call in self.recorded}
+        return {
+            call.content: None
+            if call.parents is None
+            else tuple(sorted(contents.get(parent, parent) for parent in call.parents))
+            for call in self.recorded
+        }
+
+    def wait_for(self, method: str, part: str = "", count: int = 1) -> list[tuple[str, str, str]]:
+        """Return the sessions API's requests with a method and a part of the path, once there are enough.
+
+        Raises:
+            TimeoutError: if there are not, within five seconds.
+        """
+        deadline_s = time.monotonic() + 5
+        while True:
+            seen = [entry for entry in list(self.control) if entry[0] == method and part in entry[1]]
+            if len(seen) >= count:
+                return seen
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"no {method} {part} among {self.control}")
+            time.sleep(0.005)
+
+
+def tool_call(*calls: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return a message that asks for tools to be run, each a name and its arguments."""
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": f"tool-{number}-{name}",
+                "type": "function",
+                "function": {"name": name, "arguments": json.dumps(arguments)},
+            }
+            for number, (name, arguments) in enumerate(calls)
+        ],
+    }
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 1024
+
+    def __init__(self, address: tuple[str, int], backend: RecordingBackend) -> None:
+        super().__init__(address, _Handler)
+        self.backend = backend
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: _Server
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
+        pass
+
+    def _answer(self, status: int, body: bytes, kind: str = "application/json") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self._answer(404, b'{"detail":"Not Found"}')
+
+    def do_DELETE(self) -> None:
+        self.server.backend.control.append(("DELETE", self.path, ""))
+        self._answer(204, b"")
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if API_PREFIX in self.path:
+            self._control(body)
+        else:
+            self._call(json.loads(body))
+
+    def _control(self, body: bytes) -> None:
+        backend = self.server.backend
+        backend.control.append(("POST", self.path, body.decode()))
+        backend.credentials.append(self.headers.get("Authorization"))
+        time.sleep(backend.control_delay_s)
+        if not backend.is_autellix:
+            self._answer(404, b'{"detail":"Not Found"}')
+        elif self.path.endswith("/heartbeat"):
+            self._answer(404 if backend.is_forgetful else 200, b"{}")
+        else:
+            started = SessionStarted(
+                session_id=SessionStart.from_bytes(body).session_id,
+                heartbeat_s=backend.heartbeat_s,
+                version="0",
+                token=backend.token,
+            )
+            self._answer(201, started.to_bytes())
+
+    def _call(self, body: dict[str, Any]) -> None:
+        backend = self.server.backend
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        call = RecordedCall(path=self.path, headers=headers, body=body, content=_content(body))
+        backend.recorded.append(call)
+        status = backend.statuses.pop(0) if backend.statuses else 200
+        if status != 200:
+            self._answer(status, b'{"error":{"message":"as told"}}')
+            return
+        answer = backend.answer(body)
+        message = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
+        if body.get("stream") and self.path.endswith("/chat/completions"):
+            self._answer(200, _chat_events(message), "text/event-stream")
+        else:
+            self._answer(200, json.dumps(_whole(self.path, message)).encode())
+
+
+def _content(body: Mapping[str, Any]) -> str:
+    messages = body.get("messages") or body.get("input") or body.get("prompt") or ""
+    if isinstance(messages, list) and messages:
+        last = messages[-1]
+        messages = last.get("content") if isinstance(last, dict) else last
+    if isinstance(messages, list):
+        messages = "".join(part.get("text", "") for part in messages if isinstance(part, dict))
+    return messages if isinstance(messages, str) else ""
+
+
+def _finish(message: Mapping[str, Any]) -> str:
+    return "tool_calls" if message.get("tool_calls") else "stop"
+
+
+def _chat_events(message: dict[str, Any]) -> bytes:
+    tool_calls = [{"index": index, **call} for index, call in enumerate(message.get("tool_calls") or ())]
+    delta = {**message, "tool_calls": tool_calls} if tool_calls else message
+    choices = [
+        [{"index": 0, "delta": delta, "finish_reason": None}],
+        [{"index": 0, "delta": {}, "finish_reason": _finish(message)}],
+    ]
+    shared = {"id": "chat-1", "object": "chat.completion.chunk", "created": 1, "model": "recording"}
+    events = [f"data: {json.dumps({**shared, 'choices': choice})}\n\n" for choice in choices]
+    return "".join([*events, "data: [DONE]\n\n"]).encode()
+
+
+def _whole(path: str, message: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer in the form of the endpoint."""
+    text = message.get("content") or ""
+    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+    shared: dict[str, Any] = {"id": "answer-1", "created": 1, "model": "recording", "usage": usage}
+    if path.endswith("/embeddings"):
+        embedding = {"object": "embedding", "index": 0, "embedding": [0.0, 1.0]}
+        return {**shared, "object": "list", "data": [embedding]}
+    if path.endswith("/responses"):
+        content: list[dict[str, Any]] = [{"type": "output_text", "text": text, "annotations": []}]
+        output = {
+            "type": "message",
+            "id": "m-1",
+            "role": "assistant",
+            "status": "completed",
+            "content": content,
+        }
+        return {
+            **shared,
+            "object": "response",
+            "created_at": 1,
+            "status": "completed",
+            "output": [output],
+            "parallel_tool_calls": True,
+            "tool_choice": "auto",
+            "tools": [],
+            "usage": {
+                "input_tokens": 1,
+                "output_tokens": 1,
+                "total_tokens": 2,
+                "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": 0},
+            },
+        }
+    if path.endswith("/messages"):
+        return {
+            "id": "m-1",
+            "type": "message",
+            "role": "assistant",
+            "model": "recording",
+            "content": [{"type": "text", "text": text}],
+            "stop_reason": "end_turn",
+            "stop_sequence": None,
+            "usage": {"input_tokens": 1, "output_tokens": 1},
+        }
+    if path.endswith("/chat/completions"):
+        choice = {"index": 0, "finish_reason": _finish(message), "message": message}
+        return {**shared, "object": "chat.completion", "choices": [choice]}
+    choice = {"index": 0, "finish_reason": "stop", "text": text, "logprobs": None}
+    return {**shared, "object": "text_completion", "choices": [choice]}

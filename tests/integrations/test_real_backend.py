@@ -1,0 +1,96 @@
+"""Unmodified programs of real frameworks on the whole backend: gateway, real vLLM, and the DAG it recorded.
+
+A recording holds no text, so the two DAGs are compared by shape: two calls are alike if their ancestors are.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.serving import serving_thread
+
+import autellix
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.engines.demo_model import DEMO_MODEL_NAME
+from autellix_backend.gateway.app import create_app
+from autellix_backend.settings import GatewaySettings, Settings
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+PROGRAMS = sorted(Path(__file__).parent.glob("*/programs/*.py"))
+FRAMEWORKS = {"langchain": "langgraph", "autogen": "autogen_agentchat"}
+Shape = tuple[Any, ...]
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"program_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def shapes(dag: Mapping[Any, tuple[Any, ...]]) -> Counter[Shape]:
+    """Return each call unfolded into its ancestors; parents come before children in the mapping."""
+    found: dict[Any, Shape] = {}
+    for call, parents in dag.items():
+        found[call] = tuple(sorted((found[parent] for parent in parents), key=repr))
+    return Counter(found.values())
+
+
+def test_shapes_tell_dags_apart() -> None:
+    diamond = {"a": (), "b": ("a",), "c": ("a",), "d": ("b", "c")}
+    renamed = {1: (), 2: (1,), 3: (1,), 4: (3, 2)}
+    chain = {1: (), 2: (1,), 3: (2,), 4: (3,)}
+    assert shapes(diamond) == shapes(renamed) != shapes(chain)
+
+
+@pytest.fixture
+def recording(live_engine: Any, tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    path = tmp_path / "recorded.jsonl"
+    settings = Settings(
+        gateway=GatewaySettings(record_path=path, account_wait_s=5.0, strict_identity=True),
+        scheduler=SchedulerConfig(policy="atlas"),
+    )
+    with serving_thread(create_app(settings, live_engine)) as url:
+        yield url, path
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: f"{path.parts[-3]}-{path.stem}")
+def test_the_recorded_dag_is_the_programs(program: Path, recording: tuple[str, Path]) -> None:
+    """One program, every call, and exactly the parents that its code gives them."""
+    pytest.importorskip(FRAMEWORKS[program.parts[-3]])
+    url, path = recording
+    module = load(program)
+    autellix.configure(url)
+    autellix.instrument()
+    try:
+        module.run(base_url=f"{url}/v1", model=DEMO_MODEL_NAME)
+    finally:
+        autellix.uninstrument()
+        autellix.configure()
+    recorded = wait_for_programs(path, 1)
+    assert len(recorded) == 1, recorded
+    dag = {call["id"]: tuple(call["parents"]) for call in recorded[0]["calls"]}
+    assert shapes(dag) == shapes(module.EXPECTED)
+
+
+def wait_for_programs(path: Path, count: int) -> list[dict[str, Any]]:
+    """Return what was recorded; the end of a program reaches the backend in the background."""
+
+    deadline = time.monotonic() + 20
+    while True:
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        if len(lines) >= count:
+            return [json.loads(line) for line in lines]
+        assert time.monotonic() < deadline, "no program was recorded"
+        time.sleep(0.05)

@@ -1,0 +1,185 @@
+"""Every way of an OpenAI client to call, and the other clients that are annotated."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+import anthropic
+import httpx
+import openai
+import pydantic
+import pytest
+
+import autellix
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.sdk.conftest import Recording
+
+MESSAGES: Any = [{"role": "user", "content": "x"}]
+
+
+class Reply(pydantic.BaseModel):
+    word: str
+
+
+@pytest.fixture
+def client(sdk: None, backend: Recording) -> openai.OpenAI:
+    autellix.configure(backend.url)
+    return openai.OpenAI(base_url=backend.url, api_key="key", max_retries=0)
+
+
+CALLS: dict[str, Callable[[openai.OpenAI], object]] = {
+    "chat": lambda client: client.chat.completions.create(model="m", messages=MESSAGES),
+    "responses": lambda client: client.responses.create(model="m", input="x"),
+    "completions": lambda client: client.completions.create(model="m", prompt="x"),
+    "embeddings": lambda client: client.embeddings.create(model="m", input="x", encoding_format="float"),
+    "parse": lambda client: client.chat.completions.parse(
+        model="m", messages=MESSAGES, response_format=Reply
+    ),
+    "raw": lambda client: client.chat.completions.with_raw_response.create(
+        model="m", messages=MESSAGES
+    ).parse(),
+    "with_options": lambda client: client.with_options(timeout=9).chat.completions.create(
+        model="m", messages=MESSAGES
+    ),
+    "post": lambda client: client.post("/chat/completions", cast_to=object, body={"messages": MESSAGES}),
+}
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_every_kind_of_call_is_annotated(client: openai.OpenAI, backend: Recording, kind: str) -> None:
+    backend.answer = lambda _body: '{"word": "hello"}'
+    with client, autellix.program("agent"):
+        CALLS[kind](client)
+    (call,) = backend.calls
+    assert call["x-autellix-program-name"] == "agent"
+    assert call["x-autellix-parent-ids"] == "-"
+
+
+def test_streaming_response_is_annotated(client: openai.OpenAI, backend: Recording) -> None:
+    with client, autellix.program("agent"):
+        create = client.chat.completions.with_streaming_response.create
+        with create(model="m", messages=MESSAGES) as response:
+            assert "hello" in "".join(response.iter_lines())
+    assert backend.calls[0]["x-autellix-program-name"] == "agent"
+
+
+def test_azure_client_is_annotated(client: openai.OpenAI, backend: Recording) -> None:
+    azure = openai.AzureOpenAI(
+        azure_endpoint=f"http://127.0.0.1:{backend.port}", api_key="key", api_version="1"
+    )
+    with azure, client, autellix.program("agent"):
+        azure.chat.completions.create(model="m", messages=MESSAGES)
+    assert backend.calls[0]["x-autellix-program-name"] == "agent"
+
+
+def test_cancelled_call_leaves_nothing_behind(client: openai.OpenAI, backend: Recording) -> None:
+    from autellix import _openai
+
+    backend.answer = lambda _body: (time.sleep(0.3), "late")[1]
+
+    async def main() -> None:
+        async with openai.AsyncOpenAI(base_url=backend.url, api_key="key") as client:
+            call = client.chat.completions.create(model="m", messages=MESSAGES)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(call, 0.1)
+
+    asyncio.run(main())
+    client.close()
+    assert len(backend.calls) == 1
+    assert _openai.calls._in_flight == {}
+
+
+def test_anthropic_client_is_annotated(client: openai.OpenAI, backend: Recording) -> None:
+    async def main() -> None:
+        url = f"http://127.0.0.1:{backend.port}"
+        async with anthropic.AsyncAnthropic(base_url=url, api_key="key") as asynchronous:
+            await asynchronous.messages.create(model="m", max_tokens=9, messages=MESSAGES)
+
+    with (
+        client,
+        anthropic.Anthropic(base_url=f"http://127.0.0.1:{backend.port}", api_key="key") as claude,
+        autellix.program("agent"),
+    ):
+        answer = claude.messages.create(model="m", max_tokens=9, messages=MESSAGES)
+        asyncio.run(main())
+    assert answer.content[0].text == "hello"  # type: ignore[union-attr]
+    assert [call["x-autellix-program-name"] for call in backend.calls] == ["agent"] * 2
+
+
+@pytest.mark.parametrize("package", ["httpx", "httpx2"])
+def test_bare_clients_are_annotated_where_asked_for(
+    client: openai.OpenAI, backend: Recording, package: str
+) -> None:
+    module: Any = pytest.importorskip(package)
+    url = backend.url + "/chat/completions"
+
+    async def main() -> None:
+        async with module.AsyncClient() as asynchronous:
+            await asynchronous.post(url, json={"messages": MESSAGES})
+
+    def use() -> None:
+        with module.Client() as bare:
+            assert bare.post(url, json={"messages": MESSAGES}).status_code == 200
+            bare.get(url)
+        asyncio.run(main())
+
+    with client, autellix.program("agent"):
+        use()
+        autellix.instrument(raw_http=True)
+        use()
+        client.chat.completions.create(model="m", messages=MESSAGES)
+    names = [call.get("x-autellix-program-name") for call in backend.calls]
+    assert names == [None, None, "agent", "agent", "agent"]
+    ids = [call["x-autellix-call-id"] for call in backend.calls[2:]]
+    assert [call["x-autellix-parent-ids"] for call in backend.calls[2:]] == ["-", ids[0], ids[1]]
+
+
+def test_bare_clients_ask_a_near_host_first(sdk: None, backend: Recording) -> None:
+    autellix.instrument(raw_http=True)
+    with autellix.program("agent"):
+        httpx.post(backend.url + "/chat/completions", json={"messages": MESSAGES})
+    assert backend.calls[0]["x-autellix-program-name"] == "agent"
+    # Our own control API is no call.
+    httpx.post(f"http://127.0.0.1:{backend.port}/autellix/v1/sessions/x/heartbeat", json={})
+    assert len(backend.calls) == 1
+
+
+def test_backend_that_dies_costs_its_own_errors_only(
+    sdk: None, make_backend: Callable[..., Recording]
+) -> None:
+    backend = make_backend(heartbeat_s=0.05)
+    client = openai.OpenAI(base_url=backend.url, api_key="key", max_retries=0)
+    with client, autellix.program("agent"):
+        client.chat.completions.create(model="m", messages=MESSAGES)
+        backend.__exit__(None, None, None)
+        # The connection that is still open has its own thread at the server: leave it.
+        fresh = client.with_options(default_headers={"Connection": "close"})
+        fresh._client = openai._base_client.SyncHttpxClientWrapper()
+        for _ in range(20):
+            with pytest.raises(openai.APIConnectionError):
+                fresh.chat.completions.create(model="m", messages=MESSAGES)
+        fresh.close()
+
+
+def test_client_alone_needs_no_other_package(run_script: Callable[..., str]) -> None:
+    """Without site-packages there is nothing but the standard library."""
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    sdk = Path(autellix.__file__).parents[1]
+    script = (
+        f"import sys; sys.path.insert(0, {str(sdk)!r}); import autellix, autellix.testing, autellix.web\n"
+        "with autellix.program('a') as identity: print(identity.name)\n"
+        "print(any(name in sys.modules for name in ('asyncio', 'openai', 'httpx')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "a\nFalse\n"

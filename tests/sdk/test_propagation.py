@@ -1,0 +1,819 @@
+"""Whose call it is, case by case: each test is a row of the table in docs/guides/sdk.md.
+
+Every case makes real calls with an OpenAI client, and looks at what the recording backend was told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import queue
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+import pytest
+from tests.sdk.propagation import FORK_JOIN, ONE_BRANCH, ROWS, Agent, row, run_file
+
+import autellix
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+
+    from tests.sdk.conftest import Recording
+
+
+@pytest.fixture
+def agent(sdk: None, backend: Recording) -> Iterator[Agent]:
+    autellix.configure(backend.url)
+    agent = Agent(backend)
+    yield agent
+    agent.client.close()
+
+
+def in_program(agent: Agent, branch: Callable[[Callable[[], str]], object]) -> None:
+    """Call, let a branch call, and call again once it has ended."""
+    with autellix.program("agent"):
+        agent.ask("root")
+        branch(lambda: agent.ask("branch"))
+        agent.ask("end")
+
+
+async def in_program_async(
+    agent: Agent, branch: Callable[[Callable[[], Coroutine[Any, Any, str]]], Coroutine[Any, Any, object]]
+) -> None:
+    async with autellix.program("agent"):
+        await agent.aask("root")
+        await branch(lambda: agent.aask("branch"))
+        await agent.aask("end")
+
+
+# --- threads ---
+
+
+@row("`threading.Thread`", "`Thread.start` links it; the thread looks its program up at its first call")
+def test_thread(agent: Agent) -> None:
+    def branch(call: Callable[[], str]) -> None:
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+
+    in_program(agent, branch)
+    agent.expect(ONE_BRANCH)
+    assert agent.thread_of("root") == agent.thread_of("end") != agent.thread_of("branch")
+
+
+@row("a subclass of `Thread` with its own `run`", "as above: `start` is the one that counts")
+def test_thread_subclass(agent: Agent) -> None:
+    class Worker(threading.Thread):
+        def run(self) -> None:
+            agent.ask("branch")
+
+    def branch(call: object) -> None:
+        worker = Worker()
+        worker.start()
+        worker.join()
+
+    in_program(agent, branch)
+    agent.expect(ONE_BRANCH)
+
+
+@row("two threads in parallel, then a join", "both end in the parents of the next call")
+def test_fork_join_of_threads(agent: Agent) -> None:
+    with autellix.program("agent"):
+        agent.ask("root")
+        threads = [threading.Thread(target=agent.ask, args=(name,)) for name in "ab"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        agent.ask("end")
+    agent.expect(FORK_JOIN)
+    assert agent.thread_of("a") != agent.thread_of("b")
+
+
+@row("threads started by threads", "a chain of links")
+def test_nested_threads(agent: Agent) -> None:
+    def branch(call: Callable[[], str]) -> None:
+        def outer() -> None:
+            inner = threading.Thread(target=call)
+            inner.start()
+            inner.join()
+
+        thread = threading.Thread(target=outer)
+        thread.start()
+        thread.join()
+
+    in_program(agent, branch)
+    agent.expect(ONE_BRANCH)
+
+
+@row("`threading.Timer`", "it is a thread")
+def test_timer(agent: Agent) -> None:
+    def branch(call: Callable[[], str]) -> None:
+        timer = threading.Timer(0.001, call)
+        timer.start()
+        timer.join()
+
+    in_program(agent, branch)
+    agent.expect(ONE_BRANCH)
+
+
+@row("a thread that outlives the scope", "it keeps the program that it was started in")
+def test_thread_outlives_its_scope(agent: Agent) -> None:
+    gate = threading.Event()
+    with autellix.program("agent"):
+        agent.ask("root")
+        thread = threading.Thread(target=lambda: gate.wait() and agent.ask("late"))
+        thread.start()
+    with autellix.program("other"):
+        gate.set()
+        thread.join()
+        agent.ask("other's")
+    assert agent.programs() == {"root": "agent", "late": "agent", "other's": "other"}
+
+
+@row(
+    "a thread started before `import autellix`",
+    "its calls belong to the process's program, without parents: open a program inside, or import earlier",
+    "limit",
+)
+def test_thread_from_before_the_import(agent: Agent) -> None:
+    gate = threading.Event()
+    autellix.uninstrument()
+    thread = threading.Thread(target=lambda: gate.wait() and agent.ask("branch"))
+    thread.start()
+    autellix.instrument()
+    agent.ask("root")
+    gate.set()
+    thread.join()
+    assert agent.backend.dag()["branch"] is None
+    assert agent.program_of("branch") is None
+
+
+# --- pools ---
+
+
+@row("`ThreadPoolExecutor.submit`", "the job carries its program, whichever worker runs it")
+def test_submit(agent: Agent) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        in_program(agent, lambda call: pool.submit(call).result())
+    agent.expect(ONE_BRANCH)
+
+
+@row("`ThreadPoolExecutor.map`", "it submits")
+def test_map(agent: Agent) -> None:
+    with ThreadPoolExecutor(2) as pool, autellix.program("agent"):
+        agent.ask("root")
+        list(pool.map(agent.ask, "ab"))
+        agent.ask("end")
+    agent.expect(FORK_JOIN)
+
+
+@row("a pool shared by programs", "a worker keeps nothing of the job before, nor of who started it")
+def test_shared_pool(agent: Agent) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        for name in ("a", "b"):
+            with autellix.program(name):
+                pool.submit(agent.ask, name).result()
+        pool.submit(agent.ask, "none").result()
+    assert agent.programs() == {"a": "a", "b": "b", "none": None}
+
+
+@row("a subclass of `ThreadPoolExecutor` that wraps jobs", "its `submit` ends in the patched one")
+def test_pool_subclass(agent: Agent) -> None:
+    class Wrapping(ThreadPoolExecutor):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            return super().submit(functools.partial(fn, *args, **kwargs))
+
+    with Wrapping(1) as pool:
+        in_program(agent, lambda call: pool.submit(call).result())
+    agent.expect(ONE_BRANCH)
+
+
+@row("`Future.add_done_callback`", "the callback is a branch of who adds it")
+def test_done_callback_of_a_future(agent: Agent) -> None:
+    def branch(call: Callable[[], str]) -> None:
+        done = threading.Event()
+        gate = threading.Event()
+        future = pool.submit(gate.wait)
+        future.add_done_callback(lambda _: (call(), done.set()))
+        gate.set()
+        assert done.wait(5)
+
+    with ThreadPoolExecutor(1) as pool:
+        in_program(agent, branch)
+    assert agent.backend.dag()["branch"] == ("root",)
+    assert set(agent.programs().values()) == {"agent"}
+
+
+@row("`multiprocessing.pool.ThreadPool`", "`apply_async`, `map`, `starmap`, `imap`: each item is a branch")
+def test_thread_pool_of_multiprocessing(agent: Agent) -> None:
+    with ThreadPool(2) as pool, autellix.program("agent"):
+        agent.ask("root")
+        pool.map(agent.ask, "ab")
+        agent.ask("end")
+        pool.apply_async(agent.ask, ("applied",)).get()
+        list(pool.imap_unordered(agent.ask, ["imapped"]))
+        pool.starmap(agent.ask, [("starred",)])
+    agent.expect({**FORK_JOIN, "applied": ("end",), "imapped": ("applied",), "starred": ("imapped",)})
+
+
+@row(
+    "your own queue of work and worker threads",
+    "nobody can see who put a job in: put `autellix.propagate(job)` in",
+    "limit",
+)
+def test_queue_of_work(agent: Agent) -> None:
+    jobs: queue.Queue[Callable[[], object] | None] = queue.Queue()
+
+    def work() -> None:
+        while (job := jobs.get()) is not None:
+            job()
+
+    with autellix.program("starter"):
+        worker = threading.Thread(target=work)
+        worker.start()
+    with autellix.program("agent"):
+        agent.ask("root")
+        jobs.put(lambda: agent.ask("unlinked"))
+        jobs.put(autellix.propagate(lambda: agent.ask("linked")))
+        jobs.put(None)
+        worker.join()
+        agent.ask("end")
+    assert agent.programs() == {"root": "agent", "unlinked": "starter", "linked": "agent", "end": "agent"}
+    assert agent.backend.dag()["linked"] == ("root",)
+    assert agent.backend.dag()["end"] == ("linked",)
+
+
+# --- processes ---
+
+PROCESSES = """
+    import multiprocessing, sys
+    from concurrent.futures import ProcessPoolExecutor
+    import autellix, openai
+
+    def ask(name):
+        with openai.OpenAI(base_url=sys.argv[1], api_key="key", max_retries=0) as client:
+            client.chat.completions.create(model="m", messages=[{"role": "user", "content": name}])
+        return name
+
+    if __name__ == "__main__":
+        autellix.configure(sys.argv[1])
+        context = multiprocessing.get_context(sys.argv[2])
+        with autellix.program("agent"):
+            ask("root")
+            BRANCH
+            ask("end")
+"""
+
+
+def run_processes(agent: Agent, folder: Path, method: str, branch: str) -> None:
+    # Two processes must not share a connection, and a spawned one finds its backend by the environment.
+    run_file(folder, PROCESSES.replace("BRANCH", branch), agent.backend.url, method)
+
+
+@row(
+    "`multiprocessing.Process`: spawn, fork, forkserver",
+    "the process object carries the program; its calls have their parents, but its end is not seen: "
+    "the next call of the parent lists only what is known, and says so by the flag `truncated`",
+    "works, with a limit",
+)
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_process(agent: Agent, tmp_path: Path, method: str) -> None:
+    branch = "process = context.Process(target=ask, args=('branch',)); process.start(); process.join()"
+    run_processes(agent, tmp_path, method, branch)
+    agent.expect({"root": (), "branch": ("root",), "end": ("root",)})
+    assert agent.thread_of("branch") != agent.thread_of("root")
+    assert agent.backend.by_content()["end"]["x-autellix-flags"] == "truncated"
+
+
+@row(
+    "`ProcessPoolExecutor`: spawn, fork, forkserver",
+    "the job carries its program; its calls come back",
+)
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_process_pool(agent: Agent, tmp_path: Path, method: str) -> None:
+    branch = (
+        "pool = ProcessPoolExecutor(2, mp_context=context); "
+        "assert list(pool.map(ask, 'ab')) == ['a', 'b']; pool.shutdown()"
+    )
+    run_processes(agent, tmp_path, method, branch)
+    agent.expect(FORK_JOIN)
+    assert agent.thread_of("root") not in {agent.thread_of("a"), agent.thread_of("b")}
+
+
+@row(
+    "`multiprocessing.Pool`",
+    "each item carries its program and has its parents; joins are not seen, as for `Process`",
+    "works, with a limit",
+)
+def test_multiprocessing_pool(agent: Agent, tmp_path: Path) -> None:
+    branch = "pool = context.Pool(2); pool.map(ask, 'ab'); pool.close(); pool.join()"
+    run_processes(agent, tmp_path, "spawn", branch)
+    agent.expect({**FORK_JOIN, "end": ("root",)})
+
+
+@row("`subprocess`", "a program of its own, unless you pass AUTELLIX_PROGRAM_ID (and _NAME) to it", "limit")
+def test_subprocess(agent: Agent, run_script: Callable[..., str]) -> None:
+    script = """
+        import autellix, openai, sys
+        client = openai.OpenAI(base_url=sys.argv[1], api_key="key")
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "child"}])
+    """
+    where = {"AUTELLIX_BASE_URL": agent.backend.url}
+    run_script(script, agent.backend.url, AUTELLIX_PROGRAM_ID="mine", AUTELLIX_PROGRAM_NAME="agent", **where)
+    (child,) = agent.backend.calls
+    assert (child["x-autellix-program-id"], child["x-autellix-program-name"]) == ("mine", "agent")
+    assert "x-autellix-flags" not in child
+
+
+# --- asyncio ---
+
+
+@row("`asyncio.create_task`, `ensure_future`", "the task carries its program")
+@pytest.mark.parametrize("spawn", [asyncio.create_task, asyncio.ensure_future])
+def test_task(agent: Agent, spawn: Callable[..., Any]) -> None:
+    async def branch(call: Callable[[], Coroutine[Any, Any, str]]) -> None:
+        await spawn(call())
+
+    asyncio.run(in_program_async(agent, branch))
+    agent.expect(ONE_BRANCH)
+
+
+@row("`asyncio.gather`", "each coroutine becomes a task")
+def test_gather(agent: Agent) -> None:
+    async def main() -> None:
+        async with autellix.program("agent"):
+            await agent.aask("root")
+            await asyncio.gather(agent.aask("a"), agent.aask("b"))
+            await agent.aask("end")
+
+    asyncio.run(main())
+    agent.expect(FORK_JOIN)
+
+
+@row("`asyncio.TaskGroup`", "as tasks")
+def test_task_group(agent: Agent) -> None:
+    async def main() -> None:
+        async with autellix.program("agent"):
+            await agent.aask("root")
+            async with asyncio.TaskGroup() as group:
+                group.create_task(agent.aask("a"))
+                group.create_task(agent.aask("b"))
+            await agent.aask("end")
+
+    asyncio.run(main())
+    agent.expect(FORK_JOIN)
+
+
+@row("a race: `asyncio.wait(…, FIRST_COMPLETED)`", "only the branch that has ended is a parent")
+def test_race(agent: Agent) -> None:
+    async def main() -> None:
+        async with autellix.program("agent"):
+            await agent.aask("root")
+            gate = asyncio.Event()
+            fast = asyncio.create_task(agent.aask("fast"))
+
+            async def slow() -> None:
+                await gate.wait()
+                await agent.aask("slow")
+
+            loser = asyncio.create_task(slow())
+            await asyncio.wait({fast, loser}, return_when=asyncio.FIRST_COMPLETED)
+            await agent.aask("end")
+            gate.set()
+            await loser
+
+    asyncio.run(main())
+    agent.expect({"root": (), "fast": ("root",), "end": ("fast",), "slow": ("root",)})
+
+
+@row("`loop.run_in_executor`, `asyncio.to_thread`", "both submit to a pool")
+def test_executor_of_the_loop(agent: Agent) -> None:
+    async def main() -> None:
+        async with autellix.program("agent"):
+            await agent.aask("root")
+            await asyncio.get_running_loop().run_in_executor(None, agent.ask, "first")
+            await asyncio.to_thread(agent.ask, "second")
+
+    asyncio.run(main())
+    agent.expect({"root": (), "first": ("root",), "second": ("first",)})
+
+
+@row("`asyncio.run_coroutine_threadsafe`", "the task is a branch of the thread that sends it")
+def test_run_coroutine_threadsafe(agent: Agent) -> None:
+    async def branch(call: Callable[[], Coroutine[Any, Any, str]]) -> None:
+        loop = asyncio.get_running_loop()
+        await asyncio.to_thread(lambda: asyncio.run_coroutine_threadsafe(call(), loop).result())
+
+    asyncio.run(in_program_async(agent, branch))
+    agent.expect(ONE_BRANCH)
+
+
+@row("`loop.call_soon_threadsafe`, `call_later`, `call_at`", "the callback is a branch; so are its tasks")
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("how", ["threadsafe", "later", "at"])
+def test_loop_callbacks(agent: Agent, loop: str, how: str) -> None:
+    async def branch(call: Callable[[], Coroutine[Any, Any, str]]) -> None:
+        loop = asyncio.get_running_loop()
+        tasks: asyncio.Queue[asyncio.Task[str]] = asyncio.Queue()
+
+        def callback() -> None:
+            tasks.put_nowait(loop.create_task(call()))
+
+        if how == "threadsafe":
+            loop.call_soon_threadsafe(callback)
+        elif how == "later":
+            loop.call_later(0.001, callback)
+        else:
+            loop.call_at(loop.time() + 0.001, callback)
+        await (await tasks.get())
+
+    run_on(loop, in_program_async(agent, branch))
+    agent.expect(ONE_BRANCH)
+
+
+def run_on(loop: str, work: Coroutine[Any, Any, Any]) -> Any:
+    if loop == "asyncio":
+        return asyncio.run(work)
+    uvloop = pytest.importorskip("uvloop")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+@row(
+    "`loop.call_soon`, `task.add_done_callback`",
+    "left alone, for every step of every task passes there: wrap the callback in `autellix.propagate`",
+    "limit",
+)
+def test_call_soon(agent: Agent) -> None:
+    async def branch(call: Callable[[], Coroutine[Any, Any, str]]) -> None:
+        loop = asyncio.get_running_loop()
+        tasks: asyncio.Queue[asyncio.Task[str]] = asyncio.Queue()
+        loop.call_soon(autellix.propagate(lambda: tasks.put_nowait(loop.create_task(call()))))
+        await (await tasks.get())
+
+    asyncio.run(in_program_async(agent, branch))
+    agent.expect(ONE_BRANCH)
+
+
+@row("uvloop", "tasks, timers and `to_thread`, as with asyncio's own loop")
+def test_uvloop(agent: Agent) -> None:
+    async def main() -> None:
+        async with autellix.program("agent"):
+            await agent.aask("root")
+            await asyncio.gather(agent.aask("a"), asyncio.to_thread(agent.ask, "b"))
+            await agent.aask("end")
+
+    run_on("uvloop", main())
+    agent.expect(FORK_JOIN)
+
+
+@row("many programs as tasks of one thread", "each task has its own; an `await` copies nothing")
+def test_interleaved_programs(agent: Agent) -> None:
+    async def program(name: str) -> None:
+        async with autellix.program(name):
+            await agent.aask(name + "1")
+            await asyncio.gather(*(agent.aask(name + str(number)) for number in (2, 3)))
+
+    async def main() -> None:
+        await asyncio.gather(*(program(name) for name in "xyz"))
+
+    asyncio.run(main())
+    programs = agent.programs()
+    assert len(programs) == 9
+    assert all(name[0] == program for name, program in programs.items())
+
+
+@row("fire-and-forget tasks", "they keep their program after its scope is left")
+def test_fire_and_forget(agent: Agent) -> None:
+    async def main() -> None:
+        gate = asyncio.Event()
+
+        async def later() -> None:
+            await gate.wait()
+            await agent.aask("late")
+
+        async with autellix.program("agent"):
+            await agent.aask("root")
+            task = asyncio.create_task(later())
+        gate.set()
+        await task
+
+    asyncio.run(main())
+    agent.expect({"root": (), "late": ("root",)})
+
+
+@row("a cancelled task", "its calls so far are parents; nothing else changes")
+def test_cancelled_task(agent: Agent) -> None:
+    async def main() -> None:
+        async with autellix.program("agent"):
+            await agent.aask("root")
+            called = asyncio.Event()
+
+            async def hang() -> None:
+                await agent.aask("branch")
+                called.set()
+                await asyncio.Event().wait()
+
+            task = asyncio.create_task(hang())
+            await called.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await agent.aask("end")
+
+    asyncio.run(main())
+    agent.expect(ONE_BRANCH)
+
+
+@row("a branch that raises", "the error is yours; its calls are parents")
+def test_failed_branch(agent: Agent) -> None:
+    def fail() -> None:
+        agent.ask("branch")
+        raise KeyError("mine")
+
+    def branch(call: object) -> None:
+        with ThreadPoolExecutor(1) as pool, pytest.raises(KeyError, match="mine"):
+            pool.submit(fail).result()
+
+    in_program(agent, branch)
+    agent.expect(ONE_BRANCH)
+
+
+# --- anyio ---
+
+
+@row("anyio task groups", "on asyncio they make tasks")
+def test_anyio_task_group(agent: Agent) -> None:
+    async def main() -> None:
+        async with autellix.program("agent"):
+            await agent.aask("root")
+            async with anyio.create_task_group() as group:
+                group.start_soon(agent.aask, "a")
+                group.start_soon(agent.aask, "b")
+            await agent.aask("end")
+
+    anyio.run(main)
+    agent.expect(FORK_JOIN)
+
+
+@row(
+    "`anyio.to_thread.run_sync`",
+    "the job carries its program; reused workers keep nothing",
+)
+def test_anyio_worker_threads(agent: Agent) -> None:
+    async def main() -> None:
+        for name in ("x", "y"):
+            async with autellix.program(name):
+                await anyio.to_thread.run_sync(agent.ask, name)
+        await anyio.to_thread.run_sync(agent.ask, "none")
+
+    anyio.run(main)
+    assert agent.programs() == {"x": "x", "y": "y", "none": None}
+
+
+@row("`anyio.from_thread.run`, blocking portals", "the task in the loop is a branch of the thread")
+def test_anyio_from_thread(agent: Agent) -> None:
+    async def branch(call: Callable[[], Coroutine[Any, Any, str]]) -> None:
+        await anyio.to_thread.run_sync(lambda: anyio.from_thread.run(call))
+
+    anyio.run(in_program_async, agent, branch)
+    agent.expect(ONE_BRANCH)
+
+
+def test_anyio_portal(agent: Agent) -> None:
+    with anyio.from_thread.start_blocking_portal() as portal:
+        in_program(agent, lambda call: portal.call(agent.aask, "branch"))
+    agent.expect(ONE_BRANCH)
+
+
+# --- generators ---
+
+
+@row("a generator with a scope inside", "it is the generator's own, and waits while that is suspended")
+def test_scope_in_a_generator(agent: Agent) -> None:
+    def steps() -> Iterator[str]:
+        with autellix.program("generator"):
+            for number in "12":
+                yield agent.ask("inside" + number)
+
+    with autellix.program("consumer"):
+        for name in steps():
+            agent.ask(name + ", outside")
+    assert agent.programs() == {
+        "inside1": "generator",
+        "inside1, outside": "consumer",
+        "inside2": "generator",
+        "inside2, outside": "consumer",
+    }
+    assert agent.backend.dag()["inside2"] == ("inside1",)
+    assert agent.backend.dag()["inside2, outside"] == ("inside1, outside",)
+
+
+@row("generators driven in turn", "each keeps its own program")
+def test_interleaved_generators(agent: Agent) -> None:
+    def steps(program: str) -> Iterator[str]:
+        with autellix.program(program):
+            for number in "123":
+                yield agent.ask(program + number)
+
+    for _ in zip(steps("x"), steps("y"), strict=True):
+        pass
+    programs = agent.programs()
+    assert len(programs) == 6
+    assert all(name[0] == program for name, program in programs.items())
+
+
+@row("a generator driven by several threads", "the scope goes along with the generator")
+def test_generator_over_threads(agent: Agent) -> None:
+    def steps() -> Iterator[str]:
+        with autellix.program("agent"):
+            yield agent.ask("first")
+            yield agent.ask("second")
+
+    generator = steps()
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:
+        one.submit(next, generator).result()
+        two.submit(next, generator).result()
+        one.submit(agent.ask, "none").result()
+    generator.close()
+    assert agent.programs() == {"first": "agent", "second": "agent", "none": None}
+    assert agent.backend.dag()["second"] == ("first",)
+
+
+@row("an async generator with a scope inside", "as a generator; what it spawns is a branch of it")
+def test_scope_in_an_async_generator(agent: Agent) -> None:
+    async def steps() -> AsyncIterator[str]:
+        async with autellix.program("generator"):
+            yield await agent.aask("inside1")
+            yield await asyncio.create_task(agent.aask("inside2"))
+
+    async def main() -> None:
+        async for name in steps():
+            await agent.aask(name + ", outside")
+
+    asyncio.run(main())
+    assert agent.programs() == {
+        "inside1": "generator",
+        "inside1, outside": None,
+        "inside2": "generator",
+        "inside2, outside": None,
+    }
+
+
+@row("a generator that is abandoned", "its scope ends with it; nothing is left behind")
+def test_abandoned_generator(agent: Agent) -> None:
+    def steps() -> Iterator[None]:
+        with autellix.program("generator"):
+            yield
+
+    generator = steps()
+    next(generator)
+    del generator
+    agent.ask("after")
+    assert agent.programs() == {"after": None}
+    agent.backend.wait_for("POST", "sessions")
+
+
+@row("decorated generators and async generators", "every run is a program, while it runs")
+def test_decorated_generator(agent: Agent) -> None:
+    @autellix.program("generator")
+    def steps() -> Iterator[str]:
+        yield agent.ask("inside")
+
+    for name in steps():
+        agent.ask(name + ", outside")
+    assert agent.programs() == {"inside": "generator", "inside, outside": None}
+
+
+@row("`@contextmanager` and `ExitStack` around a scope", "the scope is for the code of the `with` statement")
+def test_scope_in_a_context_manager(agent: Agent) -> None:
+    @contextlib.contextmanager
+    def helper() -> Iterator[None]:
+        with autellix.program("agent"):
+            yield
+
+    with helper():
+        agent.ask("manager")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(helper())
+        agent.ask("stack")
+    agent.ask("after")
+    assert agent.programs() == {"manager": "agent", "stack": "agent", "after": None}
+
+
+@row("`@asynccontextmanager` around a scope", "likewise")
+def test_scope_in_an_async_context_manager(agent: Agent) -> None:
+    @contextlib.asynccontextmanager
+    async def helper() -> AsyncIterator[None]:
+        async with autellix.program("agent"):
+            yield
+
+    async def main() -> None:
+        async with helper():
+            await asyncio.create_task(agent.aask("inside"))
+        await agent.aask("after")
+
+    asyncio.run(main())
+    assert agent.programs() == {"inside": "agent", "after": None}
+
+
+def test_generator_that_runs_an_event_loop(agent: Agent) -> None:
+    """The scope of a generator that blocks in a loop does not cover the tasks' own programs."""
+
+    async def other() -> None:
+        async with autellix.program("other"):
+            await agent.aask("other's")
+
+    async def main() -> None:
+        await asyncio.gather(other(), agent.aask("its own"))
+
+    def steps() -> Iterator[None]:
+        with autellix.program("generator"):
+            asyncio.run(main())
+            yield
+
+    next(steps())
+    assert agent.programs() == {"other's": "other", "its own": "generator"}
+
+
+# --- scopes ---
+
+
+@row("nested programs", "the inner one counts, with a DAG of its own; then the outer one goes on")
+def test_nested_programs(agent: Agent) -> None:
+    with autellix.program("outer"):
+        agent.ask("one")
+        with autellix.program("inner"):
+            agent.ask("two")
+        agent.ask("three")
+    assert agent.programs() == {"one": "outer", "two": "inner", "three": "outer"}
+    assert agent.backend.dag() == {"one": (), "two": (), "three": ("one",)}
+
+
+@row("scopes left out of order, or in another thread", "they end wherever they are left")
+def test_scopes_out_of_order(agent: Agent) -> None:
+    first, second = autellix.program("first"), autellix.program("second")
+    first.__enter__()
+    second.__enter__()
+    thread = threading.Thread(target=first.__exit__, args=(None, None, None))
+    thread.start()
+    thread.join()
+    agent.ask("in second")
+    second.__exit__(None, None, None)
+    agent.ask("after")
+    assert agent.programs() == {"in second": "second", "after": None}
+
+
+@row("`autellix.thread(name)`", "a role is a thread, whoever plays it; the order of calls stays")
+def test_thread_scope(agent: Agent) -> None:
+    with autellix.program("agent"):
+        for number in "12":
+            for role in ("planner", "writer"):
+                with autellix.thread(role):
+                    agent.ask(role + number)
+    agent.expect(
+        {"planner1": (), "writer1": ("planner1",), "planner2": ("writer1",), "writer2": ("planner2",)}
+    )
+    assert agent.thread_of("planner1") == agent.thread_of("planner2")
+    assert agent.thread_of("writer1") == agent.thread_of("writer2") != agent.thread_of("planner1")
+
+
+@row("`autellix.program(id=…, ends=False)`", "the turns of a conversation are one program, one after another")
+def test_program_of_several_turns(agent: Agent) -> None:
+    for number in "12":
+        with autellix.program("agent", id="conversation", ends=False):
+            agent.ask("turn" + number)
+    agent.expect({"turn1": (), "turn2": ("turn1",)})
+    autellix.end_program("conversation")
+    agent.backend.wait_for("DELETE", "/programs/conversation")
+
+
+@row("`autellix.propagate(function)`", "every run is a branch of where it was made; sync and async functions")
+def test_propagate(agent: Agent) -> None:
+    with autellix.program("agent"):
+        agent.ask("root")
+        sync, asynchronous = autellix.propagate(agent.ask), autellix.propagate(agent.aask)
+        with autellix.program("other"):
+            sync("a")
+            asyncio.run(asynchronous("b"))
+        agent.ask("end")
+    agent.expect(FORK_JOIN)
+
+
+# --- the table itself ---
+
+
+def test_the_documentation_has_this_table() -> None:
+    page = Path(__file__).parents[2] / "docs/guides/sdk.md"
+    text = page.read_text(encoding="utf-8")
+    missing = [line for entry in ROWS if (line := entry.markdown()) not in text]
+    assert missing == []

@@ -1,0 +1,67 @@
+"""A gateway on a free port, for tests of whatever talks to one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import uvicorn
+
+STARTUP_S = 10.0
+SHUTDOWN_S = 2
+
+
+@asynccontextmanager
+async def listening(app: Any) -> AsyncIterator[str]:
+    """Serve an ASGI app in the running event loop; yield its address."""
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=SHUTDOWN_S)
+    )
+    task = asyncio.create_task(server.serve())
+    async with asyncio.timeout(STARTUP_S):
+        while not (server.started or task.done()):  # noqa: ASYNC110 - the server has no event for it
+            await asyncio.sleep(0.005)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        if (watches := getattr(getattr(app, "state", None), "watches", None)) is not None:
+            watches.release()
+        server.should_exit = True
+        await task
+
+
+async def use_in_thread(app: Any, use: Callable[[str], Any]) -> Any:
+    """Run blocking code against an app that is served meanwhile."""
+    async with listening(app) as url:
+        return await asyncio.to_thread(use, url)
+
+
+@contextmanager
+def serving_thread(app: Any) -> Iterator[str]:
+    """Serve an app in a thread of its own; yield its address."""
+    addresses: list[str] = []
+    end = threading.Event()
+
+    async def serve() -> None:
+        async with listening(app) as url:
+            addresses.append(url)
+            while not end.is_set():  # noqa: ASYNC110 - the event is another thread's
+                await asyncio.sleep(0.01)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), name="test-gateway")
+    thread.start()
+    deadline = time.monotonic() + STARTUP_S
+    while not addresses:
+        assert thread.is_alive(), "the server did not start"
+        assert time.monotonic() < deadline, "the server did not start in time"
+        time.sleep(0.005)
+    try:
+        yield addresses[0]
+    finally:
+        end.set()
+        thread.join(STARTUP_S)
+        assert not thread.is_alive()
