@@ -92,11 +92,14 @@ class Backends:
     def __init__(self) -> None:
         self._configured: dict[Origin, str] = {}
         self._seen: dict[Origin, Backend | None] = {}
+        self.origins = object()
+        """Another object after each change of what is admitted."""
 
     def configure(self, roots: dict[Origin, str]) -> None:
         """Admit these origins only, or near hosts if there are none; forget what was learned of origins."""
         self._configured = roots
         self._seen = {}
+        self.origins = object()
 
     def find(self, scheme: str, host: str, port: int | None, path: str) -> Backend | None:
         """Return the backend at an origin, or None if it is none and gets no headers."""

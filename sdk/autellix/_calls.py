@@ -7,7 +7,7 @@ import time
 
 from autellix import _backends, _scope
 from autellix._backends import Backend, backends
-from autellix._session import control, current_session
+from autellix._session import REGISTERED, control, current_session
 from autellix._strand import ids
 from autellix_wire import headers as names
 from autellix_wire.ids import format_interceptions, format_parents
@@ -41,23 +41,25 @@ def backend_of(url: Any) -> Backend | None:
     return backends.find(url.scheme, url.host, url.port, url.path)
 
 
-def annotate(backend: Backend, request: Any, call: Call | None) -> None:
-    """Add our headers to a request for a backend; a header that the user has set stays."""
-    backend.authorization = request.headers.get("Authorization")
+def headers_for(backend: Backend, call: Call) -> dict[str, str]:
+    """Return the headers of one try of a call; none for a host that is not known to be a backend."""
     if backend.state == _backends.ASKED:
-        # Not known to be a backend: it is asked, and meanwhile gets nothing.
-        control().touch(backend, current_session())
-        return
-    if call is None:
-        call = Call()
+        return {}
     if call.headers is None:
         call.headers, call.session = _headers(backend)
-    for name, value in call.headers.items():
-        request.headers.setdefault(name, value)
-    link = control().touch(backend, call.session or current_session())
-    if link.token is not None:
-        # Not kept with the others: a retry sends the token that has arrived since.
-        request.headers.setdefault(names.SESSION_TOKEN, link.token)
+    link = (call.session or current_session()).link(backend)
+    if link.token is None:
+        return call.headers
+    # Not kept with the others: a retry sends the token that has arrived since.
+    return {**call.headers, names.SESSION_TOKEN: link.token}
+
+
+def touch(backend: Backend, call: Call, request: Any) -> None:
+    """Note that a try of a call is about to be sent; start the session if that is due."""
+    session = call.session or current_session()
+    if session.link(backend).state != REGISTERED:
+        backend.authorization = request.headers.get("Authorization")
+    control().touch(backend, session)
 
 
 def ask(backend: Backend, authorization: str | None) -> bool:

@@ -30,7 +30,10 @@ def _call_backend(request: Any) -> Backend | None:
 
 
 def _annotate(backend: Backend, request: Any) -> None:
-    _calls.annotate(backend, request, None)
+    call = _calls.Call()
+    for name, value in _calls.headers_for(backend, call).items():
+        request.headers.setdefault(name, value)
+    _calls.touch(backend, call, request)
 
 
 def _begin(request: Any) -> tuple[Backend | None, bool]:

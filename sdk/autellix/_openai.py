@@ -4,6 +4,9 @@
 whichever transport sends it; clients built earlier are covered since the class is patched. `request` wraps
 the tries of one call. The two meet by `options.idempotency_key`, which these clients copy over retries and
 do not send. Both packages are made by the same generator, so the same patches fit them.
+
+Our headers go into the options, whose headers the client turns into a request at once: setting them one by
+one on the request would cost several times as much as all the rest.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import functools
 
 from autellix import _calls
+from autellix._backends import FOREIGN, backends
 from autellix._calls import Call
 from autellix._safely import safely
 from autellix._strand import ids
@@ -23,6 +27,10 @@ if TYPE_CHECKING:
 
     from autellix._backends import Backend
     from autellix._patching import Patches
+
+
+BACKEND = "_autellix_backend"
+"""The attribute of a client that remembers what its address is."""
 
 
 class Begun:
@@ -48,7 +56,7 @@ class Calls:
         options = kwargs["options"] if "options" in kwargs else args[1]
         if options.method.lower() != "post":
             return None
-        backend = _calls.backend_of(client.base_url)
+        backend = _backend_of_client(client)
         if backend is None:
             return None
         key = options.idempotency_key
@@ -63,14 +71,47 @@ class Calls:
         if begun is not None:
             self._in_flight.pop(begun.key, None)
 
-    def annotate(self, options: Any, request: Any) -> None:
-        """Add our headers to a request, if it is a call to a backend."""
-        if request.method != "POST":
-            return
-        backend = _calls.backend_of(request.url)
-        if backend is not None:
-            begun = self._in_flight.get(options.idempotency_key)
-            _calls.annotate(backend, request, None if begun is None else begun.call)
+    def prepare(self, client: Any, options: Any) -> tuple[Backend, Call] | None:
+        """Add our headers to the options of one try; None if it is not for a backend."""
+        if options.method.lower() != "post":
+            return None
+        # An absolute address is judged by itself, whatever the client's own is.
+        is_absolute = "://" in options.url
+        backend = (
+            _calls.backend_of(client._prepare_url(options.url)) if is_absolute else _backend_of_client(client)
+        )
+        if backend is None:
+            return None
+        begun = self._in_flight.get(options.idempotency_key)
+        call = Call() if begun is None else begun.call
+        headers = _calls.headers_for(backend, call)
+        if headers:
+            theirs = options.headers or {}
+            options.headers = {
+                **_without(headers, (*getattr(client, "_custom_headers", ()), *theirs)),
+                **theirs,
+            }
+        return backend, call
+
+
+def _without(headers: dict[str, str], taken: tuple[str, ...]) -> dict[str, str]:
+    """Leave out the headers that the user has set, in whatever case."""
+    if not taken:
+        return headers
+    lower = {name.lower() for name in taken}
+    return {name: value for name, value in headers.items() if name.lower() not in lower}
+
+
+def _backend_of_client(client: Any) -> Backend | None:
+    """Return the backend of a client's own address; looked up once, for addresses are slow to read."""
+    url = client.base_url
+    known = client.__dict__.get(BACKEND)
+    if known is not None and known[0] is url and known[1] is backends.origins:
+        found: Backend | None = known[2]
+        return found if found is not None and found.state != FOREIGN else None
+    backend = _calls.backend_of(url)
+    client.__dict__[BACKEND] = (url, backends.origins, backend)
+    return backend
 
 
 def _authorization(client: Any) -> str | None:
@@ -84,8 +125,10 @@ calls = Calls()
 def _make_build_request(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _build_request(self: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
+        prepared = safely(calls.prepare, self, options)
         request = original(self, options, *args, **kwargs)
-        safely(calls.annotate, options, request)
+        if prepared is not None:
+            safely(_calls.touch, *prepared, request)
         return request
 
     return _build_request

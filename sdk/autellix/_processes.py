@@ -81,7 +81,7 @@ def enter(fields: tuple[Any, ...]) -> Strand:
     if passport.session_id is not None:
         # Its own process ends it.
         session = control().open_session(passport.session_id, ends=False)
-    return Strand(program, passport.frontier, session=session)
+    return Strand(program, passport.frontier, session)
 
 
 def _leave(strand: Strand) -> None:

@@ -107,7 +107,7 @@ def propagate(function: F) -> F:
     origin = _scope.fork()
 
     def branch() -> Strand:
-        return Strand(origin.program, origin.frontier, session=origin.session, ancestors=origin.ancestors)
+        return Strand(origin.program, origin.frontier, origin.session, origin.ancestors)
 
     if inspect.iscoroutinefunction(function):
 
@@ -297,7 +297,7 @@ class ProgramScope(Scope):
         program.expected_tokens = self._expected_tokens or program.expected_tokens
         program.is_implicit = self._is_implicit
         session = None if previous is None else previous.session
-        return Strand(program, program.trail, session=session, previous=previous)
+        return Strand(program, program.trail, session).stand_on(previous)
 
     def _close(self, strand: Strand) -> None:
         if _scope.close_program(strand.program, strand.gather()):
@@ -315,7 +315,7 @@ class ThreadScope(Scope):
         parent = previous or _scope.current_strand()
         number = None if self._name is None else parent.program.number_of(self._name)
         # A branch that its parent waits for: once it is closed, the parent's next call comes after its calls.
-        return _scope.branch_of(parent, previous=parent, number=number)
+        return _scope.branch_of(parent).stand_on(parent, number)
 
 
 class SessionScope(Scope):
@@ -328,7 +328,7 @@ class SessionScope(Scope):
 
     def _open(self, previous: Strand | None) -> Strand:
         parent = previous or _scope.current_strand()
-        strand = _scope.branch_of(parent, previous=parent, number=parent.thread_id)
+        strand = _scope.branch_of(parent).stand_on(parent, parent.thread_id)
         strand.session = control().open_session(self._session_id, ends=self._ends)
         return strand
 

@@ -206,12 +206,15 @@ def fork() -> Strand:
     return branch_of(current_strand())
 
 
-def branch_of(parent: Strand, **options: Any) -> Strand:
+def branch_of(parent: Strand) -> Strand:
     """Make the strand of a branch of this one."""
     point = parent.branch_point
-    frontier = parent.gather() if point is None else point.frontier
+    if point is not None:
+        frontier = point.frontier
+    else:
+        frontier = parent.gather() if parent.children else parent.frontier
     ancestors = (weakref.ref(parent), *parent.ancestors[: MAX_ANCESTORS - 1])
-    return Strand(parent.program, frontier, session=parent.session, ancestors=ancestors, **options)
+    return Strand(parent.program, frontier, parent.session, ancestors)
 
 
 class Together:
@@ -320,6 +323,6 @@ def after_fork_in_child() -> None:
     _state.explicit = {program.program_id: program for program in _state.explicit.values()}
     while strand is not None:
         # The parent's calls and threads are not part of the child's program.
-        strand.frontier, strand.children, strand.ancestors, strand._number = (), [], (), None
+        strand.frontier, strand.children, strand.ancestors, strand._number = (), (), (), None
         strand.session = None
         strand = strand.previous

@@ -55,7 +55,7 @@ class Jobs:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function for one item."""
         origin = self.origin
-        strand = Strand(origin.program, origin.frontier, session=origin.session, ancestors=origin.ancestors)
+        strand = Strand(origin.program, origin.frontier, origin.session, origin.ancestors)
         return Job(strand, self.function)(*args, **kwargs)
 
 
@@ -126,11 +126,15 @@ def _make_create_task(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def create_task(self: Any, coro: Any, **kwargs: Any) -> Any:
         strand = safely(_scope.fork)
-        before = _scope.spawning(strand)
-        try:
+        if self.get_task_factory() is None:
+            # asyncio's own tasks begin later: there is time to link them.
             task = original(self, coro, **kwargs)
-        finally:
-            _scope.spawning(before)
+        else:
+            before = _scope.spawning(strand)
+            try:
+                task = original(self, coro, **kwargs)
+            finally:
+                _scope.spawning(before)
         safely(_scope.adopt, task, strand)
         return task
 

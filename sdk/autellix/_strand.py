@@ -25,6 +25,7 @@ from autellix_wire import MAX_PARENTS
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import weakref
+    from collections.abc import Sequence
     from types import FrameType
     from typing import Any, NamedTuple
 
@@ -151,59 +152,47 @@ class Program:
 
 
 class Strand:
-    """One line of control inside a program."""
+    """One line of control inside a program.
 
-    __slots__ = (
-        "__weakref__",
-        "_free_numbers",
-        "_number",
-        "ancestors",
-        "branch_point",
-        "children",
-        "frame",
-        "frontier",
-        "holder",
-        "inherited",
-        "interceptions",
-        "is_closed",
-        "is_joined",
-        "is_truncated",
-        "previous",
-        "program",
-        "session",
-    )
+    Most strands, such as those of tasks, never call: what only few need is a default of the class.
+    """
+
+    previous: Strand | None = None
+    """The scope that it was opened in, which comes back into force when it is closed."""
+    holder: weakref.ref[Any] | None = None
+    """The task or Thread object that it hangs on."""
+    frame: FrameType | None = None
+    """The generator that opened this scope, which holds only while that generator runs."""
+    branch_point: Trail | None = None
+    """Where its branches start while it spawns several together; None for where it has come to."""
+    children: Sequence[Strand] = ()
+    interceptions: Sequence[tuple[str, float]] = ()
+    """Tools that ran since the last call: name, seconds."""
+    is_closed = False
+    is_joined = False
+    is_truncated = False
+    _number: int | None = None
+    _free_numbers: list[int] | None = None
 
     def __init__(
         self,
         program: Program,
         frontier: tuple[str, ...] | None,
-        *,
         session: Session | None = None,
         ancestors: tuple[weakref.ref[Strand], ...] = (),
-        previous: Strand | None = None,
-        number: int | None = None,
     ) -> None:
         self.program = program
-        self.frontier = frontier
-        self.inherited = frontier
+        self.frontier = self.inherited = frontier
         self.session = session
         """The session that the user has opened around it; None for the process's own."""
         self.ancestors = ancestors
         """Who may wait for it one day, nearest first; several, for a short-lived one may be gone by then."""
+
+    def stand_on(self, previous: Strand | None, number: int | None = None) -> Strand:
+        """Make it a scope inside another one, with a certain thread id if there is one; return it."""
         self.previous = previous
-        self.holder: weakref.ref[Any] | None = None
-        self.frame: FrameType | None = None
-        """The generator that opened this scope, which holds only while that generator runs."""
-        self.branch_point: Trail | None = None
-        """Where its branches start while it spawns several together; None for where it has come to."""
-        self.children: list[Strand] = []
-        self.interceptions: list[tuple[str, float]] = []
-        """Tools that ran since the last call: name, seconds."""
-        self.is_closed = False
-        self.is_joined = False
-        self.is_truncated = False
         self._number = number
-        self._free_numbers: list[int] | None = None
+        return self
 
     def __del__(self) -> None:
         if self._free_numbers is not None and self._number is not None:
@@ -264,8 +253,8 @@ class Strand:
             running += child.children
             self.is_truncated |= child.is_truncated
             self._follow(child.frontier, child.inherited)
-            self.interceptions += child.take_interceptions()
-            del self.interceptions[:-MAX_PARENTS]
+            if child.interceptions:
+                self._keep(child.take_interceptions())
         self.children = running[-MAX_PARENTS:]
 
     def advance(self, call_id: str) -> tuple[str, ...] | None:
@@ -279,13 +268,15 @@ class Strand:
     def intercept(self, name: str, seconds: float) -> None:
         """Record that a tool ran here, between two calls."""
         self._join_family()
-        self.interceptions.append((name, seconds))
-        del self.interceptions[:-MAX_PARENTS]
+        self._keep([(name, seconds)])
 
     def take_interceptions(self) -> list[tuple[str, float]]:
         """Return the tools that ran since the last call of this line of control, and forget them."""
-        taken, self.interceptions = self.interceptions, []
-        return taken
+        taken, self.interceptions = self.interceptions, ()
+        return list(taken)
+
+    def _keep(self, interceptions: Sequence[tuple[str, float]]) -> None:
+        self.interceptions = [*self.interceptions, *interceptions][-MAX_PARENTS:]
 
     def collect_interceptions(self) -> list[tuple[str, float]]:
         """Take also what its spawners have not told: many clients make a call in a task or job of its own."""
@@ -329,5 +320,5 @@ class Strand:
         if len(self.children) >= MAX_PARENTS:
             # More could not be listed as parents anyway; keeping them would be a leak.
             self.is_truncated = True
-            del self.children[0]
-        self.children.append(child)
+            self.children = self.children[1:]
+        self.children = [*self.children, child]
