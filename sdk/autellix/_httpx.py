@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from autellix import _calls
+from autellix import _calls, _scope
 from autellix._safely import safely
 from autellix_wire import CALL_ID
 from autellix_wire.paths import API_PREFIX
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def _call_backend(request: Any) -> Backend | None:
     """Return the backend that a request calls; None if it is no call, or has been annotated before."""
-    if request.method != "POST" or CALL_ID in request.headers:
+    if not _scope.is_on() or request.method != "POST" or CALL_ID in request.headers:
         return None
     backend = _calls.backend_of(request.url)
     if backend is None or request.url.path.startswith(backend.root + API_PREFIX):

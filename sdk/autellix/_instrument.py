@@ -72,6 +72,7 @@ def instrument(*, raw_http: bool = False) -> None:
             return
         if not _switch.is_on:
             _switch.is_on = True
+            _scope.switch(True)
             _switch.has_raw_http = False
             _watch(INSTRUMENTORS)
             _watch({name: partial(_integrate, package) for name, package in INTEGRATIONS.items()})
@@ -88,6 +89,7 @@ def uninstrument() -> None:
         if not _switch.is_on:
             return
         _switch.is_on = False
+        _scope.switch(False)
         _switch.hook.remove()
         _switch.patches.revert()
         atexit.unregister(_session.end_at_exit)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 
-from autellix import _calls
+from autellix import _calls, _scope
 from autellix._backends import FOREIGN, backends
 from autellix._calls import Call
 from autellix._safely import safely
@@ -54,7 +54,7 @@ class Calls:
     def begin(self, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Begun | None:
         """Recognise the tries of this call later; None if it is not for a backend."""
         options = kwargs["options"] if "options" in kwargs else args[1]
-        if options.method.lower() != "post":
+        if not _scope.is_on() or options.method.lower() != "post":
             return None
         backend = _backend_of_client(client)
         if backend is None:
@@ -73,7 +73,7 @@ class Calls:
 
     def prepare(self, client: Any, options: Any) -> tuple[Backend, Call] | None:
         """Add our headers to the options of one try; None if it is not for a backend."""
-        if options.method.lower() != "post":
+        if not _scope.is_on() or options.method.lower() != "post":
             return None
         # An absolute address is judged by itself, whatever the client's own is.
         is_absolute = "://" in options.url
@@ -165,5 +165,15 @@ def _make_async_request(original: Callable[..., Any]) -> Callable[..., Any]:
 def instrument_client(patches: Patches, module: ModuleType) -> None:
     """Patch the base classes of all clients in the package, as far as this version has them."""
     patches.apply(getattr(module, "BaseClient", None), "_build_request", _make_build_request)
-    patches.apply(getattr(module, "SyncAPIClient", None), "request", _make_request)
-    patches.apply(getattr(module, "AsyncAPIClient", None), "request", _make_async_request)
+    for name, make in (("SyncAPIClient", _make_request), ("AsyncAPIClient", _make_async_request)):
+        client = getattr(module, name, None)
+        patches.apply(client, "request", make)
+        for subclass in _subclasses(client):
+            if "request" in vars(subclass):
+                # Somebody who came first has given it a wrapper of the method that we have just replaced.
+                patches.apply(subclass, "request", make)
+
+
+def _subclasses(client: Any) -> list[type]:
+    found = list(client.__subclasses__()) if isinstance(client, type) else []
+    return found + [deeper for subclass in found for deeper in _subclasses(subclass)]

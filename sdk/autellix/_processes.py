@@ -120,7 +120,7 @@ senders = Senders()
 def _make_submit(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def submit(self: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        sent = safely(_send, fn)
+        sent = safely(_send, fn) if _scope.is_on() else None
         was_mute = _scope.set_mute(True)
         try:
             if sent is None:
@@ -155,7 +155,7 @@ def _make_set_result(original: Callable[..., Any]) -> Callable[..., Any]:
 def _make_process_start(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def start(self: Any) -> None:
-        if not _scope.is_mute():
+        if _scope.is_on() and not _scope.is_mute():
             safely(_attach_passport, self)
         original(self)
 
@@ -206,7 +206,7 @@ def _make_pool_call(original: Callable[..., Any], thread_pool: type) -> Callable
 
     @functools.wraps(original)
     def call(self: Any, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(func, Jobs | Abroad):
+        if _scope.is_on() and not isinstance(func, Jobs | Abroad):
             link = _link_to_threads if isinstance(self, thread_pool) else _link_to_processes
             func = safely(link, func) or func
         return original(self, func, *args, **kwargs)
@@ -215,7 +215,7 @@ def _make_pool_call(original: Callable[..., Any], thread_pool: type) -> Callable
 
 
 def _link_to_threads(function: Callable[..., Any]) -> Callable[..., Any]:
-    return Jobs(_scope.fork(), function)
+    return Jobs(_scope.branch_of(_scope.current_strand()), function)
 
 
 def _link_to_processes(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -104,7 +104,7 @@ def propagate(function: F) -> F:
     """
     import inspect
 
-    origin = _scope.fork()
+    origin = _scope.branch_of(_scope.current_strand())
 
     def branch() -> Strand:
         return Strand(origin.program, origin.frontier, origin.session, origin.ancestors)

@@ -51,9 +51,21 @@ class Holders:
         self.lock = threading.Lock()
         self.running_loop: Any = None
         self.current_task: Any = None
+        self.is_on = False
+        """Whether the client is switched on; a patch that somebody has wrapped stays when it is not."""
 
 
 _state = Holders()
+
+
+def switch(is_on: bool) -> None:
+    """Let patches do their work, or pass everything through."""
+    _state.is_on = is_on
+
+
+def is_on() -> bool:
+    """Tell whether patches do their work."""
+    return _state.is_on
 
 
 def name_process(name: str | None, program_id: str | None) -> None:
@@ -201,20 +213,21 @@ def current_strand() -> Strand:
     return strand
 
 
-def fork() -> Strand:
-    """Make the strand of a branch that the running strand is about to spawn."""
-    return branch_of(current_strand())
+def fork() -> Strand | None:
+    """Make the strand of a branch that the running strand is about to spawn; None while switched off."""
+    return branch_of(current_strand()) if _state.is_on else None
 
 
 def branch_of(parent: Strand) -> Strand:
     """Make the strand of a branch of this one."""
-    point = parent.branch_point
-    if point is not None:
-        frontier = point.frontier
-    else:
-        frontier = parent.gather() if parent.children else parent.frontier
     ancestors = (weakref.ref(parent), *parent.ancestors[: MAX_ANCESTORS - 1])
-    return Strand(parent.program, frontier, parent.session, ancestors)
+    return Strand(parent.program, _branch_frontier(parent), parent.session, ancestors)
+
+
+def _branch_frontier(parent: Strand) -> tuple[str, ...] | None:
+    if parent.branch_point is not None:
+        return parent.branch_point.frontier
+    return parent.gather() if parent.children else parent.frontier
 
 
 class Together:
@@ -235,6 +248,11 @@ def spawning(strand: Strand | None) -> Strand | None:
     before: Strand | None = getattr(_state.local, "pending", None)
     _state.local.pending = strand
     return before
+
+
+def is_linked(holder: Any) -> bool:
+    """Tell whether a task or Thread object has a strand."""
+    return getattr(holder, ATTRIBUTE, None) is not None
 
 
 def adopt(holder: Any, strand: Strand | None) -> None:
@@ -284,7 +302,8 @@ def issue_passport(strand: Strand) -> Passport:
     """Write down what a branch of this strand in another process needs."""
     program = strand.program
     session_id = None if strand.session is None else strand.session.session_id
-    return Passport(program.program_id, program.name, program.is_implicit, session_id, strand.gather())
+    frontier = _branch_frontier(strand)
+    return Passport(program.program_id, program.name, program.is_implicit, session_id, frontier)
 
 
 def admit(passport: Passport) -> Program:

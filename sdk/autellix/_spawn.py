@@ -72,7 +72,9 @@ def _make_start(original: Callable[[Thread], None]) -> Callable[[Thread], None]:
     return start
 
 
-def _link(holder: object) -> None:
+def _link(holder: Any) -> None:
+    if _scope.is_linked(holder):
+        return
     _scope.adopt(holder, _scope.fork())
 
 
@@ -167,6 +169,9 @@ def _linked(callback: Callable[..., Any], wakers: frozenset[str | None]) -> Call
 def instrument_threading(patches: Patches, module: ModuleType) -> None:
     """Link threads to the strand that starts them."""
     patches.apply(module.Thread, "start", _make_start)
+    if "start" in vars(module.Timer):
+        # Somebody who came first has given it a wrapper of the method that we have just replaced.
+        patches.apply(module.Timer, "start", _make_start)
 
 
 def instrument_pool(patches: Patches, module: ModuleType) -> None:

@@ -243,10 +243,11 @@ class _Handler(BaseHTTPRequestHandler):
             return
         answer = backend.answer(body)
         message = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
-        if body.get("stream") and self.path.endswith("/chat/completions"):
+        path = self.path.partition("?")[0]
+        if body.get("stream") and path.endswith("/chat/completions"):
             self._answer(200, _chat_events(message), "text/event-stream")
         else:
-            self._answer(200, json.dumps(_whole(self.path, message)).encode())
+            self._answer(200, json.dumps(_whole(path, message)).encode())
 
 
 def _content(body: Mapping[str, Any]) -> str:

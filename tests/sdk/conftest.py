@@ -14,7 +14,7 @@ from typing import cast
 import pytest
 
 import autellix
-from autellix import _backends
+from autellix import _backends, _calls
 from autellix.testing import RecordingBackend
 
 # Tests of other packages share this process: they get it as it was.
@@ -45,8 +45,10 @@ def backend(make_backend: Callable[..., Recording]) -> Recording:
 
 
 @pytest.fixture
-def sdk() -> Iterator[None]:
+def sdk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The client, switched on for this test only."""
+    # A busy machine may take longer to answer than a program should wait.
+    monkeypatch.setattr(_calls, "LONGEST_WAIT_S", 5.0)
     before = set(threading.enumerate())
     autellix.configure()
     autellix.instrument()

@@ -38,7 +38,7 @@ asyncio.run(main())
 
 def test_import_order_does_not_matter(run_script: Callable[..., str], backend: Recording) -> None:
     for order in IMPORT_ORDERS:
-        run_script(order + CALLS, backend.url)
+        run_script(order + CALLS, backend.url, AUTELLIX_BASE_URL=backend.url)
     assert len(backend.calls) == 3 * len(IMPORT_ORDERS)
     for call in backend.calls:
         assert call["x-autellix-program-name"] == "agent"

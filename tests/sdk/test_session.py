@@ -13,7 +13,7 @@ import openai
 import pytest
 
 import autellix
-from autellix import _backends, _exchange, _session
+from autellix import _backends, _calls, _exchange, _session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,6 +65,7 @@ def test_no_call_no_session(sdk: None, backend: Recording) -> None:
 
 def test_call_does_not_wait_for_the_session(sdk: None, make_backend: Callable[..., Recording]) -> None:
     slow = make_backend(control_delay_s=1.0)
+    autellix.configure(slow.url)
     started_s = time.monotonic()
     ask(slow)
     assert time.monotonic() - started_s < 0.9
@@ -107,8 +108,9 @@ def test_foreign_backend_never_gets_headers(sdk: None, make_backend: Callable[..
 
 
 def test_host_that_is_slow_to_tell_costs_a_moment_once(
-    sdk: None, make_backend: Callable[..., Recording]
+    sdk: None, make_backend: Callable[..., Recording], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(_calls, "LONGEST_WAIT_S", 0.05)
     slow = make_backend(control_delay_s=0.5)
     ask(slow, count=1)
     started_s = time.monotonic()
@@ -212,6 +214,7 @@ def test_https_is_spoken_to_https_backends(sdk: None) -> None:
 
 SCRIPT = """
     import autellix, openai, sys, time
+    autellix.configure(sys.argv[1])
     client = openai.OpenAI(base_url=sys.argv[1], api_key="key", max_retries=0)
     ask = lambda: client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
 """
