@@ -41,25 +41,38 @@ def backend_of(url: Any) -> Backend | None:
     return backends.find(url.scheme, url.host, url.port, url.path)
 
 
-def headers_for(backend: Backend, call: Call) -> dict[str, str]:
-    """Return the headers of one try of a call; none for a host that is not known to be a backend."""
-    if backend.state == _backends.ASKED:
-        return {}
-    if call.headers is None:
-        call.headers, call.session = _headers(backend)
-    link = (call.session or current_session()).link(backend)
-    if link.token is None:
-        return call.headers
-    # Not kept with the others: a retry sends the token that has arrived since.
-    return {**call.headers, names.SESSION_TOKEN: link.token}
-
-
-def touch(backend: Backend, call: Call, request: Any) -> None:
-    """Note that a try of a call is about to be sent; start the session if that is due."""
+def annotate(backend: Backend, call: Call, request: Any) -> None:
+    """Add our headers to one try of a call, and start the session if that is due."""
     session = call.session or current_session()
-    if session.link(backend).state != REGISTERED:
+    if backend.state != _backends.ASKED:
+        if call.headers is None:
+            call.headers, session = _headers(backend)
+            call.session = session
+        _add(request.headers, call.headers)
+    link = session.link(backend)
+    if link.state != REGISTERED:
         backend.authorization = request.headers.get("Authorization")
+    elif link.token is not None:
+        # Not kept with the others: a retry sends the token that has arrived since.
+        _add(request.headers, {names.SESSION_TOKEN: link.token})
     control().touch(backend, session)
+
+
+def _add(headers: Any, ours: dict[str, str]) -> None:
+    """Add headers to a request of httpx; one that the user has set stays."""
+    entries = getattr(headers, "_list", None)
+    if type(entries) is list and entries and len(entries[0]) == 3:
+        # What httpx and httpx2 keep: name, lower-case name, value. Their own way in takes ten times as long,
+        # and would be most of what a call costs with us.
+        taken = {entry[1] for entry in entries}
+        for name, value in ours.items():
+            raw = name.encode("ascii")
+            lower = raw.lower()
+            if lower not in taken:
+                entries.append((raw, lower, value.encode("ascii")))
+        return
+    for name, value in ours.items():
+        headers.setdefault(name, value)
 
 
 def ask(backend: Backend, authorization: str | None) -> bool:

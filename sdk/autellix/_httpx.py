@@ -30,10 +30,7 @@ def _call_backend(request: Any) -> Backend | None:
 
 
 def _annotate(backend: Backend, request: Any) -> None:
-    call = _calls.Call()
-    for name, value in _calls.headers_for(backend, call).items():
-        request.headers.setdefault(name, value)
-    _calls.touch(backend, call, request)
+    _calls.annotate(backend, _calls.Call(), request)
 
 
 def _begin(request: Any) -> tuple[Backend | None, bool]:

@@ -4,9 +4,6 @@
 whichever transport sends it; clients built earlier are covered since the class is patched. `request` wraps
 the tries of one call. The two meet by `options.idempotency_key`, which these clients copy over retries and
 do not send. Both packages are made by the same generator, so the same patches fit them.
-
-Our headers go into the options, whose headers the client turns into a request at once: setting them one by
-one on the request would cost several times as much as all the rest.
 """
 
 from __future__ import annotations
@@ -71,35 +68,16 @@ class Calls:
         if begun is not None:
             self._in_flight.pop(begun.key, None)
 
-    def prepare(self, client: Any, options: Any) -> tuple[Backend, Call] | None:
-        """Add our headers to the options of one try; None if it is not for a backend."""
-        if not _scope.is_on() or options.method.lower() != "post":
-            return None
+    def annotate(self, client: Any, options: Any, request: Any) -> None:
+        """Add our headers to one try of a call, if it is one to a backend."""
+        if not _scope.is_on() or request.method != "POST":
+            return
         # An absolute address is judged by itself, whatever the client's own is.
         is_absolute = "://" in options.url
-        backend = (
-            _calls.backend_of(client._prepare_url(options.url)) if is_absolute else _backend_of_client(client)
-        )
-        if backend is None:
-            return None
-        begun = self._in_flight.get(options.idempotency_key)
-        call = Call() if begun is None else begun.call
-        headers = _calls.headers_for(backend, call)
-        if headers:
-            theirs = options.headers or {}
-            options.headers = {
-                **_without(headers, (*getattr(client, "_custom_headers", ()), *theirs)),
-                **theirs,
-            }
-        return backend, call
-
-
-def _without(headers: dict[str, str], taken: tuple[str, ...]) -> dict[str, str]:
-    """Leave out the headers that the user has set, in whatever case."""
-    if not taken:
-        return headers
-    lower = {name.lower() for name in taken}
-    return {name: value for name, value in headers.items() if name.lower() not in lower}
+        backend = _calls.backend_of(request.url) if is_absolute else _backend_of_client(client)
+        if backend is not None:
+            begun = self._in_flight.get(options.idempotency_key)
+            _calls.annotate(backend, Call() if begun is None else begun.call, request)
 
 
 def _backend_of_client(client: Any) -> Backend | None:
@@ -125,10 +103,8 @@ calls = Calls()
 def _make_build_request(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _build_request(self: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
-        prepared = safely(calls.prepare, self, options)
         request = original(self, options, *args, **kwargs)
-        if prepared is not None:
-            safely(_calls.touch, *prepared, request)
+        safely(calls.annotate, self, options, request)
         return request
 
     return _build_request
@@ -175,5 +151,5 @@ def instrument_client(patches: Patches, module: ModuleType) -> None:
 
 
 def _subclasses(client: Any) -> list[type]:
-    found = list(client.__subclasses__()) if isinstance(client, type) else []
+    found: list[type] = list(client.__subclasses__()) if isinstance(client, type) else []
     return found + [deeper for subclass in found for deeper in _subclasses(subclass)]

@@ -20,12 +20,16 @@ import threading
 import weakref
 from collections import OrderedDict
 
-from autellix._strand import MAX_ANCESTORS, Passport, Program, Strand, ids
+from autellix._strand import Passport, Program, Strand, ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType, FrameType
     from typing import Any
+
+    from autellix._session import Session
+
+    Seed = tuple[Program, tuple[str, ...] | None, Session | None, tuple[weakref.ref[Strand], ...]]
 
 ATTRIBUTE = "_autellix_strand"
 """The attribute that carries the strand on a task or on a Thread object."""
@@ -111,16 +115,26 @@ def _hung() -> Strand | None:
     """Return the open strand that hangs on the running task or thread."""
     task = _task()
     if task is not None:
-        strand: Strand | None = getattr(task, ATTRIBUTE, None)
+        strand: Strand | None = strand_on(task)
         if strand is None and (strand := getattr(_state.local, "pending", None)) is not None:
             # An eager task runs its first step inside create_task, before anyone could link it.
             adopt(task, strand)
     else:
-        strand = getattr(_state.local, "strand", None) or getattr(_thread(), ATTRIBUTE, None)
+        strand = getattr(_state.local, "strand", None) or strand_on(_thread())
     if strand is not None and strand.is_closed:
         while strand is not None and (strand.is_closed or strand.frame is not None):
             strand = strand.previous
         swap(strand)
+    return strand
+
+
+def strand_on(holder: Any) -> Strand | None:
+    """Return what hangs on a task or Thread object; a seed becomes a strand."""
+    found: Strand | Seed | None = getattr(holder, ATTRIBUTE, None)
+    if type(found) is not tuple:
+        return found  # type: ignore[return-value]
+    strand = Strand(*found)
+    hang(holder, strand)
     return strand
 
 
@@ -194,7 +208,7 @@ def swap(strand: Strand | None) -> Strand | None:
     """Hang a strand on the running task or thread; return what hung there."""
     task = _task()
     if task is not None:
-        before: Strand | None = getattr(task, ATTRIBUTE, None)
+        before = strand_on(task)
         setattr(task, ATTRIBUTE, strand)
         return before
     before = getattr(_state.local, "strand", None)
@@ -220,8 +234,8 @@ def fork() -> Strand | None:
 
 def branch_of(parent: Strand) -> Strand:
     """Make the strand of a branch of this one."""
-    ancestors = (weakref.ref(parent), *parent.ancestors[: MAX_ANCESTORS - 1])
-    return Strand(parent.program, _branch_frontier(parent), parent.session, ancestors)
+    lineage = parent.lineage or parent.make_lineage()
+    return Strand(parent.program, _branch_frontier(parent), parent.session, lineage)
 
 
 def _branch_frontier(parent: Strand) -> tuple[str, ...] | None:
@@ -250,16 +264,40 @@ def spawning(strand: Strand | None) -> Strand | None:
     return before
 
 
-def is_linked(holder: Any) -> bool:
-    """Tell whether a task or Thread object has a strand."""
-    return getattr(holder, ATTRIBUTE, None) is not None
-
-
 def adopt(holder: Any, strand: Strand | None) -> None:
     """Hang a spawned strand on its task or Thread object, unless an eager first step has done so."""
     if strand is not None and getattr(holder, ATTRIBUTE, None) is None:
-        setattr(holder, ATTRIBUTE, strand)
-        strand.holder = weakref.ref(holder)
+        hang(holder, strand)
+
+
+def link(holder: Any) -> None:
+    """Make a task or Thread object that has not begun a branch of the running strand, unless it is one.
+
+    It gets a seed, which becomes a strand when the branch looks itself up: most tasks never do.
+    """
+    if not _state.is_on or getattr(holder, ATTRIBUTE, None) is not None:
+        return
+    strand = None
+    if _state.running_loop is not None and not _state.frames:
+        # Every task that a program creates passes here: the usual case, inside a task, is looked up in place.
+        loop = _state.running_loop()
+        task = None if loop is None else _state.current_task(loop)
+        if task is not None:
+            strand = getattr(task, ATTRIBUTE, None)
+    if type(strand) is not Strand or strand.is_closed:
+        strand = current_strand()
+    if strand.children or strand.branch_point is not None:
+        frontier = _branch_frontier(strand)
+    else:
+        frontier = strand.frontier
+    lineage = strand.lineage or strand.make_lineage()
+    holder._autellix_strand = (strand.program, frontier, strand.session, lineage)
+
+
+def hang(holder: Any, strand: Strand) -> None:
+    """Hang a strand on a task or Thread object, whatever hung there."""
+    holder._autellix_strand = strand
+    strand.holder = weakref.ref(holder)
 
 
 def open_program(name: str | None, program_id: str | None, *, ends: bool = True) -> Program:
@@ -343,5 +381,6 @@ def after_fork_in_child() -> None:
     while strand is not None:
         # The parent's calls and threads are not part of the child's program.
         strand.frontier, strand.children, strand.ancestors, strand._number = (), (), (), None
+        strand.lineage = None
         strand.session = None
         strand = strand.previous

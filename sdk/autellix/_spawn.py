@@ -66,16 +66,10 @@ def _make_start(original: Callable[[Thread], None]) -> Callable[[Thread], None]:
     @functools.wraps(original)
     def start(self: Thread) -> None:
         if not _scope.is_mute() and type(self).__module__ not in POOL_MODULES:
-            safely(_link, self)
+            safely(_scope.link, self)
         original(self)
 
     return start
-
-
-def _link(holder: Any) -> None:
-    if _scope.is_linked(holder):
-        return
-    _scope.adopt(holder, _scope.fork())
 
 
 def make_mute(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,16 +121,17 @@ def _make_add_done_callback(original: Callable[..., Any]) -> Callable[..., Any]:
 def _make_create_task(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def create_task(self: Any, coro: Any, **kwargs: Any) -> Any:
-        strand = safely(_scope.fork)
         if self.get_task_factory() is None:
             # asyncio's own tasks begin later: there is time to link them.
             task = original(self, coro, **kwargs)
-        else:
-            before = _scope.spawning(strand)
-            try:
-                task = original(self, coro, **kwargs)
-            finally:
-                _scope.spawning(before)
+            safely(_scope.link, task)
+            return task
+        strand = safely(_scope.fork)
+        before = _scope.spawning(strand)
+        try:
+            task = original(self, coro, **kwargs)
+        finally:
+            _scope.spawning(before)
         safely(_scope.adopt, task, strand)
         return task
 

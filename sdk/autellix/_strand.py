@@ -18,13 +18,13 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import weakref
 from collections import namedtuple
 
 from autellix_wire import MAX_PARENTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import weakref
     from collections.abc import Sequence
     from types import FrameType
     from typing import Any, NamedTuple
@@ -165,6 +165,8 @@ class Strand:
     """The generator that opened this scope, which holds only while that generator runs."""
     branch_point: Trail | None = None
     """Where its branches start while it spawns several together; None for where it has come to."""
+    lineage: tuple[weakref.ref[Strand], ...] | None = None
+    """The ancestors of its branches, made once."""
     children: Sequence[Strand] = ()
     interceptions: Sequence[tuple[str, float]] = ()
     """Tools that ran since the last call: name, seconds."""
@@ -187,6 +189,11 @@ class Strand:
         """The session that the user has opened around it; None for the process's own."""
         self.ancestors = ancestors
         """Who may wait for it one day, nearest first; several, for a short-lived one may be gone by then."""
+
+    def make_lineage(self) -> tuple[weakref.ref[Strand], ...]:
+        """Return the ancestors of this strand's branches, and keep them."""
+        lineage = self.lineage = (weakref.ref(self), *self.ancestors[: MAX_ANCESTORS - 1])
+        return lineage
 
     def stand_on(self, previous: Strand | None, number: int | None = None) -> Strand:
         """Make it a scope inside another one, with a certain thread id if there is one; return it."""

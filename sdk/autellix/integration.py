@@ -6,11 +6,21 @@ from autellix._instrument import when_imported
 from autellix._patching import Patches
 from autellix._programs import ProgramScope, SessionScope, ThreadScope, end_program, root_scope
 from autellix._safely import note, safely
-from autellix._scope import ATTRIBUTE, Together, adopt, branch_of, current_strand, fork, spawning, swap, top
+from autellix._scope import (
+    Together,
+    adopt,
+    branch_of,
+    current_strand,
+    fork,
+    hang,
+    spawning,
+    strand_on,
+    swap,
+    top,
+)
 from autellix._strand import Strand, Trail, ids
 
 __all__ = [
-    "ATTRIBUTE",
     "Patches",
     "ProgramScope",
     "SessionScope",
@@ -23,11 +33,13 @@ __all__ = [
     "current_strand",
     "end_program",
     "fork",
+    "hang",
     "ids",
     "note",
     "root_scope",
     "safely",
     "spawning",
+    "strand_on",
     "swap",
     "top",
     "when_imported",

@@ -1,0 +1,365 @@
+"""LangGraph: the calls of a graph are one program, and depend on each other as its edges say."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import operator
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+
+import pytest
+
+from autellix.testing import RecordingBackend, tool_call
+
+pytest.importorskip("langgraph")
+pytest.importorskip("langchain_openai")
+
+from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool
+from langgraph.func import entrypoint, task
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.pregel._executor import BackgroundExecutor
+from langgraph.types import Send
+
+if TYPE_CHECKING:
+    from langchain_openai import ChatOpenAI
+
+Drive = Callable[..., Any]
+PROGRAMS = Path(__file__).parent / "programs"
+INPUTS = {
+    "map_reduce": {"jokes": []},
+    "supervisor": {"done": []},
+    "react_tools": {"messages": [HumanMessage("Which city is larger?")]},
+}
+
+
+class Parts(TypedDict, total=False):
+    parts: Annotated[list[str], operator.add]
+
+
+def load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(f"program_{name}", PROGRAMS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def asks(chat: ChatOpenAI, *questions: str) -> Callable[[Parts], Parts]:
+    """Make a node that asks one question after another."""
+
+    def node(state: Parts) -> Parts:
+        return {"parts": [str(chat.invoke(question).content) for question in questions]}
+
+    return node
+
+
+def asks_async(chat: ChatOpenAI, *questions: str) -> Callable[[Parts], Any]:
+    """Make an async node that asks one question after another."""
+
+    async def node(state: Parts) -> Parts:
+        return {"parts": [str((await chat.ainvoke(question)).content) for question in questions]}
+
+    return node
+
+
+def meeting(*questions: str) -> Callable[[dict[str, Any]], str]:
+    """Answer these questions only once all have been asked: what is seen to have finished must not matter."""
+    barrier = threading.Barrier(len(questions))
+
+    def answer(body: dict[str, Any]) -> str:
+        if body["messages"][-1]["content"] in questions:
+            barrier.wait(10)
+        return "hello"
+
+    return answer
+
+
+def compiled(nodes: dict[str, Any], edges: list[tuple[str, str]], name: str) -> Any:
+    graph = StateGraph(Parts)
+    for key, node in nodes.items():
+        graph.add_node(key, node)
+    for start, end in edges:
+        graph.add_edge(start, end)
+    return graph.compile(name=name)
+
+
+DIAMOND = [(START, "a"), ("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"), ("d", END)]
+
+
+@pytest.mark.parametrize("name", sorted(INPUTS))
+def test_example_programs(name: str, drive: Drive, chat: ChatOpenAI, backend: RecordingBackend) -> None:
+    """The programs that also run through the real backend, in every way to run them."""
+    module = load(name)
+    drive(module.build(chat), INPUTS[name])
+    assert backend.dag() == module.EXPECTED
+    assert len(backend.programs()) == 1
+    assert {call.program_name for call in backend.recorded} == {name.replace("_", "-").removesuffix("-tools")}
+
+
+@pytest.mark.parametrize("name", sorted(INPUTS))
+def test_example_programs_by_themselves(name: str, backend: RecordingBackend, sdk: None) -> None:
+    module = load(name)
+    module.run(backend.url, "m")
+    assert backend.dag() == module.EXPECTED
+
+
+@pytest.mark.parametrize("name", ["map_reduce", "supervisor"])
+def test_runs_at_once_are_programs_of_their_own(
+    name: str, chat: ChatOpenAI, backend: RecordingBackend
+) -> None:
+    """Ten runs of one graph on one loop: ten programs, each with the whole DAG."""
+    module = load(name)
+    graph = module.build(chat)
+
+    async def run_all() -> None:
+        await asyncio.gather(*(graph.ainvoke(INPUTS[name]) for _ in range(10)))
+
+    asyncio.run(run_all())
+    programs = backend.programs()
+    assert len(programs) == 10
+    for calls in programs.values():
+        contents = {call.call_id: call.content for call in calls}
+        dag = {c.content: tuple(sorted(contents[parent] for parent in c.parents or ())) for c in calls}
+        assert dag == module.EXPECTED
+
+
+@pytest.mark.parametrize("make", [asks, asks_async])
+def test_branches_of_several_calls(make: Any, chat: ChatOpenAI, backend: RecordingBackend) -> None:
+    nodes = {
+        "a": make(chat, "a"),
+        "b": make(chat, "b1", "b2"),
+        "c": make(chat, "c"),
+        "d": make(chat, "d"),
+    }
+    asyncio.run(compiled(nodes, DIAMOND, "diamond").ainvoke({"parts": []}))
+    assert backend.dag() == {"a": (), "b1": ("a",), "b2": ("b1",), "c": ("a",), "d": ("b2", "c")}
+    assert len({call.thread_id for call in backend.recorded if call.content in "b1c"}) == 2
+
+
+def test_async_map_reduce(chat: ChatOpenAI, backend: RecordingBackend) -> None:
+    async def write(item: dict[str, str]) -> Parts:
+        return {"parts": [str((await chat.ainvoke(item["subject"])).content)]}
+
+    graph = StateGraph(Parts)
+    graph.add_node("plan", asks_async(chat, "plan"))
+    graph.add_node("write", write)
+    graph.add_node("choose", asks_async(chat, "choose"))
+    graph.add_edge(START, "plan")
+    graph.add_conditional_edges("plan", lambda state: [Send("write", {"subject": f"{n}"}) for n in range(20)])
+    graph.add_edge("write", "choose")
+    asyncio.run(graph.compile().ainvoke({"parts": []}))
+    numbers = [str(number) for number in range(20)]
+    assert backend.dag() == {
+        "plan": (),
+        **dict.fromkeys(numbers, ("plan",)),
+        "choose": tuple(sorted(numbers)),
+    }
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_branches_started_late_wait_for_none(
+    is_streamed: bool, chat: ChatOpenAI, backend: RecordingBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LangGraph submits the nodes of a step one by one: the first is done before the last is submitted."""
+    original = BackgroundExecutor.submit
+
+    def submit(*args: Any, **kwargs: Any) -> Any:
+        future = original(*args, **kwargs)
+        time.sleep(0.05)
+        return future
+
+    monkeypatch.setattr(BackgroundExecutor, "submit", submit)
+    nodes = {key: asks(chat, key) for key in "abcd"}
+    graph = compiled(nodes, DIAMOND, "diamond")
+    if is_streamed:
+        for _ in graph.stream({"parts": []}, stream_mode=["messages", "updates"], subgraphs=True):
+            pass
+    else:
+        graph.invoke({"parts": []})
+    assert backend.dag() == {"a": (), "b": ("a",), "c": ("a",), "d": ("b", "c")}
+
+
+def test_subgraphs(drive: Drive, chat: ChatOpenAI, backend: RecordingBackend) -> None:
+    """A graph as a node of another, with branches of its own; two of them side by side."""
+
+    def inner(name: str) -> Any:
+        nodes = {key: asks(chat, f"{name}{key}") for key in "abcd"}
+        return compiled(nodes, DIAMOND, f"inner-{name}")
+
+    nodes = {"a": asks(chat, "first"), "b": inner("x"), "c": inner("y"), "d": asks(chat, "last")}
+    drive(compiled(nodes, DIAMOND, "outer"), {"parts": []})
+    assert backend.dag() == {
+        "first": (),
+        "xa": ("first",),
+        "xb": ("xa",),
+        "xc": ("xa",),
+        "xd": ("xb", "xc"),
+        "ya": ("first",),
+        "yb": ("ya",),
+        "yc": ("ya",),
+        "yd": ("yb", "yc"),
+        "last": ("xd", "yd"),
+    }
+    assert {call.program_name for call in backend.recorded} == {"outer"}
+
+
+def test_graph_invoked_inside_a_node(drive: Drive, chat: ChatOpenAI, backend: RecordingBackend) -> None:
+    """A graph that a node runs by itself, with another thread_id, belongs to the program of the outer one."""
+    inner = compiled({"a": asks(chat, "inner")}, [(START, "a")], "inner")
+
+    def node(state: Parts) -> Parts:
+        chat.invoke("before")
+        inner.invoke({"parts": []}, config={"configurable": {"thread_id": "other"}})
+        chat.invoke("after")
+        return {}
+
+    drive(compiled({"a": node}, [(START, "a")], "outer"), {"parts": []})
+    assert backend.dag() == {"before": (), "inner": ("before",), "after": ("inner",)}
+    assert len(backend.programs()) == 1
+
+
+def test_functional_api(drive: Drive, chat: ChatOpenAI, backend: RecordingBackend) -> None:
+    @task
+    def ask(question: str) -> str:
+        return str(chat.invoke(question).content)
+
+    @entrypoint()
+    def flow(value: str) -> str:
+        ask("first").result()
+        for pending in [ask("left"), ask("right")]:
+            pending.result()
+        return ask("last").result()
+
+    backend.answer = meeting("left", "right")
+    drive(flow, "x")
+    assert backend.dag() == {"first": (), "left": ("first",), "right": ("first",), "last": ("left", "right")}
+
+
+def agent_of(chat: ChatOpenAI, backend: RecordingBackend) -> Any:
+    """An agent of two tools, which call the model; it runs both at once, then one again."""
+    agents = pytest.importorskip("langchain.agents")
+
+    @tool
+    def search(text: str) -> str:
+        """Search."""
+        return str(chat.invoke(f"search {text}").content)
+
+    @tool
+    async def asearch(text: str) -> str:
+        """Search."""
+        return str((await chat.ainvoke(f"search {text}")).content)
+
+    def answer(body: dict[str, Any]) -> Any:
+        last = body["messages"][-1]
+        if not body.get("tools"):
+            return f"found {last['content'].split()[-1]}"
+        turns = sum(message["role"] == "assistant" for message in body["messages"])
+        plan = [["x", "y"], ["z"]]
+        if turns >= len(plan):
+            return "done"
+        return tool_call(*(("search", {"text": text}) for text in plan[turns]))
+
+    backend.answer = answer
+
+    def make(*, is_async: bool) -> Any:
+        chosen = asearch if is_async else search
+        chosen.name = "search"
+        return agents.create_agent(chat, [chosen], name="agent")
+
+    return make
+
+
+AGENT = {
+    "go": (),
+    "search x": ("go",),
+    "search y": ("go",),
+    "found y": ("search x", "search y"),
+    "search z": ("found y",),
+    "found z": ("search z",),
+}
+"""What the agent sends ends with the last tool's result."""
+
+
+def test_agent_with_parallel_tools(drive: Drive, chat: ChatOpenAI, backend: RecordingBackend) -> None:
+    drive(agent_of(chat, backend)(is_async=False), {"messages": [HumanMessage("go")]})
+    assert backend.dag() == AGENT
+
+
+def test_agent_with_parallel_async_tools(chat: ChatOpenAI, backend: RecordingBackend) -> None:
+    agent = agent_of(chat, backend)(is_async=True)
+    asyncio.run(agent.ainvoke({"messages": [HumanMessage("go")]}))
+    assert backend.dag() == AGENT
+
+
+def test_graph_inside_a_tool(drive: Drive, chat: ChatOpenAI, backend: RecordingBackend) -> None:
+    agents = pytest.importorskip("langchain.agents")
+    inner = compiled({key: asks(chat, f"inner {key}") for key in "abcd"}, DIAMOND, "inner")
+
+    @tool
+    def delegate(text: str) -> str:
+        """Delegate."""
+        inner.invoke({"parts": []})
+        return "done by the other"
+
+    backend.answer = lambda body: (
+        tool_call(("delegate", {"text": "x"}))
+        if body.get("tools") and len(body["messages"]) == 1
+        else "hello"
+    )
+    drive(agents.create_agent(chat, [delegate]), {"messages": [HumanMessage("go")]})
+    assert backend.dag() == {
+        "go": (),
+        "inner a": ("go",),
+        "inner b": ("inner a",),
+        "inner c": ("inner a",),
+        "inner d": ("inner b", "inner c"),
+        "done by the other": ("inner d",),
+    }
+    assert len(backend.programs()) == 1
+
+
+@pytest.mark.filterwarnings("ignore:create_react_agent has been moved")
+def test_langgraph_supervisor(chat: ChatOpenAI, backend: RecordingBackend) -> None:
+    """The package `langgraph-supervisor`: agents hand over by tool calls, all in one program."""
+    langgraph_supervisor = pytest.importorskip("langgraph_supervisor")
+    agents = pytest.importorskip("langchain.agents")
+
+    def answer(body: dict[str, Any]) -> Any:
+        tools = {entry["function"]["name"] for entry in body.get("tools", [])}
+        if "transfer_to_worker" not in tools:
+            return "work done"
+        has_worked = any("work done" in str(message["content"]) for message in body["messages"])
+        return "finished" if has_worked else tool_call(("transfer_to_worker", {}))
+
+    backend.answer = answer
+    worker = agents.create_agent(chat, [], name="worker")
+    supervisor = langgraph_supervisor.create_supervisor([worker], model=chat).compile(name="team")
+    supervisor.invoke({"messages": [HumanMessage("go")]})
+    calls = backend.recorded
+    assert len(calls) == 3
+    assert [call.parents for call in calls] == [(), (calls[0].call_id,), (calls[1].call_id,)]
+    assert {call.program_name for call in calls} == {"team"}
+
+
+def test_message_state_graph_streams_tokens(chat: ChatOpenAI, backend: RecordingBackend) -> None:
+    """Streamed tokens arrive, and the calls stay one program."""
+
+    def node(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [chat.invoke("one"), chat.invoke("two")]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("a", node)
+    graph.add_edge(START, "a")
+    texts = [
+        chunk.content
+        for chunk, _ in graph.compile().stream({"messages": [HumanMessage("x")]}, stream_mode="messages")
+        if chunk.content
+    ]
+    assert texts == ["hello", "hello"]
+    assert backend.dag() == {"one": (), "two": ("one",)}
