@@ -1,11 +1,14 @@
 # The two commands of the README, and their parts. Every target sets up .venv first; a second run skips it.
-.PHONY: demo test check setup clean
+.PHONY: demo test test-beside check setup clean
 
 demo: setup
 	.venv/bin/autellix demo $(DEMO_ARGS)
 
 test: setup
 	scripts/test $(TEST_ARGS)
+
+test-beside: setup
+	scripts/test-beside
 
 check: setup
 	scripts/check
@@ -14,4 +17,4 @@ setup:
 	@scripts/setup
 
 clean:
-	rm -rf .venv demo-results .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-beside demo-results .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

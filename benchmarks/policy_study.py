@@ -27,8 +27,8 @@ from autellix_backend.workload.fit import Fit, GapRule, apply_fit, describe_fit
 from autellix_backend.workload.schema import ProgramTrace, read_traces
 from autellix_backend.workload.statistics import Interval
 
+PRESET = PRESETS["llama3.1-8b-a100"]
 SLOTS = 16
-MODEL = replace(PRESETS["llama3.1-8b-a100"], max_num_seqs=SLOTS)
 BASE = SchedulerConfig()
 SOURCES = {
     "chat": ("sharegpt_en", "sharegpt_zh"),
@@ -37,10 +37,12 @@ SOURCES = {
     "coding": ("claude_code",),
 }
 FITS = {
-    # Prompts of 119,000 tokens on average: brought to a twentieth, so that one engine holds a few programs.
-    "coding": Fit(length_scale=0.05, max_context_tokens=16_000, gap_rule=GapRule(10.0)),
+    # Prompts of 119,000 tokens on average: brought to a fiftieth, so that one engine holds several programs.
+    "coding": Fit(length_scale=0.02, max_context_tokens=8_000, gap_rule=GapRule(2.0)),
 }
-COUNTS = {"chat": 200, "tools": 150, "mixed": 60, "coding": 15, "tree": 12}
+FEW_SLOTS = {"coding": 4}
+"""Batch of the engine where programs are so long that only few can be played."""
+COUNTS = {"chat": 200, "tools": 150, "mixed": 60, "coding": 30, "tree": 12}
 LOADS = (0.5, 0.8, 1.0, 1.3, 1.6)
 METRICS = {
     "token latency, mean": "token_latency_s.mean",
@@ -84,7 +86,15 @@ def variants() -> dict[str, SimSettings]:
 
 def settings(**changes: Any) -> SimSettings:
     """Return the simulated engine under the default scheduler with these changes."""
-    return SimSettings(model=MODEL, scheduler=replace(BASE, **changes))
+    return SimSettings(model=replace(PRESET, max_num_seqs=SLOTS), scheduler=replace(BASE, **changes))
+
+
+def on_engine_of(workload: str, cases: Mapping[str, SimSettings]) -> dict[str, SimSettings]:
+    """Return the cases on an engine with the workload's number of slots."""
+    slots = FEW_SLOTS.get(workload, SLOTS)
+    return {
+        name: replace(case, model=replace(case.model, max_num_seqs=slots)) for name, case in cases.items()
+    }
 
 
 def load_programs(data: Path, workload: str) -> list[ProgramTrace]:
@@ -128,7 +138,8 @@ def verdict(ratio: Interval) -> str:
 
 def page(workload: str, result: SweepResult, cases: Sequence[str], loads: Iterable[float], count: int) -> str:
     """Return one workload's tables."""
-    lines = [f"## {workload}", "", f"{count} programs per run, {fit_note(workload)}.", ""]
+    slots = FEW_SLOTS.get(workload, SLOTS)
+    lines = [f"## {workload}", "", f"{count} programs per run, {slots} slots, {fit_note(workload)}.", ""]
     for load in loads:
         base = {title: result.interval("fcfs", load, metric) for title, metric in METRICS.items()}
         shown = ", ".join(f"{title} {interval.mean:.3g} s" for title, interval in base.items())
@@ -162,7 +173,7 @@ def run(
         sweep = Sweep(
             programs=load_programs(arguments.data, workload),
             count=count,
-            cases=cases,
+            cases=on_engine_of(workload, cases),
             loads=loads,
             seeds=range(arguments.seeds),
         )

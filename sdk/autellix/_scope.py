@@ -20,6 +20,7 @@ import threading
 import weakref
 from collections import OrderedDict
 
+from autellix._safely import safely
 from autellix._strand import Passport, Program, Strand, ids
 
 TYPE_CHECKING = False
@@ -250,11 +251,17 @@ class Together:
     __slots__ = ("_before", "_strand")
 
     def __enter__(self) -> None:
-        strand = self._strand = current_strand()
+        self._strand: Strand | None = None
+        safely(self._begin)
+
+    def _begin(self) -> None:
+        strand = current_strand()
         self._before, strand.branch_point = strand.branch_point, strand.trail()
+        self._strand = strand
 
     def __exit__(self, *_: object) -> None:
-        self._strand.branch_point = self._before
+        if self._strand is not None:
+            self._strand.branch_point = self._before
 
 
 def spawning(strand: Strand | None) -> Strand | None:

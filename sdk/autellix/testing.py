@@ -91,7 +91,7 @@ class RecordingBackend:
     control_delay_s: float = 0.0
     recorded: list[RecordedCall] = field(default_factory=list)
     control: list[tuple[str, str, str]] = field(default_factory=list)
-    """Requests of the sessions API: method, path, body."""
+    """Requests of the sessions API: method, path, body; GONE where a watched client went away."""
     credentials: list[str | None] = field(default_factory=list)
     """The Authorization header of each POST to the sessions API."""
     _server: _Server | None = None
@@ -201,7 +201,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_GET(self) -> None:
-        self._answer(404, b'{"detail":"Not Found"}')
+        if API_PREFIX in self.path and self.path.endswith("/watch") and self.server.backend.is_autellix:
+            # Left open until the client's end closes it.
+            self.server.backend.control.append(("GET", self.path, ""))
+            self.rfile.read(1)
+            self.server.backend.control.append(("GONE", self.path, ""))
+            self.close_connection = True
+        else:
+            self._answer(404, b'{"detail":"Not Found"}')
 
     def do_DELETE(self) -> None:
         self.server.backend.control.append(("DELETE", self.path, ""))

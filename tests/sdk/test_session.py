@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -224,7 +228,24 @@ def test_exit_by_exception_ends_the_session(run_script: Callable[..., str], back
     with pytest.raises(AssertionError, match="ValueError: users"):
         run_script(SCRIPT + "    ask()\n    raise ValueError('users')", backend.url)
     session_id = backend.calls[0]["x-autellix-session-id"]
-    assert backend.control[-1][:2] == ("DELETE", f"/autellix/v1/sessions/{session_id}")
+    assert ("DELETE", f"/autellix/v1/sessions/{session_id}", "") in backend.control
+
+
+@pytest.mark.parametrize("death", ["SIGKILL", "SIGTERM"])
+def test_killed_process_is_noticed(backend: Recording, death: str) -> None:
+    """It ends nothing itself, but the request that it has left open is closed with it."""
+    script = textwrap.dedent(SCRIPT) + "ask()\nprint('asked', flush=True)\ntime.sleep(60)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, backend.url], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "asked\n"
+    (watch,) = backend.wait_for("GET", "/watch")
+    process.send_signal(getattr(signal, death))
+    process.stdout.close()
+    process.wait(5)
+    assert backend.wait_for("GONE", "/watch") == [("GONE", watch[1], "")]
+    assert not [entry for entry in backend.control if entry[0] == "DELETE"]
 
 
 def test_dead_backend_costs_a_bounded_exit(run_script: Callable[..., str]) -> None:
