@@ -38,7 +38,7 @@ SOURCES = {
 }
 FITS = {
     # Prompts of 119,000 tokens on average: brought to a fiftieth, so that one engine holds several programs.
-    "coding": Fit(length_scale=0.02, max_context_tokens=8_000, gap_rule=GapRule(2.0)),
+    "coding": Fit(length_scale=0.02, max_context_tokens=8_000, gap_rule=GapRule(0.0)),
 }
 FEW_SLOTS = {"coding": 4}
 """Batch of the engine where programs are so long that only few can be played."""
