@@ -235,9 +235,7 @@ def test_exit_by_exception_ends_the_session(run_script: Callable[..., str], back
 def test_killed_process_is_noticed(backend: Recording, death: str) -> None:
     """It ends nothing itself, but the request that it has left open is closed with it."""
     script = textwrap.dedent(SCRIPT) + "ask()\nprint('asked', flush=True)\ntime.sleep(60)"
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, backend.url], stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([sys.executable, "-c", script, backend.url], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "asked\n"
     (watch,) = backend.wait_for("GET", "/watch")
