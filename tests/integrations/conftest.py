@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import pytest
+from tests.client import switched_on
 
 import autellix
-from autellix import _backends
 from autellix.testing import RecordingBackend
-
-# Tests of other packages share this process: they get it as it was.
-autellix.uninstrument()
 
 
 @pytest.fixture
 def sdk() -> Iterator[None]:
     """The client, switched on for this test only."""
-    before = set(threading.enumerate())
-    autellix.configure()
-    autellix.instrument()
-    yield
-    autellix.uninstrument()
-    for thread in set(threading.enumerate()) - before:
-        if thread.name == "autellix-control":
-            thread.join(5)
-            assert not thread.is_alive()
-    _backends.backends.configure({})
+    with switched_on():
+        yield
 
 
 @pytest.fixture

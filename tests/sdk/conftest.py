@@ -7,18 +7,16 @@ import os
 import subprocess
 import sys
 import textwrap
-import threading
 from collections.abc import Callable, Iterator
 from typing import cast
 
 import pytest
+from tests.client import switched_on
+from tests.sdk.propagation import Agent
 
 import autellix
-from autellix import _backends, _calls
+from autellix import _calls
 from autellix.testing import RecordingBackend
-
-# Tests of other packages share this process: they get it as it was.
-autellix.uninstrument()
 
 
 class Recording(RecordingBackend):
@@ -49,16 +47,17 @@ def sdk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The client, switched on for this test only."""
     # A busy machine may take longer to answer than a program should wait.
     monkeypatch.setattr(_calls, "LONGEST_WAIT_S", 5.0)
-    before = set(threading.enumerate())
-    autellix.configure()
-    autellix.instrument()
-    yield
-    autellix.uninstrument()
-    for thread in set(threading.enumerate()) - before:
-        if thread.name == "autellix-control":
-            thread.join(5)
-            assert not thread.is_alive()
-    _backends.backends.configure({})
+    with switched_on():
+        yield
+
+
+@pytest.fixture
+def agent(sdk: None, backend: Recording) -> Iterator[Agent]:
+    """One who calls the backend, which the client has been told of."""
+    autellix.configure(backend.url)
+    agent = Agent(backend)
+    yield agent
+    agent.client.close()
 
 
 @pytest.fixture(scope="session")

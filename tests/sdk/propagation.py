@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import openai
-
-import autellix
+import pytest
 
 if TYPE_CHECKING:
     from tests.sdk.conftest import Recording
@@ -93,5 +93,10 @@ def run_file(folder: Path, script: str, *args: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def call_here() -> str | None:
-    return autellix.current().name
+def run_on(loop: str, work: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine on one of two event loops."""
+    if loop == "asyncio":
+        return asyncio.run(work)
+    uvloop = pytest.importorskip("uvloop")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)

@@ -19,22 +19,12 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 import pytest
-from tests.sdk.propagation import FORK_JOIN, ONE_BRANCH, ROWS, Agent, row, run_file
+from tests.sdk.propagation import FORK_JOIN, ONE_BRANCH, ROWS, Agent, row, run_file, run_on
 
 import autellix
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-
-    from tests.sdk.conftest import Recording
-
-
-@pytest.fixture
-def agent(sdk: None, backend: Recording) -> Iterator[Agent]:
-    autellix.configure(backend.url)
-    agent = Agent(backend)
-    yield agent
-    agent.client.close()
 
 
 def in_program(agent: Agent, branch: Callable[[Callable[[], str]], object]) -> None:
@@ -438,14 +428,6 @@ def test_loop_callbacks(agent: Agent, loop: str, how: str) -> None:
 
     run_on(loop, in_program_async(agent, branch))
     agent.expect(ONE_BRANCH)
-
-
-def run_on(loop: str, work: Coroutine[Any, Any, Any]) -> Any:
-    if loop == "asyncio":
-        return asyncio.run(work)
-    uvloop = pytest.importorskip("uvloop")
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
 
 
 @row(

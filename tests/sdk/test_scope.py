@@ -10,13 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.sdk.propagation import run_on
 
 import autellix
 from autellix import _scope
 from autellix._strand import Strand
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    pass
 
 
 def here() -> tuple[str | None, int]:
@@ -123,14 +124,6 @@ def test_tasks_and_executors_follow(sdk: None, loop: str) -> None:
 async def ahere() -> tuple[str | None, int]:
     await asyncio.sleep(0)
     return here()
-
-
-def run_on(loop: str, work: Coroutine[Any, Any, Any]) -> Any:
-    if loop == "asyncio":
-        return asyncio.run(work)
-    uvloop = pytest.importorskip("uvloop")
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
 
 
 def test_gathered_tasks_keep_programs_apart(sdk: None) -> None:

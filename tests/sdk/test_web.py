@@ -19,16 +19,6 @@ from autellix import web
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
 
-    from tests.sdk.conftest import Recording
-
-
-@pytest.fixture
-def agent(sdk: None, backend: Recording) -> Iterator[Agent]:
-    autellix.configure(backend.url)
-    agent = Agent(backend)
-    yield agent
-    agent.client.close()
-
 
 def make_app(agent: Agent) -> FastAPI:
     app = FastAPI()

@@ -1,0 +1,30 @@
+"""The client switched on for a while; importing this leaves the process as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import autellix
+from autellix import _backends
+
+# Tests of other packages share this process: they get it as it was.
+autellix.uninstrument()
+
+
+@contextlib.contextmanager
+def switched_on() -> Iterator[None]:
+    """Switch the client on, and off again, with its control thread."""
+    before = set(threading.enumerate())
+    autellix.configure()
+    autellix.instrument()
+    try:
+        yield
+    finally:
+        autellix.uninstrument()
+        for thread in set(threading.enumerate()) - before:
+            if thread.name == "autellix-control":
+                thread.join(5)
+                assert not thread.is_alive()
+        _backends.backends.configure({})
