@@ -33,10 +33,11 @@ BACKEND = "_autellix_backend"
 class Begun:
     """A call in flight: how its tries are recognised, and whether its host is still to be waited for."""
 
-    __slots__ = ("backend", "call", "key", "must_wait")
+    __slots__ = ("backend", "call", "key", "must_wait", "options")
 
-    def __init__(self, key: str, backend: Backend, *, must_wait: bool) -> None:
+    def __init__(self, key: str, options: Any, backend: Backend, *, must_wait: bool) -> None:
         self.key = key
+        self.options = options
         self.backend = backend
         self.must_wait = must_wait
         self.call = Call()
@@ -57,10 +58,14 @@ class Calls:
         if backend is None:
             return None
         key = options.idempotency_key
-        if key is None or key in self._in_flight:
+        other = None if key is None else self._in_flight.get(key)
+        if other is not None and other.options is options:
+            # The same call again: somebody's wrapper lies between two of ours.
+            return None
+        if key is None or other is not None:
             key = options.idempotency_key = ids.make("key")
         must_wait = not backend.is_waited_for and _calls.ask(backend, _authorization(client))
-        begun = self._in_flight[key] = Begun(key, backend, must_wait=must_wait)
+        begun = self._in_flight[key] = Begun(key, options, backend, must_wait=must_wait)
         return begun
 
     def finish(self, begun: Begun | None) -> None:

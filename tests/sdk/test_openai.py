@@ -224,6 +224,27 @@ def test_options_of_the_users_own_key_are_kept(sdk: None, backend: Recording) ->
     assert "x-autellix-call-id" in backend.calls[0]
 
 
+def test_wrapper_between_two_patches_changes_nothing(sdk: None, backend: Recording) -> None:
+    """Somebody wraps the client's own class, and we are switched off and on: both levels are patched then."""
+    original = OPENAI_MODULE.SyncAPIClient.request
+
+    class Wrapped(openai.OpenAI):
+        def request(self, *args: Any, **kwargs: Any) -> Any:
+            return original(self, *args, **kwargs)
+
+    autellix.configure(backend.url)
+    autellix.uninstrument()
+    autellix.instrument()
+    autellix.configure(backend.url)
+    backend.statuses = [500]
+    with autellix.program(), Wrapped(base_url=backend.url, api_key="key", max_retries=1) as client:
+        ask(client)
+        ask(client)
+    first, retry, second = (call["x-autellix-call-id"] for call in backend.calls)
+    assert first == retry != second
+    assert backend.calls[2]["x-autellix-parent-ids"] == first
+
+
 def test_client_without_the_known_methods_is_left_alone() -> None:
     """A version that has moved its private methods is not instrumented, and nothing is raised."""
 
