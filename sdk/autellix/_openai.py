@@ -77,11 +77,13 @@ class Calls:
         """Add our headers to one try of a call, if it is one to a backend."""
         if not _scope.is_on() or request.method != "POST":
             return
-        # An absolute address is judged by itself, whatever the client's own is.
-        is_absolute = "://" in options.url
-        backend = _calls.backend_of(request.url) if is_absolute else _backend_of_client(client)
+        begun = self._in_flight.get(options.idempotency_key)
+        if "://" in options.url:
+            # An absolute address is judged by itself, whatever the client's own is.
+            backend = _calls.backend_of(request.url)
+        else:
+            backend = _backend_of_client(client) if begun is None else begun.backend
         if backend is not None:
-            begun = self._in_flight.get(options.idempotency_key)
             _calls.annotate(backend, Call() if begun is None else begun.call, request)
 
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from autellix._instrument import when_imported
 from autellix._patching import Patches
-from autellix._programs import ProgramScope, SessionScope, ThreadScope, end_program, root_scope
-from autellix._safely import note, safely
+from autellix._programs import ProgramScope, SessionScope, end_program, root_scope
+from autellix._safely import safely
 from autellix._scope import (
     Together,
     adopt,
-    branch_of,
     current_strand,
     fork,
     hang,
     spawning,
     strand_on,
     swap,
-    top,
 )
 from autellix._strand import Strand, Trail, ids
 
@@ -25,22 +23,18 @@ __all__ = [
     "ProgramScope",
     "SessionScope",
     "Strand",
-    "ThreadScope",
     "Together",
     "Trail",
     "adopt",
-    "branch_of",
     "current_strand",
     "end_program",
     "fork",
     "hang",
     "ids",
-    "note",
     "root_scope",
     "safely",
     "spawning",
     "strand_on",
     "swap",
-    "top",
     "when_imported",
 ]
