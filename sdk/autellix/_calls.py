@@ -43,6 +43,9 @@ def backend_of(url: Any) -> Backend | None:
 
 def annotate(backend: Backend, call: Call, request: Any) -> None:
     """Add our headers to one try of a call, and start the session if that is due."""
+    if backend.state == _backends.FOREIGN:
+        # The answer has come while the call waited for it.
+        return
     session = call.session or current_session()
     if backend.state != _backends.ASKED:
         if call.headers is None:
