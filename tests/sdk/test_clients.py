@@ -167,6 +167,16 @@ def test_backend_that_dies_costs_its_own_errors_only(
         fresh.close()
 
 
+def test_bare_clients_send_nothing_to_a_foreign_host(
+    sdk: None, make_backend: Callable[..., Recording]
+) -> None:
+    foreign = make_backend(is_autellix=False)
+    autellix.instrument(raw_http=True)
+    for _ in range(2):
+        httpx.post(foreign.url + "/chat/completions", json={"messages": MESSAGES})
+    assert [name for call in foreign.calls for name in call if name.startswith("x-autellix")] == []
+
+
 def test_client_alone_needs_no_other_package(run_script: Callable[..., str]) -> None:
     """Without site-packages there is nothing but the standard library."""
     import subprocess
