@@ -8,6 +8,7 @@ import sys
 from autellix import _scope
 from autellix._safely import safely
 from autellix._session import control, current_session
+from autellix._spawn import Jobs
 from autellix._strand import Strand
 from autellix_wire import check_id
 from autellix_wire.ids import MAX_ID_BYTES
@@ -104,15 +105,12 @@ def propagate(function: F) -> F:
     """
     import inspect
 
-    origin = _scope.branch_of(_scope.current_strand())
-
-    def branch() -> Strand:
-        return Strand(origin.program, origin.frontier, origin.session, origin.ancestors)
+    runs = Jobs(_scope.branch_of(_scope.current_strand()), function)
 
     if inspect.iscoroutinefunction(function):
 
         async def run_async(*args: Any, **kwargs: Any) -> Any:
-            strand = branch()
+            strand = runs.branch()
             before = _scope.swap(strand)
             try:
                 return await function(*args, **kwargs)
@@ -124,15 +122,8 @@ def propagate(function: F) -> F:
         return functools.update_wrapper(run_async, function)  # type: ignore[return-value]
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        strand = branch()
-        before = _scope.swap(strand)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            strand.is_closed = True
-            _scope.swap(before)
+        return runs(*args, **kwargs)
 
-    _scope.BOUNDARIES.add(run.__code__)
     return functools.update_wrapper(run, function)  # type: ignore[return-value]
 
 

@@ -54,9 +54,12 @@ class Jobs:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function for one item."""
+        return Job(self.branch(), self.function)(*args, **kwargs)
+
+    def branch(self) -> Strand:
+        """Make the strand of one run."""
         origin = self.origin
-        strand = Strand(origin.program, origin.frontier, origin.session, origin.ancestors)
-        return Job(strand, self.function)(*args, **kwargs)
+        return Strand(origin.program, origin.frontier, origin.session, origin.ancestors)
 
 
 _scope.BOUNDARIES.add(Job.__call__.__code__)

@@ -25,6 +25,7 @@ from autellix_backend.gateway.streaming import DoneSplitter, error_event, receip
 from autellix_backend.gateway.tokens import TokenGuard
 from autellix_backend.gateway.upstream import Upstream, request_headers, response_headers
 from autellix_backend.gateway.usage import StreamTail, read_usage
+from autellix_backend.gateway.watches import disconnected
 from autellix_wire import CALL_ID, ENGINE, IDENTITY_SOURCE, PROGRAM_ID, QUEUE_LEVEL
 
 CALL_PATHS = ("/v1/chat/completions", "/v1/completions")
@@ -72,7 +73,7 @@ class CallEndpoint:
     ) -> None:
         """Run the exchange until it ends or the client goes; either way the call is settled afterwards."""
         work = asyncio.create_task(exchange.run(path, headers, body))
-        gone = asyncio.create_task(_disconnected(receive))
+        gone = asyncio.create_task(disconnected(receive))
         is_cut_off = False
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -281,8 +282,3 @@ def _headers(scope: Scope) -> dict[str, str]:
 
 def _outcome_of(error: GatewayError) -> Outcome:
     return Outcome.TIMEOUT if isinstance(error, EngineTimeoutError) else Outcome.UNAVAILABLE
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -19,7 +19,7 @@ class Watches:
 
     async def until_gone(self, receive: Receive) -> bool:
         """Wait; tell whether the client went away."""
-        gone = asyncio.create_task(_disconnected(receive))
+        gone = asyncio.create_task(disconnected(receive))
         released = asyncio.create_task(self._released.wait())
         try:
             await asyncio.wait((gone, released), return_when=asyncio.FIRST_COMPLETED)
@@ -29,6 +29,7 @@ class Watches:
             released.cancel()
 
 
-async def _disconnected(receive: Receive) -> None:
+async def disconnected(receive: Receive) -> None:
+    """Return once the client of a request has gone away."""
     while (await receive())["type"] != "http.disconnect":
         pass
