@@ -27,13 +27,14 @@ def script(body: dict[str, Any]) -> str | dict[str, Any]:
     return "done"
 
 
-def make_tools(ask: Any) -> dict[str, Any]:
+def make_tools(client: Any) -> dict[str, Any]:
     """Return two tools which call the model themselves, at the same time."""
     both = asyncio.Barrier(2)
 
     async def run(name: str) -> str:
         await both.wait()
-        await ask(f"{name} asks")
+        messages: Any = [{"role": "user", "content": f"{name} asks"}]
+        await client.chat.completions.create(model="m", messages=messages)
         return f"{name} found"
 
     async def search() -> str:
@@ -68,13 +69,8 @@ def test_openai_agents(backend: RecordingBackend) -> None:
 
     async def main() -> None:
         async with openai.AsyncOpenAI(base_url=backend.url, api_key="key") as client:
-
-            async def ask(content: str) -> None:
-                messages: Any = [{"role": "user", "content": content}]
-                await client.chat.completions.create(model="m", messages=messages)
-
             model = agents.OpenAIChatCompletionsModel(model="m", openai_client=client)
-            tools = [agents.function_tool(tool) for tool in make_tools(ask).values()]
+            tools = [agents.function_tool(tool) for tool in make_tools(client).values()]
             agent = agents.Agent(name="researcher", instructions="Help.", model=model, tools=tools)
             with autellix.program("researcher"):
                 result = await agents.Runner.run(agent, "question")
@@ -93,13 +89,8 @@ def test_microsoft_agent_framework(backend: RecordingBackend) -> None:
 
     async def main() -> None:
         async with openai.AsyncOpenAI(base_url=backend.url, api_key="key") as client:
-
-            async def ask(content: str) -> None:
-                messages: Any = [{"role": "user", "content": content}]
-                await client.chat.completions.create(model="m", messages=messages)
-
             chat = clients.OpenAIChatCompletionClient(model="m", async_client=client)
-            tools = list(make_tools(ask).values())
+            tools = list(make_tools(client).values())
             agent = framework.Agent(client=chat, name="researcher", instructions="Help.", tools=tools)
             with autellix.program("researcher"):
                 answer = await agent.run("question")
