@@ -8,7 +8,7 @@ import pytest
 
 from autellix_backend.gateway.body import parse_body
 from autellix_backend.gateway.calls import Receipt
-from autellix_backend.gateway.openai_api import splice_receipt
+from autellix_backend.gateway.exchange import splice_receipt
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from autellix_backend.engines.base import Engine
 from autellix_backend.gateway.accounting import AccountingReceiver
 from autellix_backend.gateway.admin_api import AdminApi
 from autellix_backend.gateway.calls import CallDesk
+from autellix_backend.gateway.endpoint import CALL_PATHS, CallEndpoint
 from autellix_backend.gateway.errors import install_error_handlers
-from autellix_backend.gateway.openai_api import CALL_PATHS, MODELS_PATH, CallEndpoint, ModelsEndpoint
+from autellix_backend.gateway.passthrough import MODELS_PATH, ModelsEndpoint
 from autellix_backend.gateway.record import ProgramRecorder
 from autellix_backend.gateway.sessions_api import LOST_HEARTBEATS, SessionsApi
 from autellix_backend.gateway.tokens import TokenGuard

@@ -1,98 +1,23 @@
-"""The OpenAI endpoints: calls go through with identity in, a receipt out, and nothing else changed.
-
-This is the hot path, so it speaks ASGI directly: no model classes, no middleware.
-"""
+"""One call's way to the engine and back: relayed, accounted for, and answered whatever happens."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 
 import aiohttp
 import msgspec
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Send
 
-from autellix_backend.gateway.body import CallBody, parse_body
+from autellix_backend.gateway.body import CallBody
 from autellix_backend.gateway.calls import CallDesk, OpenCall, Outcome, Receipt
-from autellix_backend.gateway.errors import (
-    BodyTooLargeError,
-    EngineTimeoutError,
-    EngineUnavailableError,
-    GatewayError,
-)
-from autellix_backend.gateway.identity import identify
+from autellix_backend.gateway.errors import EngineTimeoutError, EngineUnavailableError, GatewayError
 from autellix_backend.gateway.streaming import DoneSplitter, error_event, receipt_comment
-from autellix_backend.gateway.tokens import TokenGuard
-from autellix_backend.gateway.upstream import Upstream, request_headers, response_headers
+from autellix_backend.gateway.upstream import Upstream, response_headers
 from autellix_backend.gateway.usage import StreamTail, read_usage
-from autellix_backend.gateway.watches import disconnected
 from autellix_wire import CALL_ID, ENGINE, IDENTITY_SOURCE, PROGRAM_ID, QUEUE_LEVEL
 
-CALL_PATHS = ("/v1/chat/completions", "/v1/completions")
-MODELS_PATH = "/v1/models"
 
-
-class ClientGoneError(Exception):
-    """The client went away before its request was complete; there is nobody to answer."""
-
-
-class CallEndpoint:
-    """ASGI app of one path that makes calls: chat completions or completions."""
-
-    def __init__(
-        self,
-        path: str,
-        upstream: Upstream,
-        desk: CallDesk,
-        guard: TokenGuard,
-        *,
-        engine: str,
-        max_body_bytes: int,
-    ) -> None:
-        self._path = path
-        self._upstream = upstream
-        self._desk = desk
-        self._guard = guard
-        self._engine = engine
-        self._max_body_bytes = max_body_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        headers = _headers(scope)
-        try:
-            body = parse_body(await read_body(headers, receive, self._max_body_bytes))
-        except ClientGoneError:
-            return
-        identity = await self._guard.admit(identify(headers, body.session, self._desk.new_id), headers)
-        call = await self._desk.begin(identity, body.record_count)
-        exchange = _Exchange(self._upstream, self._desk, call, self._engine, send)
-        await self._watch(exchange, self._path, request_headers(headers), body, receive)
-
-    async def _watch(
-        self, exchange: _Exchange, path: str, headers: Mapping[str, str], body: CallBody, receive: Receive
-    ) -> None:
-        """Run the exchange until it ends or the client goes; either way the call is settled afterwards."""
-        work = asyncio.create_task(exchange.run(path, headers, body))
-        gone = asyncio.create_task(disconnected(receive))
-        is_cut_off = False
-        try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            # The server ends and has waited long enough for this call; its client still waits for a word.
-            is_cut_off = True
-        gone.cancel()
-        is_done = work.done()
-        if not is_done:
-            work.cancel()
-            await asyncio.wait((work,))
-        await exchange.close()
-        if is_done:
-            work.result()
-        elif is_cut_off:
-            await exchange.tell_end()
-
-
-class _Exchange:
+class Exchange:
     """One call's way to the engine and back."""
 
     def __init__(self, upstream: Upstream, desk: CallDesk, call: OpenCall, engine: str, send: Send) -> None:
@@ -219,45 +144,6 @@ class _Exchange:
         }
 
 
-class ModelsEndpoint:
-    """ASGI app that passes the list of models through."""
-
-    def __init__(self, upstream: Upstream) -> None:
-        self._upstream = upstream
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """Answer one request."""
-        response = await self._upstream.get(MODELS_PATH, request_headers(_headers(scope)))
-        content = await self._upstream.read(response)
-        headers = [*response_headers(response.headers), (b"content-length", str(len(content)).encode())]
-        await send({"type": "http.response.start", "status": response.status, "headers": headers})
-        await send({"type": "http.response.body", "body": content})
-
-
-async def read_body(headers: Mapping[str, str], receive: Receive, max_bytes: int) -> bytes:
-    """Read a request's body.
-
-    Raises:
-        BodyTooLargeError: as soon as it is known to exceed `max_bytes`.
-        ClientGoneError: if the client leaves before its end.
-    """
-    declared = headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared) > max_bytes:
-        raise BodyTooLargeError(max_bytes)
-    parts: list[bytes] = []
-    size_bytes = 0
-    while True:
-        message: Message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError
-        parts.append(message.get("body", b""))
-        size_bytes += len(parts[-1])
-        if size_bytes > max_bytes:
-            raise BodyTooLargeError(max_bytes)
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
 def splice_receipt(content: bytes, receipt: Receipt) -> bytes:
     """Add the receipt as the last field of a JSON object; what is none stays as it is."""
     end = content.rstrip()
@@ -274,10 +160,6 @@ def _comment(receipt: Receipt) -> bytes:
 
 def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     return [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
-
-
-def _headers(scope: Scope) -> dict[str, str]:
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
 def _outcome_of(error: GatewayError) -> Outcome:

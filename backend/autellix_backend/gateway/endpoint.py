@@ -1,0 +1,78 @@
+"""The endpoints that make calls: identity in, a receipt out, and nothing else changed.
+
+This is the hot path, so it speaks ASGI directly: no model classes, no middleware.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from starlette.types import Receive, Scope, Send
+
+from autellix_backend.gateway.body import CallBody, parse_body
+from autellix_backend.gateway.calls import CallDesk
+from autellix_backend.gateway.exchange import Exchange
+from autellix_backend.gateway.identity import identify
+from autellix_backend.gateway.requests import ClientGoneError, read_body, read_headers
+from autellix_backend.gateway.tokens import TokenGuard
+from autellix_backend.gateway.upstream import Upstream, request_headers
+from autellix_backend.gateway.watches import disconnected
+
+CALL_PATHS = ("/v1/chat/completions", "/v1/completions")
+
+
+class CallEndpoint:
+    """ASGI app of one path that makes calls: chat completions or completions."""
+
+    def __init__(
+        self,
+        path: str,
+        upstream: Upstream,
+        desk: CallDesk,
+        guard: TokenGuard,
+        *,
+        engine: str,
+        max_body_bytes: int,
+    ) -> None:
+        self._path = path
+        self._upstream = upstream
+        self._desk = desk
+        self._guard = guard
+        self._engine = engine
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        headers = read_headers(scope)
+        try:
+            body = parse_body(await read_body(headers, receive, self._max_body_bytes))
+        except ClientGoneError:
+            return
+        identity = await self._guard.admit(identify(headers, body.session, self._desk.new_id), headers)
+        call = await self._desk.begin(identity, body.record_count)
+        exchange = Exchange(self._upstream, self._desk, call, self._engine, send)
+        await self._watch(exchange, self._path, request_headers(headers), body, receive)
+
+    async def _watch(
+        self, exchange: Exchange, path: str, headers: Mapping[str, str], body: CallBody, receive: Receive
+    ) -> None:
+        """Run the exchange until it ends or the client goes; either way the call is settled afterwards."""
+        work = asyncio.create_task(exchange.run(path, headers, body))
+        gone = asyncio.create_task(disconnected(receive))
+        is_cut_off = False
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            # The server ends and has waited long enough for this call; its client still waits for a word.
+            is_cut_off = True
+        gone.cancel()
+        is_done = work.done()
+        if not is_done:
+            work.cancel()
+            await asyncio.wait((work,))
+        await exchange.close()
+        if is_done:
+            work.result()
+        elif is_cut_off:
+            await exchange.tell_end()

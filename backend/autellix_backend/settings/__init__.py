@@ -1,0 +1,29 @@
+"""One frozen tree of settings, built at the edge from a file, the environment and the command line."""
+
+from autellix_backend.settings.base import SettingsError, child_environment, default_cache_dir
+from autellix_backend.settings.convert import Given
+from autellix_backend.settings.load import (
+    Layer,
+    build_settings,
+    layer_from_environment,
+    layer_from_file,
+    load_settings,
+    settings_to_mapping,
+)
+from autellix_backend.settings.tree import EngineSettings, GatewaySettings, Settings
+
+__all__ = [
+    "EngineSettings",
+    "GatewaySettings",
+    "Given",
+    "Layer",
+    "Settings",
+    "SettingsError",
+    "build_settings",
+    "child_environment",
+    "default_cache_dir",
+    "layer_from_environment",
+    "layer_from_file",
+    "load_settings",
+    "settings_to_mapping",
+]

@@ -1,0 +1,98 @@
+"""The frozen tree of settings, and what each of its values may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.policies import LIVE_POLICY_NAMES
+from autellix_backend.settings.base import SettingsError, check, check_positive, default_cache_dir, listed
+
+MAX_PORT = 65535
+MIN_SECRET_CHARACTERS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """The HTTP server in front of the engines."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    heartbeat_s: float = 10.0
+    """A client's heartbeat period; a session silent for three of them ends."""
+    program_idle_s: float = 600.0
+    """A program without a running call leaves the table after this time."""
+    max_body_bytes: int = 64 * 2**20
+    upstream_timeout_s: float = 3600.0
+    """The longest time one call may take at the engine."""
+    connect_timeout_s: float = 5.0
+    account_wait_s: float = 0.5
+    """How long an answered call waits for the engine's accounting before its receipt goes without."""
+    shutdown_grace_s: float = 10.0
+    """How long running calls may go on after SIGTERM."""
+    strict_identity: bool = False
+    """Whether a call that names a program needs the token of its session; else it is believed."""
+    token_secret: str | None = None
+    """What session tokens are signed with; None lets `autellix serve` keep one in `engine.state_dir`."""
+    record_path: Path | None = None
+    """Where each program is recorded when it ends, as a line of counts and timings; None records nothing."""
+
+    def __post_init__(self) -> None:
+        check(bool(self.host), "gateway.host", "is empty", "a host name or address")
+        in_range = 0 <= self.port <= MAX_PORT
+        check(in_range, "gateway.port", f"is {self.port}", f"0 (any free port) to {MAX_PORT}")
+        for name in ("heartbeat_s", "program_idle_s", "upstream_timeout_s", "connect_timeout_s"):
+            check_positive("gateway", self, name)
+        check_positive("gateway", self, "max_body_bytes")
+        for name in ("account_wait_s", "shutdown_grace_s"):
+            check_positive("gateway", self, name, zero_allowed=True)
+        is_plain = self.record_path is None or self.record_path.suffix != ".gz"
+        check(is_plain, "gateway.record_path", f"is {self.record_path}", "a name that does not end in .gz")
+        is_long = self.token_secret is None or len(self.token_secret) >= MIN_SECRET_CHARACTERS
+        check(is_long, "gateway.token_secret", "is too short", f"{MIN_SECRET_CHARACTERS} characters or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """The engine behind the gateway: one that we start (`model`), or a running one (`url`)."""
+
+    model: str | None = None
+    served_model_name: str | None = None
+    max_num_seqs: int | None = None
+    """The engine's batch size in sequences; None leaves vLLM's default."""
+    extra_args: tuple[str, ...] = ()
+    """Further arguments for the vLLM server, as given on its command line."""
+    url: str | None = None
+    startup_timeout_s: float = 900.0
+    shutdown_timeout_s: float = 30.0
+    """How long the engine's running calls may go on after it is told to stop."""
+    state_dir: Path = field(default_factory=default_cache_dir)
+
+    def __post_init__(self) -> None:
+        if self.max_num_seqs is not None:
+            check_positive("engine", self, "max_num_seqs")
+        check_positive("engine", self, "startup_timeout_s")
+        check_positive("engine", self, "shutdown_timeout_s", zero_allowed=True)
+        if self.url is not None:
+            is_http = self.url.startswith(("http://", "https://"))
+            check(is_http, "engine.url", f"is {self.url!r}", "an http:// or https:// address")
+
+    @property
+    def log_dir(self) -> Path:
+        """Folder of the engines' logs."""
+        return self.state_dir / "logs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Everything that one backend is built from."""
+
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+    def __post_init__(self) -> None:
+        if self.scheduler.policy not in LIVE_POLICY_NAMES:
+            problem = f"{self.scheduler.policy!r} works in the simulator only"
+            raise SettingsError("scheduler.policy", problem, f"one of {listed(LIVE_POLICY_NAMES)}")
