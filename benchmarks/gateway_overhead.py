@@ -1,8 +1,11 @@
-"""What the gateway adds to a call: latency through it less latency at the engine directly, interleaved.
+"""What the gateway adds to a call, beside a bare aiohttp proxy and ThunderAgent's, in one run.
 
-The gateway runs in a process of its own with uvloop, as `autellix serve` runs it. The engines are a fake one,
-which answers at once, so that the gateway is all there is, and real vLLM with the demo model.
-On a busy machine latency is mostly waiting for a core; the gateway's processor time per call is not.
+    python benchmarks/gateway_overhead.py [--engine fake|vllm|both] [--thunderagent CHECKOUT] [--json]
+
+Every way is measured in turn within each round: one call at a time for latency, then many at once for
+throughput and for processor time. Added latency is a difference of percentiles against the engine itself. On
+a busy machine latency is mostly waiting for a core; a proxy's processor time per call and token is not, and
+its inverse is the number of calls that one core can carry in a second.
 """
 
 from __future__ import annotations
@@ -15,48 +18,31 @@ import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import uvicorn
+import proxies
+import uvloop
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.demo_model import DEMO_MODEL_NAME, build_demo_model, demo_model_directory
 from autellix_backend.engines.fake import FakeBehaviour, FakeEngine
 from autellix_backend.engines.replica import ReplicaSpec, VllmReplica
-from autellix_backend.gateway.app import create_app
-from autellix_backend.settings import Settings
 
 CHAT = "/v1/chat/completions"
 WARM_UP_CALLS = 20
-
-
-@dataclass(frozen=True, slots=True)
-class RunningEngine:
-    """An engine that another process started, as the gateway's process sees it."""
-
-    name: str
-    base_url: str
-    accounting_socket: Path | None
-
-    async def start(self) -> None:
-        """Do nothing: it runs."""
-
-    async def stop(self) -> None:
-        """Do nothing: its owner stops it."""
-
-    def is_alive(self) -> bool:
-        """Say yes; the owner would end the measurement otherwise."""
-        return True
-
-    def failure(self) -> str | None:
-        """Return nothing."""
-        return None
+PROGRAMS = 8
+PROMPT = "How long is the queue today? " * 70
+"""About two kilobytes, as the prompt of a short agent step."""
+SHORT_TOKENS = 16
+LONG_TOKENS = 144
+TOKEN_DELAY_S = 0.002
+"""Without a pause between them the tokens of a stream would come in one piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,156 +53,225 @@ class Sample:
     total_s: float
 
 
-def serve_gateway(engine: RunningEngine, report: Connection) -> None:
-    """Run a gateway in this process and report its port."""
-    server = uvicorn.Server(uvicorn.Config(create_app(Settings(), engine), port=0, log_config=None))
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One kind of calls."""
 
+    name: str
+    tokens: int
+    stream: bool
+
+    def body(self, model: str) -> dict[str, Any]:
+        """Return the body of a call."""
+        messages = [{"role": "user", "content": PROMPT}]
+        return {
+            "model": model,
+            "messages": messages,
+            "max_tokens": self.tokens,
+            "ignore_eos": True,
+            "stream": self.stream,
+        }
+
+
+LOADS = (
+    Load("answer", SHORT_TOKENS, stream=False),
+    Load("stream", SHORT_TOKENS, stream=True),
+    Load("long stream", LONG_TOKENS, stream=True),
+)
+
+
+async def call(client: aiohttp.ClientSession, url: str, body: dict[str, Any], number: int) -> Sample:
+    """Make one call and time it."""
+    headers = {"X-Autellix-Program-ID": f"program-{number % PROGRAMS}"}
+    start_s = time.perf_counter()
+    async with client.post(url + CHAT, json=body, headers=headers) as response:
+        response.raise_for_status()
+        await response.content.readany()
+        first_s = time.perf_counter()
+        await response.read()
+    return Sample(first_s - start_s, time.perf_counter() - start_s)
+
+
+async def one_at_a_time(
+    ways: list[proxies.Proxy], body: dict[str, Any], rounds: int
+) -> dict[str, list[Sample]]:
+    """Call every way in turn, in another order each round."""
+    samples: dict[str, list[Sample]] = {way.name: [] for way in ways}
+    async with _client() as client:
+        for number in range(-WARM_UP_CALLS, rounds):
+            turn = number % len(ways)
+            for way in ways[turn:] + ways[:turn]:
+                sample = await call(client, way.url, {**body, "program_id": f"p-{number % PROGRAMS}"}, number)
+                if number >= 0:
+                    samples[way.name].append(sample)
+    return samples
+
+
+async def many_at_once(
+    way: proxies.Proxy, body: dict[str, Any], calls: int, at_once: int
+) -> tuple[float, float]:
+    """Return the seconds that the calls took, and the processor seconds of the way's process."""
+    numbers = iter(range(calls))
+
+    async def worker(client: aiohttp.ClientSession) -> None:
+        for number in numbers:
+            await call(client, way.url, {**body, "program_id": f"p-{number % PROGRAMS}"}, number)
+
+    async with _client() as client:
+        before_s, start_s = way.processor_s(), time.perf_counter()
+        await asyncio.gather(*(worker(client) for _ in range(at_once)))
+        return time.perf_counter() - start_s, way.processor_s() - before_s
+
+
+async def measure(ways: list[proxies.Proxy], model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure every load over every way."""
+    rows: list[dict[str, Any]] = []
+    for load in LOADS:
+        body = load.body(model)
+        samples = await one_at_a_time(ways, body, options.rounds)
+        seconds: dict[str, list[tuple[float, float]]] = {way.name: [] for way in ways}
+        for _ in range(options.batches):
+            for way in ways:
+                seconds[way.name].append(await many_at_once(way, body, options.calls, options.at_once))
+        rows += [_row(load, way, samples, seconds[way.name], options.calls) for way in ways]
+    return rows
+
+
+def _row(
+    load: Load,
+    way: proxies.Proxy,
+    samples: dict[str, list[Sample]],
+    seconds: list[tuple[float, float]],
+    calls: int,
+) -> dict[str, Any]:
+    direct, through = samples["direct"], samples[way.name]
+    row: dict[str, Any] = {"load": load.name, "tokens": load.tokens, "way": way.name, "calls": len(through)}
+    for kind in ("first_byte", "total"):
+        for percent in (50, 99):
+            base, value = (_percentile_ms(which, kind, percent) for which in (direct, through))
+            row[f"{kind}_p{percent}_ms"] = value
+            row[f"added_{kind}_p{percent}_ms"] = value - base
+    row["calls_per_s"] = statistics.median(calls / elapsed_s for elapsed_s, _ in seconds)
+    row["processor_ms"] = statistics.median(1e3 * processor_s / calls for _, processor_s in seconds)
+    return row
+
+
+def _percentile_ms(samples: list[Sample], kind: str, percent: int) -> float:
+    values = [getattr(sample, f"{kind}_s") for sample in samples]
+    return 1e3 * statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+def print_table(engine: str, rows: list[dict[str, Any]]) -> None:
+    """Print one line per load and way, and the cost of a streamed token."""
+    print(f"\n{engine}: added to the engine's own time; calls/s with many at once; processor time per call")
+    head = f"{'load':12} {'way':22} {'first p50':>10} {'p99':>8} {'total p50':>10} {'p99':>8}"
+    print(head + f" {'calls/s':>8} {'cpu ms':>7} {'calls/core-s':>12}")
+    for row in rows:
+        added = [row[f"added_{kind}_p{p}_ms"] for kind in ("first_byte", "total") for p in (50, 99)]
+        per_core = f"{1e3 / row['processor_ms']:12.0f}" if row["processor_ms"] else f"{'':12}"
+        numbers = " ".join(f"{value:{width}.2f}" for value, width in zip(added, (10, 8, 10, 8), strict=True))
+        line = f"{row['load']:12} {row['way']:22} {numbers} {row['calls_per_s']:8.0f}"
+        print(f"{line} {row['processor_ms']:7.2f} {per_core}")
+    for way, token_us in token_costs(rows).items():
+        print(f"{way}: {token_us:.1f} us of processor time per streamed token")
+
+
+def token_costs(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the microseconds of processor time that one more token of a stream costs, by way."""
+    costs = {row["way"]: {} for row in rows}
+    for row in rows:
+        costs[row["way"]][row["load"]] = row["processor_ms"]
+    tokens = LONG_TOKENS - SHORT_TOKENS
+    return {
+        way: 1e3 * (by_load["long stream"] - by_load["stream"]) / tokens
+        for way, by_load in costs.items()
+        if by_load["stream"]
+    }
+
+
+def _client() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2))
+
+
+def _serve_fake(socket_path: Path, report: Connection) -> None:
     async def run() -> None:
-        serving = asyncio.create_task(server.serve())
-        while not server.started and not serving.done():  # noqa: ASYNC110 - uvicorn offers no event
-            await asyncio.sleep(0.01)
-        report.send(server.servers[0].sockets[0].getsockname()[1])
-        await serving
+        behaviour = FakeBehaviour(output_tokens=LONG_TOKENS, token_delay_s=TOKEN_DELAY_S)
+        engine = FakeEngine(behaviour, name="fake", accounting_socket=socket_path)
+        await engine.start()
+        report.send(engine.base_url)
+        await asyncio.Event().wait()
 
-    with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
 
 
 @asynccontextmanager
-async def gateway_before(engine: Engine) -> AsyncIterator[tuple[str, int]]:
-    """Start a gateway before the engine and yield its address and process id."""
+async def fake_engine(folder: Path) -> AsyncIterator[tuple[Engine, str]]:
+    """Start a fake engine in a process of its own; yield it and its model."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    running = RunningEngine(engine.name, engine.base_url, engine.accounting_socket)
-    process = context.Process(target=serve_gateway, args=(running, sender))
+    path = folder / "accounts.sock"
+    process = context.Process(target=_serve_fake, args=(path, sender))
     process.start()
-    sender.close()
     try:
-        port = await asyncio.to_thread(receiver.recv)
-        assert process.pid is not None
-        yield f"http://127.0.0.1:{port}", process.pid
+        yield proxies.RunningEngine("fake", await asyncio.to_thread(receiver.recv), path), "fake"
     finally:
         process.terminate()
         await asyncio.to_thread(process.join)
 
 
-async def call(client: aiohttp.ClientSession, url: str, body: dict[str, Any], number: int) -> Sample:
-    """Make one call and time it."""
-    headers = {"X-Autellix-Program-ID": f"program-{number % 8}"}
-    start = time.perf_counter()
-    async with client.post(url + CHAT, json=body, headers=headers) as response:
-        response.raise_for_status()
-        await response.content.readany()
-        first = time.perf_counter()
-        await response.read()
-    return Sample(first - start, time.perf_counter() - start)
-
-
-async def measure(urls: dict[str, str], body: dict[str, Any], rounds: int) -> dict[str, list[Sample]]:
-    """Call each address in turn, swapping the order from round to round."""
-    samples: dict[str, list[Sample]] = {name: [] for name in urls}
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=2)) as client:
-        for number in range(-WARM_UP_CALLS, rounds):
-            for name in sorted(urls, reverse=bool(number % 2)):
-                sample = await call(client, urls[name], body, number)
-                if number >= 0:
-                    samples[name].append(sample)
-    return samples
-
-
-def processor_s(pid: int) -> float:
-    """Return the processor time of a process so far (Linux)."""
-    return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[0]) / 1e9
-
-
-def percentile_ms(values: list[float], percent: int) -> float:
-    """Return a percentile in milliseconds."""
-    return 1e3 * statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
-
-
-def summarize(engine: str, mode: str, samples: dict[str, list[Sample]]) -> dict[str, Any]:
-    """Compare the two ways; `added` is the difference of their percentiles."""
-    row: dict[str, Any] = {"engine": engine, "mode": mode, "calls": len(samples["direct"])}
-    for measure_name in ("first_byte", "total"):
-        for percent in (50, 99):
-            direct, through = (
-                percentile_ms([getattr(sample, f"{measure_name}_s") for sample in samples[way]], percent)
-                for way in ("direct", "gateway")
-            )
-            row[f"{measure_name}_p{percent}_ms"] = {
-                "direct": direct,
-                "gateway": through,
-                "added": through - direct,
-            }
-    return row
-
-
-async def benchmark(engine: Engine, model: str, rounds: int, tokens: int) -> list[dict[str, Any]]:
-    """Measure one engine, with and without streaming."""
-    await engine.start()
+@asynccontextmanager
+async def vllm_engine(folder: Path) -> AsyncIterator[tuple[Engine, str]]:
+    """Start vLLM with the demo model; yield it and its model."""
+    spec = ReplicaSpec(
+        model=build_demo_model(demo_model_directory()),
+        scheduler=SchedulerConfig(),
+        served_model_name=DEMO_MODEL_NAME,
+        log_path=folder / "engine.log",
+    )
+    replica = VllmReplica(spec, name="vllm")
+    await replica.start()
     try:
-        async with gateway_before(engine) as (gateway, pid):
-            messages = [{"role": "user", "content": "How long is the queue today? " * 40}]
-            body = {"model": model, "messages": messages, "max_tokens": tokens, "ignore_eos": True}
-            urls = {"direct": engine.base_url, "gateway": gateway}
-            rows = []
-            for mode in ("answer", "stream"):
-                before_s = processor_s(pid)
-                samples = await measure(urls, {**body, "stream": mode == "stream"}, rounds)
-                spent_s = processor_s(pid) - before_s
-                row = summarize(engine.name, mode, samples)
-                rows.append(row | {"gateway_processor_ms": 1e3 * spent_s / (rounds + WARM_UP_CALLS)})
-            return rows
+        yield replica, DEMO_MODEL_NAME
     finally:
-        await engine.stop()
+        await replica.stop()
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
-    """Print one line per comparison."""
-    print(f"{'engine':10} {'mode':7} {'time':15} {'direct ms':>10} {'gateway ms':>10} {'added ms':>9}")
-    for row in rows:
-        for name, values in row.items():
-            if isinstance(values, dict):
-                numbers = f"{values['direct']:10.2f} {values['gateway']:10.2f} {values['added']:9.2f}"
-                print(f"{row['engine']:10} {row['mode']:7} {name:15} {numbers}")
-        processor_ms = row["gateway_processor_ms"]
-        print(f"{row['engine']:10} {row['mode']:7} the gateway's processor time {processor_ms:.2f} ms")
-
-
-async def run(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+async def benchmark(options: argparse.Namespace, folder: Path) -> dict[str, list[dict[str, Any]]]:
     """Measure the chosen engines."""
-    rows: list[dict[str, Any]] = []
-    if arguments.engine in ("fake", "both"):
-        behaviour = FakeBehaviour(output_tokens=arguments.tokens)
-        fake = FakeEngine(behaviour, accounting_socket=folder / "accounts.sock")
-        rows += await benchmark(fake, "fake", arguments.rounds, arguments.tokens)
-    if arguments.engine in ("vllm", "both"):
-        model = build_demo_model(demo_model_directory())
-        spec = ReplicaSpec(
-            model=model,
-            scheduler=SchedulerConfig(),
-            served_model_name=DEMO_MODEL_NAME,
-            log_path=folder / "engine.log",
-        )
-        replica = VllmReplica(spec, name="vllm")
-        rows += await benchmark(replica, DEMO_MODEL_NAME, arguments.rounds, arguments.tokens)
-    return rows
+    engines = {"fake": fake_engine, "vllm": vllm_engine}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name in engines if options.engine == "both" else (options.engine,):
+        async with engines[name](folder) as (engine, model), AsyncExitStack() as stack:
+            ways = [proxies.Proxy("direct", engine.base_url, None)]
+            ways.append(await stack.enter_async_context(proxies.bare(engine)))
+            ways.append(await stack.enter_async_context(proxies.gateway(engine)))
+            if options.thunderagent is not None:
+                for router in ("default", "tr"):
+                    other = proxies.thunderagent(engine, options.thunderagent, router)
+                    ways.append(await stack.enter_async_context(other))
+            found[name] = await measure(ways, model, options)
+    return found
 
 
 def main() -> None:
     """Run the benchmark from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--engine", choices=("fake", "vllm", "both"), default="both")
-    parser.add_argument("--rounds", type=int, default=200, help="calls each way in each mode")
-    parser.add_argument("--tokens", type=int, default=16, help="length of an answer")
+    parser.add_argument("--thunderagent", type=Path, metavar="CHECKOUT", help="folder of its repository")
+    parser.add_argument("--rounds", type=int, default=200, help="calls of each load, one at a time, each way")
+    parser.add_argument("--calls", type=int, default=300, help="calls of each batch, many at once")
+    parser.add_argument("--at-once", type=int, default=16, help="how many at once")
+    parser.add_argument("--batches", type=int, default=3, help="batches of each load, each way")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    arguments = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        rows = asyncio.run(run(arguments, Path(folder)))
-    if arguments.json:
-        print(json.dumps(rows, indent=2))
-    else:
-        print_table(rows)
+        found = asyncio.run(benchmark(options, Path(folder)))
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return
+    for engine, rows in found.items():
+        print_table(engine, rows)
 
 
 if __name__ == "__main__":

@@ -168,3 +168,21 @@ def test_an_account_without_a_listener_is_dropped(tmp_path: Path) -> None:
         assert (await post(engine, client))[0] == 200
 
     with_engine(FakeBehaviour(), use, accounting_socket=tmp_path / "absent.sock")
+
+
+def test_faults_may_be_drawn_by_their_shares() -> None:
+    async def use(engine: FakeEngine, client: aiohttp.ClientSession) -> None:
+        statuses = [(await post(engine, client))[0] for _ in range(60)]
+        assert 15 < statuses.count(500) < 45
+        assert statuses.count(200) == 60 - statuses.count(500)
+
+    with_engine(FakeBehaviour(fault_shares={Fault.ERROR: 0.5}), use)
+
+
+def test_a_slow_call_begins_late(wait_s: float = 0.05) -> None:
+    async def use(engine: FakeEngine, client: aiohttp.ClientSession) -> None:
+        started_s = asyncio.get_running_loop().time()
+        assert (await post(engine, client))[0] == 200
+        assert asyncio.get_running_loop().time() - started_s >= wait_s
+
+    with_engine(FakeBehaviour(fault=Fault.SLOW, slow_s=wait_s), use)

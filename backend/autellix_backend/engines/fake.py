@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import random
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,7 @@ class FakeEngine:
         name: str = "fake-0",
         accounting_socket: Path | None = None,
         keep_alive_s: float = 75.0,
+        keeps_requests: bool = True,
     ) -> None:
         self.behaviour = behaviour or FakeBehaviour()
         self.requests: list[ReceivedRequest] = []
@@ -55,10 +57,12 @@ class FakeEngine:
         self._name = name
         self._accounting_socket = accounting_socket
         self._keep_alive_s = keep_alive_s
+        self._keeps_requests = keeps_requests
         self._runner: web.AppRunner | None = None
         self._base_url = ""
         self._failure: str | None = None
         self._faulty_calls = 0
+        self._random = random.Random(0)
         self._steps = 0
         self._numbers = itertools.count()
 
@@ -151,7 +155,8 @@ class FakeEngine:
             headers={name.lower(): value for name, value in request.headers.items()},
             body=await request.read(),
         )
-        self.requests.append(received)
+        if self._keeps_requests:
+            self.requests.append(received)
         self._notify()
         return received
 
@@ -188,6 +193,9 @@ class FakeEngine:
         )
 
     def _draw_fault(self, behaviour: FakeBehaviour) -> Fault:
+        if behaviour.fault_shares:
+            faults, shares = tuple(behaviour.fault_shares), tuple(behaviour.fault_shares.values())
+            return self._random.choices((*faults, Fault.NONE), (*shares, 1.0 - sum(shares)))[0]
         is_spent = behaviour.faulty_calls is not None and self._faulty_calls >= behaviour.faulty_calls
         if behaviour.fault is Fault.NONE or is_spent:
             return Fault.NONE
@@ -197,6 +205,9 @@ class FakeEngine:
     async def _answer(self, request: web.Request, call: FakeCall, fault: Fault) -> web.StreamResponse:
         if fault is Fault.HANG:
             await asyncio.Event().wait()
+        if fault is Fault.SLOW:
+            await asyncio.sleep(call.behaviour.slow_s)
+        call.is_accounted = fault is Fault.UNACCOUNTED
         if call.is_streaming:
             return await self._stream(request, call, fault)
         for _ in range(call.planned_tokens):

@@ -25,6 +25,10 @@ class Fault(enum.Enum):
     """Send half of the answer, then reset the connection."""
     HANG = "hang"
     """Never answer."""
+    SLOW = "slow"
+    """Begin after `slow_s`."""
+    UNACCOUNTED = "unaccounted"
+    """Answer, and send no account."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,9 @@ class FakeBehaviour:
     fault: Fault = Fault.NONE
     faulty_calls: int | None = None
     """How many calls suffer the fault; None: all."""
+    fault_shares: Mapping[Fault, float] = field(default_factory=dict)
+    """What share of the calls suffers which fault, drawn from a seeded generator; takes the place of `fault`."""
+    slow_s: float = 0.5
     error_status: int = 500
     error_message: str = "the fake engine was told to fail"
     extra_fields: Mapping[str, object] = field(default_factory=dict)

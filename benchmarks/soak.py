@@ -1,0 +1,244 @@
+"""A soak: thousands of programs at once through the gateway, with every fault we can think of.
+
+    python benchmarks/soak.py [--programs 2048] [--calls 50000] [--json]
+
+The engine is a fake one, because faults must come on demand: errors, resets before and after the first byte,
+calls that it never answers, slow ones, and answers without an account. Clients go away at random moments, end
+their programs twice or never, and lose their sessions. Afterwards every accepted call must have been settled
+exactly once, and nothing may be left: no program, session, call, task, socket or label series. Exit code 1
+says that something was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import soak_gateway
+import uvloop
+from prometheus_client.parser import text_string_to_metric_families
+from proxies import RunningEngine
+from soak_gateway import Stats
+from soak_programs import Ledger, Program
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.engines.fake import FakeBehaviour, FakeEngine, Fault
+from autellix_backend.settings import GatewaySettings, Settings
+
+FAULTS = {
+    Fault.ERROR: 0.02,
+    Fault.RESET_BEFORE_FIRST_BYTE: 0.02,
+    Fault.RESET_MID_STREAM: 0.02,
+    Fault.HANG: 0.002,
+    Fault.SLOW: 0.05,
+    Fault.UNACCOUNTED: 0.01,
+}
+HEARTBEAT_S = 10.0
+ACCOUNT_WAIT_S = 0.2
+SAMPLE_S = 2.0
+SPARE_S = 15.0
+"""How long after the idle time the last of the abandoned may be seen."""
+WARM_SHARE = 0.3
+"""The share of the calls after which memory should no longer grow."""
+MIN_WINDOW_CALLS = 10_000
+"""Over fewer calls a process is still finding its size, and the slope says nothing."""
+MAX_GROWTH_BYTES = 1024
+"""Bytes per settled call that memory may grow by after that; a leaked call is several kilobytes."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Report:
+    """What a soak found."""
+
+    programs: int
+    programs_at_once: int
+    calls: int
+    seconds: float
+    outcomes: dict[str, int]
+    endings: dict[str, int]
+    surprises: dict[str, int]
+    before: Stats
+    after: Stats
+    growth_bytes_per_call: float
+    complaints: list[str]
+
+
+def growth(samples: Sequence[tuple[int, int]]) -> float:
+    """Return the slope of memory over settled calls, in bytes per call, by least squares."""
+    count = len(samples)
+    if count < 2:
+        return 0.0
+    mean_x = sum(x for x, _ in samples) / count
+    mean_y = sum(y for _, y in samples) / count
+    spread = sum((x - mean_x) ** 2 for x, _ in samples)
+    return sum((x - mean_x) * (y - mean_y) for x, y in samples) / spread if spread else 0.0
+
+
+def complaints(before: Stats, warm: Stats, after: Stats, ledger: Ledger, growth_bytes: float) -> list[str]:
+    """Say what is wrong: `before` is the fresh gateway, `warm` one that has seen every kind of call."""
+    found = [f"{count} times: {what}" for what, count in ledger.surprises.items()]
+    if after.settled != after.begun:
+        found.append(f"{after.begun} calls began and {after.settled} were settled")
+    if after.settled_twice:
+        found.append(f"{after.settled_twice} calls were settled twice")
+    made = sum(ledger.outcomes.values())
+    answered = made - ledger.outcomes["left"] - ledger.outcomes["refused"]
+    if not answered <= after.begun <= made:
+        found.append(f"the clients made {made} calls, {answered} were answered, and {after.begun} began")
+    kept = {name: getattr(after, name) for name in ("programs", "sessions", "active_calls")}
+    found += [f"{count} {name} are left" for name, count in kept.items() if count]
+    for name, allowed in (("tasks", before.tasks), ("sockets", before.sockets), ("series", warm.series)):
+        if (held := getattr(after, name)) > allowed:
+            found.append(f"{held} {name} are held, {allowed} are expected")
+    if growth_bytes > MAX_GROWTH_BYTES:
+        found.append(f"memory grew by {growth_bytes:.0f} bytes per call, {MAX_GROWTH_BYTES} are allowed")
+    return found
+
+
+async def soak(programs: int, calls: int, idle_s: float, folder: Path) -> Report:
+    """Run the soak in a gateway and an engine of their own processes."""
+    settings = Settings(
+        gateway=GatewaySettings(
+            program_idle_s=idle_s, heartbeat_s=HEARTBEAT_S, account_wait_s=ACCOUNT_WAIT_S
+        ),
+        scheduler=SchedulerConfig(policy="atlas"),
+    )
+    ledger = Ledger()
+    started_s = time.monotonic()
+    with _process(_serve_engine, folder / "accounts.sock") as engine_end:
+        engine = RunningEngine("fake", await _receive(engine_end), folder / "accounts.sock")
+        with _process(soak_gateway.serve, engine, settings) as gateway_end:
+            url = f"http://127.0.0.1:{await _receive(gateway_end)}"
+            before = await _ask(gateway_end, url)
+            samples = await _play(url, programs, calls, ledger, gateway_end)
+            after = await _rest(gateway_end, url, before, idle_s)
+    warm = next((stats for stats in samples if stats.settled >= WARM_SHARE * calls), samples[-1])
+    slope = growth([(s.settled, s.memory_bytes) for s in samples if s.settled >= warm.settled])
+    is_long = after.settled - warm.settled >= MIN_WINDOW_CALLS
+    return Report(
+        programs=programs,
+        programs_at_once=ledger.most_alive,
+        calls=sum(ledger.outcomes.values()),
+        seconds=time.monotonic() - started_s,
+        outcomes=dict(ledger.outcomes),
+        endings=dict(ledger.endings),
+        surprises=dict(ledger.surprises),
+        before=before,
+        after=after,
+        growth_bytes_per_call=slope,
+        complaints=complaints(before, warm, after, ledger, slope if is_long else 0.0),
+    )
+
+
+async def _play(url: str, programs: int, calls: int, ledger: Ledger, gateway: Connection) -> list[Stats]:
+    """Run all programs at once, and look at the gateway meanwhile."""
+    samples: list[Stats] = []
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
+    async with aiohttp.ClientSession(connector=connector) as client:
+        shares = [calls // programs + (number < calls % programs) for number in range(programs)]
+        work = [
+            asyncio.create_task(Program(client, url, number, share, ledger).run())
+            for number, share in enumerate(shares)
+        ]
+        while not all(task.done() for task in work):
+            await asyncio.wait(work, timeout=SAMPLE_S)
+            samples.append(await _ask(gateway, url))
+        await asyncio.gather(*work)
+    return samples
+
+
+async def _rest(gateway: Connection, url: str, before: Stats, idle_s: float) -> Stats:
+    """Wait until no more is left than before, or the last abandoned program must be gone."""
+    deadline_s = time.monotonic() + idle_s + SPARE_S
+    while True:
+        stats = await _ask(gateway, url)
+        is_calm = not (stats.programs or stats.sessions or stats.active_calls)
+        is_calm = is_calm and stats.tasks <= before.tasks and stats.sockets <= before.sockets
+        if is_calm or time.monotonic() > deadline_s:
+            return stats
+        await asyncio.sleep(1.0)
+
+
+async def _ask(gateway: Connection, url: str) -> Stats:
+    once = {"connection": "close"}
+    async with aiohttp.ClientSession() as client, client.get(url + "/metrics", headers=once) as response:
+        families = text_string_to_metric_families(await response.text())
+    gateway.send("stats")
+    stats: Stats = await _receive(gateway)
+    return dataclasses.replace(stats, series=sum(len(family.samples) for family in families))
+
+
+async def _receive(connection: Connection) -> Any:
+    return await asyncio.to_thread(connection.recv)
+
+
+@contextmanager
+def _process(target: Any, *arguments: object) -> Iterator[Connection]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=target, args=(*arguments, theirs))
+    process.start()
+    theirs.close()
+    try:
+        yield ours
+    finally:
+        ours.close()
+        process.join(SPARE_S)
+        process.kill()
+
+
+def _serve_engine(socket_path: Path, report: Connection) -> None:
+    async def run() -> None:
+        behaviour = FakeBehaviour(output_tokens=12, token_delay_s=0.01, fault_shares=FAULTS, slow_s=1.0)
+        engine = FakeEngine(behaviour, name="fake", accounting_socket=socket_path, keeps_requests=False)
+        await engine.start()
+        report.send(engine.base_url)
+        while await asyncio.to_thread(_is_open, report):
+            pass
+        await engine.stop()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
+
+
+def _is_open(connection: Connection) -> bool:
+    try:
+        connection.recv()
+    except EOFError:
+        return False
+    return True
+
+
+def main() -> int:
+    """Run the soak from the command line; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--programs", type=int, default=2048, help="programs, all at once")
+    parser.add_argument("--calls", type=int, default=50_000, help="calls of all programs together")
+    idle_help = "seconds after which an abandoned program goes; long against a program's pauses"
+    parser.add_argument("--idle", type=float, default=30.0, help=idle_help)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        report = asyncio.run(soak(options.programs, options.calls, options.idle, Path(folder)))
+    if options.json:
+        print(json.dumps(dataclasses.asdict(report)))
+    else:
+        for field in dataclasses.fields(report):
+            print(f"{field.name:22} {getattr(report, field.name)}")
+    return 1 if report.complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
