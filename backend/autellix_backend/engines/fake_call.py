@@ -42,7 +42,7 @@ class FakeBehaviour:
     faulty_calls: int | None = None
     """How many calls suffer the fault; None: all."""
     fault_shares: Mapping[Fault, float] = field(default_factory=dict)
-    """What share of the calls suffers which fault, drawn from a seeded generator; takes the place of `fault`."""
+    """What share of the calls suffers which fault, drawn from a seeded generator; replaces `fault`."""
     slow_s: float = 0.5
     error_status: int = 500
     error_message: str = "the fake engine was told to fail"
