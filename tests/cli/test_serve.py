@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -19,6 +20,7 @@ from autellix_backend.engines import factory
 from autellix_backend.engines.base import EngineError
 from autellix_backend.engines.fake import FakeEngine
 from autellix_backend.engines.replica import ReplicaSpec, VllmReplica
+from autellix_backend.gateway.tenants import key_line, new_key
 from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
 
 FAKE_SERVER = (sys.executable, "-S", str(Path(__file__).parents[1] / "engines" / "fake_server.py"))
@@ -168,3 +170,53 @@ def test_a_recording_that_cannot_be_written_shows_before_the_engine_starts(
     arguments = ["serve", "--port", "0", "--engine-url", "http://127.0.0.1:1", "--record", str(path)]
     assert main(arguments) == 2
     assert f"gateway.record_path: cannot write {path}" in capsys.readouterr().err
+
+
+def test_sighup_reads_the_tenants_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A key that comes into the file opens the door from then on; a faulty file changes nothing."""
+    path = tmp_path / "tenants.toml"
+    keys = [new_key(), new_key()]
+
+    def write(name: str, key: str) -> None:
+        path.write_text(f'[[tenant]]\nname = "{name}"\nkeys = ["{key_line(key)}"]')
+
+    async def statuses(root: str) -> list[int]:
+        async with aiohttp.ClientSession() as client:
+            found = []
+            for key in keys:
+                headers = {"Authorization": f"Bearer {key}"}
+                async with client.get(root + "/autellix/v1/programs", headers=headers) as response:
+                    found.append(response.status)
+            return found
+
+    async def reload(word: str) -> None:
+        seen: list[str] = []
+
+        def is_told() -> bool:
+            seen.append(capsys.readouterr().err)
+            return word in "".join(seen)
+
+        os.kill(os.getpid(), signal.SIGHUP)
+        await wait_until(is_told)
+
+    async def use(root: str) -> None:
+        assert await statuses(root) == [200, 401]
+        write("Bad", keys[1])
+        await reload("the tenants stay as they were")
+        assert await statuses(root) == [200, 401]
+        write("good", keys[1])
+        await reload("read the tenants anew")
+        assert await statuses(root) == [401, 200]
+
+    async def main() -> int:
+        engine = FakeEngine()
+        await engine.start()
+        settings = make_settings(tmp_path, url=engine.base_url)
+        settings = replace(settings, gateway=replace(settings.gateway, tenants_file=path))
+        try:
+            return await serve_and(settings, capsys, use)
+        finally:
+            await engine.stop()
+
+    write("first", keys[0])
+    assert asyncio.run(main()) == 0

@@ -17,6 +17,7 @@ from autellix_backend.gateway import record
 from autellix_backend.gateway.calls import OpenCall, Outcome, Receipt
 from autellix_backend.gateway.identity import identify
 from autellix_backend.gateway.record import ProgramRecorder, append_line
+from autellix_backend.gateway.tenants import Tenant
 from autellix_backend.gateway.usage import Usage
 from autellix_backend.settings import GatewaySettings, Settings, SettingsError, settings_to_mapping
 from autellix_backend.stores.base import Inherited
@@ -42,7 +43,7 @@ class Desk:
         named = {f"x-autellix-{key.replace('_', '-')}": value for key, value in headers.items()}
         identity = identify({"x-autellix-program-id": program, **named}, None, lambda: f"made-{self.count}")
         key = f"{identity.call}~{self.count}"
-        call = OpenCall(identity, key, key, 1, Inherited(service_s=0.0, wait_s=0.0), 0.0, 1, now)
+        call = OpenCall(Tenant(), identity, key, key, 1, Inherited(service_s=0.0, wait_s=0.0), 0.0, 1, now)
         self.recorder.began(call)
         return call
 

@@ -22,6 +22,7 @@ PACKAGE = "autellix"
 
 COMMANDS = {
     "serve": ("autellix_backend.cli.serve", "serve a model behind program-aware scheduling"),
+    "keys": ("autellix_backend.cli.keys", "make API keys for tenants"),
     "demo": ("autellix_backend.cli.demo", "compare scheduling policies on a real engine"),
     "bench": ("autellix_backend.cli.bench", "replay programs against a live endpoint, and compare results"),
     "sim": ("autellix_backend.cli.sim", "simulate engines and policies in virtual time"),

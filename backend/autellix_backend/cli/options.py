@@ -14,6 +14,7 @@ OPTIONS = {
     "--host": ("gateway.host", "address to listen on"),
     "--port": ("gateway.port", "port to listen on, 0 for any free one"),
     "--record": ("gateway.record_path", "append each ended program to this trace file: counts, never text"),
+    "--tenants": ("gateway.tenants_file", "let in only the tenants of this TOML file, by their API keys"),
     "--policy": ("scheduler.policy", f"scheduling policy: {', '.join(LIVE_POLICY_NAMES)}"),
     "--bounds": ("scheduler.bounds", "upper bounds of the queue levels, in seconds of attained service"),
     "--quanta": ("scheduler.quanta", "time quantum of each level in seconds; by default the level's width"),

@@ -23,6 +23,8 @@ from autellix_backend.engines.factory import make_engine
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.record import check_writable
+from autellix_backend.gateway.tenants import Tenants
+from autellix_backend.gateway.tenants_file import load_tenants
 from autellix_backend.gateway.watches import Watches
 from autellix_backend.settings import GatewaySettings, Given, Settings, SettingsError
 
@@ -30,6 +32,7 @@ EXIT_INTERRUPTED = 130
 EXIT_FAILURE = 1
 BACKLOG = 2048
 WATCH_PERIOD_S = 1.0
+ENDS = (signal.SIGINT, signal.SIGTERM)
 SECRET_NAME = "token-secret"
 SECRET_BYTES = 32
 
@@ -57,23 +60,26 @@ async def serve(settings: Settings) -> int:
     """Start the engine, serve the gateway, and stop the engine whatever happens; return the exit code.
 
     Raises:
-        SettingsError: if the address cannot be bound, the recording cannot be written, or no engine is
-            described.
+        SettingsError: if the address cannot be bound, the recording cannot be written, the tenants' file is
+            malformed, or no engine is described.
         EngineError: if the engine cannot be started.
     """
     with contextlib.closing(bind(settings.gateway)) as listener:
         if settings.gateway.record_path is not None:
             check_writable(settings.gateway.record_path)
+        tenants = load_tenants(settings)
         engine: Engine | None = None
         try:
             with _signals_cancel():
                 # In a thread: it may have to generate the demo model.
                 engine = await asyncio.to_thread(make_engine, settings)
                 await _start(engine)
-            app = create_app(_with_token_secret(settings), engine)
+            app = create_app(_with_token_secret(settings), engine, tenants=tenants)
             ready_line = _ready_line(settings, engine, listener)
             server = _Server(_server_config(settings, app), ready_line, app.state.watches)
-            with server.signals_end():
+            # Without a tenants file SIGHUP ends the process, as it does when a terminal closes.
+            reloads = () if tenants.is_open else (signal.SIGHUP,)
+            with server.signals_end(), _on_signals(lambda: _reload(tenants), *reloads):
                 await _serve_and_watch(server, listener, engine)
             return 0 if server.started else EXIT_FAILURE
         except asyncio.CancelledError:
@@ -122,7 +128,7 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def signals_end(self) -> Generator[None, None, None]:
         """Let the first signal drain the server, and a second one cut it short."""
-        with _on_signals(self._end):
+        with _on_signals(self._end, *ENDS):
             yield
 
     def _end(self) -> None:
@@ -155,6 +161,16 @@ async def _report_death(engine: Engine) -> None:
             print(f"autellix: error: {failure}; calls get status 503", file=sys.stderr, flush=True)
             return
         await asyncio.sleep(WATCH_PERIOD_S)
+
+
+def _reload(tenants: Tenants) -> None:
+    """Read the tenants' file anew; a faulty one changes nothing."""
+    try:
+        tenants.reload()
+    except SettingsError as error:
+        print(f"autellix: error: {error}; the tenants stay as they were", file=sys.stderr, flush=True)
+    else:
+        print("autellix: read the tenants anew", file=sys.stderr, flush=True)
 
 
 def _with_token_secret(settings: Settings) -> Settings:
@@ -203,18 +219,17 @@ def _signals_cancel() -> Generator[None, None, None]:
     """Turn a signal into the cancellation of the running task."""
     task = asyncio.current_task()
     assert task is not None
-    with _on_signals(task.cancel):
+    with _on_signals(task.cancel, *ENDS):
         yield
 
 
 @contextlib.contextmanager
-def _on_signals(action: Callable[[], object]) -> Generator[None, None, None]:
+def _on_signals(action: Callable[[], object], *numbers: int) -> Generator[None, None, None]:
     loop = asyncio.get_running_loop()
-    ends = (signal.SIGINT, signal.SIGTERM)
-    for number in ends:
+    for number in numbers:
         loop.add_signal_handler(number, action)
     try:
         yield
     finally:
-        for number in ends:
+        for number in numbers:
             loop.remove_signal_handler(number)

@@ -12,6 +12,7 @@ from starlette.routing import Route
 from autellix_backend.engines.base import Engine
 from autellix_backend.gateway.calls import CallDesk
 from autellix_backend.gateway.errors import EngineUnavailableError, NotFoundError
+from autellix_backend.gateway.tenants import Tenant, Tenants
 from autellix_backend.observe.metrics import CONTENT_TYPE, GatewayMetrics
 from autellix_backend.settings import Settings, settings_to_mapping
 from autellix_backend.stores.base import CallView, ProgramStore, ProgramView
@@ -28,6 +29,7 @@ class AdminApi:
         store: ProgramStore,
         desk: CallDesk,
         metrics: GatewayMetrics,
+        tenants: Tenants,
         clock: Callable[[], float],
     ) -> None:
         self._settings = settings
@@ -35,6 +37,7 @@ class AdminApi:
         self._store = store
         self._desk = desk
         self._metrics = metrics
+        self._tenants = tenants
         self._clock = clock
 
     def routes(self) -> list[Route]:
@@ -49,22 +52,25 @@ class AdminApi:
             Route("/metrics", self.metrics),
         ]
 
-    async def programs(self, _request: Request) -> Response:
-        """List the programs in the table."""
-        now = self._clock()
-        return _json({"programs": [_program(view, now) for view in await self._store.programs()]})
+    async def programs(self, request: Request) -> Response:
+        """List the programs in the table: the tenant's own, or all for an admin."""
+        now, tenant = self._clock(), self._tenants.of(request.scope)
+        views = [view for view in await self._store.programs() if _is_visible(view, tenant)]
+        return _json({"programs": [_program(view, tenant, now) for view in views]})
 
     async def program(self, request: Request) -> Response:
         """Show one program with its calls."""
-        program_id = request.path_params["program_id"]
-        view = await self._store.program(program_id)
-        if view is None:
-            raise NotFoundError(f"there is no program {program_id!r}", param="program_id")
-        calls = [_call(call, view.first_arrival_s) for call in view.calls]
-        return _json({**_program(view, self._clock()), "calls": calls})
+        program_id, tenant = request.path_params["program_id"], self._tenants.of(request.scope)
+        for scoped_id in tenant.candidates(program_id):
+            view = await self._store.program(scoped_id)
+            if view is not None:
+                calls = [_call(call, view.first_arrival_s) for call in view.calls]
+                return _json({**_program(view, tenant, self._clock()), "calls": calls})
+        raise NotFoundError(f"there is no program {program_id!r}", param="program_id")
 
-    async def engines(self, _request: Request) -> Response:
+    async def engines(self, request: Request) -> Response:
         """List the engines."""
+        self._tenants.of(request.scope).check_admin("the list of engines")
         engine = self._engine
         shown = {
             "name": engine.name,
@@ -76,8 +82,9 @@ class AdminApi:
         }
         return _json({"engines": [shown]})
 
-    async def config(self, _request: Request) -> Response:
+    async def config(self, request: Request) -> Response:
         """Show the settings in force."""
+        self._tenants.of(request.scope).check_admin("the configuration")
         return _json(settings_to_mapping(self._settings))
 
     async def healthz(self, _request: Request) -> Response:
@@ -91,8 +98,9 @@ class AdminApi:
             raise EngineUnavailableError(f"engine {self._engine.name} is not ready: {reason}")
         return _json({"status": "ready"})
 
-    async def metrics(self, _request: Request) -> Response:
+    async def metrics(self, request: Request) -> Response:
         """Show the metrics in Prometheus' text format."""
+        self._tenants.of(request.scope).check_admin("the page of metrics")
         counts = await self._store.counts()
         self._metrics.set_held(
             programs=counts.programs, sessions=counts.sessions, active_calls=counts.active_calls
@@ -104,11 +112,15 @@ def _json(content: object) -> Response:
     return Response(msgspec.json.encode(content), media_type="application/json")
 
 
-def _program(view: ProgramView, now: float) -> dict[str, object]:
+def _is_visible(view: ProgramView, tenant: Tenant) -> bool:
+    return tenant.is_admin or tenant.owns(view.program_id)
+
+
+def _program(view: ProgramView, tenant: Tenant, now: float) -> dict[str, object]:
     return {
-        "program_id": view.program_id,
+        "program_id": tenant.shown(view.program_id),
         "name": view.name,
-        "session_ids": view.session_ids,
+        "session_ids": [tenant.shown(session_id) for session_id in view.session_ids],
         "flags": view.flags,
         "intercepted_s": view.intercepted_s,
         "service_s": view.service_s,

@@ -16,11 +16,14 @@ from autellix_backend.engines.base import Engine
 from autellix_backend.gateway.accounting import AccountingReceiver
 from autellix_backend.gateway.admin_api import AdminApi
 from autellix_backend.gateway.calls import CallDesk
+from autellix_backend.gateway.door import Door
 from autellix_backend.gateway.endpoint import CALL_PATHS, CallEndpoint
-from autellix_backend.gateway.errors import install_error_handlers
+from autellix_backend.gateway.errors import InvalidKeyError, install_error_handlers
 from autellix_backend.gateway.passthrough import MODELS_PATH, ModelsEndpoint
 from autellix_backend.gateway.record import ProgramRecorder
 from autellix_backend.gateway.sessions_api import LOST_HEARTBEATS, SessionsApi
+from autellix_backend.gateway.tenants import Tenants
+from autellix_backend.gateway.tenants_file import load_tenants
 from autellix_backend.gateway.tokens import TokenGuard
 from autellix_backend.gateway.upstream import Upstream
 from autellix_backend.gateway.watches import Watches
@@ -39,6 +42,7 @@ def create_app(
     engine: Engine,
     *,
     store: ProgramStore | None = None,
+    tenants: Tenants | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
     """Build the gateway in front of one engine, which the caller starts and stops.
@@ -47,17 +51,26 @@ def create_app(
         settings: The tree of settings.
         engine: The engine that answers the calls.
         store: Where programs and sessions live; this process's memory if None.
+        tenants: Who may come in; those of the settings if None.
         clock: Seconds that only grow.
 
     Raises:
-        SettingsError: if programs are to be recorded into a file that cannot be written.
+        SettingsError: if programs are to be recorded into a file that cannot be written, or the tenants'
+            file is malformed.
     """
     store = store or _make_store(settings)
+    tenants = tenants or load_tenants(settings)
     metrics = GatewayMetrics()
     recorder = _make_recorder(settings.gateway, metrics, clock)
     guard = TokenGuard(settings.gateway.token_secret, is_strict=settings.gateway.strict_identity, clock=clock)
     watches = Watches()
-    upstream = Upstream(engine, settings.gateway, metrics.retries.labels(engine.name).inc)
+    upstream = Upstream(
+        engine,
+        settings.gateway,
+        metrics.retries.labels(engine.name).inc,
+        api_key=settings.engine.api_key,
+        hides_keys=not tenants.is_open,
+    )
     desk = CallDesk(
         store,
         settings.scheduler,
@@ -90,16 +103,27 @@ def create_app(
 
     app = FastAPI(title="Autellix", openapi_url=None, lifespan=lifespan, redirect_slashes=False)
     install_error_handlers(app)
+    if not tenants.is_open:
+        app.add_middleware(
+            Door, tenants=tenants, on_refusal=metrics.refusals.labels("", InvalidKeyError.code).inc
+        )
     for path in CALL_PATHS:
         endpoint = CallEndpoint(
-            path, upstream, desk, guard, engine=engine.name, max_body_bytes=settings.gateway.max_body_bytes
+            path,
+            upstream,
+            desk,
+            guard,
+            tenants,
+            engine=engine.name,
+            max_body_bytes=settings.gateway.max_body_bytes,
         )
         app.router.routes.append(Route(path, endpoint, methods=["POST"]))
     app.router.routes.append(Route(MODELS_PATH, ModelsEndpoint(upstream), methods=["GET"]))
-    app.router.routes.extend(AdminApi(settings, engine, store, desk, metrics, clock).routes())
-    sessions = SessionsApi(store, clock, settings.gateway.heartbeat_s, guard, watches, recorder)
+    app.router.routes.extend(AdminApi(settings, engine, store, desk, metrics, tenants, clock).routes())
+    sessions = SessionsApi(store, clock, settings.gateway.heartbeat_s, guard, watches, tenants, recorder)
     app.router.routes.extend(sessions.routes())
     app.state.watches = watches
+    app.state.tenants = tenants
     return app
 
 

@@ -22,6 +22,7 @@ from autellix_backend.core.accounting import CallAccount
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import Order, make_policy
 from autellix_backend.gateway.identity import Identity
+from autellix_backend.gateway.tenants import Tenant
 from autellix_backend.gateway.usage import Usage
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.stores.base import CallEnd, CallStart, Inherited, ProgramStore
@@ -70,7 +71,9 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 class OpenCall:
     """A call between its two ends."""
 
+    tenant: Tenant
     identity: Identity
+    """Program and session by the ids that the backend knows them by."""
     key: str
     """Its id in the store."""
     engine_key: str
@@ -100,7 +103,15 @@ class OpenCall:
         }
         if self.inherited.expected_s is not None:
             args["autellix_expected_s"] = self.inherited.expected_s
+        if self.tenant.name:
+            args["autellix_tenant"] = self.tenant.name
+            args["autellix_weight"] = self.tenant.weight
         return args
+
+    @property
+    def shown_program(self) -> str:
+        """Return the program's id as its client knows it."""
+        return self.tenant.shown(self.identity.program)
 
 
 class ProgramObserver(Protocol):
@@ -167,14 +178,14 @@ class CallDesk:
         """Return an id for a call whose client gave none."""
         return f"call-{self._prefix}-{next(self._numbers)}"
 
-    async def begin(self, identity: Identity, record_count: int) -> OpenCall:
-        """Enter a call and learn what it inherits."""
+    async def begin(self, tenant: Tenant, identity: Identity, record_count: int) -> OpenCall:
+        """Enter a call of a tenant and learn what it inherits."""
         now = self._clock()
         key = self._new_key(identity.call)
         inherited = await self._store.begin(_call_start(identity, key), now)
         entry_service_s = self._policy.inherit(inherited.service_s)
         level = bisect_right(self._bounds, entry_service_s) + 1
-        call = OpenCall(identity, key, key, record_count, inherited, entry_service_s, level, now)
+        call = OpenCall(tenant, identity, key, key, record_count, inherited, entry_service_s, level, now)
         self._open[key] = call
         self._is_idle.clear()
         if self._observer is not None:
@@ -247,7 +258,7 @@ class CallDesk:
         did_work = outcome not in (Outcome.REJECTED, Outcome.UNAVAILABLE)
         return Receipt(
             call_id=call.identity.call,
-            program_id=call.identity.program,
+            program_id=call.shown_program,
             wait_s=0.0,
             service_s=self._estimated_service_s(call, now) if did_work else 0.0,
             estimated=True,
@@ -268,6 +279,9 @@ class CallDesk:
         metrics.service_s.labels(engine).inc(receipt.service_s)
         metrics.wait_s.labels(engine).inc(receipt.wait_s)
         metrics.preemptions.labels(engine).inc(receipt.preemptions or 0)
+        if call.tenant.name:
+            metrics.tenant_calls.labels(call.tenant.name, outcome.value).inc()
+            metrics.tenant_service_s.labels(call.tenant.name).inc(receipt.service_s)
 
     def _new_key(self, call_id: str) -> str:
         return f"{call_id[:MAX_READABLE_ID]}~{self._prefix}-{next(self._numbers)}"
@@ -313,7 +327,7 @@ def _accounted(call: OpenCall) -> Receipt:
     accounts = call.accounts
     return Receipt(
         call_id=call.identity.call,
-        program_id=call.identity.program,
+        program_id=call.shown_program,
         wait_s=max(account.wait_s for account in accounts),
         service_s=sum(account.service_s for account in accounts),
         preemptions=sum(account.preemptions for account in accounts),

@@ -15,6 +15,7 @@ from autellix_backend.gateway.calls import CallDesk
 from autellix_backend.gateway.exchange import Exchange
 from autellix_backend.gateway.identity import identify
 from autellix_backend.gateway.requests import ClientGoneError, read_body, read_headers
+from autellix_backend.gateway.tenants import Tenants
 from autellix_backend.gateway.tokens import TokenGuard
 from autellix_backend.gateway.upstream import Upstream, request_headers
 from autellix_backend.gateway.watches import disconnected
@@ -31,6 +32,7 @@ class CallEndpoint:
         upstream: Upstream,
         desk: CallDesk,
         guard: TokenGuard,
+        tenants: Tenants,
         *,
         engine: str,
         max_body_bytes: int,
@@ -39,6 +41,7 @@ class CallEndpoint:
         self._upstream = upstream
         self._desk = desk
         self._guard = guard
+        self._tenants = tenants
         self._engine = engine
         self._max_body_bytes = max_body_bytes
 
@@ -49,8 +52,10 @@ class CallEndpoint:
             body = parse_body(await read_body(headers, receive, self._max_body_bytes))
         except ClientGoneError:
             return
-        identity = await self._guard.admit(identify(headers, body.session, self._desk.new_id), headers)
-        call = await self._desk.begin(identity, body.record_count)
+        tenant = self._tenants.of(scope)
+        claimed = identify(headers, body.session, self._desk.new_id).under(tenant)
+        identity = await self._guard.admit(claimed, headers, tenant)
+        call = await self._desk.begin(tenant, identity, body.record_count)
         exchange = Exchange(self._upstream, self._desk, call, self._engine, send)
         await self._watch(exchange, self._path, request_headers(headers), body, receive)
 

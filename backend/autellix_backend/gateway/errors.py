@@ -2,7 +2,9 @@
 
 GatewayError
 ├── InvalidRequestError      400  a malformed body, header or id
+├── InvalidKeyError          401  no API key, or none that is known
 ├── SessionTokenError        401  the token of the call's session is missing or wrong
+├── AdminOnlyError           403  the tenant may not see this
 ├── NotFoundError            404  no such program or session
 ├── BodyTooLargeError        413  the body exceeds the limit
 ├── EngineUnavailableError   503  no engine answers; the call may be repeated
@@ -59,6 +61,26 @@ class InvalidRequestError(GatewayError):
     code = "invalid_request"
 
 
+class InvalidKeyError(GatewayError):
+    """The request shows no API key of a tenant."""
+
+    status = HTTPStatus.UNAUTHORIZED
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(
+            f"the API key {problem}; expected a key of this gateway, as `Authorization: Bearer KEY` "
+            "or `x-api-key: KEY`",
+            param="Authorization",
+        )
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Say how to come in."""
+        return {"www-authenticate": "Bearer", **self.receipt}
+
+
 class SessionTokenError(GatewayError):
     """The call does not prove that its ids are its own; a client that is still starting may come back."""
 
@@ -79,6 +101,17 @@ class SessionTokenError(GatewayError):
         """Tell an OpenAI client, which retries no 401 by itself, whether to come back."""
         retry = {"x-should-retry": "true", "retry-after-ms": "200"} if self._can_retry else {}
         return {**retry, **self.receipt}
+
+
+class AdminOnlyError(GatewayError):
+    """The tenant is none of the operator's own."""
+
+    status = HTTPStatus.FORBIDDEN
+    type = "invalid_request_error"
+    code = "permission_denied"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is for the operator: expected the key of a tenant with admin = true")
 
 
 class NotFoundError(GatewayError):

@@ -136,7 +136,7 @@ class Exchange:
     def _receipt_headers(self, level: int) -> dict[str, str]:
         identity = self._call.identity
         return {
-            PROGRAM_ID: identity.program,
+            PROGRAM_ID: self._call.shown_program,
             CALL_ID: identity.call,
             IDENTITY_SOURCE: identity.source,
             ENGINE: self._engine,

@@ -7,11 +7,12 @@ header, vLLM's session field, and for traffic without any of these one program p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from autellix_backend.core.estimate import Hint
 from autellix_backend.gateway.errors import InvalidRequestError
+from autellix_backend.gateway.tenants import Tenant
 from autellix_wire import (
     CALL_ID,
     EXPECTED_CALLS,
@@ -57,6 +58,13 @@ class Identity:
     """What the client expects of the program from this call on."""
     interceptions: tuple[tuple[str, float], ...] = ()
     """Tools that the client ran since the calls this one depends on, and their seconds."""
+
+    def under(self, tenant: Tenant) -> Identity:
+        """Return the identity with the ids that the backend knows this tenant's program and session by."""
+        if not tenant.name:
+            return self
+        session = None if self.session is None else tenant.scoped(self.session)
+        return replace(self, session=session, program=tenant.scoped(self.program))
 
     @property
     def is_anonymous(self) -> bool:

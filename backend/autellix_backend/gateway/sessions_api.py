@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from autellix_backend.gateway.calls import ProgramObserver
 from autellix_backend.gateway.errors import InvalidRequestError, NotFoundError
+from autellix_backend.gateway.tenants import Tenants
 from autellix_backend.gateway.tokens import TokenGuard
 from autellix_backend.gateway.watches import Watches
 from autellix_backend.stores.base import ProgramStore
@@ -33,6 +34,7 @@ class SessionsApi:
         heartbeat_s: float,
         guard: TokenGuard,
         watches: Watches,
+        tenants: Tenants,
         observer: ProgramObserver | None = None,
     ) -> None:
         self._observer = observer
@@ -41,6 +43,7 @@ class SessionsApi:
         self._heartbeat_s = heartbeat_s
         self._guard = guard
         self._watches = watches
+        self._tenants = tenants
         self._version = importlib.metadata.version("autellix")
 
     def routes(self) -> list[Route]:
@@ -62,50 +65,57 @@ class SessionsApi:
             raise InvalidRequestError(str(error), param=error.field) from error
         except InvalidBodyError as error:
             raise InvalidRequestError(str(error)) from error
-        is_new = await self._store.open_session(start.session_id, self._clock())
+        scoped_id = self._tenants.of(request.scope).scoped(start.session_id)
+        is_new = await self._store.open_session(scoped_id, self._clock())
         started = SessionStarted(
             session_id=start.session_id,
             heartbeat_s=self._heartbeat_s,
             version=self._version,
-            token=self._guard.mint(start.session_id, is_new=is_new),
+            token=self._guard.mint(scoped_id, is_new=is_new),
         )
         return Response(started.to_bytes(), 201 if is_new else 200, media_type="application/json")
 
     async def heartbeat(self, request: Request) -> Response:
         """Keep a session alive."""
-        session_id = _path_id(request, "session_id")
-        if not await self._store.heartbeat(session_id, self._clock()):
-            raise NotFoundError(f"there is no session {session_id!r}: start it again", param="session_id")
+        await self._beat(request)
         return Response(b"{}", media_type="application/json")
 
     async def watch(self, request: Request) -> Response:
         """Stay open as long as the client lives; its session ends soon after, unless a heartbeat follows."""
-        session_id = _path_id(request, "session_id")
-        if not await self._store.heartbeat(session_id, self._clock()):
-            raise NotFoundError(f"there is no session {session_id!r}: start it again", param="session_id")
+        scoped_id = await self._beat(request)
         if await self._watches.until_gone(request.receive):
             # As if its last heartbeat had come so long ago that little of its time is left.
             spent_s = (LOST_HEARTBEATS - WATCHED_HEARTBEATS) * self._heartbeat_s
-            await self._store.heartbeat(session_id, self._clock() - spent_s)
+            await self._store.heartbeat(scoped_id, self._clock() - spent_s)
         return Response(status_code=204)
 
     async def end(self, request: Request) -> Response:
         """End a session and its programs."""
         session_id = _path_id(request, "session_id")
-        if not await self._store.close_session(session_id, self._clock()):
+        scoped_id = self._tenants.of(request.scope).scoped(session_id)
+        if not await self._store.close_session(scoped_id, self._clock()):
             raise NotFoundError(f"there is no session {session_id!r}", param="session_id")
         if self._observer is not None:
-            self._observer.session_ended(session_id)
+            self._observer.session_ended(scoped_id)
         return Response(status_code=204)
 
     async def end_program(self, request: Request) -> Response:
         """End a program."""
         program_id = _path_id(request, "program_id")
-        if not await self._store.end_program(program_id, self._clock()):
-            raise NotFoundError(f"there is no program {program_id!r}", param="program_id")
-        if self._observer is not None:
-            self._observer.program_ended(program_id)
-        return Response(status_code=204)
+        for scoped_id in self._tenants.of(request.scope).candidates(program_id):
+            if await self._store.end_program(scoped_id, self._clock()):
+                if self._observer is not None:
+                    self._observer.program_ended(scoped_id)
+                return Response(status_code=204)
+        raise NotFoundError(f"there is no program {program_id!r}", param="program_id")
+
+    async def _beat(self, request: Request) -> str:
+        """Refresh the session of a request; return its id in the store."""
+        session_id = _path_id(request, "session_id")
+        scoped_id = self._tenants.of(request.scope).scoped(session_id)
+        if not await self._store.heartbeat(scoped_id, self._clock()):
+            raise NotFoundError(f"there is no session {session_id!r}: start it again", param="session_id")
+        return scoped_id
 
 
 def _path_id(request: Request, name: str) -> str:

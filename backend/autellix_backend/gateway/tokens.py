@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from autellix_backend.gateway.errors import SessionTokenError
 from autellix_backend.gateway.identity import Identity
+from autellix_backend.gateway.tenants import Tenant
 from autellix_wire import SESSION_TOKEN
 
 BIRTH_S = 2.0
@@ -43,8 +44,8 @@ class TokenGuard:
         digest = hmac.digest(self._secret, session_id.encode(), hashlib.sha256)
         return VERSION + base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
-    async def admit(self, identity: Identity, headers: Mapping[str, str]) -> Identity:
-        """Return the identity that a call may have; `headers` has lower-case names.
+    async def admit(self, identity: Identity, headers: Mapping[str, str], tenant: Tenant) -> Identity:
+        """Return the identity that a call of a tenant may have; `headers` has lower-case names.
 
         A client makes its ids itself and starts its session beside the first calls, so in strict mode these
         have no token yet: they wait until the session begins, for a moment, and are admitted if it does.
@@ -63,7 +64,8 @@ class TokenGuard:
             return identity
         if self._is_strict:
             raise SessionTokenError("is not that of the call's session", can_retry=False)
-        return replace(identity, session=None, program=identity.call, parents=None, source="foreign-token")
+        alone = tenant.scoped(identity.call)
+        return replace(identity, session=None, program=alone, parents=None, source="foreign-token")
 
     def _matches(self, token: str, session_id: str) -> bool:
         # As bytes: compare_digest refuses text outside ASCII.

@@ -16,6 +16,8 @@ KEEPALIVE_TIMEOUT_S = 2.0
 
 FORWARDED_HEADERS = ("authorization", "content-type", "traceparent", "tracestate", "x-request-id")
 
+KEY_HEADERS = frozenset({"authorization", "x-api-key", "api-key"})
+
 _NOT_RETURNED = frozenset(
     {
         "connection",
@@ -37,8 +39,27 @@ _FAILURES = (aiohttp.ClientError, TimeoutError, OSError)
 class Upstream:
     """Requests to one engine over a shared connection pool."""
 
-    def __init__(self, engine: Engine, settings: GatewaySettings, on_retry: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        settings: GatewaySettings,
+        on_retry: Callable[[], None],
+        *,
+        api_key: str | None = None,
+        hides_keys: bool = False,
+    ) -> None:
+        """Prepare the way.
+
+        Args:
+            engine: Where to.
+            settings: Timeouts.
+            on_retry: Is told of each request that is sent again.
+            api_key: What the engine is shown instead of the client's key.
+            hides_keys: Whether clients' keys are the gateway's own, which no engine may see.
+        """
         self._engine = engine
+        self._authorization = None if api_key is None else f"Bearer {api_key}"
+        self._hides_keys = hides_keys or api_key is not None
         self._settings = settings
         self._on_retry = on_retry
         self._session: aiohttp.ClientSession | None = None
@@ -127,7 +148,15 @@ class Upstream:
     ) -> aiohttp.ClientResponse:
         assert self._session is not None, "the app's lifespan has not begun"
         url = self._engine.base_url + path
-        return await self._session.request(method, url, data=data, headers=headers, allow_redirects=False)
+        return await self._session.request(
+            method, url, data=data, headers=self._with_our_key(headers), allow_redirects=False
+        )
+
+    def _with_our_key(self, headers: Mapping[str, str]) -> Mapping[str, str]:
+        if not self._hides_keys:
+            return headers
+        ours = {name: value for name, value in headers.items() if name.lower() not in KEY_HEADERS}
+        return ours if self._authorization is None else {**ours, "authorization": self._authorization}
 
 
 def request_headers(headers: Mapping[str, str]) -> dict[str, str]:

@@ -39,6 +39,24 @@ class GatewayMetrics:
         self.preemptions = Counter(
             "autellix_preemptions", "Preemptions in engines.", ("engine",), registry=self.registry
         )
+        self.tenant_calls = Counter(
+            "autellix_tenant_calls",
+            "Calls of each tenant that were settled; none without a tenants file.",
+            ("tenant", "outcome"),
+            registry=self.registry,
+        )
+        self.tenant_service_s = Counter(
+            "autellix_tenant_service_seconds",
+            "Service by engines for each tenant; none without a tenants file.",
+            ("tenant",),
+            registry=self.registry,
+        )
+        self.refusals = Counter(
+            "autellix_refusals",
+            "Requests refused by a limit or for their key; `tenant` is empty where it is not known.",
+            ("tenant", "reason"),
+            registry=self.registry,
+        )
         self.accounts = Counter(
             "autellix_accounts",
             "Accounting records from engines: matched to a call, too late for one, or malformed.",

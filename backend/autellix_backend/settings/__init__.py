@@ -1,7 +1,8 @@
 """One frozen tree of settings, built at the edge from a file, the environment and the command line."""
 
 from autellix_backend.settings.base import SettingsError, child_environment, default_cache_dir
-from autellix_backend.settings.convert import Given
+from autellix_backend.settings.convert import Given, convert
+from autellix_backend.settings.limits import TenantLimits
 from autellix_backend.settings.load import (
     Layer,
     build_settings,
@@ -19,8 +20,10 @@ __all__ = [
     "Layer",
     "Settings",
     "SettingsError",
+    "TenantLimits",
     "build_settings",
     "child_environment",
+    "convert",
     "default_cache_dir",
     "layer_from_environment",
     "layer_from_file",

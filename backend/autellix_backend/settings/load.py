@@ -17,10 +17,11 @@ from typing import Any
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.settings.base import CACHE_DIR_VARIABLE, SettingsError, listed
 from autellix_backend.settings.convert import Given, convert
+from autellix_backend.settings.limits import TenantLimits
 from autellix_backend.settings.tree import EngineSettings, GatewaySettings, Settings
 
 ENV_PREFIX = "AUTELLIX_"
-SECRETS = ("gateway.token_secret",)
+SECRETS = ("gateway.token_secret", "engine.api_key")
 """Fields whose values are never shown."""
 HIDDEN = "(hidden)"
 
@@ -28,6 +29,7 @@ SECTIONS: dict[str, type[Any]] = {
     "gateway": GatewaySettings,
     "engine": EngineSettings,
     "scheduler": SchedulerConfig,
+    "limits": TenantLimits,
 }
 
 Layer = dict[str, Given]
@@ -53,7 +55,7 @@ def load_settings(
 
 
 def layer_from_file(path: Path) -> Layer:
-    """Read a TOML file with the tables [gateway], [engine] and [scheduler]."""
+    """Read a TOML file with one table for each section."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -69,7 +71,7 @@ def layer_from_file(path: Path) -> Layer:
 
 
 def layer_from_environment(environ: Mapping[str, str]) -> Layer:
-    """Read AUTELLIX_GATEWAY_*, AUTELLIX_ENGINE_*, AUTELLIX_SCHEDULER_* and AUTELLIX_CACHE_DIR."""
+    """Read AUTELLIX_<SECTION>_* of every section, and AUTELLIX_CACHE_DIR."""
     layer: Layer = {}
     if cache_dir := environ.get(CACHE_DIR_VARIABLE):
         layer["engine.state_dir"] = Given(cache_dir, CACHE_DIR_VARIABLE)

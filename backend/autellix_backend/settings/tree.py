@@ -8,6 +8,7 @@ from pathlib import Path
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import LIVE_POLICY_NAMES
 from autellix_backend.settings.base import SettingsError, check, check_positive, default_cache_dir, listed
+from autellix_backend.settings.limits import TenantLimits
 
 MAX_PORT = 65535
 MIN_SECRET_CHARACTERS = 16
@@ -37,6 +38,8 @@ class GatewaySettings:
     """What session tokens are signed with; None lets `autellix serve` keep one in `engine.state_dir`."""
     record_path: Path | None = None
     """Where each program is recorded when it ends, as a line of counts and timings; None records nothing."""
+    tenants_file: Path | None = None
+    """Who may come in: tenants with their keys, weights and limits; None leaves the door open to all."""
 
     def __post_init__(self) -> None:
         check(bool(self.host), "gateway.host", "is empty", "a host name or address")
@@ -64,6 +67,8 @@ class EngineSettings:
     extra_args: tuple[str, ...] = ()
     """Further arguments for the vLLM server, as given on its command line."""
     url: str | None = None
+    api_key: str | None = None
+    """What the gateway shows to the engine in place of its client's key."""
     startup_timeout_s: float = 900.0
     shutdown_timeout_s: float = 30.0
     """How long the engine's running calls may go on after it is told to stop."""
@@ -77,6 +82,10 @@ class EngineSettings:
         if self.url is not None:
             is_http = self.url.startswith(("http://", "https://"))
             check(is_http, "engine.url", f"is {self.url!r}", "an http:// or https:// address")
+        is_header = self.api_key is None or (self.api_key.isascii() and self.api_key.isprintable())
+        check(
+            is_header and self.api_key != "", "engine.api_key", "cannot be sent", "printable ASCII characters"
+        )
 
     @property
     def log_dir(self) -> Path:
@@ -91,6 +100,7 @@ class Settings:
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    limits: TenantLimits = field(default_factory=TenantLimits)
 
     def __post_init__(self) -> None:
         if self.scheduler.policy not in LIVE_POLICY_NAMES:

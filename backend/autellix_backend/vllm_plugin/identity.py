@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 __all__ = ["MAX_ID_LENGTH", "CallIdentity", "read_identity"]
 
-MAX_ID_LENGTH = 256
+MAX_ID_LENGTH = 320
+"""Room for an id of 256 characters and the name of its tenant before it."""
 DEFAULT_THREAD = "0"
 
 
