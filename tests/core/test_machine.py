@@ -262,7 +262,7 @@ def test_first_come_first_served_has_one_level() -> None:
 
     assert machine.tick(1e6) == []
     assert [call.call_id for call in machine.batch(2)] == ["a", "b"]
-    assert len(machine.levels) == 1
+    assert {call.level for call in machine} == {1}
 
 
 def test_an_ended_program_leaves_with_its_last_call(machine: Machine) -> None:

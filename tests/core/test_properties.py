@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -68,6 +68,7 @@ class Driver:
     """Applies drawn events to a machine, and remembers what went in and came out."""
 
     machine: Machine
+    tenants: tuple[str, ...] = ("",)
     now: float = 0.0
     arrived: int = 0
     charged_s: float = 0.0
@@ -86,6 +87,8 @@ class Driver:
                 wait_s=told,
                 parents=tuple(record.call_id for record in self.records[-2:]) if which % 5 == 0 else None,
                 expected_s=2 * amount if which % 2 else None,
+                tenant=self.tenants[which % len(self.tenants)],
+                weight=1.0 + which % 3,
             )
             self.arrived += 1
         elif event == "end":
@@ -121,7 +124,7 @@ def scan(machine: Machine, now: float) -> list[tuple[str, int, int]]:
     sinks = machine.config.demotes and machine.policy.order is Order.LEVELS
     for call in machine:
         level, program = call.level, machine.table[call.program_id]
-        if sinks and call.quantum_s <= 0 and level < len(machine.levels):
+        if sinks and call.quantum_s <= 0 and level < machine.config.level_count:
             changes.append((call.call_id, level, level + 1))
             level += 1
         wait_s = program.wait_s + call.unpaid_wait_at(now)
@@ -131,8 +134,10 @@ def scan(machine: Machine, now: float) -> list[tuple[str, int, int]]:
     return changes
 
 
-def drive(config: SchedulerConfig, events: list[tuple[str, int, float]]) -> Driver:
-    driver = Driver(machine=Machine(config))
+def drive(
+    config: SchedulerConfig, events: list[tuple[str, int, float]], tenants: tuple[str, ...] = ("",)
+) -> Driver:
+    driver = Driver(machine=Machine(config), tenants=tenants)
     for event in events:
         driver.apply(*event)
         driver.machine.check()
@@ -164,11 +169,40 @@ def test_order_is_total_and_that_of_the_queues(config: SchedulerConfig, events: 
 
 
 @quick
+@given(CONFIGS, EVENTS, st.integers(min_value=0, max_value=6))
+def test_with_one_tenant_the_order_is_that_of_the_policy(
+    config: SchedulerConfig, events: list[Any], slots: int
+) -> None:
+    """Beside the share there is no other rule, whatever the tenant's name and its weight."""
+    named, nameless = drive(config, events, ("t",)), drive(config, events)
+
+    by_rank = sorted(named.machine, key=lambda call: (call.level, call.size_s, call.seq))
+    assert list(named.machine) == by_rank
+    assert named.machine.batch(slots) == by_rank[:slots]
+    assert named.records == nameless.records
+    assert [call.call_id for call in by_rank] == [call.call_id for call in nameless.machine]
+    assert named.tick() == nameless.tick()
+
+
+@quick
+@given(CONFIGS, EVENTS)
+def test_among_the_calls_of_a_tenant_the_order_is_that_of_the_policy(
+    config: SchedulerConfig, events: list[Any]
+) -> None:
+    machine = drive(config, events, ("a", "b", "c")).machine
+
+    for tenant in "abc":
+        ranks = [machine.rank(call.call_id) for call in machine if call.tenant == tenant]
+        assert ranks == sorted(set(ranks))
+
+
+@quick
 @given(CONFIGS, EVENTS)
 def test_a_level_stays_between_1_and_k(config: SchedulerConfig, events: list[Any]) -> None:
     driver = drive(config, events)
 
-    levels = len(driver.machine.levels)
+    order = driver.machine.policy.order
+    levels = {Order.LEVELS: config.level_count, Order.SIZE: 2}.get(order, 1)
     assert all(1 <= call.level <= levels for call in driver.machine)
     assert all(1 <= record.level <= levels for record in driver.records)
 
@@ -213,13 +247,13 @@ def test_after_a_tick_nobody_below_level_1_starves(config: SchedulerConfig, even
 @quick
 @given(CONFIGS, EVENTS)
 def test_nothing_is_kept_when_all_calls_and_programs_left(config: SchedulerConfig, events: list[Any]) -> None:
-    driver = drive(config, events)
+    driver = drive(config, events, ("a", "b", "c"))
     machine = driver.machine
     for call in list(machine):
         machine.finish(call.call_id, driver.now)
     machine.expire(driver.now, 0.0)
 
-    assert (len(machine), len(machine.table)) == (0, 0)
+    assert (len(machine), len(machine.table), len(machine.shares)) == (0, 0, 0)
     machine.check()
 
 
@@ -292,6 +326,16 @@ def test_no_slot_is_idle_while_a_call_waits(
     for t, count in running.items():
         active = sum(record.arrival_s <= t < record.finish_s for record in outcome.records.values())
         assert count == min(slots, active)
+
+
+@quick
+@given(CONFIGS, WORKLOADS, st.integers(1, 3), st.sampled_from((0.1, 1.0, 7.0)))
+def test_decisions_are_the_same_with_one_tenant_and_with_none(
+    config: SchedulerConfig, workloads: list[Workload], slots: int, weight: float
+) -> None:
+    of_one = [replace(workload, tenant="t", weight=weight) for workload in workloads]
+
+    assert UnitStep(config, slots, of_one).run() == UnitStep(config, slots, workloads).run()
 
 
 @quick

@@ -35,6 +35,8 @@ class Workload:
 
     arrival: int = 0
     calls: Sequence[Step]
+    tenant: str = ""
+    weight: float = 1.0
 
 
 @dataclass(kw_only=True)
@@ -97,8 +99,15 @@ class UnitStep:
     def _arrive(self, now: int) -> None:
         for key in [key for key in self._unseen if self._is_due(key, now)]:
             self._unseen.remove(key)
+            workload = self._workloads[key[0]]
             call = self.machine.arrive(
-                _name(key), str(key[0]), now, parents=self._parents(key), expected_s=self._expected(key)
+                _name(key),
+                str(key[0]),
+                now,
+                parents=self._parents(key),
+                expected_s=self._expected(key),
+                tenant=workload.tenant,
+                weight=workload.weight,
             )
             self._note(now, "enqueue", key, service=call.inherited_service_s, q=call.level)
 

@@ -17,19 +17,16 @@ def form_batch(
     *,
     capacity: float = math.inf,
     cost: Callable[[Item], float] | None = None,
-    admissible: Callable[[Item], bool] | None = None,
 ) -> list[Item]:
     """Return the longest run of items, in order, that fits the slots and the capacity.
 
-    An item that is not admissible is passed over; one that does not fit ends the batch.
+    An item that does not fit ends the batch.
     """
     batch: list[Item] = []  # Alg. 1, line 32
     room = capacity
     if slots <= 0:
         return batch
     for item in items:  # Alg. 1, line 33
-        if admissible is not None and not admissible(item):
-            continue
         if cost is not None:
             room -= cost(item)
             if room < 0:  # Alg. 1, lines 36-37

@@ -79,6 +79,7 @@ class Call:
     call_id: str
     program_id: str
     thread_id: str
+    tenant: str = ""
     arrival_s: float
     inherited_service_s: float
     state: CallState = CallState.WAITING

@@ -29,6 +29,7 @@ SERVICE_KINDS = ("measured", "tokens")
 # Weights of the fair-serving literature: decoding a token costs about twice what prefilling one does.
 PROMPT_WEIGHT = 1.0
 OUTPUT_WEIGHT = 2.0
+FALLBACK_SLICE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,11 @@ class SchedulerConfig:
         if self.quanta is not None:
             return self.quanta[0]
         return self.bounds[0] if self.bounds else math.inf
+
+    @property
+    def share_slice_s(self) -> float:
+        """The service (s) by which a tenant must be behind to take another's slot: a first quantum."""
+        return self.first_quantum_s if self.first_quantum_s < math.inf else FALLBACK_SLICE_S
 
     def nominal_service_s(self, prompt_tokens: float, output_tokens: float) -> float:
         """Return the service (s) that weighted tokens stand for."""

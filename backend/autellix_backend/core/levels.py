@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import count, pairwise
 
 from autellix_backend.core.call import Call
 
@@ -19,13 +19,18 @@ class Levels:
     The order of two calls is that of (level, seq), where seq grows with every append on the machine.
     """
 
-    def __init__(self, bounds: Sequence[float], quanta: Sequence[float] | None = None) -> None:
+    def __init__(
+        self,
+        bounds: Sequence[float],
+        quanta: Sequence[float] | None = None,
+        numbers: Iterator[int] | None = None,
+    ) -> None:
         self._bounds = tuple(bounds)
         edges = (0.0, *self._bounds, math.inf)
         self._quanta = tuple(quanta) if quanta is not None else tuple(hi - lo for lo, hi in pairwise(edges))
         # A plain dict keeps holes where calls left, and a walk from its head would visit them all.
         self._queues: tuple[OrderedDict[str, Call], ...] = tuple(OrderedDict() for _ in self._quanta)
-        self._next_seq = 0
+        self._numbers = count() if numbers is None else numbers
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -42,8 +47,7 @@ class Levels:
     def append(self, call: Call, level: int) -> None:
         """Put the call at the end of a level, with that level's full quantum."""
         call.level = level
-        call.seq = self._next_seq
-        self._next_seq += 1
+        call.seq = next(self._numbers)
         self._queues[level - 1][call.call_id] = call  # Alg. 1, line 13
         call.quantum_s = self._quanta[level - 1]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 
 from autellix_backend.core.batch import form_batch
 from autellix_backend.core.call import Call, CallRecord, ChangeReason, LevelChange
@@ -16,6 +17,7 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.errors import DuplicateCallError, UnknownCallError
 from autellix_backend.core.levels import Levels
 from autellix_backend.core.policies import Order, Policy, make_policy
+from autellix_backend.core.share import TenantShares
 from autellix_backend.core.size_order import SizeOrder
 from autellix_backend.core.starvation import StarvationWatch
 from autellix_backend.core.table import ProcessTable, Program
@@ -34,7 +36,7 @@ class Machine:
         self.config = config
         self.table = ProcessTable() if table is None else table
         self.policy = make_policy(config.policy)
-        self.levels = _make_queues(config, self.policy)
+        self.shares = _make_shares(config, self.policy)
         self.last_turn_level = _last_turn_level(config, self.policy)
         """The last level in which anything happens when a quantum is used up."""
         self._calls: dict[str, Call] = {}
@@ -45,8 +47,8 @@ class Machine:
         return len(self._calls)
 
     def __iter__(self) -> Iterator[Call]:
-        """Walk the active calls in queue order."""
-        return iter(self.levels)
+        """Walk the active calls, the next to run first: in queue order where all are of one tenant."""
+        return self.shares.order()
 
     def call(self, call_id: str) -> Call:
         """Return an active call.
@@ -70,6 +72,8 @@ class Machine:
         thread_id: str = "0",
         parents: Sequence[str] | None = None,
         expected_s: float | None = None,
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> Call:
         """Queue a new call by its program's service (Alg. 1, lines 9-14).
 
@@ -79,10 +83,14 @@ class Machine:
                 `service_s` that comes without parents is then what the call itself inherits.
             expected_s: the service expected of the call (`sjf`) or of its program from now on (`hinted`,
                 `srpt`), in seconds; None if nobody has said.
+            tenant, weight: who shares the engine with the others, and its part in proportion to theirs.
 
         Raises:
             DuplicateCallError: an active call has this id.
+            ValueError: the weight is not positive and finite.
         """
+        if not 0 < weight < math.inf:
+            raise ValueError(f"weight must be positive and finite, not {weight}")
         if call_id in self._calls:
             raise DuplicateCallError(call_id)
         program = self.table.begin(program_id, call_id, now, thread_id=thread_id)
@@ -93,6 +101,7 @@ class Machine:
             call_id=call_id,
             program_id=program_id,
             thread_id=thread_id,
+            tenant=tenant,
             arrival_s=now,
             waiting_since_s=now,
             inherited_service_s=self._inherited(program, service_s, parents),  # Alg. 1, line 11
@@ -100,7 +109,9 @@ class Machine:
         )
         call.size_s = self._size(call, program)
         self._calls[call_id] = call
-        self.levels.append(call, self.levels.level_of(call.inherited_service_s))  # Alg. 1, lines 12-13
+        self.shares.enter(tenant, weight)
+        queue = self.shares.queue(tenant)
+        queue.append(call, queue.level_of(call.inherited_service_s))  # Alg. 1, lines 12-13
         self._watch_program(program, now)
         self._review_sizes(program, other_than=call)
         return call
@@ -114,8 +125,10 @@ class Machine:
         """
         call = self.call(call_id)
         call.start(now)
-        if self.policy.holds_slots and isinstance(self.levels, SizeOrder):
-            self.levels.hold(call)
+        self.shares.run(call.tenant)
+        queue = self.shares.queue(call.tenant)
+        if self.policy.holds_slots and isinstance(queue, SizeOrder):
+            queue.hold(call)
             self._watch.forget(call)
 
     def stop(self, call_id: str, now: float) -> None:
@@ -127,6 +140,7 @@ class Machine:
         """
         call = self.call(call_id)
         call.stop(now)
+        self.shares.wait(call.tenant)
         self._watch_call(call, now)
 
     def charge(self, call_id: str, cost_s: float, now: float) -> None:  # noqa: ARG002 - every event has a time
@@ -138,6 +152,7 @@ class Machine:
         call = self.call(call_id)
         call.service_s += cost_s
         call.quantum_s -= cost_s
+        self.shares.charge(call.tenant, cost_s)
         if call.quantum_s <= 0 and call.level <= self.last_turn_level:
             self._exhausted[call_id] = call
 
@@ -200,10 +215,10 @@ class Machine:
             capacity, cost: what the engine can hold, and what a call would take of it.
             admissible: passes over calls that cannot run in this step, without ending the walk.
         """
-        return form_batch(self.levels, slots, capacity=capacity, cost=cost, admissible=admissible)
+        return form_batch(self.shares.order(admissible), slots, capacity=capacity, cost=cost)
 
     def rank(self, call_id: str) -> tuple[int, float, int]:
-        """Return the call's place in the total order (level, size, seq); lower runs first.
+        """Return the call's place (level, size, seq) in the total order of its tenant; lower runs first.
 
         Raises:
             UnknownCallError: no active call has this id.
@@ -220,9 +235,9 @@ class Machine:
 
     def check(self) -> None:
         """Assert the invariants of the machine and its parts."""
-        self.levels.check()
+        self.shares.check()
         self.table.check()
-        assert {call.call_id for call in self.levels} == self._calls.keys()
+        assert {call.call_id for call in self} == self._calls.keys()
         for call_id, call in self._calls.items():
             assert call_id in self.table[call.program_id].active_calls, call
             assert call.wait_mark_s >= 0, call
@@ -242,7 +257,8 @@ class Machine:
             service_s=record.service_s,
             wait_s=record.table_wait_s,
         )
-        self.levels.remove(call)  # Alg. 1, line 18
+        self.shares.queue(call.tenant).remove(call)  # Alg. 1, line 18
+        self.shares.leave(call)
         del self._calls[call_id]
         self._exhausted.pop(call_id, None)
         self._watch.forget(call)
@@ -281,22 +297,23 @@ class Machine:
         if self.policy.order is Order.LEVELS:
             return self._demote(call)
         reason = ChangeReason.ROTATION
-        if isinstance(self.levels, SizeOrder):
+        queue = self.shares.queue(call.tenant)
+        if isinstance(queue, SizeOrder):
             reason = ChangeReason.RESIZING
-            self.levels.resize(call, self._size(call, program))
+            queue.resize(call, self._size(call, program))
         else:
-            self.levels.move(call, call.level)
+            queue.move(call, call.level)
         return LevelChange(call_id=call.call_id, old=call.level, new=call.level, reason=reason)
 
     def _demote(self, call: Call) -> LevelChange:
         old = call.level
-        self.levels.move(call, old + 1)  # Alg. 1, lines 21-22
+        self.shares.queue(call.tenant).move(call, old + 1)  # Alg. 1, lines 21-22
         call.demotions += 1
         return LevelChange(call_id=call.call_id, old=old, new=call.level, reason=ChangeReason.DEMOTION)
 
     def _promote(self, call: Call, now: float) -> LevelChange:
         old = call.level
-        self.levels.move(call, 1)  # Alg. 1, line 27
+        self.shares.queue(call.tenant).move(call, 1)  # Alg. 1, line 27
         call.reset_ratio(now)  # Alg. 1, line 29
         call.promotions += 1
         self._watch.forget(call)
@@ -313,12 +330,22 @@ class Machine:
                 self._watch.watch(call, program, now)
 
 
-def _make_queues(config: SchedulerConfig, policy: Policy) -> Levels | SizeOrder:
-    if policy.order is Order.SIZE:
-        return SizeOrder(config.first_quantum_s)
-    if policy.order is Order.ROTATION:
-        return Levels((), (config.first_quantum_s,))
-    return Levels(config.bounds, config.quanta) if policy.order is Order.LEVELS else Levels(())
+def _make_shares(config: SchedulerConfig, policy: Policy) -> TenantShares:
+    """Make the queues, one for each tenant, with numbers that order the calls of all."""
+    numbers = count()
+
+    def make_queue() -> Levels | SizeOrder:
+        if policy.order is Order.SIZE:
+            return SizeOrder(config.first_quantum_s, numbers)
+        if policy.order is Order.ROTATION:
+            return Levels((), (config.first_quantum_s,), numbers)
+        return (
+            Levels(config.bounds, config.quanta, numbers)
+            if policy.order is Order.LEVELS
+            else Levels((), numbers=numbers)
+        )
+
+    return TenantShares(config.share_slice_s, make_queue, holds_slots=policy.holds_slots)
 
 
 def _last_turn_level(config: SchedulerConfig, policy: Policy) -> int:

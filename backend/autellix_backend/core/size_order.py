@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import count
 
 from autellix_backend.core.call import Call
 
@@ -24,12 +25,12 @@ class SizeOrder:
     Calls that are held go before the rest of the front, in the order in which they were.
     """
 
-    def __init__(self, least_quantum_s: float) -> None:
+    def __init__(self, least_quantum_s: float, numbers: Iterator[int] | None = None) -> None:
         self._least_quantum_s = least_quantum_s
         self._held: OrderedDict[str, Call] = OrderedDict()
         self._front: OrderedDict[str, Call] = OrderedDict()
         self._sized: list[tuple[float, int, Call]] = []
-        self._next_seq = 0
+        self._numbers = count() if numbers is None else numbers
 
     def __len__(self) -> int:
         return 2
@@ -47,8 +48,7 @@ class SizeOrder:
 
     def append(self, call: Call, level: int) -> None:
         """Put the call at the end of the front, where no size counts, or behind the others of its size."""
-        call.seq = self._next_seq
-        self._next_seq += 1
+        call.seq = next(self._numbers)
         self._insert(call, level)
 
     def _insert(self, call: Call, level: int) -> None:
@@ -81,8 +81,7 @@ class SizeOrder:
         call.level = FRONT
         call.size_s = 0.0
         call.quantum_s = math.inf
-        call.seq = self._next_seq - _HELD_BELOW
-        self._next_seq += 1
+        call.seq = next(self._numbers) - _HELD_BELOW
         self._held[call.call_id] = call
 
     def resize(self, call: Call, size_s: float) -> None:
