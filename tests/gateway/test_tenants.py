@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from autellix_backend.engines.fake import FakeEngine
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.errors import InvalidKeyError
-from autellix_backend.gateway.tenants import KeyHolder, Tenant, Tenants, key_line, new_key
+from autellix_backend.gateway.tenants import KeyHolder, Tenant, Tenants, key_line
 from autellix_backend.gateway.tenants_file import load_tenants, read_tenants
 from autellix_backend.settings import EngineSettings, GatewaySettings, Settings, SettingsError, TenantLimits
 
@@ -23,7 +23,7 @@ CHAT = "/v1/chat/completions"
 SESSIONS = "/autellix/v1/sessions"
 PROGRAMS = "/autellix/v1/programs"
 HELLO: dict[str, Any] = {"model": "autellix.fake-model", "messages": [{"role": "user", "content": "hello"}]}
-KEYS = {name: new_key() for name in ("red", "blue", "ops")}
+KEYS = {name: f"sk-autellix-of-{name}" for name in ("red", "blue", "ops")}
 IDS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=40)
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True)
 
