@@ -122,7 +122,7 @@ def scan(machine: Machine, now: float) -> list[tuple[str, int, int]]:
     """Return the changes of Algorithm 1, lines 15-31, by looking at every call, changing nothing."""
     changes = []
     sinks = machine.config.demotes and machine.policy.order is Order.LEVELS
-    for call in machine:
+    for call in sorted(machine, key=lambda call: machine.rank(call.call_id)):
         level, program = call.level, machine.table[call.program_id]
         if sinks and call.quantum_s <= 0 and level < machine.config.level_count:
             changes.append((call.call_id, level, level + 1))
