@@ -23,6 +23,7 @@ import uvloop
 from aiohttp import web
 
 from autellix_backend.engines.base import Engine
+from autellix_backend.engines.probe import Health, probe
 from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import Settings
 
@@ -55,12 +56,20 @@ class RunningEngine:
     name: str
     base_url: str
     accounting_socket: Path | None
+    is_owned: bool = False
 
     async def start(self) -> None:
         """Do nothing: it runs."""
 
     async def stop(self) -> None:
         """Do nothing: its owner stops it."""
+
+    async def kill(self, reason: str) -> None:
+        """Do nothing: its owner ends it."""
+
+    async def probe(self, timeout_s: float) -> Health:
+        """Ask its health path."""
+        return await probe(self.base_url, timeout_s)
 
     def is_alive(self) -> bool:
         """Say yes; the owner would end the measurement otherwise."""

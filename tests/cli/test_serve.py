@@ -102,22 +102,50 @@ def test_stops_its_engine_at_the_end(
     assert fake_replica.pid is None
 
 
+async def kill_engine(replica: VllmReplica) -> None:
+    async with aiohttp.ClientSession() as client:
+        with pytest.raises(aiohttp.ClientError):
+            await client.get(replica.base_url + "/die")
+    await wait_until(lambda: not replica.is_alive())
+
+
 def test_a_dead_engine_leaves_a_gateway_that_answers_503(
     tmp_path: Path, fake_replica: VllmReplica, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """When the engine dies, calls get a clear error and the server goes on."""
+    """Where no restart is wanted, calls get a clear error and the server goes on."""
 
     async def use(root: str) -> None:
-        async with aiohttp.ClientSession() as client:
-            with pytest.raises(aiohttp.ClientError):
-                await client.get(fake_replica.base_url + "/die")
-            await wait_until(lambda: not fake_replica.is_alive())
-            body = {"model": "m", "messages": []}
-            async with client.post(root + "/v1/chat/completions", json=body) as response:
-                assert response.status == 503
-                assert "error" in await response.json()
+        await kill_engine(fake_replica)
+        body = {"model": "m", "messages": []}
+        async with (
+            aiohttp.ClientSession() as client,
+            client.post(root + "/v1/chat/completions", json=body) as response,
+        ):
+            assert response.status == 503
+            assert "told to die" in (await response.json())["error"]["message"]
+
+    assert asyncio.run(serve_and(make_settings(tmp_path, restart=False), capsys, use)) == 0
+    assert fake_replica.pid is None
+
+
+def test_a_dead_engine_comes_back(
+    tmp_path: Path, fake_replica: VllmReplica, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server says that the engine died, and that it is up again."""
+    said: list[str] = []
+
+    async def use(_root: str) -> None:
+        first = fake_replica.pid
+        await kill_engine(fake_replica)
+
+        def is_back() -> bool:
+            said.append(capsys.readouterr().err)
+            return fake_replica.is_alive() and fake_replica.pid != first and "up again" in "".join(said)
+
+        await wait_until(is_back)
 
     assert asyncio.run(serve_and(make_settings(tmp_path), capsys, use)) == 0
+    assert "RuntimeError: told to die; restarting" in "".join(said)
     assert fake_replica.pid is None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.engines.fake import FakeBehaviour, FakeEngine
 from autellix_backend.gateway.app import LOST_HEARTBEATS, create_app
-from autellix_backend.settings import GatewaySettings, Settings
+from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
 from autellix_backend.stores.memory import MemoryStore
 
 CHAT = "/v1/chat/completions"
@@ -95,6 +95,7 @@ def serve() -> Serve:
         service: str = "measured",
         has_socket: bool = True,
         engine: FakeEngine | None = None,
+        engine_settings: Mapping[str, Any] | None = None,
         **gateway: Any,
     ) -> AsyncIterator[Rig]:
         # Paths of unix sockets are short, pytest's folders are not.
@@ -104,6 +105,7 @@ def serve() -> Serve:
             await engine.start()
             settings = Settings(
                 gateway=GatewaySettings(**gateway),
+                engine=EngineSettings(**(engine_settings or {})),
                 scheduler=SchedulerConfig(policy=policy, bounds=(0.1, 1.0), service=service),
             )
             store = MemoryStore(

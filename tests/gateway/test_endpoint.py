@@ -237,7 +237,7 @@ def test_an_engine_that_dies_mid_answer_gives_a_503(serve: Any) -> None:
 
 def test_a_dead_engine_is_named_with_its_reason(serve: Any) -> None:
     async def main() -> None:
-        async with serve() as rig:
+        async with serve(engine_settings={"restart": False}) as rig:
             assert await rig.get("/readyz") == (200, {"status": "ready"})
             await rig.engine.kill("exit status 139")
             status, answer = await rig.get("/readyz")

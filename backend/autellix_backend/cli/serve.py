@@ -21,6 +21,7 @@ from autellix_backend.cli.options import add_setting_options, settings_from_args
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.factory import make_engine
 from autellix_backend.engines.replica import VllmReplica
+from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.record import check_writable
 from autellix_backend.gateway.tenants import Tenants
@@ -31,7 +32,6 @@ from autellix_backend.settings import GatewaySettings, Given, Settings, Settings
 EXIT_INTERRUPTED = 130
 EXIT_FAILURE = 1
 BACKLOG = 2048
-WATCH_PERIOD_S = 1.0
 ENDS = (signal.SIGINT, signal.SIGTERM)
 SECRET_NAME = "token-secret"
 SECRET_BYTES = 32
@@ -69,22 +69,28 @@ async def serve(settings: Settings) -> int:
             check_writable(settings.gateway.record_path)
         tenants = load_tenants(settings)
         engine: Engine | None = None
+        supervisor: Supervisor | None = None
         try:
             with _signals_cancel():
                 # In a thread: it may have to generate the demo model.
                 engine = await asyncio.to_thread(make_engine, settings)
                 await _start(engine)
             app = create_app(_with_token_secret(settings), engine, tenants=tenants)
+            supervisor = app.state.supervisor
+            supervisor.subscribe(_tell)
             ready_line = _ready_line(settings, engine, listener)
             server = _Server(_server_config(settings, app), ready_line, app.state.watches)
             # Without a tenants file SIGHUP ends the process, as it does when a terminal closes.
             reloads = () if tenants.is_open else (signal.SIGHUP,)
             with server.signals_end(), _on_signals(lambda: _reload(tenants), *reloads):
-                await _serve_and_watch(server, listener, engine)
+                await server.serve(sockets=[listener])
             return 0 if server.started else EXIT_FAILURE
         except asyncio.CancelledError:
             return EXIT_INTERRUPTED
         finally:
+            if supervisor is not None:
+                # A server that was forced to exit has not done so.
+                await supervisor.close()
             if engine is not None:
                 await engine.stop()
 
@@ -146,21 +152,15 @@ async def _start(engine: Engine) -> None:
     await engine.start()
 
 
-async def _serve_and_watch(server: _Server, listener: socket.socket, engine: Engine) -> None:
-    watch = asyncio.create_task(_report_death(engine))
-    try:
-        await server.serve(sockets=[listener])
-    finally:
-        watch.cancel()
-
-
-async def _report_death(engine: Engine) -> None:
-    """Say once that the engine died; the gateway goes on, and answers 503."""
-    while True:
-        if (failure := engine.failure()) is not None:
-            print(f"autellix: error: {failure}; calls get status 503", file=sys.stderr, flush=True)
-            return
-        await asyncio.sleep(WATCH_PERIOD_S)
+def _tell(change: EngineChange) -> None:
+    """Say what became of the engine; the gateway goes on."""
+    told = {
+        EngineState.UP: f"{change.engine} is up again",
+        EngineState.DOWN: f"error: {change.reason}; calls wait",
+        EngineState.RESTARTING: f"error: {change.reason}; restarting, calls wait",
+        EngineState.FAILED: f"error: {change.reason}; calls get status 503",
+    }
+    print(f"autellix: {told[change.state]}", file=sys.stderr, flush=True)
 
 
 def _reload(tenants: Tenants) -> None:

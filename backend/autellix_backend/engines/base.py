@@ -12,6 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from autellix_backend.engines.probe import Health
+
 
 class EngineError(Exception):
     """An engine cannot serve; the message says why and what to do, and is fit to be shown to a user."""
@@ -77,6 +79,11 @@ class Engine(Protocol):
         """Where the engine sends one datagram per finished call; bound by the gateway."""
         ...
 
+    @property
+    def is_owned(self) -> bool:
+        """Whether start() makes the server's process, so that it can be killed and started again."""
+        ...
+
     async def start(self) -> None:
         """Return when the engine is ready to answer; a second call while it runs does nothing.
 
@@ -87,6 +94,17 @@ class Engine(Protocol):
 
     async def stop(self) -> None:
         """Let running calls end within a bound, then end the engine. May be called twice; never raises."""
+        ...
+
+    async def kill(self, reason: str) -> None:
+        """End the engine at once, its calls with it; failure() then tells the reason.
+
+        A server that is not ours stays as it is.
+        """
+        ...
+
+    async def probe(self, timeout_s: float) -> Health:
+        """Ask the engine whether it serves; may take the timeout for each path that it asks. Never raises."""
         ...
 
     def is_alive(self) -> bool:

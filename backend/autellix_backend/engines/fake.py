@@ -19,6 +19,7 @@ from typing import Any
 from aiohttp import web
 
 from autellix_backend.engines.fake_call import MODEL_NAME, FakeBehaviour, FakeCall, Fault, ReceivedRequest
+from autellix_backend.engines.probe import Health, probe
 
 __all__ = [
     "CHAT_PATH",
@@ -47,6 +48,7 @@ class FakeEngine:
         accounting_socket: Path | None = None,
         keep_alive_s: float = 75.0,
         keeps_requests: bool = True,
+        is_owned: bool = True,
     ) -> None:
         self.behaviour = behaviour or FakeBehaviour()
         self.requests: list[ReceivedRequest] = []
@@ -58,6 +60,7 @@ class FakeEngine:
         self._accounting_socket = accounting_socket
         self._keep_alive_s = keep_alive_s
         self._keeps_requests = keeps_requests
+        self._is_owned = is_owned
         self._runner: web.AppRunner | None = None
         self._base_url = ""
         self._failure: str | None = None
@@ -96,6 +99,11 @@ class FakeEngine:
             while not condition():
                 await self._changed.wait()
 
+    @property
+    def is_owned(self) -> bool:
+        """Whether a supervisor may kill and restart it."""
+        return self._is_owned
+
     async def start(self) -> None:
         """Listen on a free port of the loopback address."""
         if self._runner is not None:
@@ -128,6 +136,10 @@ class FakeEngine:
         await self.stop()
         self._failure = reason
 
+    async def probe(self, timeout_s: float) -> Health:
+        """Ask the health path, which answers as the behaviour says."""
+        return await probe(self.base_url, timeout_s)
+
     def is_alive(self) -> bool:
         """Say whether the server listens."""
         return self._runner is not None
@@ -137,7 +149,9 @@ class FakeEngine:
         return self._failure
 
     async def _health(self, _request: web.Request) -> web.Response:
-        return web.Response()
+        if self.behaviour.health_status is None:
+            await asyncio.Event().wait()
+        return web.Response(status=self.behaviour.health_status or 200)
 
     async def _models(self, request: web.Request) -> web.Response:
         await self._record(request)

@@ -50,6 +50,8 @@ class FakeBehaviour:
     """Fields added to every answer and chunk, as future engines may."""
     message_fields: Mapping[str, object] = field(default_factory=dict)
     """Fields added to the message of a chat completion, such as tool_calls."""
+    health_status: int | None = 200
+    """What the health path answers; None: nothing, as a hung server."""
     sends_accounts: bool = True
     service_s_per_token: float = 0.01
     wait_s: float = 0.0

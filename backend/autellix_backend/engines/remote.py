@@ -6,11 +6,10 @@ import asyncio
 import time
 from pathlib import Path
 
-import aiohttp
-
 from autellix_backend.engines.base import EngineUnreachableError
+from autellix_backend.engines.probe import HEALTH_PATH, Health, probe
 
-PROBE_PATHS = ("/health", "/v1/models")
+PROBE_PATHS = (HEALTH_PATH, "/v1/models")
 PROBE_PERIOD_S = 0.5
 PROBE_TIMEOUT_S = 3.0
 DEFAULT_PATIENCE_S = 10.0
@@ -40,6 +39,11 @@ class RemoteEngine:
         """None: accounts travel only within one machine."""
         return None
 
+    @property
+    def is_owned(self) -> bool:
+        """False: somebody else runs it."""
+        return False
+
     async def start(self) -> None:
         """Return once the server answers its health or models path.
 
@@ -47,35 +51,27 @@ class RemoteEngine:
             EngineUnreachableError: if it does not within the patience.
         """
         deadline = time.monotonic() + self._patience_s
-        timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
-        async with aiohttp.ClientSession(timeout=timeout) as client:
-            while (problem := await self._probe(client)) is not None:
-                if time.monotonic() > deadline:
-                    raise EngineUnreachableError(self._base_url, problem)
-                await asyncio.sleep(PROBE_PERIOD_S)
+        while (problem := (await self.probe(PROBE_TIMEOUT_S)).problem) is not None:
+            if time.monotonic() > deadline:
+                raise EngineUnreachableError(self._base_url, problem)
+            await asyncio.sleep(PROBE_PERIOD_S)
         self._is_started = True
 
     async def stop(self) -> None:
         """Forget the server; it goes on without us."""
         self._is_started = False
 
+    async def kill(self, reason: str) -> None:
+        """Do nothing: it is not ours."""
+
+    async def probe(self, timeout_s: float) -> Health:
+        """Ask its health path, and if it has none, its models."""
+        return await probe(self._base_url, timeout_s, PROBE_PATHS)
+
     def is_alive(self) -> bool:
-        """Say whether start() found it; a later death shows in the calls themselves."""
+        """Say whether start() found it; a later death shows in probes and in the calls themselves."""
         return self._is_started
 
     def failure(self) -> str | None:
         """Return None: we do not watch the process of a remote engine."""
         return None
-
-    async def _probe(self, client: aiohttp.ClientSession) -> str | None:
-        """Return what is wrong, None when the server answers; a locked door (401) is an answer too."""
-        problem = "does not answer"
-        for path in PROBE_PATHS:
-            try:
-                async with client.get(self._base_url + path) as response:
-                    if response.status in (200, 401, 403):
-                        return None
-                    problem = f"answers {path} with status {response.status}"
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                problem = f"does not answer ({type(error).__name__})"
-        return problem

@@ -20,12 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import aiohttp
-
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines import guard
 from autellix_backend.engines.base import EngineStartError
 from autellix_backend.engines.models import check_model
+from autellix_backend.engines.probe import Health, probe
 from autellix_backend.engines.vllm_command import (
     VLLM_SERVER,
     check_arguments,
@@ -103,6 +102,11 @@ class VllmReplica:
         return None if self._spec.stock else self._accounting_socket
 
     @property
+    def is_owned(self) -> bool:
+        """True: the server is our child."""
+        return True
+
+    @property
     def pid(self) -> int | None:
         """Process id of the guard, which is also the process group of all the replica's processes."""
         return self._process.pid if self._process else None
@@ -133,6 +137,16 @@ class VllmReplica:
         self._is_ready = False
         if self._process is not None:
             await self._end(self._spec.shutdown_timeout_s + EXIT_MARGIN_S)
+
+    async def kill(self, reason: str) -> None:
+        """Kill the server and all that belongs to it."""
+        self._is_ready = False
+        self._failure = reason
+        await self._end(0.0)
+
+    async def probe(self, timeout_s: float) -> Health:
+        """Ask the server's health path."""
+        return await probe(self.base_url, timeout_s)
 
     def is_alive(self) -> bool:
         """Say whether the server was ready and has not ended since."""
@@ -186,6 +200,9 @@ class VllmReplica:
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         guarded = [sys.executable, "-I", "-S", guard.__file__, str(spec.shutdown_timeout_s)]
         environment = child_environment(environment_defaults(str(spec.model), is_cpu=is_cpu_engine()))
+        if spec.log_path.exists():
+            # What the last one said before it died is worth a look after the restart, too.
+            spec.log_path.replace(spec.log_path.with_suffix(".previous.log"))
         with spec.log_path.open("wb") as log:
             return subprocess.Popen(
                 guarded + self.command(self._port),
@@ -198,15 +215,13 @@ class VllmReplica:
 
     async def _wait_ready(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + self._spec.startup_timeout_s
-        timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
-        async with aiohttp.ClientSession(timeout=timeout) as client:
-            while not await _is_healthy(client, self.base_url):
-                if (code := process.poll()) is not None:
-                    raise self._start_error(f"ended with exit code {code} before it was ready{self._cause()}")
-                if time.monotonic() > deadline:
-                    limit_s = self._spec.startup_timeout_s
-                    raise self._start_error(f"was not ready within {limit_s:g} s (engine.startup_timeout_s)")
-                await asyncio.sleep(PROBE_PERIOD_S)
+        while (await self.probe(PROBE_TIMEOUT_S)).problem is not None:
+            if (code := process.poll()) is not None:
+                raise self._start_error(f"ended with exit code {code} before it was ready{self._cause()}")
+            if time.monotonic() > deadline:
+                limit_s = self._spec.startup_timeout_s
+                raise self._start_error(f"was not ready within {limit_s:g} s (engine.startup_timeout_s)")
+            await asyncio.sleep(PROBE_PERIOD_S)
 
     def _start_error(self, problem: str) -> EngineStartError:
         return EngineStartError(f"{self._name} {problem}", self._spec.log_path, self._log_tail())
@@ -246,14 +261,6 @@ class VllmReplica:
             return ""
         found = [match.group() for match in ERROR_LINE.finditer(text) if CONSEQUENCE not in match.group()]
         return f": {found[0]}" if found else f"; see {self._spec.log_path}"
-
-
-async def _is_healthy(client: aiohttp.ClientSession, base_url: str) -> bool:
-    try:
-        async with client.get(f"{base_url}/health") as response:
-            return response.status == 200
-    except (aiohttp.ClientError, TimeoutError, OSError):
-        return False
 
 
 def _free_port() -> int:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from autellix_backend.engines.base import Engine
+from autellix_backend.engines.supervisor import Supervisor
 from autellix_backend.gateway.calls import CallDesk
 from autellix_backend.gateway.errors import EngineUnavailableError, NotFoundError
 from autellix_backend.gateway.tenants import Tenant, Tenants
@@ -26,6 +27,7 @@ class AdminApi:
         self,
         settings: Settings,
         engine: Engine,
+        supervisor: Supervisor,
         store: ProgramStore,
         desk: CallDesk,
         metrics: GatewayMetrics,
@@ -34,6 +36,7 @@ class AdminApi:
     ) -> None:
         self._settings = settings
         self._engine = engine
+        self._supervisor = supervisor
         self._store = store
         self._desk = desk
         self._metrics = metrics
@@ -76,7 +79,9 @@ class AdminApi:
             "name": engine.name,
             "base_url": engine.base_url,
             "is_alive": engine.is_alive(),
-            "failure": engine.failure(),
+            "state": self._supervisor.state.value,
+            "failure": engine.failure() or self._supervisor.reason,
+            "restarts": self._supervisor.restarts,
             "has_accounting": engine.accounting_socket is not None,
             "open_calls": self._desk.open_count,
         }
@@ -93,8 +98,8 @@ class AdminApi:
 
     async def readyz(self, _request: Request) -> Response:
         """Say whether calls can be answered; 503 with the reason if not."""
-        if not self._engine.is_alive():
-            reason = self._engine.failure() or "it is not running"
+        if not self._supervisor.is_up:
+            reason = self._supervisor.reason or self._engine.failure() or "it is not running"
             raise EngineUnavailableError(f"engine {self._engine.name} is not ready: {reason}")
         return _json({"status": "ready"})
 

@@ -7,12 +7,14 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 from fastapi import FastAPI
 from starlette.routing import Route
 
 from autellix_backend.core.policies import make_policy
 from autellix_backend.engines.base import Engine
+from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
 from autellix_backend.gateway.accounting import AccountingReceiver
 from autellix_backend.gateway.admin_api import AdminApi
 from autellix_backend.gateway.calls import CallDesk
@@ -47,6 +49,9 @@ def create_app(
 ) -> FastAPI:
     """Build the gateway in front of one engine, which the caller starts and stops.
 
+    While the app runs, `app.state.supervisor` watches the engine and restarts it; close it before the engine
+    is stopped.
+
     Args:
         settings: The tree of settings.
         engine: The engine that answers the calls.
@@ -64,6 +69,9 @@ def create_app(
     recorder = _make_recorder(settings.gateway, metrics, clock)
     guard = TokenGuard(settings.gateway.token_secret, is_strict=settings.gateway.strict_identity, clock=clock)
     watches = Watches()
+    supervisor = Supervisor(engine, settings.engine, clock=clock)
+    metrics.set_engine(engine.name, is_up=True)
+    supervisor.subscribe(partial(_count, metrics))
     upstream = Upstream(
         engine,
         settings.gateway,
@@ -95,6 +103,8 @@ def create_app(
                 stack.callback(receiver.close)
             upstream.open()
             stack.push_async_callback(upstream.close)
+            supervisor.open()
+            stack.push_async_callback(supervisor.close)
             reaper = asyncio.create_task(_reap(store, metrics, clock, recorder))
             stack.push_async_callback(_cancel, reaper)
             # First of all at the end: calls that the server cancelled still want their accounts.
@@ -119,11 +129,14 @@ def create_app(
         )
         app.router.routes.append(Route(path, endpoint, methods=["POST"]))
     app.router.routes.append(Route(MODELS_PATH, ModelsEndpoint(upstream), methods=["GET"]))
-    app.router.routes.extend(AdminApi(settings, engine, store, desk, metrics, tenants, clock).routes())
+    app.router.routes.extend(
+        AdminApi(settings, engine, supervisor, store, desk, metrics, tenants, clock).routes()
+    )
     sessions = SessionsApi(store, clock, settings.gateway.heartbeat_s, guard, watches, tenants, recorder)
     app.router.routes.extend(sessions.routes())
     app.state.watches = watches
     app.state.tenants = tenants
+    app.state.supervisor = supervisor
     return app
 
 
@@ -143,6 +156,11 @@ def _make_recorder(
     return ProgramRecorder(
         gateway.record_path, metrics.registry, origin_s=clock(), idle_s=gateway.program_idle_s
     )
+
+
+def _count(metrics: GatewayMetrics, change: EngineChange) -> None:
+    is_restarting = change.state is EngineState.RESTARTING
+    metrics.set_engine(change.engine, is_up=change.state is EngineState.UP, is_restarting=is_restarting)
 
 
 async def _reap(

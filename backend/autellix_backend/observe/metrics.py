@@ -72,7 +72,21 @@ class GatewayMetrics:
         self.reaped = Counter(
             "autellix_reaped", "What the reaper removed.", ("kind",), registry=self.registry
         )
+        self.engine_up = Gauge(
+            "autellix_engine_up", "Whether calls are sent to the engine.", ("engine",), registry=self.registry
+        )
+        self.engine_restarts = Counter(
+            "autellix_engine_restarts",
+            "Restarts of an engine that died or hung, failed attempts included.",
+            ("engine",),
+            registry=self.registry,
+        )
         self._held = Gauge("autellix_held", "What the store holds.", ("kind",), registry=self.registry)
+
+    def set_engine(self, engine: str, *, is_up: bool, is_restarting: bool = False) -> None:
+        """Record the state that an engine has entered."""
+        self.engine_up.labels(engine).set(is_up)
+        self.engine_restarts.labels(engine).inc(is_restarting)
 
     def set_held(self, *, programs: int, sessions: int, active_calls: int) -> None:
         """Record how much the store holds."""

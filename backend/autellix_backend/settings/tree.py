@@ -73,12 +73,26 @@ class EngineSettings:
     shutdown_timeout_s: float = 30.0
     """How long the engine's running calls may go on after it is told to stop."""
     state_dir: Path = field(default_factory=default_cache_dir)
+    restart: bool = True
+    """Whether an engine of ours that died or hangs is started again."""
+    max_restarts: int = 5
+    """How many restarts within `restart_window_s` are tried before the engine counts as failed."""
+    restart_window_s: float = 600.0
+    restart_delay_s: float = 1.0
+    """The wait before the second restart within the window; it doubles with each further one."""
+    probe_period_s: float = 5.0
+    probe_timeout_s: float = 10.0
+    max_failed_probes: int = 3
+    """How many health probes in a row may fail before the engine counts as hung."""
 
     def __post_init__(self) -> None:
         if self.max_num_seqs is not None:
             check_positive("engine", self, "max_num_seqs")
-        check_positive("engine", self, "startup_timeout_s")
-        check_positive("engine", self, "shutdown_timeout_s", zero_allowed=True)
+        for name in ("startup_timeout_s", "restart_window_s", "probe_period_s", "probe_timeout_s"):
+            check_positive("engine", self, name)
+        check_positive("engine", self, "max_failed_probes")
+        for name in ("shutdown_timeout_s", "max_restarts", "restart_delay_s"):
+            check_positive("engine", self, name, zero_allowed=True)
         if self.url is not None:
             is_http = self.url.startswith(("http://", "https://"))
             check(is_http, "engine.url", f"is {self.url!r}", "an http:// or https:// address")

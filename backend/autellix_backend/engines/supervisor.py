@@ -1,0 +1,199 @@
+"""Watches one running engine, and starts it again when it has died or hangs.
+
+UP ──a probe is refused──► DOWN ──a probe is answered──► UP
+UP, DOWN ──the process ended, or was killed because it hangs──► RESTARTING ──► UP
+RESTARTING ──too many restarts, or none wanted──► FAILED, for good
+
+A server that is not ours is probed only: it goes DOWN and comes UP by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autellix_backend.engines.base import Engine, EngineError
+from autellix_backend.engines.probe import Health
+from autellix_backend.engines.restarts import RestartPlan
+from autellix_backend.settings import EngineSettings
+
+LIVENESS_PERIOD_S = 0.25
+"""How often the process is looked at, which costs no network."""
+DOWN_PERIOD_S = 1.0
+"""How often, at least, an engine that is down is probed."""
+
+logger = logging.getLogger(__name__)
+
+
+class EngineState(enum.Enum):
+    """What can be expected of an engine."""
+
+    UP = "up"
+    DOWN = "down"
+    """It does not answer; it may again, or be restarted."""
+    RESTARTING = "restarting"
+    FAILED = "failed"
+    """It is gone and stays so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineChange:
+    """An engine is in another state, or restarts once more."""
+
+    engine: str
+    state: EngineState
+    reason: str | None
+    """Why, in one line; None when it is up."""
+
+
+class Supervisor:
+    """The watch over one engine, which its owner has started before open() and stops after close()."""
+
+    def __init__(
+        self, engine: Engine, settings: EngineSettings, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._clock = clock
+        self._plan = RestartPlan(
+            limit=settings.max_restarts,
+            window_s=settings.restart_window_s,
+            first_delay_s=settings.restart_delay_s,
+        )
+        self._listeners: list[Callable[[EngineChange], None]] = []
+        self._suspected = asyncio.Event()
+        self._watch: asyncio.Task[None] | None = None
+        self._check: asyncio.Task[None] | None = None
+        self._failed_probes = 0
+        self._next_probe_s = 0.0
+        self.state = EngineState.UP
+        self.reason: str | None = None
+        """Why it is not up, in one line."""
+        self.restarts = 0
+        """Restarts begun so far, those that failed included."""
+
+    @property
+    def is_up(self) -> bool:
+        """Whether calls may be sent; no I/O."""
+        return self.state is EngineState.UP and self._engine.is_alive()
+
+    def subscribe(self, listener: Callable[[EngineChange], None]) -> None:
+        """Have a listener told of every change; it must not raise."""
+        self._listeners.append(listener)
+
+    def open(self) -> None:
+        """Watch from now on; must be called in the event loop."""
+        self._next_probe_s = self._clock() + self._settings.probe_period_s
+        self._watch = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop watching; a restart under way is broken off. May be called twice."""
+        tasks = [task for task in (self._watch, self._check) if task is not None]
+        self._watch = self._check = None
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    def suspect(self) -> None:
+        """Look at the engine soon: somebody could not reach it."""
+        self._suspected.set()
+
+    async def check(self) -> bool:
+        """Probe the engine at once and say whether it is up; callers at the same time share one probe."""
+        if self.is_up:
+            if self._check is None or self._check.done():
+                self._check = asyncio.create_task(self._check_once())
+            await asyncio.shield(self._check)
+        return self.is_up
+
+    async def _check_once(self) -> None:
+        health = await self._engine.probe(self._settings.probe_timeout_s)
+        if health.problem is not None and not health.is_silent and self.state is EngineState.UP:
+            self._become(EngineState.DOWN, f"{self._engine.name} {health.problem}")
+        if health.problem is not None:
+            self.suspect()
+
+    async def _run(self) -> None:
+        while self.state is not EngineState.FAILED:
+            is_suspected = await self._next_look()
+            try:
+                await self._look(is_suspected=is_suspected)
+            except Exception:
+                # A task's boundary: one failed look must not end the watch.
+                logger.exception("the watch over %s failed", self._engine.name)
+
+    async def _next_look(self) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LIVENESS_PERIOD_S):
+                await self._suspected.wait()
+        is_suspected = self._suspected.is_set()
+        self._suspected.clear()
+        return is_suspected
+
+    async def _look(self, *, is_suspected: bool) -> None:
+        if not self._engine.is_alive():
+            await self._recover(self._engine.failure() or f"{self._engine.name} is not running")
+        elif is_suspected or self._clock() >= self._next_probe_s:
+            await self._judge(await self._engine.probe(self._settings.probe_timeout_s))
+            period_s = self._settings.probe_period_s
+            self._next_probe_s = self._clock() + (
+                period_s if self.state is EngineState.UP else min(period_s, DOWN_PERIOD_S)
+            )
+
+    async def _judge(self, health: Health) -> None:
+        if health.problem is None:
+            self._failed_probes = 0
+            self._become(EngineState.UP, None)
+            return
+        self._failed_probes += 1
+        has_given_up = self._failed_probes >= self._settings.max_failed_probes
+        if has_given_up or not health.is_silent:
+            self._become(EngineState.DOWN, f"{self._engine.name} {health.problem}")
+        if has_given_up and self._engine.is_owned and self._settings.restart:
+            reason = (
+                f"{self._engine.name} was killed: it {health.problem}, {self._failed_probes} times in a row"
+            )
+            await self._engine.kill(reason)
+            await self._recover(reason)
+
+    async def _recover(self, reason: str) -> None:
+        if not self._engine.is_owned:
+            self._become(EngineState.DOWN, reason)
+            return
+        while (delay_s := self._delay_s()) is not None:
+            self._become(EngineState.RESTARTING, reason)
+            await asyncio.sleep(delay_s)
+            try:
+                await self._engine.start()
+            except (EngineError, OSError) as error:
+                reason = str(error).partition("\n")[0]
+                continue
+            self._failed_probes = 0
+            self._become(EngineState.UP, None)
+            return
+        self._become(EngineState.FAILED, f"{reason}; {self._resignation()}")
+
+    def _delay_s(self) -> float | None:
+        return self._plan.next_delay_s(self._clock()) if self._settings.restart else None
+
+    def _resignation(self) -> str:
+        if not self._settings.restart:
+            return "it is not restarted (engine.restart is off)"
+        limit, window_s = self._settings.max_restarts, self._settings.restart_window_s
+        return f"it is not restarted again, after {limit} times within {window_s:g} s (engine.max_restarts)"
+
+    def _become(self, state: EngineState, reason: str | None) -> None:
+        is_attempt = state is EngineState.RESTARTING
+        if (state, reason) == (self.state, self.reason) and not is_attempt:
+            return
+        self.restarts += is_attempt
+        self.state, self.reason = state, reason
+        change = EngineChange(engine=self._engine.name, state=state, reason=reason)
+        for listener in self._listeners:
+            listener(change)
