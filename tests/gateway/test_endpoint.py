@@ -269,8 +269,6 @@ def test_a_silent_engine_times_out(serve: Any, wait_until: Any) -> None:
         ({}, b"[1]", None),
         ({}, b'{"a":' + b"[" * 100_000, None),
         ({}, b'{"vllm_xargs":[]}', "vllm_xargs"),
-        ({}, b'{"session_id":7}', "session_id"),
-        ({}, b'{"session_id":""}', "session_id"),
         ({"X-Autellix-Program-ID": "x" * 257}, b"{}", "X-Autellix-Program-ID"),
         ({"X-Autellix-Parent-IDs": "a,,b"}, b"{}", "X-Autellix-Parent-IDs"),
         ({"X-Autellix-Final": "maybe"}, b"{}", "X-Autellix-Final"),

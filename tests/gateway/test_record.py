@@ -15,7 +15,7 @@ from autellix_backend.engines.fake import FakeBehaviour, Fault
 from autellix_backend.gateway import app as gateway_app
 from autellix_backend.gateway import record
 from autellix_backend.gateway.calls import OpenCall, Outcome, Receipt
-from autellix_backend.gateway.identity import identify
+from autellix_backend.gateway.identity import read_identity
 from autellix_backend.gateway.record import ProgramRecorder, append_line
 from autellix_backend.gateway.tenants import Tenant
 from autellix_backend.gateway.usage import Usage
@@ -41,7 +41,9 @@ class Desk:
     def begin(self, now: float, program: str = "p", **headers: str) -> OpenCall:
         self.count += 1
         named = {f"x-autellix-{key.replace('_', '-')}": value for key, value in headers.items()}
-        identity = identify({"x-autellix-program-id": program, **named}, None, lambda: f"made-{self.count}")
+        identity = read_identity(
+            {"x-autellix-program-id": program, **named}, {}, lambda: f"made-{self.count}"
+        )
         key = f"{identity.call}~{self.count}"
         call = OpenCall(Tenant(), identity, key, key, 1, Inherited(service_s=0.0, wait_s=0.0), 0.0, 1, now)
         self.recorder.began(call)

@@ -21,6 +21,7 @@ from autellix_backend.gateway.calls import CallDesk
 from autellix_backend.gateway.door import Door
 from autellix_backend.gateway.endpoint import CALL_PATHS, CallEndpoint
 from autellix_backend.gateway.errors import InvalidKeyError, install_error_handlers
+from autellix_backend.gateway.identity import Placement
 from autellix_backend.gateway.passthrough import MODELS_PATH, ModelsEndpoint
 from autellix_backend.gateway.record import ProgramRecorder
 from autellix_backend.gateway.sessions_api import LOST_HEARTBEATS, SessionsApi
@@ -68,6 +69,7 @@ def create_app(
     metrics = GatewayMetrics()
     recorder = _make_recorder(settings.gateway, metrics, clock)
     guard = TokenGuard(settings.gateway.token_secret, is_strict=settings.gateway.strict_identity, clock=clock)
+    placement = Placement(settings.gateway, metrics, clock=clock)
     watches = Watches()
     supervisor = Supervisor(engine, settings.engine, clock=clock)
     metrics.set_engine(engine.name, is_up=True)
@@ -105,7 +107,7 @@ def create_app(
             stack.push_async_callback(upstream.close)
             supervisor.open()
             stack.push_async_callback(supervisor.close)
-            reaper = asyncio.create_task(_reap(store, metrics, clock, recorder))
+            reaper = asyncio.create_task(_reap(store, placement, metrics, clock, recorder))
             stack.push_async_callback(_cancel, reaper)
             # First of all at the end: calls that the server cancelled still want their accounts.
             stack.push_async_callback(desk.drained)
@@ -123,6 +125,7 @@ def create_app(
             upstream,
             desk,
             guard,
+            placement,
             tenants,
             engine=engine.name,
             max_body_bytes=settings.gateway.max_body_bytes,
@@ -165,6 +168,7 @@ def _count(metrics: GatewayMetrics, change: EngineChange) -> None:
 
 async def _reap(
     store: ProgramStore,
+    placement: Placement,
     metrics: GatewayMetrics,
     clock: Callable[[], float],
     recorder: ProgramRecorder | None,
@@ -172,6 +176,7 @@ async def _reap(
     while True:
         await asyncio.sleep(REAP_PERIOD_S)
         try:
+            placement.expire(clock())
             reaped = await store.reap(clock())
             if recorder is not None:
                 _tell(recorder, reaped, clock())

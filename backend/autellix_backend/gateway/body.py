@@ -31,7 +31,6 @@ class CallBody:
 
     fields: dict[str, msgspec.Raw]
     xargs: dict[str, msgspec.Raw]
-    session: object
     record_count: int
 
     def encode(self, engine_args: Mapping[str, str | float]) -> bytes:
@@ -49,7 +48,7 @@ def parse_body(data: bytes) -> CallBody:
     try:
         fields = _fields_decoder.decode(data)
         fields.pop(ENGINE_PRIORITY, None)
-        return CallBody(fields, _xargs(fields), _plain(fields.get("session_id")), _record_count(fields))
+        return CallBody(fields, _xargs(fields), _record_count(fields))
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequestError(f"the body is not a JSON object: {error}") from error
 

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from autellix_backend.gateway.body import CallBody, parse_body
 from autellix_backend.gateway.calls import CallDesk
 from autellix_backend.gateway.exchange import Exchange
-from autellix_backend.gateway.identity import identify
+from autellix_backend.gateway.identity import Placement, read_identity
 from autellix_backend.gateway.requests import ClientGoneError, read_body, read_headers
 from autellix_backend.gateway.tenants import Tenants
 from autellix_backend.gateway.tokens import TokenGuard
@@ -32,6 +32,7 @@ class CallEndpoint:
         upstream: Upstream,
         desk: CallDesk,
         guard: TokenGuard,
+        placement: Placement,
         tenants: Tenants,
         *,
         engine: str,
@@ -41,6 +42,7 @@ class CallEndpoint:
         self._upstream = upstream
         self._desk = desk
         self._guard = guard
+        self._placement = placement
         self._tenants = tenants
         self._engine = engine
         self._max_body_bytes = max_body_bytes
@@ -53,8 +55,9 @@ class CallEndpoint:
         except ClientGoneError:
             return
         tenant = self._tenants.of(scope)
-        claimed = identify(headers, body.session, self._desk.new_id).under(tenant)
-        identity = await self._guard.admit(claimed, headers, tenant)
+        claimed = read_identity(headers, body.fields, self._desk.new_id).under(tenant)
+        admitted = await self._guard.admit(claimed, headers, tenant)
+        identity = self._placement.place(admitted, body.fields, tenant)
         call = await self._desk.begin(tenant, identity, body.record_count)
         exchange = Exchange(self._upstream, self._desk, call, self._engine, send)
         await self._watch(exchange, self._path, request_headers(headers), body, receive)

@@ -69,6 +69,18 @@ class GatewayMetrics:
             ("engine",),
             registry=self.registry,
         )
+        self.identity_conflicts = Counter(
+            "autellix_identity_conflicts",
+            "Calls with two sources that name different programs: the one that won, and the other.",
+            ("kept", "dropped"),
+            registry=self.registry,
+        )
+        self.identity_malformed = Counter(
+            "autellix_identity_malformed",
+            "Foreign names with a value that is no id; the call went on without it.",
+            ("source",),
+            registry=self.registry,
+        )
         self.reaped = Counter(
             "autellix_reaped", "What the reaper removed.", ("kind",), registry=self.registry
         )

@@ -12,6 +12,7 @@ from autellix_backend.settings.limits import TenantLimits
 
 MAX_PORT = 65535
 MIN_SECRET_CHARACTERS = 16
+SUBAGENT_KINDS = ("thread", "program")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,10 @@ class GatewaySettings:
     """Whether a call that names a program needs the token of its session; else it is believed."""
     token_secret: str | None = None
     """What session tokens are signed with; None lets `autellix serve` keep one in `engine.state_dir`."""
+    subagents: str = "thread"
+    """What a sub-agent is that its client names: a thread of its root program, or a program of its own."""
+    content_chain: bool = True
+    """Whether chats without an id are recognised by the transcript that they extend."""
     record_path: Path | None = None
     """Where each program is recorded when it ends, as a line of counts and timings; None records nothing."""
     tenants_file: Path | None = None
@@ -50,6 +55,8 @@ class GatewaySettings:
         check_positive("gateway", self, "max_body_bytes")
         for name in ("account_wait_s", "shutdown_grace_s"):
             check_positive("gateway", self, name, zero_allowed=True)
+        is_known = self.subagents in SUBAGENT_KINDS
+        check(is_known, "gateway.subagents", f"is {self.subagents!r}", "thread or program")
         is_plain = self.record_path is None or self.record_path.suffix != ".gz"
         check(is_plain, "gateway.record_path", f"is {self.record_path}", "a name that does not end in .gz")
         is_long = self.token_secret is None or len(self.token_secret) >= MIN_SECRET_CHARACTERS
