@@ -2,9 +2,10 @@
 
 Builds vLLM's scheduler objects without a model, keeps a full batch and a fixed number of waiting calls, and
 plays decode steps of 20 ms on a clock of its own, so that levels, promotions and preemptions happen as on a
-busy engine. Reported per step: our decision (levels, order, victims), all our bookkeeping, and the whole of
-`schedule()` and `update_from_output()` in both schedulers. Times are CPU times of the scheduler's one thread,
-so that other work on the machine does not decide.
+busy engine. Reported per step: our decision (levels, order, victims), all our bookkeeping (with the snapshots
+of the queues that a gateway gets twice a second), and the whole of `schedule()` and `update_from_output()` in
+both schedulers; beside it the cost of one snapshot. Times are CPU times of the scheduler's one thread, so
+that other work on the machine does not decide.
 
     python benchmarks/scheduler_overhead.py [--json] [--waiting 10 100 1000 10000] [--slots 64] [--steps 400]
 """
@@ -12,9 +13,11 @@ so that other work on the machine does not decide.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
+import socket
 import statistics
 import tempfile
 import time
@@ -48,14 +51,15 @@ from autellix_backend.vllm_plugin.scheduler import AsyncProgramScheduler, SyncPr
 STEP_S = 0.02
 BLOCK_TOKENS = 32
 LIMIT_S = 0.02 * STEP_S
+SNAPSHOT_FLOOR_S = 50e-6
 SCHEDULER = {"policy": "atlas", "bounds": [0.1, 0.4, 1.6, 6.4], "beta": 8.0}
 # The parts of ours that run in every step; `_decide` also covers those it calls.
-PARTS = ("_decide", "_evict", "_note_started", "_charge")
+PARTS = ("_decide", "_evict", "_note_started", "_charge", "_report")
 
 Samples = defaultdict[str, list[float]]
 
 
-def make_config(model: Path, slots: int, policy: str) -> Any:
+def make_config(model: Path, slots: int, policy: str, accounting_socket: str) -> Any:
     """Make vLLM's configuration for an engine that is never started."""
     return EngineArgs(
         model=str(model),
@@ -67,7 +71,7 @@ def make_config(model: Path, slots: int, policy: str) -> Any:
         max_num_batched_tokens=8192,
         scheduling_policy=policy,
         enable_prefix_caching=False,
-        additional_config={"autellix": {"scheduler": SCHEDULER}},
+        additional_config={"autellix": {"scheduler": SCHEDULER, "accounting_socket": accounting_socket}},
     ).create_engine_config()
 
 
@@ -145,7 +149,14 @@ def run_step(scheduler: Any) -> None:
     )
 
 
-def measure(scheduler: Any, waiting: int, steps: int) -> dict[str, Any]:
+def drain(receiver: socket.socket) -> None:
+    """Read what was sent, as a gateway does."""
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            receiver.recv(2**16)
+
+
+def measure(scheduler: Any, waiting: int, steps: int, receiver: socket.socket) -> dict[str, Any]:
     """Play the steps and return the times of each part, in microseconds."""
     samples: Samples = defaultdict(list)
     names = ["schedule", "update_from_output"]
@@ -171,6 +182,7 @@ def measure(scheduler: Any, waiting: int, steps: int) -> dict[str, Any]:
         for name in names:
             samples[name].append(0.0)
         run_step(scheduler)
+        drain(receiver)
     return summarise(scheduler, samples, steps)
 
 
@@ -184,6 +196,10 @@ def summarise(scheduler: Any, samples: Samples, steps: int) -> dict[str, Any]:
             raise RuntimeError("the plugin failed: its times mean nothing")
         kept["decision"] = kept["_decide"]
         kept["ours"] = [sum(values) for values in zip(*(kept[name] for name in PARTS), strict=True)]
+        # Most steps only ask whether one is due.
+        snapshots = [value for value in kept["_report"] if value > SNAPSHOT_FLOOR_S]
+        kept["snapshot"] = snapshots or [0.0]
+        report["snapshots"] = len(snapshots)
         report["preemptions"] = scheduler.slot_preemptions + scheduler.block_preemptions
     for name, values in kept.items():
         if not name.startswith("_"):
@@ -198,16 +214,18 @@ def summarise(scheduler: Any, samples: Samples, steps: int) -> dict[str, Any]:
 
 def compare(model: Path, waiting: int, slots: int, steps: int, is_async: bool) -> dict[str, Any]:
     """Measure both schedulers with so many calls waiting."""
-    blocks = 80 * slots
     stock = AsyncScheduler if is_async else Scheduler
     ours = AsyncProgramScheduler if is_async else SyncProgramScheduler
-    return {
-        "waiting": waiting,
-        "stock": measure(
-            make_scheduler(stock, make_config(model, slots, "priority"), blocks), waiting, steps
-        ),
-        "autellix": measure(make_scheduler(ours, make_config(model, slots, "fcfs"), blocks), waiting, steps),
-    }
+    address = str(model.parent / "accounts.sock")
+    row: dict[str, Any] = {"waiting": waiting}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(address)
+        receiver.setblocking(False)
+        for name, kind, policy in (("stock", stock, "priority"), ("autellix", ours, "fcfs")):
+            scheduler = make_scheduler(kind, make_config(model, slots, policy, address), 80 * slots)
+            row[name] = measure(scheduler, waiting, steps, receiver)
+    Path(address).unlink()
+    return row
 
 
 def print_table(rows: list[dict[str, Any]], slots: int) -> None:
@@ -216,11 +234,13 @@ def print_table(rows: list[dict[str, Any]], slots: int) -> None:
         f"{slots} slots; microseconds per step, median / p99; limit 2 % of a 20 ms step: {LIMIT_S * 1e6:.0f}"
     )
     print(
-        f"{'waiting':>8} {'decision':>15} {'all of ours':>15} {'step, stock':>15} {'step, ours':>15} preempt."
+        f"{'waiting':>8} {'decision':>15} {'all of ours':>15} {'step, stock':>15} {'step, ours':>15}"
+        f" {'one snapshot':>15} preempt."
     )
     for row in rows:
         ours, stock = row["autellix"], row["stock"]
         cells = [_cell(ours["decision"]), _cell(ours["ours"]), _cell(stock["step"]), _cell(ours["step"])]
+        cells.append(_cell(ours["snapshot"]))
         print(
             f"{row['waiting']:>8} " + " ".join(f"{cell:>15}" for cell in cells) + f" {ours['preemptions']:>8}"
         )

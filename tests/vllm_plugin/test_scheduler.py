@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from autellix_backend.core.accounting import CallAccount
+from autellix_backend.core.snapshot import EngineSnapshot
 
 # The first test pays for vLLM's imports, on a machine that may be busy.
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
@@ -167,10 +168,11 @@ def test_garbage_identity_makes_a_program_of_its_own(engine_worker: Any) -> None
     assert len(run["finished"]) == 12
 
 
-def test_every_call_sends_its_account(engine_worker: Any, tmp_path: Path) -> None:
-    """The socket receives one account per call, finished or aborted, with counts that add up."""
+def test_every_call_sends_its_account_and_the_engine_its_queues(engine_worker: Any, tmp_path: Path) -> None:
+    """The socket receives snapshots, and one account per call, finished or aborted; the counts add up."""
     address = tmp_path / "accounts.sock"
     received: list[CallAccount] = []
+    snapshots: list[EngineSnapshot] = []
     calls = make_calls(count=20)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(str(address))
@@ -180,7 +182,11 @@ def test_every_call_sends_its_account(engine_worker: Any, tmp_path: Path) -> Non
         def read() -> None:
             while not is_over.is_set() or len(received) < len(calls):
                 try:
-                    received.append(CallAccount.from_bytes(receiver.recv(65536)))
+                    datagram = receiver.recv(65536)
+                    if EngineSnapshot.is_one(datagram):
+                        snapshots.append(EngineSnapshot.from_bytes(datagram))
+                    else:
+                        received.append(CallAccount.from_bytes(datagram))
                 except TimeoutError:
                     if is_over.is_set():
                         return
@@ -213,6 +219,17 @@ def test_every_call_sends_its_account(engine_worker: Any, tmp_path: Path) -> Non
     assert sum(account.cached_tokens for account in received) > 0
     assert sum(account.preemptions for account in received) == run["preemptions"]
     assert json.loads(received[0].to_bytes())["dropped_records"] == 0
+    last = snapshots[-1]
+    assert (last.running, last.waiting, last.calls, sum(last.level_calls)) == (0, 0, (), 0)
+    assert (last.slots, last.kv_total_blocks) == (4, 12)
+    busy = [snapshot for snapshot in snapshots if snapshot.calls]
+    assert busy
+    for snapshot in busy:
+        assert snapshot.running == sum(call.is_running for call in snapshot.calls) <= 4
+        assert snapshot.running + snapshot.waiting == len(snapshot.calls) == sum(snapshot.level_calls)
+        assert sum(call.kv_blocks for call in snapshot.calls) > 0
+        assert snapshot.kv_used_blocks <= 12
+        assert {call.call_id for call in snapshot.calls} <= set(accounts)
 
 
 def test_a_wrong_setting_stops_the_engine_at_the_start(engine_worker: Any) -> None:

@@ -92,6 +92,8 @@ class Call:
     quantum_s: float = 0.0
     """What is left of the level's quantum; negative when a step overran it."""
     waiting_since_s: float
+    running_since_s: float | None = None
+    """When it last got a slot."""
     wait_s: float = 0.0
     wait_mark_s: float = 0.0
     service_s: float = 0.0
@@ -109,6 +111,7 @@ class Call:
         """Give the call a slot."""
         self.wait_s = self.wait_at(now)
         self.state = self._move("start")
+        self.running_since_s = now
 
     def stop(self, now: float) -> None:
         """Take the call's slot away."""

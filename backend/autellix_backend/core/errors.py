@@ -7,7 +7,8 @@ CoreError
 │   └── IllegalMoveError     (also ValueError)
 ├── UnknownProgramError      (also KeyError)
 ├── UnknownPolicyError       (also ValueError)
-└── AccountError             (also ValueError)
+├── AccountError             (also ValueError)
+└── SnapshotError            (also ValueError)
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ __all__ = [
     "CoreError",
     "DuplicateCallError",
     "IllegalMoveError",
+    "SnapshotError",
     "UnknownCallError",
     "UnknownPolicyError",
     "UnknownProgramError",
@@ -78,3 +80,10 @@ class AccountError(CoreError, ValueError):
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"not a call account: {problem}")
+
+
+class SnapshotError(CoreError, ValueError):
+    """A datagram does not hold the snapshot of an engine."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"not an engine snapshot: {problem}")

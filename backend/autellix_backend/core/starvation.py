@@ -26,7 +26,7 @@ import math
 from autellix_backend.core.call import Call
 from autellix_backend.core.table import Program
 
-__all__ = ["StarvationWatch", "is_starving"]
+__all__ = ["StarvationWatch", "is_starving", "totals"]
 
 # Deadlines are set early by this many units in the last place of their largest term, so that rounding cannot
 # make one late (rule 1); the test at the pop makes up for it (rule 2).
@@ -38,6 +38,13 @@ _MIN_HEAP = 64
 def is_starving(wait_s: float, service_s: float, beta: float) -> bool:
     """Tell whether total waiting over total service has reached beta; without service it never has."""
     return service_s > 0 and wait_s / service_s >= beta  # Alg. 1, line 26
+
+
+def totals(call: Call, program: Program, now: float) -> tuple[float, float]:
+    """Return the service and the waiting (s) of a call and its program together."""
+    wait_s = program.wait_s + call.unpaid_wait_at(now)  # Alg. 1, line 24
+    service_s = program.service_s + call.unpaid_service_s + call.size_s  # Alg. 1, line 25
+    return service_s, wait_s
 
 
 class StarvationWatch:
@@ -61,8 +68,7 @@ class StarvationWatch:
 
     def is_starving(self, call: Call, program: Program, now: float) -> bool:
         """Apply the ratio test to a call."""
-        wait_s = program.wait_s + call.unpaid_wait_at(now)  # Alg. 1, line 24
-        service_s = program.service_s + call.unpaid_service_s + call.size_s  # Alg. 1, line 25
+        service_s, wait_s = totals(call, program, now)
         return is_starving(wait_s, service_s, self._beta)
 
     def watch(self, call: Call, program: Program, now: float) -> None:
@@ -96,8 +102,7 @@ class StarvationWatch:
             assert held[entry].level > 1, call_id
 
     def _deadline(self, call: Call, program: Program, now: float) -> float:
-        service_s = program.service_s + call.unpaid_service_s + call.size_s
-        wait_s = program.wait_s + call.unpaid_wait_at(now)
+        service_s, wait_s = totals(call, program, now)
         missing_s = self._beta * service_s - wait_s
         slack_s = _SLACK_ULPS * math.ulp(
             max(abs(now), abs(call.waiting_since_s), self._beta * service_s, wait_s)

@@ -1,4 +1,4 @@
-"""Sends one datagram per finished call; the engine's loop never waits for it.
+"""Sends one datagram per finished call, and snapshots; the engine's loop never waits for it.
 
 A unix datagram socket holds few messages (ten, by Linux's default), and a full batch may finish in one step.
 What does not fit at once is sent by a thread of its own as soon as the receiver has read; only beyond
@@ -49,6 +49,16 @@ class AccountSender:
             self.dropped_records += 1
             return False
         self.sent_records += 1
+        return True
+
+    def offer(self, message: bytes) -> bool:
+        """Send a message now or not at all: for one that the next will replace."""
+        if self._path is None or self._pending:
+            return False
+        try:
+            self._open().sendto(message, socket.MSG_DONTWAIT, self._path)
+        except OSError:
+            return False
         return True
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -32,6 +32,7 @@ from autellix_backend.core.call import Call
 from autellix_backend.core.policies import Order
 from autellix_backend.vllm_plugin.identity import read_identity
 from autellix_backend.vllm_plugin.ranked_queue import RankedRequestQueue
+from autellix_backend.vllm_plugin.report import SnapshotReporter, load_of
 from autellix_backend.vllm_plugin.settings import PluginSettings
 from autellix_backend.vllm_plugin.shortage import BlockShortage, watch_allocations
 from autellix_backend.vllm_plugin.tracker import UNRANKED, CallTracker, Usage
@@ -67,6 +68,7 @@ class ProgramSchedulerMixin(_Host):
         super().__init__(*args, **kwargs)
         settings = PluginSettings.from_additional_config(self.vllm_config.additional_config)
         self.tracker = CallTracker(settings)
+        self._reporter = SnapshotReporter(self.tracker)
         self.is_degraded = False
         self.slot_preemptions = 0
         self.block_preemptions = 0
@@ -109,7 +111,9 @@ class ProgramSchedulerMixin(_Host):
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
         """Charge the executed step to its calls, then let vLLM take in the tokens."""
         self._guard(self._charge, scheduler_output)
-        return super().update_from_output(scheduler_output, model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        self._guard(self._report)
+        return outputs
 
     def shutdown(self) -> None:
         """Close the accounting socket with the scheduler."""
@@ -129,7 +133,11 @@ class ProgramSchedulerMixin(_Host):
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._guard(self._close, request)
-        return super()._free_request(request, *args, **kwargs)
+        freed = super()._free_request(request, *args, **kwargs)
+        if not len(self.tracker):
+            # No step may follow in which to tell it.
+            self._guard(self._report)
+        return freed
 
     # Bookkeeping: translate vLLM's objects for the tracker.
 
@@ -167,6 +175,7 @@ class ProgramSchedulerMixin(_Host):
         cost_s = now - max(started_s, self._last_step_end_s)
         self._last_step_end_s = now
         self.tracker.charge(output.num_scheduled_tokens, cost_s, now)
+        self._reporter.note_step(cost_s)
 
     def _step_start(self, output: SchedulerOutput, default_s: float) -> float:
         while self._steps:
@@ -192,6 +201,11 @@ class ProgramSchedulerMixin(_Host):
             is_aborted=request.status in (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR),
         )
         self.tracker.close(request.request_id, self.clock(), usage)
+
+    def _report(self) -> None:
+        if self._reporter.is_due(self.clock):
+            load = load_of(self, self.tracker, self._free_slots(), is_block_short=self._shortage.is_pending)
+            self._reporter.send(self.clock, load, self._held_blocks)
 
     def _rank(self, request: Request) -> None:
         if self._is_ordering:
@@ -243,7 +257,7 @@ class ProgramSchedulerMixin(_Host):
                 break
             if self._is_evictable(request) and self._request_blocks_can_be_freed(request):
                 victims.append(request)
-                missing -= _held_blocks(self.kv_cache_manager, request)
+                missing -= self._held_blocks(request.request_id)
         # Too little to help: preempting would only make both wait.
         if missing > 0:
             return []
@@ -303,6 +317,9 @@ class ProgramSchedulerMixin(_Host):
         last = min(request.num_prompt_tokens + request.max_tokens, self.max_model_len)
         return bool(known_tokens < last)
 
+    def _held_blocks(self, request_id: str) -> int:
+        return sum(map(len, self.kv_cache_manager.get_block_ids(request_id)))
+
     # Plumbing.
 
     def _take_over_queues(self) -> None:
@@ -343,11 +360,6 @@ def _cached_tokens(request: Request) -> int:
     if cached is None:
         cached = getattr(request, "num_cached_tokens", 0)
     return max(0, int(cached or 0))
-
-
-def _held_blocks(kv_cache_manager: Any, request: Request) -> int:
-    groups: Iterable[Any] = kv_cache_manager.get_block_ids(request.request_id)
-    return sum(len(group) for group in groups)
 
 
 class AsyncProgramScheduler(ProgramSchedulerMixin, AsyncScheduler):

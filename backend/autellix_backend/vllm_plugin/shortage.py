@@ -21,6 +21,11 @@ class BlockShortage:
         self._request = request
         self._tokens = tokens
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether a refusal has not been taken yet: it was in the latest step."""
+        return self._request is not None
+
     def take(self) -> Request | None:
         """Return the refused request once."""
         request, self._request = self._request, None

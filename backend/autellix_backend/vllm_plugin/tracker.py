@@ -68,6 +68,10 @@ class CallTracker:
         """Whether the call is in the engine's batch."""
         return self._calls[request_id].is_running
 
+    def identity(self, request_id: str) -> CallIdentity:
+        """Return who the call belongs to."""
+        return self._calls[request_id].identity
+
     def priority(self, request_id: str) -> int:
         """Return the call's place as one number: smaller runs earlier."""
         level, size_s, sequence = self.machine.rank(request_id)

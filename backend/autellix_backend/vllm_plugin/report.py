@@ -1,0 +1,113 @@
+"""Tells the gateway what the engine's queues look like: at most every PERIOD_S, and when they empty.
+
+A snapshot is made between two steps. One of a long queue takes milliseconds: the longer it took, the later
+the next one comes, so that snapshots never take more than MAX_SHARE of the engine's time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from autellix_backend.core.snapshot import EngineSnapshot, standing_of
+from autellix_backend.vllm_plugin.tracker import CallTracker
+
+__all__ = ["MAX_SHARE", "MAX_STANDINGS", "PERIOD_S", "EngineLoad", "SnapshotReporter", "load_of"]
+
+PERIOD_S = 0.5
+MAX_SHARE = 0.005
+MAX_STANDINGS = 256
+"""Calls that one snapshot tells of, the first in queue order; it bounds what a snapshot costs the engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """What the engine knows of itself beside the queues."""
+
+    running: int
+    slots: int
+    kv_used_blocks: int
+    kv_total_blocks: int
+    is_block_short: bool
+
+
+def load_of(scheduler: Any, tracker: CallTracker, free_slots: int, *, is_block_short: bool) -> EngineLoad:
+    """Read the load of an engine from vLLM's scheduler."""
+    pool = scheduler.kv_cache_manager.block_pool
+    total_blocks = pool.num_gpu_blocks - 1  # One is vLLM's null block.
+    return EngineLoad(
+        # Requests that have just finished may still be in vLLM's list.
+        running=sum(request.request_id in tracker for request in scheduler.running),
+        slots=len(scheduler.running) + free_slots,
+        kv_used_blocks=total_blocks - pool.get_num_free_blocks(),
+        kv_total_blocks=total_blocks,
+        is_block_short=is_block_short,
+    )
+
+
+class SnapshotReporter:
+    """Makes snapshots of one engine's calls, and sends those that are due."""
+
+    def __init__(self, tracker: CallTracker) -> None:
+        self._tracker = tracker
+        self._next_s = 0.0
+        self._had_calls = False
+        self._steps = 0
+        self._steps_s = 0.0
+
+    def note_step(self, duration_s: float) -> None:
+        """Take in the duration of an executed step."""
+        self._steps += 1
+        self._steps_s += duration_s
+
+    def is_due(self, clock: Callable[[], float]) -> bool:
+        """Whether a snapshot should be sent; the clock is looked at only if that depends on it."""
+        if not self._tracker.sender.is_enabled:
+            return False
+        if not len(self._tracker):
+            return self._had_calls
+        return clock() >= self._next_s
+
+    def send(self, clock: Callable[[], float], load: EngineLoad, held_blocks: Callable[[str], int]) -> None:
+        """Send a snapshot, if the gateway has room for it; the next one replaces it anyway.
+
+        Args:
+            clock: The tracker's clock.
+            load: The engine's load.
+            held_blocks: Tells the KV blocks that a running request holds.
+        """
+        now = clock()
+        self._tracker.sender.offer(self.snapshot(now, load, held_blocks).to_bytes())
+        self._had_calls = bool(len(self._tracker))
+        self._next_s = now + max(PERIOD_S, (clock() - now) / MAX_SHARE)
+        self._steps, self._steps_s = 0, 0.0
+
+    def snapshot(self, now: float, load: EngineLoad, held_blocks: Callable[[str], int]) -> EngineSnapshot:
+        """Return the present state."""
+        tracker, machine = self._tracker, self._tracker.machine
+        standings = tuple(
+            standing_of(
+                machine,
+                call,
+                now,
+                place=place,
+                call_id=tracker.identity(call.call_id).call_id,
+                kv_blocks=held_blocks(call.call_id) if call.is_running else 0,
+            )
+            for place, call in enumerate(islice(machine, MAX_STANDINGS), start=1)
+        )
+        return EngineSnapshot(
+            step=tracker.step,
+            mean_step_s=self._steps_s / self._steps if self._steps else None,
+            running=load.running,
+            waiting=len(tracker) - load.running,
+            slots=load.slots,
+            kv_used_blocks=load.kv_used_blocks,
+            kv_total_blocks=load.kv_total_blocks,
+            is_block_short=load.is_block_short,
+            level_calls=machine.levels.sizes(),
+            calls=standings,
+            left_out=len(tracker) - len(standings),
+        )

@@ -1,0 +1,159 @@
+"""The snapshot of an engine's queues."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.errors import SnapshotError
+from autellix_backend.core.machine import Machine
+from autellix_backend.core.snapshot import MAX_SNAPSHOT_BYTES, CallStanding, EngineSnapshot, standing_of
+
+
+def machine_of(**config: Any) -> Machine:
+    return Machine(SchedulerConfig(**{"policy": "plas", "bounds": (1.0, 4.0), "beta": 8.0, **config}))
+
+
+def standing(machine: Machine, call_id: str, now: float) -> CallStanding:
+    return standing_of(machine, machine.call(call_id), now, place=1, call_id="client-" + call_id)
+
+
+def snapshot(count: int = 3, id_length: int = 8) -> EngineSnapshot:
+    machine = machine_of()
+    for number in range(count):
+        machine.arrive(f"{number:0{id_length}}", f"p{number:0{id_length}}", 0.0, service_s=2.0)
+    calls = tuple(
+        standing_of(machine, call, 1.0, place=place, call_id=call.call_id)
+        for place, call in enumerate(machine, start=1)
+    )
+    return EngineSnapshot(
+        step=7,
+        mean_step_s=0.02,
+        running=1,
+        waiting=count + 4,
+        slots=1,
+        kv_used_blocks=3,
+        kv_total_blocks=9,
+        is_block_short=True,
+        level_calls=machine.levels.sizes(),
+        calls=calls,
+        left_out=5,
+    )
+
+
+def test_a_snapshot_survives_the_wire() -> None:
+    assert snapshot() == EngineSnapshot.from_bytes(snapshot().to_bytes())
+
+
+def test_an_idle_engine_has_a_snapshot_without_calls() -> None:
+    idle = snapshot(0)
+
+    assert (idle.calls, idle.left_out) == ((), 5)
+    assert idle == EngineSnapshot.from_bytes(idle.to_bytes())
+
+
+@pytest.mark.parametrize("id_length", [8, 250])
+def test_a_datagram_keeps_its_bound_and_counts_who_is_left_out(id_length: int) -> None:
+    """The first calls in order are told of; the others are counted."""
+    datagram = snapshot(1000, id_length).to_bytes()
+    told = EngineSnapshot.from_bytes(datagram)
+
+    assert len(datagram) <= MAX_SNAPSHOT_BYTES
+    assert list(range(1, len(told.calls) + 1)) == [call.place for call in told.calls]
+    assert len(told.calls) + told.left_out == 1000 + 5
+    assert len(told.calls) > 80
+
+
+def test_a_snapshot_is_told_from_other_datagrams() -> None:
+    assert EngineSnapshot.is_one(snapshot().to_bytes())
+    assert not EngineSnapshot.is_one(b'{"call_id":"c"}')
+
+
+def test_a_waiting_call_is_promoted_when_its_ratio_reaches_beta() -> None:
+    """With 2 s of service and beta 8 a program may wait 16 s; 3 s of those it has had."""
+    machine = machine_of()
+    machine.arrive("c", "p", 10.0, service_s=2.0, wait_s=1.0)
+    stands = standing(machine, "c", 12.0)
+
+    assert (stands.level, stands.is_running, stands.since_s, stands.wait_s) == (2, False, 2.0, 2.0)
+    assert (stands.program_service_s, stands.program_wait_s, stands.inherited_service_s) == (2.0, 1.0, 2.0)
+    assert stands.ratio == pytest.approx(1.5)
+    assert stands.promotion_s == pytest.approx(13.0)
+    machine.tick(24.9)
+    assert standing(machine, "c", 24.9).level == 2
+    machine.tick(25.0)
+    promoted = standing(machine, "c", 25.0)
+    assert (promoted.level, promoted.promotion_s, promoted.promotions) == (1, None, 1)
+
+
+def test_a_call_past_its_time_is_promoted_at_once() -> None:
+    machine = machine_of()
+    machine.arrive("c", "p", 0.0, service_s=2.0)
+
+    assert standing(machine, "c", 100.0).promotion_s == 0.0
+
+
+def test_a_running_call_tells_its_quantum_and_no_promotion() -> None:
+    machine = machine_of()
+    machine.arrive("c", "p", 0.0, service_s=2.0)
+    machine.start("c", 1.0)
+    machine.charge("c", 0.5, 1.5)
+    stands = standing(machine, "c", 1.5)
+
+    assert (stands.is_running, stands.since_s, stands.wait_s, stands.service_s) == (True, 0.5, 1.0, 0.5)
+    assert (stands.quantum_s, stands.promotion_s, stands.call_id) == (2.5, None, "client-c")
+    machine.stop("c", 2.0)
+    assert (standing(machine, "c", 3.0).since_s, standing(machine, "c", 3.0).preemptions) == (1.0, 1)
+
+
+def test_the_last_level_has_no_quantum_and_without_beta_nobody_is_promoted() -> None:
+    machine = machine_of(beta=math.inf)
+    machine.arrive("c", "p", 0.0, service_s=5.0)
+    stands = standing(machine, "c", 1.0)
+
+    assert (stands.level, stands.quantum_s, stands.promotion_s) == (3, None, None)
+
+
+def test_a_call_without_service_has_no_ratio() -> None:
+    machine = machine_of()
+    machine.arrive("c", "p", 0.0)
+
+    assert standing(machine, "c", 9.0).ratio is None
+
+
+@pytest.mark.parametrize("datagram", [b"{", b"\xff", b"[]", b"{}", b"[" * 100_000])
+def test_what_is_no_snapshot_is_refused(datagram: bytes) -> None:
+    with pytest.raises(SnapshotError, match=r"^not an engine snapshot: "):
+        EngineSnapshot.from_bytes(datagram)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("step", "2"),
+        ("step", True),
+        ("mean_step_s", "x"),
+        ("level_calls", [1, None]),
+        ("level_calls", 3),
+        ("calls", [["c"] + [None] * 20]),
+        ("calls", None),
+        ("calls", [3]),
+        ("calls", [[]]),
+    ],
+)
+def test_a_field_of_another_type_is_refused(name: str, value: object) -> None:
+    message = json.loads(snapshot().to_bytes()) | {name: value}
+
+    with pytest.raises(SnapshotError):
+        EngineSnapshot.from_bytes(json.dumps(message).encode())
+
+
+def test_what_a_later_version_adds_is_ignored() -> None:
+    message = json.loads(snapshot().to_bytes()) | {"energy_j": 3}
+    message["calls"][0].append("more")
+
+    assert snapshot() == EngineSnapshot.from_bytes(json.dumps(message).encode())
