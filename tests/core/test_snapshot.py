@@ -39,7 +39,7 @@ def snapshot(count: int = 3, id_length: int = 8) -> EngineSnapshot:
         kv_used_blocks=3,
         kv_total_blocks=9,
         is_block_short=True,
-        level_calls=machine.levels.sizes(),
+        level_calls=machine.level_sizes(),
         calls=calls,
         left_out=5,
     )

@@ -13,6 +13,7 @@ import pytest
 import uvloop
 
 from autellix_backend.core.accounting import CallAccount
+from autellix_backend.core.snapshot import EngineSnapshot
 from autellix_backend.gateway.accounting import AccountingReceiver
 
 ACCOUNT = CallAccount(
@@ -41,20 +42,44 @@ ACCOUNT = CallAccount(
 )
 
 
+SNAPSHOT = EngineSnapshot(
+    step=1,
+    mean_step_s=None,
+    running=0,
+    waiting=0,
+    slots=4,
+    kv_used_blocks=0,
+    kv_total_blocks=8,
+    is_block_short=False,
+    level_calls=(0, 0),
+    calls=(),
+)
+
+
 @pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_accounts_arrive_and_malformed_datagrams_are_counted(
+def test_accounts_and_snapshots_arrive_and_malformed_datagrams_are_counted(
     make_loop: Callable[[], asyncio.AbstractEventLoop], wait_until: Any
 ) -> None:
     async def main(path: Path) -> None:
         received: list[CallAccount] = []
+        snapshots: list[EngineSnapshot] = []
         malformed: list[None] = []
-        receiver = AccountingReceiver(path, received.append, lambda: malformed.append(None))
+        receiver = AccountingReceiver(path, received.append, lambda: malformed.append(None), snapshots.append)
         receiver.open()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            for datagram in (ACCOUNT.to_bytes(), b"{}", b"\xff", b"[]", ACCOUNT.to_bytes()):
+            for datagram in (
+                ACCOUNT.to_bytes(),
+                b"{}",
+                b"\xff",
+                b"[]",
+                SNAPSHOT.to_bytes(),
+                SNAPSHOT.to_bytes()[:-1],
+                ACCOUNT.to_bytes(),
+            ):
                 sender.sendto(datagram, str(path))
-        await wait_until(lambda: len(received) == 2 and len(malformed) == 3)
+        await wait_until(lambda: len(received) == 2 and len(malformed) == 4)
         assert received == [ACCOUNT, ACCOUNT]
+        assert snapshots == [SNAPSHOT]
         receiver.close()
         receiver.close()
 

@@ -27,7 +27,7 @@ def test_a_session_lives_from_start_to_end_and_takes_its_programs_along(serve: A
                 assert response.status == 200
             async with rig.client.delete(url + "/s") as response:
                 assert response.status == 204
-            assert (await rig.get(PROGRAMS))[1] == {"programs": []}
+            assert (await rig.get(PROGRAMS))[1] == {"programs": [], "has_more": False}
             for call in (rig.client.post(url + "/s/heartbeat"), rig.client.delete(url + "/s")):
                 async with call as response:
                     assert response.status == 404

@@ -50,6 +50,10 @@ class Machine:
         """Walk the active calls, the next to run first: in queue order where all are of one tenant."""
         return self.shares.order()
 
+    def level_sizes(self) -> tuple[int, ...]:
+        """Return the number of active calls in each level, running ones included; nothing without calls."""
+        return self.shares.level_sizes()
+
     def call(self, call_id: str) -> Call:
         """Return an active call.
 

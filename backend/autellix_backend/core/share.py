@@ -115,6 +115,10 @@ class TenantShares:
             self._gone[call.tenant] = self._lanes.pop(call.tenant)
             self._forget()
 
+    def level_sizes(self) -> tuple[int, ...]:
+        """Return the number of calls in each level over all tenants; nothing without calls."""
+        return tuple(map(sum, zip(*(lane.queue.sizes() for lane in self._lanes.values()), strict=True)))
+
     def order(self, admissible: Callable[[Call], bool] | None = None) -> Iterator[Call]:
         """Walk the active calls that are admissible, the next to run first."""
         if self.is_shared:

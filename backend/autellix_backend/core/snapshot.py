@@ -75,7 +75,7 @@ class EngineSnapshot:
     is_block_short: bool
     """Whether a waiting call was refused KV blocks in the latest step."""
     level_calls: tuple[int, ...]
-    """The number of calls in each level, running ones included."""
+    """The number of calls in each level, running ones included; empty without calls."""
     calls: tuple[CallStanding, ...]
     left_out: int = 0
     """Calls behind those in `calls`, for which the datagram had no room."""

@@ -1,4 +1,4 @@
-"""Receiver of the engine's accounting: one unix datagram per finished call."""
+"""Receiver of what an engine tells: one unix datagram per finished call, and snapshots of its queues."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autellix_backend.core.accounting import CallAccount
+from autellix_backend.core.errors import AccountError, SnapshotError
+from autellix_backend.core.snapshot import EngineSnapshot
 
 MAX_DATAGRAM_BYTES = 64 * 1024
 RECEIVE_BUFFER_BYTES = 4 * 2**20
@@ -17,14 +19,19 @@ RECEIVE_BUFFER_BYTES = 4 * 2**20
 class AccountingReceiver:
     """A bound datagram socket, read by the running event loop; give it up with close().
 
-    `on_malformed` is told of datagrams that are no account, so that they are counted and never raise.
+    `on_malformed` is told of datagrams that are neither, so that they are counted and never raise.
     """
 
     def __init__(
-        self, path: Path, on_account: Callable[[CallAccount], None], on_malformed: Callable[[], None]
+        self,
+        path: Path,
+        on_account: Callable[[CallAccount], None],
+        on_malformed: Callable[[], None],
+        on_snapshot: Callable[[EngineSnapshot], None],
     ) -> None:
         self._path = path
         self._on_account = on_account
+        self._on_snapshot = on_snapshot
         self._on_malformed = on_malformed
         self._socket: socket.socket | None = None
 
@@ -56,8 +63,9 @@ class AccountingReceiver:
 
     def _take(self, datagram: bytes) -> None:
         try:
-            account = CallAccount.from_bytes(datagram)
-        except (ValueError, TypeError, KeyError):
+            if EngineSnapshot.is_one(datagram):
+                self._on_snapshot(EngineSnapshot.from_bytes(datagram))
+            else:
+                self._on_account(CallAccount.from_bytes(datagram))
+        except (AccountError, SnapshotError):
             self._on_malformed()
-            return
-        self._on_account(account)

@@ -1,8 +1,6 @@
-"""What operators see: programs and their calls, engines, configuration, health and metrics."""
+"""What operators see: engines, configuration, health and metrics."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import msgspec
 from starlette.requests import Request
@@ -12,12 +10,14 @@ from starlette.routing import Route
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.supervisor import Supervisor
 from autellix_backend.gateway.calls import CallDesk
-from autellix_backend.gateway.errors import EngineUnavailableError, NotFoundError
-from autellix_backend.gateway.tenants import Tenant, Tenants
+from autellix_backend.gateway.errors import EngineUnavailableError
+from autellix_backend.gateway.overview import Overview
+from autellix_backend.gateway.situation import EngineView
+from autellix_backend.gateway.tenants import Tenants
 from autellix_backend.observe.metrics import CONTENT_TYPE, GatewayMetrics
 from autellix_backend.settings import Settings, settings_to_mapping
-from autellix_backend.stores.base import CallView, ProgramStore, ProgramView
-from autellix_wire import API_PREFIX, PROGRAMS_PATH
+from autellix_backend.stores.base import ProgramStore
+from autellix_wire import API_PREFIX
 
 
 class AdminApi:
@@ -32,7 +32,7 @@ class AdminApi:
         desk: CallDesk,
         metrics: GatewayMetrics,
         tenants: Tenants,
-        clock: Callable[[], float],
+        overview: Overview,
     ) -> None:
         self._settings = settings
         self._engine = engine
@@ -41,13 +41,11 @@ class AdminApi:
         self._desk = desk
         self._metrics = metrics
         self._tenants = tenants
-        self._clock = clock
+        self._overview = overview
 
     def routes(self) -> list[Route]:
         """Return the routes of the endpoints."""
         return [
-            Route(PROGRAMS_PATH, self.programs),
-            Route(PROGRAMS_PATH + "/{program_id:path}", self.program),
             Route(API_PREFIX + "/engines", self.engines),
             Route(API_PREFIX + "/config", self.config),
             Route("/healthz", self.healthz),
@@ -55,36 +53,12 @@ class AdminApi:
             Route("/metrics", self.metrics),
         ]
 
-    async def programs(self, request: Request) -> Response:
-        """List the programs in the table: the tenant's own, or all for an admin."""
-        now, tenant = self._clock(), self._tenants.of(request.scope)
-        views = [view for view in await self._store.programs() if _is_visible(view, tenant)]
-        return _json({"programs": [_program(view, tenant, now) for view in views]})
-
-    async def program(self, request: Request) -> Response:
-        """Show one program with its calls."""
-        program_id, tenant = request.path_params["program_id"], self._tenants.of(request.scope)
-        for scoped_id in tenant.candidates(program_id):
-            view = await self._store.program(scoped_id)
-            if view is not None:
-                calls = [_call(call, view.first_arrival_s) for call in view.calls]
-                return _json({**_program(view, tenant, self._clock()), "calls": calls})
-        raise NotFoundError(f"there is no program {program_id!r}", param="program_id")
-
     async def engines(self, request: Request) -> Response:
-        """List the engines."""
+        """List the engines and their load."""
         self._tenants.of(request.scope).check_admin("the list of engines")
         engine = self._engine
-        shown = {
-            "name": engine.name,
-            "base_url": engine.base_url,
-            "is_alive": engine.is_alive(),
-            "state": self._supervisor.state.value,
-            "failure": engine.failure() or self._supervisor.reason,
-            "restarts": self._supervisor.restarts,
-            "has_accounting": engine.accounting_socket is not None,
-            "open_calls": self._desk.open_count,
-        }
+        view = self._overview.engines()[engine.name]
+        shown = _engine(engine, self._supervisor, view, self._desk.open_count)
         return _json({"engines": [shown]})
 
     async def config(self, request: Request) -> Response:
@@ -117,44 +91,28 @@ def _json(content: object) -> Response:
     return Response(msgspec.json.encode(content), media_type="application/json")
 
 
-def _is_visible(view: ProgramView, tenant: Tenant) -> bool:
-    return tenant.is_admin or tenant.owns(view.program_id)
-
-
-def _program(view: ProgramView, tenant: Tenant, now: float) -> dict[str, object]:
+def _engine(engine: Engine, supervisor: Supervisor, view: EngineView, open_calls: int) -> dict[str, object]:
+    snapshot = view.snapshot
     return {
-        "program_id": tenant.shown(view.program_id),
-        "name": view.name,
-        "session_ids": [tenant.shown(session_id) for session_id in view.session_ids],
-        "flags": view.flags,
-        "intercepted_s": view.intercepted_s,
-        "service_s": view.service_s,
-        "wait_s": view.wait_s,
-        "active_calls": view.active_calls,
-        "finished_calls": view.finished_calls,
-        "age_s": now - view.first_arrival_s,
-        "idle_s": now - view.last_event_s if not view.active_calls else 0.0,
+        "name": engine.name,
+        "base_url": engine.base_url,
+        "is_alive": engine.is_alive(),
+        "state": supervisor.state.value,
+        "failure": engine.failure() or supervisor.reason,
+        "restarts": supervisor.restarts,
+        "has_accounting": engine.accounting_socket is not None,
+        "open_calls": open_calls,
+        "snapshot_age_s": view.age_s,
+        "running": snapshot.running if snapshot else None,
+        "waiting": snapshot.waiting if snapshot else None,
+        "slots": snapshot.slots if snapshot else None,
+        "kv_share": _share(snapshot.kv_used_blocks, snapshot.kv_total_blocks) if snapshot else None,
+        "kv_total_blocks": snapshot.kv_total_blocks if snapshot else None,
+        "level_calls": snapshot.level_calls if snapshot else None,
+        "step": snapshot.step if snapshot else None,
+        "mean_step_s": snapshot.mean_step_s if snapshot else None,
     }
 
 
-def _call(call: CallView, origin_s: float) -> dict[str, object]:
-    """Show a call with times since its program's first arrival; the store's clock has no meaning outside."""
-    end = call.end
-    return {
-        "call_id": call.call_id,
-        "thread_id": call.thread_id,
-        "parents": call.parents,
-        "flags": call.flags,
-        "interceptions": [{"tool": tool, "duration_s": seconds} for tool, seconds in call.interceptions],
-        "start_s": call.start_s - origin_s,
-        "finish_s": None if call.finish_s is None else call.finish_s - origin_s,
-        "outcome": None if end is None else end.outcome,
-        "service_s": None if end is None else end.service_s,
-        "wait_s": None if end is None else end.wait_s,
-        "inherited_service_s": None if end is None else end.inherited_service_s,
-        "level": None if end is None else end.level,
-        "preemptions": None if end is None else end.preemptions,
-        "prompt_tokens": None if end is None else end.prompt_tokens,
-        "output_tokens": None if end is None else end.output_tokens,
-        "estimated": None if end is None else end.is_estimated,
-    }
+def _share(used: int, total: int) -> float:
+    return used / total if total else 0.0

@@ -22,8 +22,11 @@ from autellix_backend.gateway.door import Door
 from autellix_backend.gateway.endpoint import CALL_PATHS, CallEndpoint
 from autellix_backend.gateway.errors import InvalidKeyError, install_error_handlers
 from autellix_backend.gateway.identity import Placement
+from autellix_backend.gateway.overview import Overview
 from autellix_backend.gateway.passthrough import MODELS_PATH, ModelsEndpoint
+from autellix_backend.gateway.programs_api import ProgramsApi
 from autellix_backend.gateway.record import ProgramRecorder
+from autellix_backend.gateway.reports import EngineReports
 from autellix_backend.gateway.sessions_api import LOST_HEARTBEATS, SessionsApi
 from autellix_backend.gateway.tenants import Tenants
 from autellix_backend.gateway.tenants_file import load_tenants
@@ -92,6 +95,9 @@ def create_app(
         observer=recorder,
     )
 
+    reports = EngineReports(clock)
+    overview = Overview(engine, supervisor, desk, reports, clock)
+
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
@@ -100,7 +106,10 @@ def create_app(
                 stack.push_async_callback(recorder.close)
             if engine.accounting_socket is not None:
                 malformed = metrics.accounts.labels("malformed").inc
-                receiver = AccountingReceiver(engine.accounting_socket, desk.deliver, malformed)
+                take_snapshot = partial(reports.take, engine.name)
+                receiver = AccountingReceiver(
+                    engine.accounting_socket, desk.deliver, malformed, take_snapshot
+                )
                 receiver.open()
                 stack.callback(receiver.close)
             upstream.open()
@@ -133,8 +142,9 @@ def create_app(
         app.router.routes.append(Route(path, endpoint, methods=["POST"]))
     app.router.routes.append(Route(MODELS_PATH, ModelsEndpoint(upstream), methods=["GET"]))
     app.router.routes.extend(
-        AdminApi(settings, engine, supervisor, store, desk, metrics, tenants, clock).routes()
+        AdminApi(settings, engine, supervisor, store, desk, metrics, tenants, overview).routes()
     )
+    app.router.routes.extend(ProgramsApi(store, overview, settings.scheduler, tenants).routes())
     sessions = SessionsApi(store, clock, settings.gateway.heartbeat_s, guard, watches, tenants, recorder)
     app.router.routes.extend(sessions.routes())
     app.state.watches = watches

@@ -12,7 +12,7 @@ import enum
 import itertools
 import secrets
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -169,6 +169,10 @@ class CallDesk:
         """Return the number of calls that are not settled."""
         return len(self._open)
 
+    def open_calls(self) -> Iterable[OpenCall]:
+        """Return the calls that are not settled, oldest first."""
+        return self._open.values()
+
     @property
     def wants_usage(self) -> bool:
         """Say whether anybody needs the token counts of the answers."""
@@ -317,6 +321,7 @@ def _call_end(call: OpenCall, receipt: Receipt, outcome: Outcome) -> CallEnd:
         level=receipt.level,
         preemptions=receipt.preemptions,
         prompt_tokens=receipt.prompt_tokens,
+        cached_tokens=receipt.cached_tokens,
         output_tokens=receipt.output_tokens,
         is_final=call.identity.is_final or call.identity.is_anonymous,
     )

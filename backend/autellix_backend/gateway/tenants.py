@@ -46,6 +46,11 @@ class Tenant:
         """Say whether an id of the backend is this tenant's."""
         return not self.name or scoped_id.startswith(self.name + SEPARATOR)
 
+    @property
+    def visible_prefix(self) -> str:
+        """Return what the ids begin with that the tenant may see: nothing common, for an admin."""
+        return "" if self.is_admin or not self.name else self.name + SEPARATOR
+
     def shown(self, scoped_id: str) -> str:
         """Return an id of the backend as the tenant is to see it: others' ids, for an admin, in full."""
         return scoped_id.removeprefix(self.name + SEPARATOR) if self.name else scoped_id

@@ -6,6 +6,7 @@ live on another machine; each is atomic with regard to the others.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -78,6 +79,8 @@ class CallEnd:
     level: int | None = None
     preemptions: int | None = None
     prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    """Prompt tokens that the engine found in its prefix cache."""
     output_tokens: int | None = None
     is_final: bool = False
     """The program ends with this call."""
@@ -120,6 +123,17 @@ class ProgramView:
     """The flags of its calls, each once."""
     intercepted_s: float = 0.0
     """The seconds that its tools took at the client."""
+    is_ending: bool = False
+    """It ends with its last running call."""
+    active_threads: int = 0
+    """Threads with a running call."""
+    total_service_s: float = 0.0
+    """The engines' time of all its finished calls, whatever its policy counts."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    last_interceptions: tuple[tuple[str, float], ...] = ()
+    """The tools that ran before its latest calls: the last ones that are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,12 +196,24 @@ class ProgramStore(Protocol):
         """Return one program with its calls."""
         ...
 
-    async def programs(self) -> list[ProgramView]:
-        """Return all programs in order of arrival, without their calls."""
+    async def programs(
+        self, *, prefix: str = "", is_active: bool | None = None, limit: int | None = None
+    ) -> list[ProgramView]:
+        """Return programs without their calls: those with running calls first, each in order of arrival.
+
+        Args:
+            prefix: what their ids begin with.
+            is_active: only those with running calls, or only those without; None means both.
+            limit: how many at most; None means all.
+        """
         ...
 
     async def counts(self) -> Counts:
         """Return how much the store holds."""
+        ...
+
+    def watch_ends(self, listener: Callable[[str], None]) -> None:
+        """Have each program's id told when the program leaves; the listener must not raise or block."""
         ...
 
     def check(self) -> None:

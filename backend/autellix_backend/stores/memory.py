@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 
 from autellix_backend.core.estimate import Hint, SizeEstimator
 from autellix_backend.core.policies import Policy
@@ -54,9 +56,12 @@ class _Entry:
     history: deque[CallView] = field(default_factory=lambda: deque(maxlen=HISTORY_CALLS))
     finished_calls: int = 0
     total_service_s: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
     output_tokens: int = 0
     flags: dict[str, None] = field(default_factory=dict)
     intercepted_s: float = 0.0
+    last_interceptions: tuple[tuple[str, float], ...] = ()
     whole: Hint | None = None
     """What the client's last hint makes of the program as a whole."""
 
@@ -73,6 +78,7 @@ class MemoryStore:
         self._entries: dict[str, _Entry] = {}
         self._heartbeats: dict[str, float] = {}
         self._programs_of: dict[str, dict[str, None]] = {}
+        self._end_listeners: list[Callable[[str], None]] = []
 
     async def begin(self, call: CallStart, now: float) -> Inherited:
         """Enter a call; its program inherits to it."""
@@ -86,6 +92,7 @@ class MemoryStore:
         for flag in call.flags[: MAX_FLAGS - len(entry.flags)]:
             entry.flags[flag] = None
         entry.intercepted_s += sum(seconds for _, seconds in call.interceptions)
+        entry.last_interceptions = call.interceptions or entry.last_interceptions
         if call.session_id is not None:
             entry.session_ids[call.session_id] = None
             self._programs_of.setdefault(call.session_id, {})[call.program_id] = None
@@ -114,6 +121,8 @@ class MemoryStore:
         entry.history.append(running.view(end, now))
         entry.finished_calls += 1
         entry.total_service_s += end.service_s
+        entry.prompt_tokens += end.prompt_tokens or 0
+        entry.cached_tokens += end.cached_tokens or 0
         entry.output_tokens += end.output_tokens or 0
         self._estimator.observe_call(entry.name or "", end.service_s, end.output_tokens or 0)
         if end.is_final:
@@ -177,14 +186,27 @@ class MemoryStore:
         calls = (*entry.history, *(running.view() for running in entry.running.values()))
         return _view(program, entry, calls)
 
-    async def programs(self) -> list[ProgramView]:
-        """Return all programs without their calls."""
-        return [_view(program, self._entries[program.program_id]) for program in self._table.programs()]
+    async def programs(
+        self, *, prefix: str = "", is_active: bool | None = None, limit: int | None = None
+    ) -> list[ProgramView]:
+        """Return programs without their calls; what is not asked for costs a look at its entry only."""
+        kinds = (True, False) if is_active is None else (is_active,)
+        rows = (
+            row
+            for kind in kinds
+            for row in self._table.programs()
+            if bool(row.active_calls) is kind and row.program_id.startswith(prefix)
+        )
+        return [_view(program, self._entries[program.program_id]) for program in islice(rows, limit)]
 
     async def counts(self) -> Counts:
         """Count programs, sessions and running calls."""
         active_calls = sum(len(entry.running) for entry in self._entries.values())
         return Counts(programs=len(self._table), sessions=len(self._heartbeats), active_calls=active_calls)
+
+    def watch_ends(self, listener: Callable[[str], None]) -> None:
+        """Tell the listener of each program that leaves."""
+        self._end_listeners.append(listener)
 
     def check(self) -> None:
         """Assert that the table, the entries and the session index tell the same story."""
@@ -229,6 +251,8 @@ class MemoryStore:
             del programs[program_id]
             if not programs:
                 del self._programs_of[session_id]
+        for listener in self._end_listeners:
+            listener(program_id)
 
 
 def _view(program: Program, entry: _Entry, calls: tuple[CallView, ...] = ()) -> ProgramView:
@@ -245,4 +269,11 @@ def _view(program: Program, entry: _Entry, calls: tuple[CallView, ...] = ()) -> 
         calls=calls,
         flags=tuple(entry.flags),
         intercepted_s=entry.intercepted_s,
+        is_ending=program.is_ended,
+        active_threads=len(set(program.active_calls.values())),
+        total_service_s=entry.total_service_s,
+        prompt_tokens=entry.prompt_tokens,
+        cached_tokens=entry.cached_tokens,
+        output_tokens=entry.output_tokens,
+        last_interceptions=entry.last_interceptions,
     )

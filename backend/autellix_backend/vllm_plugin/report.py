@@ -107,7 +107,7 @@ class SnapshotReporter:
             kv_used_blocks=load.kv_used_blocks,
             kv_total_blocks=load.kv_total_blocks,
             is_block_short=load.is_block_short,
-            level_calls=machine.levels.sizes(),
+            level_calls=machine.level_sizes(),
             calls=standings,
             left_out=len(tracker) - len(standings),
         )

@@ -1,0 +1,66 @@
+"""The present moment for those who ask: open calls, engines, and what engines tell of their queues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from autellix_backend.engines.base import Engine
+from autellix_backend.engines.supervisor import Supervisor
+from autellix_backend.gateway.calls import CallDesk, OpenCall
+from autellix_backend.gateway.reports import EngineReports
+from autellix_backend.gateway.situation import EngineView, OpenCallView, Situation
+
+
+class Overview:
+    """Looks at the parts of one gateway; changes nothing."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        supervisor: Supervisor,
+        desk: CallDesk,
+        reports: EngineReports,
+        clock: Callable[[], float],
+    ) -> None:
+        self._engine = engine
+        self._supervisor = supervisor
+        self._desk = desk
+        self._reports = reports
+        self._clock = clock
+
+    def now(self) -> float:
+        """Return the time on the clock of the store."""
+        return self._clock()
+
+    def engines(self) -> dict[str, EngineView]:
+        """Return the engines by name."""
+        engine = self._engine
+        report = self._reports.get(engine.name)
+        failure = None
+        if not self._supervisor.is_up:
+            failure = engine.failure() or self._supervisor.reason or "it is not running"
+        view = EngineView(
+            name=engine.name,
+            failure=failure,
+            sends_snapshots=engine.accounting_socket is not None,
+            # What a dead engine told last is no longer so.
+            snapshot=report.snapshot if report is not None and failure is None else None,
+            age_s=self._clock() - report.received_s if report is not None and failure is None else None,
+        )
+        return {engine.name: view}
+
+    def situation(self) -> Situation:
+        """Return the open calls and the engines of this moment."""
+        return Situation(map(self._call, self._desk.open_calls()), self.engines())
+
+    def _call(self, call: OpenCall) -> OpenCallView:
+        return OpenCallView(
+            key=call.engine_key,
+            call_id=call.identity.call,
+            program_id=call.identity.program,
+            thread_id=call.identity.thread,
+            engine=self._engine.name,
+            open_s=self._clock() - call.start_s,
+            level=call.level,
+            entry_service_s=call.entry_service_s,
+        )

@@ -1,0 +1,90 @@
+"""Snapshots, open calls and programs for tests, with defaults for what a test does not care about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autellix_backend.core.snapshot import CallStanding, EngineSnapshot
+from autellix_backend.gateway.situation import EngineView, OpenCallView, Situation
+from autellix_backend.stores.base import ProgramView
+
+ENGINE = "replica-0"
+
+
+def standing(program_id: str, *, place: int, level: int, **fields: Any) -> CallStanding:
+    """Return a waiting call of a program, with the id KEY-place."""
+    defaults: dict[str, Any] = {
+        "call_id": f"key-{place}",
+        "thread_id": "0",
+        "is_running": False,
+        "since_s": 4.2,
+        "wait_s": 4.2,
+        "service_s": 0.0,
+        "inherited_service_s": 1.4,
+        "program_service_s": 1.4,
+        "program_wait_s": 2.0,
+        "ratio": 4.4,
+        "promotion_s": 5.0,
+        "quantum_s": 1.0,
+        "kv_blocks": 0,
+        "preemptions": 0,
+        "promotions": 0,
+    }
+    return CallStanding(program_id=program_id, place=place, level=level, **{**defaults, **fields})
+
+
+def snapshot(*calls: CallStanding, **fields: Any) -> EngineSnapshot:
+    """Return a snapshot of an engine with two slots."""
+    running = sum(call.is_running for call in calls)
+    defaults: dict[str, Any] = {
+        "step": 10,
+        "mean_step_s": 0.02,
+        "running": running,
+        "waiting": len(calls) - running,
+        "slots": 2,
+        "kv_used_blocks": 6,
+        "kv_total_blocks": 12,
+        "is_block_short": False,
+        "level_calls": (0, 0, 0),
+        "calls": calls,
+    }
+    return EngineSnapshot(**{**defaults, **fields})
+
+
+def open_call(key: str = "key-1", program_id: str = "p", **fields: Any) -> OpenCallView:
+    """Return an open call of a program."""
+    defaults: dict[str, Any] = {
+        "call_id": f"call-{key}",
+        "thread_id": "0",
+        "engine": ENGINE,
+        "open_s": 5.0,
+        "level": 2,
+        "entry_service_s": 1.4,
+    }
+    return OpenCallView(key=key, program_id=program_id, **{**defaults, **fields})
+
+
+def engine(told: EngineSnapshot | None = None, **fields: Any) -> EngineView:
+    """Return an engine that told its queues 0.3 s ago."""
+    age_s = None if told is None else 0.3
+    return EngineView(name=ENGINE, snapshot=told, age_s=age_s, **fields)
+
+
+def situation(*calls: OpenCallView, told: EngineSnapshot | None = None, **fields: Any) -> Situation:
+    """Return the situation of one engine."""
+    return Situation(calls, {ENGINE: engine(told, **fields)})
+
+
+def program(program_id: str = "p", **fields: Any) -> ProgramView:
+    """Return a program with one open call."""
+    defaults: dict[str, Any] = {
+        "name": "react",
+        "session_ids": ("s",),
+        "service_s": 1.4,
+        "wait_s": 2.0,
+        "active_calls": 1,
+        "finished_calls": 3,
+        "first_arrival_s": 100.0,
+        "last_event_s": 110.0,
+    }
+    return ProgramView(program_id=program_id, **{**defaults, **fields})
