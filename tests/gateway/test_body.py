@@ -29,15 +29,6 @@ def test_records_are_counted_by_prompts_and_choices(body: bytes, count: int) -> 
     assert parse_body(body).record_count == count
 
 
-def test_the_clients_own_autellix_arguments_and_priority_are_dropped() -> None:
-    body = parse_body(b'{"priority": 1, "vllm_xargs": {"autellix_program": "x", "mine": [1.0]}}')
-    assert body.encode({"autellix_call": "c"}) == b'{"vllm_xargs":{"mine":[1.0],"autellix_call":"c"}}'
-
-
-def test_null_arguments_are_none() -> None:
-    assert parse_body(b'{"vllm_xargs": null}').encode({}) == b'{"vllm_xargs":{}}'
-
-
 @pytest.mark.parametrize("content", [b'{"a": 1}', b"{}", b'{"a": 1} \n', b"{ }"])
 def test_the_receipt_is_the_last_field_of_an_object(content: bytes) -> None:
     receipt = Receipt(call_id="c", program_id="p", wait_s=0.0, service_s=1.0)

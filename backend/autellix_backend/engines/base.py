@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from autellix_backend.engines.kind import EngineKind
 from autellix_backend.engines.probe import Health
 
 
@@ -72,6 +73,11 @@ class Engine(Protocol):
     @property
     def base_url(self) -> str:
         """Root of its HTTP server (`http://127.0.0.1:8123`, no slash at the end); valid after start()."""
+        ...
+
+    @property
+    def kind(self) -> EngineKind:
+        """Whose fields its calls may have; known after start()."""
         ...
 
     @property

@@ -9,9 +9,10 @@ from autellix_backend.engines.demo_model import (
     build_demo_model,
     demo_model_directory,
 )
+from autellix_backend.engines.kind import EngineKind
 from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.engines.replica import ReplicaSpec, VllmReplica
-from autellix_backend.settings import EngineSettings, Settings, SettingsError
+from autellix_backend.settings import AUTO_KIND, EngineSettings, Settings, SettingsError
 
 
 def make_engine(settings: Settings, *, name: str = "replica-0", stock: bool = False) -> Engine:
@@ -27,7 +28,8 @@ def make_engine(settings: Settings, *, name: str = "replica-0", stock: bool = Fa
     if engine.url is not None and engine.model is not None:
         raise SettingsError("engine.url", "is given beside engine.model", "one of the two")
     if engine.url is not None:
-        return RemoteEngine(engine.url)
+        kind = None if engine.kind == AUTO_KIND else EngineKind(engine.kind)
+        return RemoteEngine(engine.url, kind=kind)
     return VllmReplica(replica_spec(settings, name=name, stock=stock), name=name)
 
 

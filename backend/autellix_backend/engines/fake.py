@@ -19,6 +19,7 @@ from typing import Any
 from aiohttp import web
 
 from autellix_backend.engines.fake_call import MODEL_NAME, FakeBehaviour, FakeCall, Fault, ReceivedRequest
+from autellix_backend.engines.kind import EngineKind
 from autellix_backend.engines.probe import Health, probe
 
 __all__ = [
@@ -49,6 +50,7 @@ class FakeEngine:
         keep_alive_s: float = 75.0,
         keeps_requests: bool = True,
         is_owned: bool = True,
+        kind: EngineKind = EngineKind.VLLM,
     ) -> None:
         self.behaviour = behaviour or FakeBehaviour()
         self.requests: list[ReceivedRequest] = []
@@ -61,6 +63,7 @@ class FakeEngine:
         self._keep_alive_s = keep_alive_s
         self._keeps_requests = keeps_requests
         self._is_owned = is_owned
+        self._kind = kind
         self._runner: web.AppRunner | None = None
         self._base_url = ""
         self._failure: str | None = None
@@ -78,6 +81,11 @@ class FakeEngine:
     def base_url(self) -> str:
         """Root of the server; valid after start()."""
         return self._base_url
+
+    @property
+    def kind(self) -> EngineKind:
+        """Whose fields its calls may have."""
+        return self._kind
 
     @property
     def accounting_socket(self) -> Path | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from pathlib import Path
 
 from autellix_backend.engines.base import EngineUnreachableError
+from autellix_backend.engines.kind import EngineKind, detect_kind
 from autellix_backend.engines.probe import HEALTH_PATH, Health, probe
 
 PROBE_PATHS = (HEALTH_PATH, "/v1/models")
@@ -14,14 +16,27 @@ PROBE_PERIOD_S = 0.5
 PROBE_TIMEOUT_S = 3.0
 DEFAULT_PATIENCE_S = 10.0
 
+logger = logging.getLogger(__name__)
+
 
 class RemoteEngine:
     """A server that we neither start nor stop; it sends no accounts."""
 
-    def __init__(self, url: str, *, name: str = "remote-0", patience_s: float | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str = "remote-0",
+        patience_s: float | None = None,
+        kind: EngineKind | None = None,
+    ) -> None:
+        """Take the address; a `kind` that is None is found out when the server first answers."""
         self._base_url = url.rstrip("/").removesuffix("/v1")
         self._name = name
         self._patience_s = DEFAULT_PATIENCE_S if patience_s is None else patience_s
+        self._given_kind = kind
+        # Until a server says what it is, it gets what every server takes.
+        self._kind = kind or EngineKind.OPENAI
         self._is_started = False
 
     @property
@@ -35,6 +50,11 @@ class RemoteEngine:
         return self._base_url
 
     @property
+    def kind(self) -> EngineKind:
+        """Whose fields its calls may have, as given or as start() found."""
+        return self._kind
+
+    @property
     def accounting_socket(self) -> Path | None:
         """None: accounts travel only within one machine."""
         return None
@@ -45,7 +65,7 @@ class RemoteEngine:
         return False
 
     async def start(self) -> None:
-        """Return once the server answers its health or models path.
+        """Return once the server answers its health or models path, and it is known what sort it is.
 
         Raises:
             EngineUnreachableError: if it does not within the patience.
@@ -55,6 +75,9 @@ class RemoteEngine:
             if time.monotonic() > deadline:
                 raise EngineUnreachableError(self._base_url, problem)
             await asyncio.sleep(PROBE_PERIOD_S)
+        if self._given_kind is None:
+            self._kind = await detect_kind(self._base_url, PROBE_TIMEOUT_S)
+            logger.info("%s takes the fields of %s", self._name, self._kind)
         self._is_started = True
 
     async def stop(self) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines import guard
 from autellix_backend.engines.base import EngineStartError
+from autellix_backend.engines.kind import EngineKind
 from autellix_backend.engines.models import check_model
 from autellix_backend.engines.probe import Health, probe
 from autellix_backend.engines.vllm_command import (
@@ -95,6 +96,11 @@ class VllmReplica:
     def base_url(self) -> str:
         """Root of the server; valid after start()."""
         return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def kind(self) -> EngineKind:
+        """Whose fields its calls may have: vLLM's."""
+        return EngineKind.VLLM
 
     @property
     def accounting_socket(self) -> Path | None:

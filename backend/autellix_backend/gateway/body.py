@@ -1,4 +1,4 @@
-"""A call's JSON body: what the gateway reads from it, and how it adds fields without touching the rest.
+"""A call's JSON body: what the gateway reads from it, without touching the rest.
 
 The top level is split into raw slices; messages, tools and unknown fields travel on byte by byte.
 """
@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from autellix_backend.gateway.errors import InvalidRequestError
 
 XARGS = "vllm_xargs"
-OWN_PREFIX = "autellix_"
-ENGINE_PRIORITY = "priority"
 
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _items_decoder = msgspec.json.Decoder(list[msgspec.Raw])
@@ -33,21 +30,15 @@ class CallBody:
     xargs: dict[str, msgspec.Raw]
     record_count: int
 
-    def encode(self, engine_args: Mapping[str, str | float]) -> bytes:
-        """Return the body for the engine, with `engine_args` added to its vllm_xargs."""
-        xargs: dict[str, Any] = {**self.xargs, **engine_args}
-        return msgspec.json.encode({**self.fields, XARGS: xargs})
-
 
 def parse_body(data: bytes) -> CallBody:
-    """Split a body, dropping what only the gateway may say: autellix_* arguments and the engine's priority.
+    """Split a body.
 
     Raises:
         InvalidRequestError: if it is not a JSON object, or its vllm_xargs is none.
     """
     try:
         fields = _fields_decoder.decode(data)
-        fields.pop(ENGINE_PRIORITY, None)
         return CallBody(fields, _xargs(fields), _record_count(fields))
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequestError(f"the body is not a JSON object: {error}") from error
@@ -58,10 +49,9 @@ def _xargs(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
     if raw is None:
         return {}
     try:
-        xargs = _xargs_decoder.decode(raw) or {}
+        return _xargs_decoder.decode(raw) or {}
     except msgspec.ValidationError as error:
         raise InvalidRequestError(f"{XARGS} is not a JSON object: {error}", param=XARGS) from error
-    return {name: value for name, value in xargs.items() if not name.startswith(OWN_PREFIX)}
 
 
 def _plain(raw: msgspec.Raw | None) -> object:

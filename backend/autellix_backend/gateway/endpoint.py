@@ -14,10 +14,11 @@ from autellix_backend.gateway.body import CallBody, parse_body
 from autellix_backend.gateway.calls import CallDesk
 from autellix_backend.gateway.exchange import Exchange
 from autellix_backend.gateway.identity import Placement, read_identity
+from autellix_backend.gateway.outbound import engine_headers
 from autellix_backend.gateway.requests import ClientGoneError, read_body, read_headers
 from autellix_backend.gateway.tenants import Tenants
 from autellix_backend.gateway.tokens import TokenGuard
-from autellix_backend.gateway.upstream import Upstream, request_headers
+from autellix_backend.gateway.upstream import Upstream
 from autellix_backend.gateway.watches import disconnected
 
 CALL_PATHS = ("/v1/chat/completions", "/v1/completions")
@@ -60,7 +61,8 @@ class CallEndpoint:
         identity = self._placement.place(admitted, body.fields, tenant)
         call = await self._desk.begin(tenant, identity, body.record_count)
         exchange = Exchange(self._upstream, self._desk, call, self._engine, send)
-        await self._watch(exchange, self._path, request_headers(headers), body, receive)
+        sent = engine_headers(headers, self._upstream.kind, identity.program)
+        await self._watch(exchange, self._path, sent, body, receive)
 
     async def _watch(
         self, exchange: Exchange, path: str, headers: Mapping[str, str], body: CallBody, receive: Receive

@@ -11,6 +11,7 @@ from starlette.types import Send
 from autellix_backend.gateway.body import CallBody
 from autellix_backend.gateway.calls import CallDesk, OpenCall, Outcome, Receipt
 from autellix_backend.gateway.errors import EngineTimeoutError, EngineUnavailableError, GatewayError
+from autellix_backend.gateway.outbound import engine_body
 from autellix_backend.gateway.streaming import DoneSplitter, error_event, receipt_comment
 from autellix_backend.gateway.upstream import Upstream, response_headers
 from autellix_backend.gateway.usage import StreamTail, read_usage
@@ -70,7 +71,8 @@ class Exchange:
             # An account of the attempt that was reset must not pass for one of this.
             self._desk.readdress(self._call)
         self._was_sent = True
-        return body.encode(self._call.engine_args())
+        call = self._call
+        return engine_body(body, self._upstream.kind, call.engine_args(), tenant=call.tenant.name)
 
     async def _relay_error(self, response: aiohttp.ClientResponse) -> None:
         self._outcome = Outcome.REJECTED

@@ -8,6 +8,7 @@ import aiohttp
 from multidict import CIMultiDictProxy
 
 from autellix_backend.engines.base import Engine
+from autellix_backend.engines.kind import EngineKind
 from autellix_backend.gateway.errors import EngineTimeoutError, EngineUnavailableError, GatewayError
 from autellix_backend.settings import GatewaySettings
 
@@ -63,6 +64,11 @@ class Upstream:
         self._settings = settings
         self._on_retry = on_retry
         self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def kind(self) -> EngineKind:
+        """Return whose fields the engine takes."""
+        return self._engine.kind
 
     def open(self) -> None:
         """Open the connection pool; must be called in the event loop."""

@@ -11,9 +11,11 @@ from autellix_backend.settings.load import (
     load_settings,
     settings_to_mapping,
 )
-from autellix_backend.settings.tree import EngineSettings, GatewaySettings, Settings
+from autellix_backend.settings.tree import AUTO_KIND, ENGINE_KINDS, EngineSettings, GatewaySettings, Settings
 
 __all__ = [
+    "AUTO_KIND",
+    "ENGINE_KINDS",
     "EngineSettings",
     "GatewaySettings",
     "Given",

@@ -12,6 +12,8 @@ from autellix_backend.settings.limits import TenantLimits
 
 MAX_PORT = 65535
 MIN_SECRET_CHARACTERS = 16
+AUTO_KIND = "auto"
+ENGINE_KINDS = (AUTO_KIND, "vllm", "sglang", "openai")
 SUBAGENT_KINDS = ("thread", "program")
 
 
@@ -74,6 +76,8 @@ class EngineSettings:
     extra_args: tuple[str, ...] = ()
     """Further arguments for the vLLM server, as given on its command line."""
     url: str | None = None
+    kind: str = AUTO_KIND
+    """What sort of server is at `url`, which decides whose fields it gets; `auto` asks it when it starts."""
     api_key: str | None = None
     """What the gateway shows to the engine in place of its client's key."""
     startup_timeout_s: float = 900.0
@@ -100,6 +104,8 @@ class EngineSettings:
         check_positive("engine", self, "max_failed_probes")
         for name in ("shutdown_timeout_s", "max_restarts", "restart_delay_s"):
             check_positive("engine", self, name, zero_allowed=True)
+        is_known = self.kind in ENGINE_KINDS
+        check(is_known, "engine.kind", f"is {self.kind!r}", f"one of {listed(ENGINE_KINDS)}")
         if self.url is not None:
             is_http = self.url.startswith(("http://", "https://"))
             check(is_http, "engine.url", f"is {self.url!r}", "an http:// or https:// address")

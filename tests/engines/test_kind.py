@@ -1,0 +1,83 @@
+"""What sort of server an address has, found by the paths that it answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from autellix_backend.engines.factory import make_engine
+from autellix_backend.engines.kind import EngineKind, detect_kind
+from autellix_backend.engines.remote import RemoteEngine
+from autellix_backend.settings import AUTO_KIND, ENGINE_KINDS, EngineSettings, Settings, SettingsError
+
+VLLM = {"/health": "", "/version": '{"version": "0.32.0"}'}
+SGLANG = {"/health": "", "/get_model_info": '{"model_path": "qwen/qwen2.5-0.5b-instruct"}'}
+RENAMED_SGLANG = {"/health": "", "/model_info": '{"model_path": "qwen/qwen2.5-0.5b-instruct"}'}
+HOSTED = {"/v1/models": '{"object": "list", "data": []}'}
+ODD = {"/health": "", "/version": "1.2", "/model_info": "not JSON"}
+
+
+@asynccontextmanager
+async def answering(answers: dict[str, str]) -> AsyncIterator[str]:
+    """Serve texts by path, as JSON."""
+    app = web.Application()
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=answers[request.path], content_type="application/json")
+
+    for path in answers:
+        app.router.add_get(path, answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind"),
+    [
+        (VLLM, EngineKind.VLLM),
+        (SGLANG, EngineKind.SGLANG),
+        (RENAMED_SGLANG, EngineKind.SGLANG),
+        (HOSTED, EngineKind.OPENAI),
+        (ODD, EngineKind.OPENAI),
+    ],
+)
+def test_a_remote_engine_learns_what_it_is(answers: dict[str, str], kind: EngineKind) -> None:
+    async def main() -> None:
+        async with answering(answers) as url:
+            engine = RemoteEngine(url + "/v1")
+            assert engine.kind is EngineKind.OPENAI
+            await engine.start()
+            assert engine.kind is kind
+
+    asyncio.run(main())
+
+
+def test_a_kind_that_is_given_is_not_asked_for() -> None:
+    async def main() -> None:
+        async with answering(VLLM) as url:
+            settings = Settings(engine=EngineSettings(url=url, kind="sglang"))
+            engine = make_engine(settings)
+            await engine.start()
+            assert engine.kind is EngineKind.SGLANG
+
+    asyncio.run(main())
+
+
+def test_an_address_where_nobody_is_takes_what_all_take() -> None:
+    assert asyncio.run(detect_kind("http://127.0.0.1:1", 1.0)) is EngineKind.OPENAI
+
+
+def test_the_setting_knows_every_kind() -> None:
+    assert (AUTO_KIND, *EngineKind) == ENGINE_KINDS
+    with pytest.raises(SettingsError) as caught:
+        EngineSettings(kind="tgi")
+    assert caught.value.field == "engine.kind"
