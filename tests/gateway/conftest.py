@@ -19,7 +19,8 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.engines.fake import FakeBehaviour, FakeEngine
 from autellix_backend.gateway.app import LOST_HEARTBEATS, create_app
-from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
+from autellix_backend.gateway.limiter import Limiter
+from autellix_backend.settings import EngineSettings, GatewaySettings, Settings, TenantLimits
 from autellix_backend.stores.memory import MemoryStore
 
 CHAT = "/v1/chat/completions"
@@ -34,6 +35,7 @@ class Rig:
     client: aiohttp.ClientSession
     engine: FakeEngine
     store: MemoryStore
+    limiter: Limiter | None
 
     async def chat(self, headers: dict[str, str] | None = None, **fields: Any) -> dict[str, Any]:
         """Make one chat call and return its answer."""
@@ -96,6 +98,7 @@ def serve() -> Serve:
         has_socket: bool = True,
         engine: FakeEngine | None = None,
         engine_settings: Mapping[str, Any] | None = None,
+        limits: TenantLimits | None = None,
         **gateway: Any,
     ) -> AsyncIterator[Rig]:
         # Paths of unix sockets are short, pytest's folders are not.
@@ -107,18 +110,23 @@ def serve() -> Serve:
                 gateway=GatewaySettings(**gateway),
                 engine=EngineSettings(**(engine_settings or {})),
                 scheduler=SchedulerConfig(policy=policy, bounds=(0.1, 1.0), service=service),
+                limits=limits or TenantLimits(),
             )
             store = MemoryStore(
                 make_policy(policy),
                 program_idle_s=settings.gateway.program_idle_s,
                 session_ttl_s=LOST_HEARTBEATS * settings.gateway.heartbeat_s,
             )
-            async with listening(create_app(settings, engine, store=store)) as url:
+            app = create_app(settings, engine, store=store)
+            async with listening(app) as url:
                 async with aiohttp.ClientSession() as client:
-                    rig = Rig(url, client, engine, store)
+                    rig = Rig(url, client, engine, store, app.state.limiter)
                     yield rig
                 await rig.settled()
                 store.check()
+                if rig.limiter is not None:
+                    rig.limiter.check()
+                    assert rig.limiter.open_calls == 0
             await engine.stop()
 
     return run

@@ -20,8 +20,10 @@ from autellix_backend.gateway.admin_api import AdminApi
 from autellix_backend.gateway.calls import CallDesk
 from autellix_backend.gateway.door import Door
 from autellix_backend.gateway.endpoint import CALL_PATHS, CallEndpoint
+from autellix_backend.gateway.ends import EndObserver, EndObservers
 from autellix_backend.gateway.errors import InvalidKeyError, install_error_handlers
 from autellix_backend.gateway.identity import Placement
+from autellix_backend.gateway.limiter import Limiter
 from autellix_backend.gateway.overview import Overview
 from autellix_backend.gateway.passthrough import MODELS_PATH, ModelsEndpoint
 from autellix_backend.gateway.programs_api import ProgramsApi
@@ -34,7 +36,7 @@ from autellix_backend.gateway.tokens import TokenGuard
 from autellix_backend.gateway.upstream import Upstream
 from autellix_backend.gateway.watches import Watches
 from autellix_backend.observe.metrics import GatewayMetrics
-from autellix_backend.settings import GatewaySettings, Settings
+from autellix_backend.settings import GatewaySettings, Settings, TenantLimits
 from autellix_backend.stores.base import ProgramStore, Reaped
 from autellix_backend.stores.memory import MemoryStore
 
@@ -71,6 +73,8 @@ def create_app(
     tenants = tenants or load_tenants(settings)
     metrics = GatewayMetrics()
     recorder = _make_recorder(settings.gateway, metrics, clock)
+    limiter = _make_limiter(settings, tenants, metrics, clock)
+    ends = EndObservers(*(observer for observer in (recorder, limiter) if observer is not None))
     guard = TokenGuard(settings.gateway.token_secret, is_strict=settings.gateway.strict_identity, clock=clock)
     placement = Placement(settings.gateway, metrics, clock=clock)
     watches = Watches()
@@ -93,6 +97,7 @@ def create_app(
         # An engine that sends no accounts is not waited for.
         account_wait_s=settings.gateway.account_wait_s if engine.accounting_socket is not None else 0.0,
         observer=recorder,
+        limiter=limiter,
     )
 
     reports = EngineReports(clock)
@@ -116,7 +121,7 @@ def create_app(
             stack.push_async_callback(upstream.close)
             supervisor.open()
             stack.push_async_callback(supervisor.close)
-            reaper = asyncio.create_task(_reap(store, placement, metrics, clock, recorder))
+            reaper = asyncio.create_task(_reap(store, placement, metrics, clock, ends))
             stack.push_async_callback(_cancel, reaper)
             # First of all at the end: calls that the server cancelled still want their accounts.
             stack.push_async_callback(desk.drained)
@@ -145,11 +150,12 @@ def create_app(
         AdminApi(settings, engine, supervisor, store, desk, metrics, tenants, overview).routes()
     )
     app.router.routes.extend(ProgramsApi(store, overview, settings.scheduler, tenants).routes())
-    sessions = SessionsApi(store, clock, settings.gateway.heartbeat_s, guard, watches, tenants, recorder)
+    sessions = SessionsApi(store, clock, settings.gateway.heartbeat_s, guard, watches, tenants, ends)
     app.router.routes.extend(sessions.routes())
     app.state.watches = watches
     app.state.tenants = tenants
     app.state.supervisor = supervisor
+    app.state.limiter = limiter
     return app
 
 
@@ -171,6 +177,18 @@ def _make_recorder(
     )
 
 
+def _make_limiter(
+    settings: Settings, tenants: Tenants, metrics: GatewayMetrics, clock: Callable[[], float]
+) -> Limiter | None:
+    if tenants.is_open and settings.limits == TenantLimits():
+        return None
+    return Limiter(
+        idle_s=settings.gateway.program_idle_s,
+        epoch_s=time.time() - clock(),
+        on_refusal=lambda tenant, reason: metrics.refusals.labels(tenant, reason).inc(),
+    )
+
+
 def _count(metrics: GatewayMetrics, change: EngineChange) -> None:
     is_restarting = change.state is EngineState.RESTARTING
     metrics.set_engine(change.engine, is_up=change.state is EngineState.UP, is_restarting=is_restarting)
@@ -181,15 +199,14 @@ async def _reap(
     placement: Placement,
     metrics: GatewayMetrics,
     clock: Callable[[], float],
-    recorder: ProgramRecorder | None,
+    ends: EndObserver,
 ) -> None:
     while True:
         await asyncio.sleep(REAP_PERIOD_S)
         try:
             placement.expire(clock())
             reaped = await store.reap(clock())
-            if recorder is not None:
-                _tell(recorder, reaped, clock())
+            _tell(ends, reaped, clock())
         except Exception:
             # A task's boundary: one failed round must not end the reaping.
             logger.exception("the reaper failed")
@@ -198,12 +215,12 @@ async def _reap(
         metrics.reaped.labels("session").inc(len(reaped.sessions))
 
 
-def _tell(recorder: ProgramRecorder, reaped: Reaped, now: float) -> None:
+def _tell(ends: EndObserver, reaped: Reaped, now: float) -> None:
     for program_id in reaped.programs:
-        recorder.program_ended(program_id)
+        ends.program_ended(program_id)
     for session_id in reaped.sessions:
-        recorder.session_ended(session_id)
-    recorder.expire(now)
+        ends.session_ended(session_id)
+    ends.expire(now)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -21,7 +21,9 @@ import msgspec
 from autellix_backend.core.accounting import CallAccount
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import Order, make_policy
+from autellix_backend.gateway.ends import EndObserver
 from autellix_backend.gateway.identity import Identity
+from autellix_backend.gateway.limiter import Limiter, Permit
 from autellix_backend.gateway.tenants import Tenant
 from autellix_backend.gateway.usage import Usage
 from autellix_backend.observe.metrics import GatewayMetrics
@@ -85,10 +87,12 @@ class OpenCall:
     level: int
     """The level that it enters the engine's queues at."""
     start_s: float
+    permit: Permit | None = None
+    """What it holds of its tenant's limits; None where there are none."""
     accounts: list[CallAccount] = field(default_factory=list)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
     usage: Usage | None = None
-    """What the answer said of its tokens; read only for an observer."""
+    """What the answer said of its tokens; read only where somebody asks for it."""
     receipt: Receipt | None = None
     """Set when the call is settled."""
 
@@ -114,8 +118,8 @@ class OpenCall:
         return self.tenant.shown(self.identity.program)
 
 
-class ProgramObserver(Protocol):
-    """Who is told of calls and of the ends of programs; must not raise, block or change anything."""
+class ProgramObserver(EndObserver, Protocol):
+    """Who is told of calls too."""
 
     def began(self, call: OpenCall) -> None:
         """Learn that a call began."""
@@ -123,14 +127,6 @@ class ProgramObserver(Protocol):
 
     def settled(self, call: OpenCall, outcome: Outcome, now: float) -> None:
         """Learn that a call was settled, once for each that began; its receipt and usage are set."""
-        ...
-
-    def program_ended(self, program_id: str) -> None:
-        """Learn that a program was ended; its running calls are still to be settled."""
-        ...
-
-    def session_ended(self, session_id: str) -> None:
-        """Learn that a session was ended, and the programs that it alone kept."""
         ...
 
 
@@ -147,8 +143,10 @@ class CallDesk:
         clock: Callable[[], float],
         account_wait_s: float,
         observer: ProgramObserver | None = None,
+        limiter: Limiter | None = None,
     ) -> None:
         self._observer = observer
+        self._limiter = limiter
         self._store = store
         self._scheduler = scheduler
         self._policy = make_policy(scheduler.policy)
@@ -176,20 +174,36 @@ class CallDesk:
     @property
     def wants_usage(self) -> bool:
         """Say whether anybody needs the token counts of the answers."""
-        return self._observer is not None or self._scheduler.service == "tokens"
+        is_asked = self._observer is not None or self._limiter is not None
+        return is_asked or self._scheduler.service == "tokens"
 
     def new_id(self) -> str:
         """Return an id for a call whose client gave none."""
         return f"call-{self._prefix}-{next(self._numbers)}"
 
-    async def begin(self, tenant: Tenant, identity: Identity, record_count: int) -> OpenCall:
-        """Enter a call of a tenant and learn what it inherits."""
+    async def begin(self, tenant: Tenant, identity: Identity, record_count: int, body_bytes: int) -> OpenCall:
+        """Enter a call of a tenant and learn what it inherits.
+
+        Raises:
+            LimitError: if the tenant's limits forbid it.
+            BodyTooLargeError: if they do for its body alone.
+        """
         now = self._clock()
+        permit = None
+        if self._limiter is not None:
+            permit = self._limiter.admit(tenant, identity.program, identity.session, body_bytes, now)
         key = self._new_key(identity.call)
-        inherited = await self._store.begin(_call_start(identity, key), now)
+        try:
+            inherited = await self._store.begin(_call_start(identity, key), now)
+        except BaseException:
+            if self._limiter is not None and permit is not None:
+                self._limiter.cancel(permit, now)
+            raise
         entry_service_s = self._policy.inherit(inherited.service_s)
         level = bisect_right(self._bounds, entry_service_s) + 1
-        call = OpenCall(tenant, identity, key, key, record_count, inherited, entry_service_s, level, now)
+        call = OpenCall(
+            tenant, identity, key, key, record_count, inherited, entry_service_s, level, now, permit
+        )
         self._open[key] = call
         self._is_idle.clear()
         if self._observer is not None:
@@ -250,10 +264,25 @@ class CallDesk:
         if not self._open:
             self._is_idle.set()
         self._count(call, call.receipt, outcome, now)
+        if self._limiter is not None and call.permit is not None:
+            self._charge(self._limiter, call.permit, call, outcome, now)
         if self._observer is not None:
             self._observer.settled(call, outcome, now)
         await self._store.settle(_call_end(call, call.receipt, outcome), now)
         return call.receipt
+
+    def _charge(self, limiter: Limiter, permit: Permit, call: OpenCall, outcome: Outcome, now: float) -> None:
+        assert call.receipt is not None
+        identity = call.identity
+        limiter.charge(
+            permit,
+            tokens=_tokens(call.receipt, call.usage),
+            service_s=call.receipt.service_s,
+            now=now,
+            # What no engine took is not counted among the tenant's requests.
+            is_refunded=outcome is Outcome.UNAVAILABLE,
+            is_final=identity.is_final or identity.is_anonymous,
+        )
 
     def _make_receipt(self, call: OpenCall, outcome: Outcome, now: float) -> Receipt:
         if call.accounts:
@@ -325,6 +354,13 @@ def _call_end(call: OpenCall, receipt: Receipt, outcome: Outcome) -> CallEnd:
         output_tokens=receipt.output_tokens,
         is_final=call.identity.is_final or call.identity.is_anonymous,
     )
+
+
+def _tokens(receipt: Receipt, usage: Usage | None) -> int:
+    """Return prompt and output tokens as the engine accounted for them, else as its answer states."""
+    if receipt.prompt_tokens is not None:
+        return receipt.prompt_tokens + (receipt.output_tokens or 0)
+    return 0 if usage is None else usage.prompt_tokens + usage.completion_tokens
 
 
 def _accounted(call: OpenCall) -> Receipt:

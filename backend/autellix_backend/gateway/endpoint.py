@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from starlette.types import Receive, Scope, Send
 
 from autellix_backend.gateway.body import CallBody, parse_body
+from autellix_backend.gateway.body_limits import bounded
 from autellix_backend.gateway.calls import CallDesk
 from autellix_backend.gateway.exchange import Exchange
 from autellix_backend.gateway.identity import Placement, read_identity
@@ -52,14 +53,15 @@ class CallEndpoint:
         """Answer one request."""
         headers = read_headers(scope)
         try:
-            body = parse_body(await read_body(headers, receive, self._max_body_bytes))
+            data = await read_body(headers, receive, self._max_body_bytes)
         except ClientGoneError:
             return
         tenant = self._tenants.of(scope)
+        body = bounded(parse_body(data), tenant.limits, self._path)
         claimed = read_identity(headers, body.fields, self._desk.new_id).under(tenant)
         admitted = await self._guard.admit(claimed, headers, tenant)
         identity = self._placement.place(admitted, body.fields, tenant)
-        call = await self._desk.begin(tenant, identity, body.record_count)
+        call = await self._desk.begin(tenant, identity, body.record_count, len(data))
         exchange = Exchange(self._upstream, self._desk, call, self._engine, send)
         sent = engine_headers(headers, self._upstream.kind, identity.program)
         await self._watch(exchange, self._path, sent, body, receive)

@@ -7,12 +7,14 @@ GatewayError
 ├── AdminOnlyError           403  the tenant may not see this
 ├── NotFoundError            404  no such program or session
 ├── BodyTooLargeError        413  the body exceeds the limit
+├── LimitError               429  a limit or a budget of the tenant or the program is reached
 ├── EngineUnavailableError   503  no engine answers; the call may be repeated
 └── EngineTimeoutError       504  the engine did not answer in time
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from http import HTTPStatus
 
@@ -23,6 +25,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from autellix_backend.gateway.limits import Refusal
 from autellix_wire import SESSION_TOKEN, SESSIONS_PATH
 
 RETRY_AFTER_S = 1
@@ -123,14 +126,35 @@ class NotFoundError(GatewayError):
 
 
 class BodyTooLargeError(GatewayError):
-    """The body is larger than `gateway.max_body_bytes`."""
+    """The body is larger than a setting allows."""
 
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     type = "invalid_request_error"
     code = "body_too_large"
 
-    def __init__(self, limit_bytes: int) -> None:
-        super().__init__(f"the body exceeds {limit_bytes} bytes (gateway.max_body_bytes)")
+    def __init__(self, limit_bytes: int, setting: str = "gateway.max_body_bytes") -> None:
+        super().__init__(f"the body exceeds {limit_bytes} bytes ({setting})")
+
+
+class LimitError(GatewayError):
+    """A limit or a budget is reached; the refusal says which, and when to come back."""
+
+    status = HTTPStatus.TOO_MANY_REQUESTS
+
+    def __init__(self, refusal: Refusal, rate_headers: Mapping[str, str]) -> None:
+        super().__init__(f"{refusal.message} (limits.{refusal.limit})", param=f"limits.{refusal.limit}")
+        self.type, self.code = refusal.kind, refusal.code
+        self._refusal = refusal
+        self._rate_headers = rate_headers
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Tell the client when to come back, and whether to do so by itself."""
+        retry = {"x-should-retry": "true" if self._refusal.should_retry else "false"}
+        if (wait_s := self._refusal.retry_after_s) is not None:
+            retry["retry-after"] = str(math.ceil(wait_s))
+            retry["retry-after-ms"] = str(math.ceil(wait_s * 1000))
+        return {**retry, **self._rate_headers, **self.receipt}
 
 
 class EngineUnavailableError(GatewayError):

@@ -143,6 +143,7 @@ class Exchange:
             IDENTITY_SOURCE: identity.source,
             ENGINE: self._engine,
             QUEUE_LEVEL: str(level),
+            **({} if self._call.permit is None else self._call.permit.headers),
         }
 
 

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from autellix_backend.gateway.calls import ProgramObserver
+from autellix_backend.gateway.ends import EndObserver
 from autellix_backend.gateway.errors import InvalidRequestError, NotFoundError
 from autellix_backend.gateway.tenants import Tenants
 from autellix_backend.gateway.tokens import TokenGuard
@@ -35,9 +35,9 @@ class SessionsApi:
         guard: TokenGuard,
         watches: Watches,
         tenants: Tenants,
-        observer: ProgramObserver | None = None,
+        ends: EndObserver,
     ) -> None:
-        self._observer = observer
+        self._ends = ends
         self._store = store
         self._clock = clock
         self._heartbeat_s = heartbeat_s
@@ -95,8 +95,7 @@ class SessionsApi:
         scoped_id = self._tenants.of(request.scope).scoped(session_id)
         if not await self._store.close_session(scoped_id, self._clock()):
             raise NotFoundError(f"there is no session {session_id!r}", param="session_id")
-        if self._observer is not None:
-            self._observer.session_ended(scoped_id)
+        self._ends.session_ended(scoped_id)
         return Response(status_code=204)
 
     async def end_program(self, request: Request) -> Response:
@@ -104,8 +103,7 @@ class SessionsApi:
         program_id = _path_id(request, "program_id")
         for scoped_id in self._tenants.of(request.scope).candidates(program_id):
             if await self._store.end_program(scoped_id, self._clock()):
-                if self._observer is not None:
-                    self._observer.program_ended(scoped_id)
+                self._ends.program_ended(scoped_id)
                 return Response(status_code=204)
         raise NotFoundError(f"there is no program {program_id!r}", param="program_id")
 
