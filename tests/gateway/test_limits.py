@@ -198,7 +198,7 @@ def test_a_call_that_began_in_vain_keeps_no_program() -> None:
     limiter.cancel(admit(limiter, tenant, "ending"), 0.0)
     charge(limiter, running)
     assert limiter.held == 0
-    charge(limiter, admit(limiter, tenant, "alive"))
+    charge(limiter, admit(limiter, tenant, "alive"), is_refunded=True)
     limiter.cancel(admit(limiter, tenant, "alive"), 0.0)
     assert limiter.held == 1
 

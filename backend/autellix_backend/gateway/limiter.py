@@ -61,8 +61,8 @@ class Permit:
     body_bytes: int
     headers: dict[str, str]
     """What its answer says about the rates."""
-    was_ending: bool
-    """Whether its program was to end with its running calls, had this one not come."""
+    was_over: bool
+    """Whether without this call its program would not be there, or end with those that run."""
     is_open: bool = True
 
 
@@ -113,14 +113,14 @@ class Limiter:
             account.requests = account.requests.less(1)
         account.calls += 1
         account.call_bytes += body_bytes
-        was_ending = program is not None and program.is_ending
+        was_over = program is None or program.is_ending
         self._enter(account, program_id, session_id, now)
         headers = rate_headers(limits, self._use(account, now))
-        return Permit(program_id, account, limits, body_bytes, headers, was_ending)
+        return Permit(program_id, account, limits, body_bytes, headers, was_over)
 
     def cancel(self, permit: Permit, now: float) -> None:
         """Take back a permit whose call could not begin."""
-        is_final = permit.was_ending or self._programs[permit.program_id].calls == 1
+        is_final = permit.was_over
         self.charge(permit, tokens=0, service_s=0.0, now=now, is_refunded=True, is_final=is_final)
 
     def charge(
