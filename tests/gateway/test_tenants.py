@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from autellix_backend.settings import EngineSettings, GatewaySettings, Settings,
 
 CHAT = "/v1/chat/completions"
 SESSIONS = "/autellix/v1/sessions"
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "self-hosting.md"
 PROGRAMS = "/autellix/v1/programs"
 HELLO: dict[str, Any] = {"model": "autellix.fake-model", "messages": [{"role": "user", "content": "hello"}]}
 KEYS = {name: f"sk-autellix-of-{name}" for name in ("red", "blue", "ops")}
@@ -102,6 +104,17 @@ def test_a_faulty_file_is_refused_with_its_place(tmp_path: Path, text: str, word
     for word in (str(path), *words):
         assert word in str(caught.value)
     assert "sk-autellix-secret" not in str(caught.value)
+
+
+def test_the_guides_example_is_a_tenants_file_and_its_table_names_every_limit(tmp_path: Path) -> None:
+    guide = GUIDE.read_text()
+    path = tmp_path / "tenants.toml"
+    path.write_text(guide.split("```toml\n")[1].split("```")[0])
+    research, operators = (holder.tenant for holder in read_tenants(path, TenantLimits(max_calls=3)))
+    assert (research.weight, research.limits.max_calls, operators.limits.max_calls) == (2.0, None, 3)
+    assert operators.is_admin
+    for item in fields(TenantLimits):
+        assert f"`{item.name}`" in guide
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
