@@ -213,6 +213,8 @@ def find_claims(headers: Mapping[str, str], fields: Fields) -> Claims:
     Raises:
         InvalidIdError: if a value of our own headers is malformed.
     """
+    if _HEADER_KEYS.isdisjoint(headers) and _BODY_KEYS.isdisjoint(fields):
+        return _NO_CLAIMS
     malformed: list[str] = []
     programs = _find(Gives.PROGRAM, headers, fields, malformed)
     parents = _find(Gives.PARENT, headers, fields, malformed)
@@ -249,6 +251,11 @@ _ROWS = {
     for gives in Gives
 }
 """Rows with where to look first; few of them are present in a request, so absence has to be cheap."""
+_HEADER_KEYS = frozenset(alias.header_key for alias in ALIASES if alias.header)
+_BODY_KEYS = frozenset(alias.path[0] for alias in ALIASES if alias.path)
+_NO_CLAIMS = Claims(
+    program=None, parent=None, thread=None, agent=None, final=None, conflicts=(), malformed=()
+)
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
 

@@ -27,7 +27,7 @@ SALT_CHARACTERS = 32
 PRIVILEGED_FIELDS = frozenset(
     {
         "priority",
-        # Names of requests inside the engine: a second one of the same name disturbs the first.
+        # Names inside the engine, also of answers that it keeps: another client could have the same.
         "request_id",
         "rid",
         # Which server's cache, or which rank
