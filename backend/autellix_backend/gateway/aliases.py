@@ -213,20 +213,29 @@ def find_claims(headers: Mapping[str, str], fields: Fields) -> Claims:
     Raises:
         InvalidIdError: if a value of our own headers is malformed.
     """
-    if _HEADER_KEYS.isdisjoint(headers) and _BODY_KEYS.isdisjoint(fields):
+    rows = _present_rows(headers, fields)
+    if not rows:
         return _NO_CLAIMS
+    claims: list[Claim] = []
     malformed: list[str] = []
-    programs = _find(Gives.PROGRAM, headers, fields, malformed)
-    parents = _find(Gives.PARENT, headers, fields, malformed)
-    threads = _find(Gives.THREAD, headers, fields, malformed)
-    agents = _find(Gives.AGENT, headers, fields, malformed)
+    for _, alias in rows:
+        try:
+            value = _value_of(alias, headers, fields)
+        except _UnusableError:
+            malformed.append(alias.source)
+            continue
+        if value is not None:
+            claims.append(Claim(alias, value))
+    programs = [claim for claim in claims if claim.alias.gives is Gives.PROGRAM]
     program = programs[0] if programs else None
+    thread, agent = _first(claims, Gives.THREAD), _first(claims, Gives.AGENT)
+    final = _first(claims, Gives.FINAL)
     return Claims(
         program=program,
-        parent=_parent_of(program, parents),
-        thread=threads[0].value if threads else None,
-        agent=agents[0].value if agents else None,
-        final=_final(headers, fields, malformed),
+        parent=_parent_of(program, claims),
+        thread=None if thread is None else thread.value,
+        agent=None if agent is None else agent.value,
+        final=final.alias if final is not None and final.value == _YES else None,
         conflicts=_conflicts(programs),
         malformed=tuple(malformed),
     )
@@ -242,22 +251,17 @@ def usable_id(text: str) -> str | None:
     return "hashed-" + hashlib.sha256(_octets(text)).hexdigest()[:32]
 
 
-_ROWS = {
-    gives: tuple(
-        (alias, alias.header_key, alias.path[0] if alias.path else "")
-        for alias in ALIASES
-        if alias.gives is gives
-    )
-    for gives in Gives
+# Few rows are present in a request and most requests are none's, so absence has to be cheap.
+_BY_HEADER = {alias.header_key: (place, alias) for place, alias in enumerate(ALIASES) if alias.header}
+_BY_FIELD = {
+    name: tuple((place, alias) for place, alias in enumerate(ALIASES) if alias.path[:1] == (name,))
+    for name in {alias.path[0] for alias in ALIASES if alias.path}
 }
-"""Rows with where to look first; few of them are present in a request, so absence has to be cheap."""
-_HEADER_KEYS = frozenset(alias.header_key for alias in ALIASES if alias.header)
-_BODY_KEYS = frozenset(alias.path[0] for alias in ALIASES if alias.path)
 _NO_CLAIMS = Claims(
     program=None, parent=None, thread=None, agent=None, final=None, conflicts=(), malformed=()
 )
-_TRUE = frozenset({"true", "1", "yes", "on"})
-_FALSE = frozenset({"false", "0", "no", "off"})
+_YES = "true"
+_TRUTHS = {"true": _YES, "1": _YES, "yes": _YES, "on": _YES, "false": "", "0": "", "no": "", "off": ""}
 
 _object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _scalar_decoder = msgspec.json.Decoder(str | int | bool | None)
@@ -267,29 +271,55 @@ class _UnusableError(ValueError):
     """A foreign value that is no id."""
 
 
-def _find(gives: Gives, headers: Mapping[str, str], fields: Fields, malformed: list[str]) -> list[Claim]:
-    claims = []
-    for alias, key, first in _ROWS[gives]:
-        outer = headers.get(key) if key else fields.get(first)
-        value = outer if outer is None else _inner(alias, outer)
-        if value is None:
-            continue
-        try:
-            found = _id_in(alias, value)
-        except _UnusableError:
-            malformed.append(alias.source)
-            continue
-        if found is not None:
-            claims.append(Claim(alias, found))
-    return claims
+def _present_rows(headers: Mapping[str, str], fields: Fields) -> list[tuple[int, Alias]]:
+    rows = [_BY_HEADER[name] for name in headers if name in _BY_HEADER]
+    for name in fields:
+        rows.extend(_BY_FIELD.get(name, ()))
+    rows.sort(key=_place)
+    return rows
 
 
-def _inner(alias: Alias, outer: str | msgspec.Raw) -> str | msgspec.Raw | None:
-    """Follow the rest of a path into the body."""
-    value: str | msgspec.Raw | None = outer
+def _place(row: tuple[int, Alias]) -> int:
+    return row[0]
+
+
+def _value_of(alias: Alias, headers: Mapping[str, str], fields: Fields) -> str | None:
+    """Return what a row says: an id, or for the end _YES or nothing; None if it says nothing at all."""
+    if alias.header is not None:
+        text: str | None = headers[alias.header_key]
+        assert text is not None, "only present rows are read"
+        if alias.tier is Tier.OWN:
+            return _own_truth(text) if alias.gives is Gives.FINAL else check_id(text, alias.name)
+    else:
+        text = _text_at(alias, fields)
+    if text is None:
+        return None
+    if alias.gives is Gives.FINAL:
+        return _truth(text)
+    found = alias.read(text)
+    if found is None:
+        return None
+    usable = usable_id(found)
+    if usable is None:
+        raise _UnusableError
+    return usable
+
+
+def _text_at(alias: Alias, fields: Fields) -> str | None:
+    """Return the text, number or truth value at a row's path into the body; None if there is nothing."""
+    raw: msgspec.Raw | None = fields[alias.path[0]]
     for name in alias.path[1:]:
-        value = _field_of(value, name) if isinstance(value, msgspec.Raw) else None
-    return value
+        raw = None if raw is None else _field_of(raw, name)
+    if raw is None:
+        return None
+    try:
+        value = _scalar_decoder.decode(raw)
+    except msgspec.DecodeError as error:
+        raise _UnusableError from error
+    if isinstance(value, bool) and alias.gives is not Gives.FINAL:
+        raise _UnusableError
+    # Counters serve as ids too.
+    return None if value is None else str(value)
 
 
 def _field_of(raw: msgspec.Raw, name: str) -> msgspec.Raw | None:
@@ -300,41 +330,14 @@ def _field_of(raw: msgspec.Raw, name: str) -> msgspec.Raw | None:
         return None
 
 
-def _id_in(alias: Alias, value: str | msgspec.Raw) -> str | None:
-    if alias.tier is Tier.OWN:
-        assert isinstance(value, str), "our own names are headers"
-        return check_id(value, alias.name)
-    text = value if isinstance(value, str) else _text_of(value)
-    found = None if text is None else alias.read(text)
-    if found is None:
-        return None
-    usable = usable_id(found)
-    if usable is None:
-        raise _UnusableError
-    return usable
+def _first(claims: list[Claim], gives: Gives) -> Claim | None:
+    return next((claim for claim in claims if claim.alias.gives is gives), None)
 
 
-def _text_of(raw: msgspec.Raw) -> str | None:
-    value = _scalar(raw)
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, bool):
-        raise _UnusableError
-    # Counters serve as job ids too.
-    return str(value)
-
-
-def _scalar(raw: msgspec.Raw) -> str | int | bool | None:
-    try:
-        value: str | int | bool | None = _scalar_decoder.decode(raw)
-    except msgspec.DecodeError as error:
-        raise _UnusableError from error
-    return value
-
-
-def _parent_of(program: Claim | None, parents: list[Claim]) -> str | None:
+def _parent_of(program: Claim | None, claims: list[Claim]) -> str | None:
     if program is None:
         return None
+    parents = (claim for claim in claims if claim.alias.gives is Gives.PARENT)
     return next((claim.value for claim in parents if claim.alias.client == program.alias.client), None)
 
 
@@ -352,35 +355,18 @@ def _conflicts(programs: list[Claim]) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _final(headers: Mapping[str, str], fields: Fields, malformed: list[str]) -> Alias | None:
-    for alias, key, first in _ROWS[Gives.FINAL]:
-        value = headers.get(key) if key else fields.get(first)
-        if value is None:
-            continue
-        try:
-            is_final = _own_truth(str(value), alias.name) if alias.tier is Tier.OWN else _truth(value)
-        except _UnusableError:
-            malformed.append(alias.source)
-            continue
-        return alias if is_final else None
-    return None
+def _own_truth(text: str) -> str:
+    lowered = text.strip().lower()
+    if lowered not in ("true", "false"):
+        raise InvalidIdError(FINAL, f"is {text!r}, neither true nor false")
+    return _TRUTHS[lowered]
 
 
-def _own_truth(value: str, name: str) -> bool:
-    text = value.strip().lower()
-    if text not in ("true", "false"):
-        raise InvalidIdError(name, f"is {value!r}, neither true nor false")
-    return text == "true"
-
-
-def _truth(value: str | msgspec.Raw) -> bool:
-    scalar = value if isinstance(value, str) else _scalar(value)
-    if scalar is None:
-        return False
-    text = str(scalar).strip().lower()
-    if text not in _TRUE | _FALSE:
+def _truth(text: str) -> str:
+    truth = _TRUTHS.get(text.strip().lower())
+    if truth is None:
         raise _UnusableError
-    return text in _TRUE
+    return truth
 
 
 def _octets(text: str) -> bytes:
