@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -17,10 +18,17 @@ from tests.serving import listening
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
+from autellix_backend.core.snapshot import EngineSnapshot
 from autellix_backend.engines.fake import FakeBehaviour, FakeEngine
 from autellix_backend.gateway.app import LOST_HEARTBEATS, create_app
 from autellix_backend.gateway.limiter import Limiter
-from autellix_backend.settings import EngineSettings, GatewaySettings, Settings, TenantLimits
+from autellix_backend.settings import (
+    EngineSettings,
+    GatewaySettings,
+    ObserveSettings,
+    Settings,
+    TenantLimits,
+)
 from autellix_backend.stores.memory import MemoryStore
 
 CHAT = "/v1/chat/completions"
@@ -73,12 +81,29 @@ async def until_async(condition: Callable[[], Any]) -> None:
         await asyncio.sleep(0.005)
 
 
+async def tell_snapshot(rig: Rig, told: EngineSnapshot) -> None:
+    """Send a snapshot as the engine does, and wait until the gateway has it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.sendto(told.to_bytes(), str(rig.engine.accounting_socket))
+
+    async def has_come() -> bool:
+        (engine,) = (await rig.get("/autellix/v1/engines"))[1]["engines"]
+        return bool(engine["running"] is not None)
+
+    await until_async(has_come)
+
+
 Serve = Callable[..., AbstractAsyncContextManager[Rig]]
 
 
 @pytest.fixture
 def wait_until() -> Callable[[Callable[[], bool]], Any]:
     return until
+
+
+@pytest.fixture
+def tell() -> Callable[[Rig, EngineSnapshot], Any]:
+    return tell_snapshot
 
 
 @pytest.fixture
@@ -97,6 +122,7 @@ def serve() -> Serve:
         service: str = "measured",
         has_socket: bool = True,
         engine: FakeEngine | None = None,
+        observe: ObserveSettings | None = None,
         engine_settings: Mapping[str, Any] | None = None,
         limits: TenantLimits | None = None,
         **gateway: Any,
@@ -111,6 +137,7 @@ def serve() -> Serve:
                 engine=EngineSettings(**(engine_settings or {})),
                 scheduler=SchedulerConfig(policy=policy, bounds=(0.1, 1.0), service=service),
                 limits=limits or TenantLimits(),
+                observe=observe or ObserveSettings(),
             )
             store = MemoryStore(
                 make_policy(policy),

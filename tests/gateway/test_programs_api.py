@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import Any
 
 import pytest
 from tests.gateway.snapshots import snapshot, standing
 
-from autellix_backend.core.snapshot import CallStanding, EngineSnapshot
+from autellix_backend.core.snapshot import CallStanding
 from autellix_backend.engines.fake import FakeBehaviour
 
 PROGRAMS = "/autellix/v1/programs"
 ENGINES = "/autellix/v1/engines"
 SLOW = FakeBehaviour(output_tokens=1000, token_delay_s=0.01)
-
-
-async def tell(rig: Any, told: EngineSnapshot) -> None:
-    """Send a snapshot as the engine does, and wait until the gateway has it."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.sendto(told.to_bytes(), str(rig.engine.accounting_socket))
-    async with asyncio.timeout(5):
-        while (await rig.get(ENGINES))[1]["engines"][0]["running"] is None:  # noqa: ASYNC110 - it tells when asked
-            await asyncio.sleep(0.005)
 
 
 async def start_calls(rig: Any, *program_ids: str) -> tuple[list[asyncio.Task[Any]], dict[str, str]]:
@@ -49,7 +39,7 @@ def two_programs(keys: dict[str, str]) -> tuple[CallStanding, CallStanding]:
     )
 
 
-def test_the_table_and_the_reasons_follow_the_engines_snapshots(serve: Any, wait_until: Any) -> None:
+def test_the_table_and_the_reasons_follow_the_engines_snapshots(serve: Any, tell: Any) -> None:
     async def main() -> None:
         async with serve(SLOW) as rig:
             tasks, keys = await start_calls(rig, "fast", "slow")
@@ -81,7 +71,7 @@ def test_the_table_and_the_reasons_follow_the_engines_snapshots(serve: Any, wait
     asyncio.run(main())
 
 
-def test_a_dead_engines_last_words_are_not_repeated(serve: Any) -> None:
+def test_a_dead_engines_last_words_are_not_repeated(serve: Any, tell: Any) -> None:
     async def main() -> None:
         async with serve() as rig:
             await tell(rig, snapshot(slots=1))

@@ -15,6 +15,8 @@ OPTIONS = {
     "--port": ("gateway.port", "port to listen on, 0 for any free one"),
     "--record": ("gateway.record_path", "append each ended program to this trace file: counts, never text"),
     "--tenants": ("gateway.tenants_file", "let in only the tenants of this TOML file, by their API keys"),
+    "--call-log": ("observe.call_log", "append one JSON line per call to this file, - for standard error"),
+    "--otlp-endpoint": ("observe.otlp_endpoint", "send one span per call to this OpenTelemetry collector"),
     "--policy": ("scheduler.policy", f"scheduling policy: {', '.join(LIVE_POLICY_NAMES)}"),
     "--bounds": ("scheduler.bounds", "upper bounds of the queue levels, in seconds of attained service"),
     "--quanta": ("scheduler.quanta", "time quantum of each level in seconds; by default the level's width"),

@@ -22,11 +22,12 @@ from autellix_backend.engines.base import Engine
 from autellix_backend.engines.factory import make_engine
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
+from autellix_backend.gateway import record
 from autellix_backend.gateway.app import create_app
-from autellix_backend.gateway.record import check_writable
 from autellix_backend.gateway.tenants import Tenants
 from autellix_backend.gateway.tenants_file import load_tenants
 from autellix_backend.gateway.watches import Watches
+from autellix_backend.observe import call_log, tracing
 from autellix_backend.settings import GatewaySettings, Given, Settings, SettingsError
 
 EXIT_INTERRUPTED = 130
@@ -60,13 +61,12 @@ async def serve(settings: Settings) -> int:
     """Start the engine, serve the gateway, and stop the engine whatever happens; return the exit code.
 
     Raises:
-        SettingsError: if the address cannot be bound, the recording cannot be written, the tenants' file is
-            malformed, or no engine is described.
+        SettingsError: if the address cannot be bound, the recording or the log of calls cannot be written,
+            the tenants' file is malformed, the extra for traces is not installed, or no engine is described.
         EngineError: if the engine cannot be started.
     """
     with contextlib.closing(bind(settings.gateway)) as listener:
-        if settings.gateway.record_path is not None:
-            check_writable(settings.gateway.record_path)
+        _check_outputs(settings)
         tenants = load_tenants(settings)
         engine: Engine | None = None
         supervisor: Supervisor | None = None
@@ -93,6 +93,16 @@ async def serve(settings: Settings) -> int:
                 await supervisor.close()
             if engine is not None:
                 await engine.stop()
+
+
+def _check_outputs(settings: Settings) -> None:
+    """Find out before the slow start of the engine what could not be written or sent."""
+    if settings.gateway.record_path is not None:
+        record.check_writable(settings.gateway.record_path)
+    if settings.observe.call_log is not None:
+        call_log.check_writable(settings.observe.call_log)
+    if settings.observe.otlp_endpoint is not None:
+        tracing.check_installed()
 
 
 def bind(gateway: GatewaySettings) -> socket.socket:

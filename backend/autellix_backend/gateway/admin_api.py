@@ -80,11 +80,19 @@ class AdminApi:
     async def metrics(self, request: Request) -> Response:
         """Show the metrics in Prometheus' text format."""
         self._tenants.of(request.scope).check_admin("the page of metrics")
+        self._measure_engines()
         counts = await self._store.counts()
         self._metrics.set_held(
             programs=counts.programs, sessions=counts.sessions, active_calls=counts.active_calls
         )
         return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+    def _measure_engines(self) -> None:
+        gauges = self._metrics.engines
+        gauges.clear()
+        for name, view in self._overview.engines().items():
+            if view.snapshot is not None and view.age_s is not None:
+                gauges.set(name, view.snapshot, view.age_s)
 
 
 def _json(content: object) -> Response:

@@ -22,8 +22,11 @@ from autellix_backend.gateway.door import Door
 from autellix_backend.gateway.endpoint import CALL_PATHS, CallEndpoint
 from autellix_backend.gateway.ends import EndObserver, EndObservers
 from autellix_backend.gateway.errors import InvalidKeyError, install_error_handlers
+from autellix_backend.gateway.events import EventFeed
+from autellix_backend.gateway.events_api import EVENTS_PATH, EventsEndpoint
 from autellix_backend.gateway.identity import Placement
 from autellix_backend.gateway.limiter import Limiter
+from autellix_backend.gateway.observers import CallObservers
 from autellix_backend.gateway.overview import Overview
 from autellix_backend.gateway.passthrough import MODELS_PATH, ModelsEndpoint
 from autellix_backend.gateway.programs_api import ProgramsApi
@@ -35,7 +38,9 @@ from autellix_backend.gateway.tenants_file import load_tenants
 from autellix_backend.gateway.tokens import TokenGuard
 from autellix_backend.gateway.upstream import Upstream
 from autellix_backend.gateway.watches import Watches
+from autellix_backend.observe.call_log import CallLog
 from autellix_backend.observe.metrics import GatewayMetrics
+from autellix_backend.observe.tracing import CallTracer, make_tracer
 from autellix_backend.settings import GatewaySettings, Settings, TenantLimits
 from autellix_backend.stores.base import ProgramStore, Reaped
 from autellix_backend.stores.memory import MemoryStore
@@ -66,8 +71,8 @@ def create_app(
         clock: Seconds that only grow.
 
     Raises:
-        SettingsError: if programs are to be recorded into a file that cannot be written, or the tenants'
-            file is malformed.
+        SettingsError: if programs are to be recorded into a file that cannot be written, the tenants' file
+            is malformed, calls cannot be logged, or the extra for traces is not installed.
     """
     store = store or _make_store(settings)
     tenants = tenants or load_tenants(settings)
@@ -88,6 +93,15 @@ def create_app(
         api_key=settings.engine.api_key,
         hides_keys=not tenants.is_open,
     )
+    observers = CallObservers(engine=engine.name, wall_clock=time.time)
+    if recorder is not None:
+        observers.add(recorder)
+    observers.add_sink(metrics.call_facts.take)
+    call_log = _make_call_log(settings, metrics)
+    tracer = _make_tracer(settings)
+    for sink in (call_log, tracer):
+        if sink is not None:
+            observers.add_sink(sink.take)
     desk = CallDesk(
         store,
         settings.scheduler,
@@ -96,19 +110,30 @@ def create_app(
         clock=clock,
         # An engine that sends no accounts is not waited for.
         account_wait_s=settings.gateway.account_wait_s if engine.accounting_socket is not None else 0.0,
-        observer=recorder,
+        observer=observers,
         limiter=limiter,
+        # An account has better numbers than the answer, but for a call of several choices.
+        wants_usage=recorder is not None or limiter is not None or engine.accounting_socket is None,
     )
-
-    reports = EngineReports(clock)
+    feed = EventFeed(desk.find, time.time, metrics.events_dropped.inc)
+    observers.add(feed)
+    store.watch_ends(feed.program_left)
+    metrics.event_listeners.set_function(lambda: feed.listener_count)
+    reports = EngineReports(clock, feed.snapshot_taken)
+    supervisor.subscribe(partial(_follow_engine, feed, reports))
     overview = Overview(engine, supervisor, desk, reports, clock)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
+            # Last of all at the end, when every call is settled.
             if recorder is not None:
-                # Last of all at the end, when every call is settled.
                 stack.push_async_callback(recorder.close)
+            if call_log is not None:
+                call_log.open()
+                stack.push_async_callback(asyncio.to_thread, call_log.close)
+            if tracer is not None:
+                stack.push_async_callback(asyncio.to_thread, tracer.close)
             if engine.accounting_socket is not None:
                 malformed = metrics.accounts.labels("malformed").inc
                 take_snapshot = partial(reports.take, engine.name)
@@ -149,6 +174,7 @@ def create_app(
     app.router.routes.extend(
         AdminApi(settings, engine, supervisor, store, desk, metrics, tenants, overview).routes()
     )
+    app.router.routes.append(Route(EVENTS_PATH, EventsEndpoint(feed, watches, tenants), methods=["GET"]))
     app.router.routes.extend(ProgramsApi(store, overview, settings.scheduler, tenants).routes())
     sessions = SessionsApi(store, clock, settings.gateway.heartbeat_s, guard, watches, tenants, ends)
     app.router.routes.extend(sessions.routes())
@@ -187,6 +213,23 @@ def _make_limiter(
         epoch_s=time.time() - clock(),
         on_refusal=lambda tenant, reason: metrics.refusals.labels(tenant, reason).inc(),
     )
+
+
+def _make_call_log(settings: Settings, metrics: GatewayMetrics) -> CallLog | None:
+    path = settings.observe.call_log
+    return None if path is None else CallLog(path, metrics.registry)
+
+
+def _make_tracer(settings: Settings) -> CallTracer | None:
+    endpoint = settings.observe.otlp_endpoint
+    return None if endpoint is None else make_tracer(endpoint)
+
+
+def _follow_engine(feed: EventFeed, reports: EngineReports, change: EngineChange) -> None:
+    if change.state is not EngineState.UP:
+        # What it told last is no longer so.
+        reports.forget(change.engine)
+    feed.engine_changed(change.engine, change.state.value, change.reason)
 
 
 def _count(metrics: GatewayMetrics, change: EngineChange) -> None:

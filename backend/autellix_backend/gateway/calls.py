@@ -21,9 +21,9 @@ import msgspec
 from autellix_backend.core.accounting import CallAccount
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import Order, make_policy
-from autellix_backend.gateway.ends import EndObserver
 from autellix_backend.gateway.identity import Identity
 from autellix_backend.gateway.limiter import Limiter, Permit
+from autellix_backend.gateway.requests import RequestFacts
 from autellix_backend.gateway.tenants import Tenant
 from autellix_backend.gateway.usage import Usage
 from autellix_backend.observe.metrics import GatewayMetrics
@@ -91,6 +91,9 @@ class OpenCall:
     """What it holds of its tenant's limits; None where there are none."""
     accounts: list[CallAccount] = field(default_factory=list)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
+    request: RequestFacts = field(default_factory=RequestFacts)
+    first_bytes_s: float | None = None
+    """When the first bytes of its streamed answer went out."""
     usage: Usage | None = None
     """What the answer said of its tokens; read only where somebody asks for it."""
     receipt: Receipt | None = None
@@ -118,8 +121,8 @@ class OpenCall:
         return self.tenant.shown(self.identity.program)
 
 
-class ProgramObserver(EndObserver, Protocol):
-    """Who is told of calls too."""
+class CallObserver(Protocol):
+    """Who is told of calls; must not raise, block or change anything."""
 
     def began(self, call: OpenCall) -> None:
         """Learn that a call began."""
@@ -142,11 +145,13 @@ class CallDesk:
         engine: str,
         clock: Callable[[], float],
         account_wait_s: float,
-        observer: ProgramObserver | None = None,
+        observer: CallObserver | None = None,
         limiter: Limiter | None = None,
+        wants_usage: bool = False,
     ) -> None:
         self._observer = observer
         self._limiter = limiter
+        self._wants_usage = wants_usage
         self._store = store
         self._scheduler = scheduler
         self._policy = make_policy(scheduler.policy)
@@ -167,6 +172,15 @@ class CallDesk:
         """Return the number of calls that are not settled."""
         return len(self._open)
 
+    def find(self, engine_key: str) -> OpenCall | None:
+        """Return the open call of an id in the engine."""
+        return self._open.get(engine_key)
+
+    def note_first_bytes(self, call: OpenCall) -> None:
+        """Note that the first bytes of a streamed answer go out; later ones change nothing."""
+        if call.first_bytes_s is None:
+            call.first_bytes_s = self._clock()
+
     def open_calls(self) -> Iterable[OpenCall]:
         """Return the calls that are not settled, oldest first."""
         return self._open.values()
@@ -174,8 +188,7 @@ class CallDesk:
     @property
     def wants_usage(self) -> bool:
         """Say whether anybody needs the token counts of the answers."""
-        is_asked = self._observer is not None or self._limiter is not None
-        return is_asked or self._scheduler.service == "tokens"
+        return self._wants_usage or self._scheduler.service == "tokens"
 
     def new_id(self) -> str:
         """Return an id for a call whose client gave none."""

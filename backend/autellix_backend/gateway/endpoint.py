@@ -16,7 +16,7 @@ from autellix_backend.gateway.calls import CallDesk
 from autellix_backend.gateway.exchange import Exchange
 from autellix_backend.gateway.identity import Placement, read_identity
 from autellix_backend.gateway.outbound import engine_headers
-from autellix_backend.gateway.requests import ClientGoneError, read_body, read_headers
+from autellix_backend.gateway.requests import ClientGoneError, read_body, read_headers, read_request
 from autellix_backend.gateway.tenants import Tenants
 from autellix_backend.gateway.tokens import TokenGuard
 from autellix_backend.gateway.upstream import Upstream
@@ -62,6 +62,7 @@ class CallEndpoint:
         admitted = await self._guard.admit(claimed, headers, tenant)
         identity = self._placement.place(admitted, body.fields, tenant)
         call = await self._desk.begin(tenant, identity, body.record_count, len(data))
+        call.request = read_request(self._path, headers, body.fields)
         exchange = Exchange(self._upstream, self._desk, call, self._engine, send)
         sent = engine_headers(headers, self._upstream.kind, identity.program)
         await self._watch(exchange, self._path, sent, body, receive)

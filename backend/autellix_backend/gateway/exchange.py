@@ -123,6 +123,7 @@ class Exchange:
         await self._send_part(rest + error_event(error) + _comment(receipt), is_last=True)
 
     async def _send_part(self, data: bytes, *, is_last: bool = False) -> None:
+        self._desk.note_first_bytes(self._call)
         self._is_stream_open = not is_last
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
 

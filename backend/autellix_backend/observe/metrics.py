@@ -5,8 +5,10 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from autellix_backend.observe.call_metrics import LATENCY_BUCKETS_S, CallMetrics
+from autellix_backend.observe.engine_metrics import EngineMetrics
+
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-LATENCY_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
 class GatewayMetrics:
@@ -39,6 +41,7 @@ class GatewayMetrics:
         self.preemptions = Counter(
             "autellix_preemptions", "Preemptions in engines.", ("engine",), registry=self.registry
         )
+        self.call_facts = CallMetrics(self.registry)
         self.tenant_calls = Counter(
             "autellix_tenant_calls",
             "Calls of each tenant that were settled; none without a tenants file.",
@@ -93,6 +96,15 @@ class GatewayMetrics:
             ("engine",),
             registry=self.registry,
         )
+        self.event_listeners = Gauge(
+            "autellix_event_listeners", "Open connections to the feed of events.", registry=self.registry
+        )
+        self.events_dropped = Counter(
+            "autellix_events_dropped",
+            "Events that listeners missed because they read too slowly.",
+            registry=self.registry,
+        )
+        self.engines = EngineMetrics(self.registry)
         self._held = Gauge("autellix_held", "What the store holds.", ("kind",), registry=self.registry)
 
     def set_engine(self, engine: str, *, is_up: bool, is_restarting: bool = False) -> None:

@@ -11,7 +11,14 @@ from autellix_backend.settings.load import (
     load_settings,
     settings_to_mapping,
 )
-from autellix_backend.settings.tree import AUTO_KIND, ENGINE_KINDS, EngineSettings, GatewaySettings, Settings
+from autellix_backend.settings.tree import (
+    AUTO_KIND,
+    ENGINE_KINDS,
+    EngineSettings,
+    GatewaySettings,
+    ObserveSettings,
+    Settings,
+)
 
 __all__ = [
     "AUTO_KIND",
@@ -20,6 +27,7 @@ __all__ = [
     "GatewaySettings",
     "Given",
     "Layer",
+    "ObserveSettings",
     "Settings",
     "SettingsError",
     "TenantLimits",

@@ -18,7 +18,7 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.settings.base import CACHE_DIR_VARIABLE, SettingsError, listed
 from autellix_backend.settings.convert import Given, convert
 from autellix_backend.settings.limits import TenantLimits
-from autellix_backend.settings.tree import EngineSettings, GatewaySettings, Settings
+from autellix_backend.settings.tree import EngineSettings, GatewaySettings, ObserveSettings, Settings
 
 ENV_PREFIX = "AUTELLIX_"
 SECRETS = ("gateway.token_secret", "engine.api_key")
@@ -30,6 +30,7 @@ SECTIONS: dict[str, type[Any]] = {
     "engine": EngineSettings,
     "scheduler": SchedulerConfig,
     "limits": TenantLimits,
+    "observe": ObserveSettings,
 }
 
 Layer = dict[str, Given]

@@ -121,6 +121,22 @@ class EngineSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ObserveSettings:
+    """What is told of calls beside metrics: ids, counts and times, never content."""
+
+    call_log: Path | None = None
+    """Where one JSON line per settled call is appended; `-` is standard error, None logs none."""
+    otlp_endpoint: str | None = None
+    """Address of the OpenTelemetry collector that gets one span per call over HTTP; None sends none."""
+
+    def __post_init__(self) -> None:
+        if self.otlp_endpoint is not None:
+            is_http = self.otlp_endpoint.startswith(("http://", "https://"))
+            expected = "an http:// or https:// address"
+            check(is_http, "observe.otlp_endpoint", f"is {self.otlp_endpoint!r}", expected)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Everything that one backend is built from."""
 
@@ -128,6 +144,7 @@ class Settings:
     engine: EngineSettings = field(default_factory=EngineSettings)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     limits: TenantLimits = field(default_factory=TenantLimits)
+    observe: ObserveSettings = field(default_factory=ObserveSettings)
 
     def __post_init__(self) -> None:
         if self.scheduler.policy not in LIVE_POLICY_NAMES:

@@ -1,0 +1,121 @@
+"""One JSON line per settled call, written by a thread of its own: a slow disk delays no call."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import logging
+import queue
+import sys
+import threading
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter
+
+from autellix_backend.observe.call_facts import CallFacts
+from autellix_backend.settings import SettingsError
+
+MAX_PENDING = 10_000
+"""Lines that may wait for the disk; further ones are left out and counted."""
+CLOSE_TIMEOUT_S = 5.0
+STANDARD_ERROR = Path("-")
+
+logger = logging.getLogger(__name__)
+
+
+class CallLog:
+    """A sink of calls that appends lines to a file, or to standard error for the path `-`.
+
+    The file is opened anew for each batch of lines, so that it may be moved away at any time.
+    """
+
+    def __init__(self, path: Path, registry: CollectorRegistry) -> None:
+        """Check that the file can be written.
+
+        Raises:
+            SettingsError: if it cannot.
+        """
+        check_writable(path)
+        self._path = path
+        self._lines = Counter(
+            "autellix_call_log_lines",
+            "Lines of the log of calls: written, dropped (the disk is too slow) or failed.",
+            ("result",),
+            registry=registry,
+        )
+        self._pending: queue.Queue[CallFacts | None] = queue.Queue(MAX_PENDING)
+        self._has_complained = False
+        self._thread = threading.Thread(target=self._run, name="autellix-call-log", daemon=True)
+
+    def open(self) -> None:
+        """Write from now on."""
+        self._thread.start()
+
+    def take(self, facts: CallFacts) -> None:
+        """Log a call, soon."""
+        try:
+            self._pending.put_nowait(facts)
+        except queue.Full:
+            self._lines.labels("dropped").inc()
+
+    def close(self) -> None:
+        """Write what is pending and end the thread; blocks meanwhile, but not for ever."""
+        with contextlib.suppress(queue.Full):
+            self._pending.put(None, timeout=CLOSE_TIMEOUT_S)
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        is_over = False
+        while not is_over:
+            batch = [self._pending.get()]
+            while not self._pending.empty():
+                batch.append(self._pending.get())
+            is_over = None in batch
+            self._write([facts for facts in batch if facts is not None])
+
+    def _write(self, batch: list[CallFacts]) -> None:
+        try:
+            text = "".join(line_of(facts) for facts in batch)
+            if self._path == STANDARD_ERROR:
+                sys.stderr.write(text)
+                sys.stderr.flush()
+            else:
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(text)
+        except Exception as error:
+            # A thread's boundary: whatever fails here must stop neither the log nor the serving.
+            self._lines.labels("failed").inc(len(batch))
+            if not self._has_complained:
+                self._has_complained = True
+                logger.exception(
+                    "cannot write the log of calls to %s (%s); serving goes on", self._path, error
+                )
+        else:
+            self._lines.labels("written").inc(len(batch))
+
+
+def line_of(facts: CallFacts) -> str:
+    """Return a call as one line of JSON, its time first."""
+    values = facts.to_mapping()
+    ended_at = datetime.datetime.fromtimestamp(facts.ended_at_s, datetime.UTC)
+    del values["ended_at_s"]
+    values["tools"] = [{"name": name, "duration_s": duration_s} for name, duration_s in facts.tools]
+    line = {"time": ended_at.isoformat(timespec="milliseconds"), "event": "call", **values}
+    return json.dumps(line, separators=(",", ":")) + "\n"
+
+
+def check_writable(path: Path) -> None:
+    """Make sure that lines can be appended.
+
+    Raises:
+        SettingsError: if they cannot.
+    """
+    if path == STANDARD_ERROR:
+        return
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise SettingsError(
+            "observe.call_log", f"cannot write {path} ({error.strerror})", "a file that can be written, or -"
+        ) from error

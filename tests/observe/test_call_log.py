@@ -1,0 +1,106 @@
+"""The log of calls: one JSON line each, off the hot path."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from tests.observe.facts import facts
+
+from autellix_backend.observe import call_log
+from autellix_backend.observe.call_log import STANDARD_ERROR, CallLog, line_of
+from autellix_backend.settings import SettingsError
+
+
+def test_a_line_holds_who_when_and_how_long() -> None:
+    line = json.loads(line_of(facts()))
+
+    assert list(line)[:4] == ["time", "event", "call_id", "program_id"]
+    assert (line["time"], line["event"]) == ("2023-11-14T22:13:20.500+00:00", "call")
+    assert (line["parents"], line["tools"]) == (["a", "b"], [{"name": "search", "duration_s": 0.5}])
+    assert (line["wait_s"], line["service_s"], line["level"]) == (0.25, 1.5, 2)
+    assert line["trace_id"] == "0af7651916cd43dd8448eb211c80319c"
+    assert "traceparent" not in line
+
+
+@pytest.mark.parametrize("traceparent", [None, "", "garbage", "00-1-2"])
+def test_a_call_without_a_trace_says_none(traceparent: str | None) -> None:
+    assert json.loads(line_of(facts(traceparent=traceparent)))["trace_id"] is None
+
+
+def test_lines_go_to_the_file_in_order_and_the_end_waits_for_them(tmp_path: Path) -> None:
+    path = tmp_path / "calls.jsonl"
+    registry = CollectorRegistry()
+    log = CallLog(path, registry)
+    log.open()
+    for number in range(500):
+        log.take(facts(call_id=f"c{number}"))
+    log.close()
+
+    assert [f"c{number}" for number in range(500)] == [
+        json.loads(line)["call_id"] for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+    assert registry.get_sample_value("autellix_call_log_lines_total", {"result": "written"}) == 500
+    assert not any(thread.name == "autellix-call-log" for thread in threading.enumerate())
+
+
+def test_the_dash_is_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    log = CallLog(STANDARD_ERROR, CollectorRegistry())
+    log.open()
+    log.take(facts())
+    log.close()
+
+    assert json.loads(capfd.readouterr().err)["call_id"] == "c"
+
+
+def test_a_file_that_was_moved_away_is_made_anew(tmp_path: Path) -> None:
+    """As log rotation does."""
+    path = tmp_path / "calls.jsonl"
+    log = CallLog(path, CollectorRegistry())
+    path.rename(tmp_path / "old")
+    log.open()
+    log.take(facts())
+    log.close()
+
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 1
+
+
+def test_what_has_no_room_is_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full queue delays nobody."""
+    monkeypatch.setattr(call_log, "MAX_PENDING", 3)
+    registry = CollectorRegistry()
+    log = CallLog(tmp_path / "calls.jsonl", registry)
+    for _ in range(5):
+        log.take(facts())
+
+    assert registry.get_sample_value("autellix_call_log_lines_total", {"result": "dropped"}) == 2
+    log.open()
+    log.close()
+    assert registry.get_sample_value("autellix_call_log_lines_total", {"result": "written"}) == 3
+
+
+def test_a_disk_that_fails_is_complained_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    registry = CollectorRegistry()
+    log = CallLog(folder / "calls.jsonl", registry)
+    (folder / "calls.jsonl").unlink()
+    folder.rmdir()
+    log.open()
+    log.take(facts())
+    while registry.get_sample_value("autellix_call_log_lines_total", {"result": "failed"}) != 1:
+        os.sched_yield()
+    log.take(facts())
+    log.close()
+
+    assert registry.get_sample_value("autellix_call_log_lines_total", {"result": "failed"}) == 2
+    assert len(caplog.records) == 1
+
+
+def test_a_path_that_cannot_be_written_is_a_settings_error(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"observe\.call_log: cannot write"):
+        CallLog(tmp_path / "nowhere" / "calls.jsonl", CollectorRegistry())

@@ -1,0 +1,72 @@
+"""The page of metrics says what there is, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+
+from autellix_backend.gateway.record import ProgramRecorder
+from autellix_backend.observe.call_log import CallLog
+from autellix_backend.observe.metrics import GatewayMetrics
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
+ROW = re.compile(r"^\| `(autellix_\w+)` \| (\w+) \| (.*?) ?\| \S.* \|$", re.MULTILINE)
+
+Row = tuple[str, tuple[str, ...]]
+
+
+def documented() -> dict[str, Row]:
+    rows = ROW.findall(PAGE.read_text(encoding="utf-8"))
+    return {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+
+
+def registered(registry: CollectorRegistry) -> dict[str, Row]:
+    found: dict[str, Row] = {}
+    for collector in list(registry._collector_to_names):
+        assert isinstance(collector, MetricWrapperBase)
+        name = collector._name + ("_total" if collector._type == "counter" else "")
+        found[name] = (collector._type, tuple(collector._labelnames))
+    return found
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> CollectorRegistry:
+    """Every metric that a gateway can have."""
+    metrics = GatewayMetrics()
+    ProgramRecorder(tmp_path / "programs.jsonl", metrics.registry, origin_s=0.0, idle_s=1.0)
+    CallLog(tmp_path / "calls.jsonl", metrics.registry)
+    return metrics.registry
+
+
+def test_every_metric_is_documented_with_its_kind_and_labels(registry: CollectorRegistry) -> None:
+    assert registered(registry) == documented()
+
+
+def test_no_label_is_an_id(registry: CollectorRegistry) -> None:
+    labels = {label for _, names in registered(registry).values() for label in names}
+
+    assert labels == {
+        "dropped",
+        "engine",
+        "kept",
+        "kind",
+        "level",
+        "outcome",
+        "reason",
+        "result",
+        "source",
+    } | {
+        "state",
+        "tenant",
+    }
+
+
+def test_names_follow_the_conventions(registry: CollectorRegistry) -> None:
+    """Base units, and the suffix of counters."""
+    for name, (kind, _) in registered(registry).items():
+        assert name.endswith("_total") is (kind == "counter"), name
+        assert not re.search(r"_(ms|milliseconds|minutes|s)$", name), name
