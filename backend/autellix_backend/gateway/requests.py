@@ -1,4 +1,4 @@
-"""What every endpoint reads of an ASGI request: its headers, its body, within bounds, and what it asks for."""
+"""What every endpoint reads of an ASGI request: headers, body within bounds, and what it asks for."""
 
 from __future__ import annotations
 
