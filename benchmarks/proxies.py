@@ -23,6 +23,7 @@ import uvloop
 from aiohttp import web
 
 from autellix_backend.engines.base import Engine
+from autellix_backend.engines.kind import EngineKind
 from autellix_backend.engines.probe import Health, probe
 from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import Settings
@@ -57,6 +58,7 @@ class RunningEngine:
     base_url: str
     accounting_socket: Path | None
     is_owned: bool = False
+    kind: EngineKind = EngineKind.VLLM
 
     async def start(self) -> None:
         """Do nothing: it runs."""

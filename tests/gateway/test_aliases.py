@@ -22,6 +22,7 @@ from autellix_backend.gateway.aliases import (
     usable_id,
 )
 from autellix_backend.gateway.body import parse_body
+from autellix_backend.gateway.dialects import CHAT_COMPLETIONS
 from autellix_wire import InvalidIdError
 
 CHAT = "/v1/chat/completions"
@@ -118,7 +119,7 @@ RECORDED = [
 
 def read(headers: dict[str, str] | None = None, body: dict[str, Any] | None = None) -> Claims:
     lowered = {name.lower(): value for name, value in (headers or {}).items()}
-    return find_claims(lowered, parse_body(json.dumps(body or {}).encode()).fields)
+    return find_claims(lowered, parse_body(json.dumps(body or {}).encode(), CHAT_COMPLETIONS).fields)
 
 
 def found(claims: Claims, gives: Gives) -> str | None:

@@ -8,7 +8,10 @@ import pytest
 
 from autellix_backend.gateway.body import parse_body
 from autellix_backend.gateway.calls import Receipt
+from autellix_backend.gateway.dialects import BY_PATH
 from autellix_backend.gateway.exchange import splice_receipt
+
+COMPLETIONS = BY_PATH["/v1/completions"]
 
 
 @pytest.mark.parametrize(
@@ -26,7 +29,13 @@ from autellix_backend.gateway.exchange import splice_receipt
     ],
 )
 def test_records_are_counted_by_prompts_and_choices(body: bytes, count: int) -> None:
-    assert parse_body(body).record_count == count
+    assert parse_body(body, COMPLETIONS).record_count == count
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+def test_what_an_endpoint_does_not_know_is_not_counted(path: str) -> None:
+    assert parse_body(b'{"prompt": ["a", "b"], "n": 2}', BY_PATH[path]).record_count == 1
+    assert parse_body(b'{"prompt": ["a", "b"], "n": 2}', BY_PATH["/v1/chat/completions"]).record_count == 2
 
 
 @pytest.mark.parametrize("content", [b'{"a": 1}', b"{}", b'{"a": 1} \n', b"{ }"])

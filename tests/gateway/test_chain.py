@@ -9,6 +9,7 @@ import pytest
 
 from autellix_backend.gateway.body import parse_body
 from autellix_backend.gateway.chain import MAX_MESSAGES_BYTES, TranscriptChain
+from autellix_backend.gateway.dialects import CHAT_COMPLETIONS
 
 SYSTEM = {"role": "system", "content": "You are a coding agent."}
 
@@ -30,7 +31,9 @@ class Chat:
 
     def say(self, *messages: Any, now: float = 0, scope: str = "", **fields: Any) -> str | None:
         self.calls += 1
-        body = parse_body(json.dumps({"model": "m", "messages": messages, **fields}).encode())
+        body = parse_body(
+            json.dumps({"model": "m", "messages": messages, **fields}).encode(), CHAT_COMPLETIONS
+        )
         return self.chain.join(scope, body.fields, str(self.calls), now)
 
 
@@ -129,7 +132,7 @@ def test_beyond_the_bound_the_longest_unused_leaves() -> None:
 )
 def test_what_is_no_chat_has_no_transcript(body: bytes) -> None:
     chain = TranscriptChain(ttl_s=10)
-    assert chain.join("", parse_body(body).fields, "p", 0) is None
+    assert chain.join("", parse_body(body, CHAT_COMPLETIONS).fields, "p", 0) is None
     assert len(chain) == 0
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from autellix_backend.core.estimate import Hint
 from autellix_backend.gateway.body import parse_body
+from autellix_backend.gateway.dialects import CHAT_COMPLETIONS
 from autellix_backend.gateway.errors import InvalidRequestError
 from autellix_backend.gateway.identity import Identity, Placement, read_identity
 from autellix_backend.gateway.tenants import Tenant
@@ -32,7 +33,7 @@ class Desk:
 
     def place(self, headers: dict[str, str], tenant: str = "", **body: Any) -> Identity:
         self.calls += 1
-        fields = parse_body(json.dumps(body).encode()).fields
+        fields = parse_body(json.dumps(body).encode(), CHAT_COMPLETIONS).fields
         whose = Tenant(name=tenant)
         said = read_identity(headers, fields, lambda: f"call-{self.calls}").under(whose)
         return self.placement.place(said, fields, whose)

@@ -16,6 +16,7 @@ from autellix_backend.core.policies import make_policy
 from autellix_backend.engines.fake import FakeBehaviour, Fault
 from autellix_backend.gateway.body import parse_body
 from autellix_backend.gateway.body_limits import bounded
+from autellix_backend.gateway.dialects import BY_PATH
 from autellix_backend.gateway.errors import BodyTooLargeError, InvalidRequestError, LimitError
 from autellix_backend.gateway.limiter import Limiter, Permit
 from autellix_backend.gateway.limits import (
@@ -459,11 +460,12 @@ def test_a_request_that_asks_for_too_much_is_refused_by_the_fields_name(
     path: str, fields: dict[str, Any], field: str
 ) -> None:
     limits = TenantLimits(max_messages=2, max_output_tokens=8)
-    body = parse_body(json.dumps(fields).encode())
+    dialect = BY_PATH[path]
+    body = parse_body(json.dumps(fields).encode(), dialect)
     with pytest.raises(InvalidRequestError) as caught:
-        bounded(body, limits, path)
+        bounded(body, limits, dialect)
     assert caught.value.param == field
-    assert bounded(body, TenantLimits(), path) is body
+    assert bounded(body, TenantLimits(), dialect) is body
 
 
 @pytest.mark.parametrize(
@@ -472,15 +474,22 @@ def test_a_request_that_asks_for_too_much_is_refused_by_the_fields_name(
         (CHAT, "max_completion_tokens"),
         ("/v1/completions", "max_tokens"),
         ("/v1/responses", "max_output_tokens"),
+        ("/v1/messages", "max_tokens"),
     ],
 )
 def test_a_request_that_asks_for_no_bound_gets_the_limit(path: str, field: str) -> None:
     limits = TenantLimits(max_output_tokens=8)
+    dialect = BY_PATH[path]
     for fields, expected in (({}, 8), ({"max_tokens": None}, 8), ({"max_tokens": "many"}, 8)):
-        body = bounded(parse_body(json.dumps(fields).encode()), limits, path)
+        body = bounded(parse_body(json.dumps(fields).encode(), dialect), limits, dialect)
         assert json.loads(bytes(body.fields[field])) == expected
-    asked = parse_body(b'{"max_tokens": 3, "messages": [ ]}')
-    assert bounded(asked, limits, path) is asked
+    asked = parse_body(b'{"max_tokens": 3, "messages": [ ]}', dialect)
+    assert bounded(asked, limits, dialect) is asked
+
+
+def test_what_has_no_output_gets_no_bound() -> None:
+    body = parse_body(b'{"input": ["a", "b"]}', BY_PATH["/v1/embeddings"])
+    assert bounded(body, TenantLimits(max_messages=1, max_output_tokens=8), BY_PATH["/v1/embeddings"]) is body
 
 
 def test_limits_are_settings() -> None:

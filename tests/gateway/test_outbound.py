@@ -11,6 +11,7 @@ import pytest
 from autellix_backend.engines.fake import FakeEngine
 from autellix_backend.engines.kind import EngineKind
 from autellix_backend.gateway.body import parse_body
+from autellix_backend.gateway.dialects import CHAT_COMPLETIONS
 from autellix_backend.gateway.outbound import (
     IDENTITY_FIELDS,
     PRIVILEGED_FIELDS,
@@ -48,7 +49,7 @@ ENGINE_HEADERS = {
 
 
 def sent(kind: EngineKind, fields: dict[str, Any], *, tenant: str = "") -> dict[str, Any]:
-    body = parse_body(json.dumps(fields).encode())
+    body = parse_body(json.dumps(fields).encode(), CHAT_COMPLETIONS)
     decoded: dict[str, Any] = json.loads(engine_body(body, kind, {"autellix_call": "c"}, tenant=tenant))
     return decoded
 

@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autellix_backend.gateway.streaming import DoneSplitter
+from autellix_backend.gateway.streaming import EndSplitter
 
 STREAM = b'data: {"text": "data: [DONE]"}\n\ndata: d\r\n\r\n: x\n\ndata: [DONE]\n\n'
 
+DONE = (b"data: [DONE]",)
 
-def split(chunks: list[bytes]) -> tuple[bytes, bytes]:
-    splitter = DoneSplitter()
+
+def split(chunks: list[bytes], ends: tuple[bytes, ...] = DONE) -> tuple[bytes, bytes]:
+    splitter = EndSplitter(ends)
     head, tail = b"", b""
     for chunk in chunks:
         before, found = (b"", chunk) if tail else splitter.feed(chunk)
@@ -36,4 +38,14 @@ def test_a_stream_without_done_comes_out_whole(stream: bytes) -> None:
 
 
 def test_a_complete_event_is_not_held_back() -> None:
-    assert DoneSplitter().feed(b"data: {}\n\n") == (b"data: {}\n\n", b"")
+    assert EndSplitter(DONE).feed(b"data: {}\n\n") == (b"data: {}\n\n", b"")
+
+
+@given(st.lists(st.integers(0, 100), max_size=6))
+def test_any_of_several_ends_is_found(cuts: list[int]) -> None:
+    ends = (b"event: response.completed", b"event: response.failed")
+    head, last = b"event: response.complex\ndata: {}\n\n", b"event: response.failed\ndata: {}\n\n"
+    stream = head + last
+    edges = sorted({0, len(stream), *(min(cut, len(stream)) for cut in cuts)})
+    chunks = [stream[low:high] for low, high in itertools.pairwise(edges)]
+    assert split(chunks, ends) == (head, last)

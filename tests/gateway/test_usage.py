@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autellix_backend.gateway.usage import TAIL_BYTES, StreamTail, read_usage
+from autellix_backend.gateway.usage import TAIL_BYTES, StreamTail, Usage, read_usage
 
 USAGE = b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}'
 
@@ -38,3 +38,20 @@ def test_a_stream_without_usage_gives_none() -> None:
     tail = StreamTail()
     tail.feed(b'data: {"choices":[]}\n\n')
     assert tail.usage() is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"usage":{"input_tokens":7,"output_tokens":3,"input_tokens_details":{"cached_tokens":4}}}',
+        b'{"response":{"usage":{"input_tokens":7,"output_tokens":3,"input_tokens_details":{"cached_tokens":4}}}}',
+        b'{"usage":{"input_tokens":3,"output_tokens":3,"cache_read_input_tokens":4}}',
+    ],
+)
+def test_every_dialects_counts_mean_the_same(content: bytes) -> None:
+    assert read_usage(content) == Usage(prompt_tokens=7, completion_tokens=3, cached_tokens=4)
+
+
+def test_the_usage_may_be_in_the_last_event() -> None:
+    last = b'event: response.completed\ndata: {"response":' + USAGE + b"}\n\n"
+    assert StreamTail().usage(last) == Usage(prompt_tokens=7, completion_tokens=3)

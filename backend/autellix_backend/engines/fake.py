@@ -1,7 +1,7 @@
 """A fake engine for tests: an OpenAI-compatible server inside this process, with faults on demand.
 
-It answers chat completions and completions, streaming or not, records what it received, notices aborted
-calls, and can send the accounting datagrams that the vLLM plugin sends.
+It answers calls in the APIs that vLLM speaks, streaming or not, records what it received, notices aborted
+calls, and can send the accounting datagrams that the vLLM plugin sends. What is no call it echoes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,15 @@ from typing import Any
 
 from aiohttp import web
 
+from autellix_backend.engines.fake_answers import (
+    CHAT_PATH,
+    COMPLETIONS_PATH,
+    EMBEDDINGS_PATH,
+    MESSAGES_PATH,
+    RESPONSES_PATH,
+    SHAPES,
+    Shape,
+)
 from autellix_backend.engines.fake_call import MODEL_NAME, FakeBehaviour, FakeCall, Fault, ReceivedRequest
 from autellix_backend.engines.kind import EngineKind
 from autellix_backend.engines.probe import Health, probe
@@ -25,7 +34,10 @@ from autellix_backend.engines.probe import Health, probe
 __all__ = [
     "CHAT_PATH",
     "COMPLETIONS_PATH",
+    "EMBEDDINGS_PATH",
+    "MESSAGES_PATH",
     "MODEL_NAME",
+    "RESPONSES_PATH",
     "FakeBehaviour",
     "FakeCall",
     "FakeEngine",
@@ -33,8 +45,6 @@ __all__ = [
     "ReceivedRequest",
 ]
 
-CHAT_PATH = "/v1/chat/completions"
-COMPLETIONS_PATH = "/v1/completions"
 MAX_BODY_BYTES = 256 * 2**20
 
 
@@ -95,7 +105,7 @@ class FakeEngine:
     @property
     def calls(self) -> list[ReceivedRequest]:
         """The received requests that are calls, oldest first."""
-        return [request for request in self.requests if request.path in (CHAT_PATH, COMPLETIONS_PATH)]
+        return [request for request in self.requests if request.path in SHAPES]
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
         """Return once `condition` holds; it is looked at when a request arrives, completes or is aborted.
@@ -119,8 +129,10 @@ class FakeEngine:
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
-        app.router.add_post(CHAT_PATH, self._call)
-        app.router.add_post(COMPLETIONS_PATH, self._call)
+        for path in SHAPES:
+            app.router.add_post(path, self._call)
+        app.router.add_post(EMBEDDINGS_PATH, self._embed)
+        app.router.add_route("*", "/{path:.*}", self._echo)
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -166,6 +178,21 @@ class FakeEngine:
         model = {"id": MODEL_NAME, "object": "model", "created": 1_700_000_000, "owned_by": "autellix"}
         return web.json_response({"object": "list", "data": [model]})
 
+    async def _embed(self, request: web.Request) -> web.Response:
+        received = await self._record(request)
+        try:
+            inputs = received.json["input"]
+        except (ValueError, TypeError, KeyError):
+            return _error(400, "the body has no input", "BadRequestError")
+        count = len(inputs) if isinstance(inputs, list) else 1
+        vectors = [{"object": "embedding", "index": at, "embedding": [0.5, -0.5]} for at in range(count)]
+        usage = {"prompt_tokens": count, "total_tokens": count}
+        return web.json_response({"object": "list", "data": vectors, "model": MODEL_NAME, "usage": usage})
+
+    async def _echo(self, request: web.Request) -> web.Response:
+        received = await self._record(request)
+        return web.json_response({"method": received.method, "target": request.raw_path})
+
     def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
@@ -185,17 +212,16 @@ class FakeEngine:
     async def _call(self, request: web.Request) -> web.StreamResponse:
         received = await self._record(request)
         try:
-            body = received.json
-        except ValueError:
-            return _error(400, "the body is not JSON", "BadRequestError")
-        call = self._admit(body, is_chat=request.path == CHAT_PATH)
+            call = self._admit(received.json)
+        except (ValueError, TypeError, AttributeError) as error:
+            return _error(400, f"the body is no call: {error}", "BadRequestError")
         fault = self._draw_fault(call.behaviour)
         if fault is Fault.ERROR:
             return _error(call.behaviour.error_status, call.behaviour.error_message, "InternalServerError")
         if fault is Fault.RESET_BEFORE_FIRST_BYTE:
             return _reset(request)
         try:
-            return await self._answer(request, call, fault)
+            return await self._answer(request, call, SHAPES[request.path], fault)
         except (asyncio.CancelledError, ConnectionError):
             self.aborted_calls += 1
             self._notify()
@@ -203,12 +229,12 @@ class FakeEngine:
         finally:
             self._account(call)
 
-    def _admit(self, body: dict[str, Any], *, is_chat: bool) -> FakeCall:
-        limit = body.get("max_completion_tokens") or body.get("max_tokens") or self.behaviour.output_tokens
+    def _admit(self, body: dict[str, Any]) -> FakeCall:
+        limits = (body.get(name) for name in ("max_completion_tokens", "max_output_tokens", "max_tokens"))
+        limit = next(filter(None, limits), self.behaviour.output_tokens)
         return FakeCall(
-            request_id=f"{'chatcmpl' if is_chat else 'cmpl'}-fake-{next(self._numbers)}",
+            request_id=f"call-fake-{next(self._numbers)}",
             body=body,
-            is_chat=is_chat,
             behaviour=self.behaviour,
             arrival_step=self._steps,
             planned_tokens=min(int(limit), self.behaviour.output_tokens),
@@ -224,17 +250,19 @@ class FakeEngine:
         self._faulty_calls += 1
         return behaviour.fault
 
-    async def _answer(self, request: web.Request, call: FakeCall, fault: Fault) -> web.StreamResponse:
+    async def _answer(
+        self, request: web.Request, call: FakeCall, shape: Shape, fault: Fault
+    ) -> web.StreamResponse:
         if fault is Fault.HANG:
             await asyncio.Event().wait()
         if fault is Fault.SLOW:
             await asyncio.sleep(call.behaviour.slow_s)
         call.is_accounted = fault is Fault.UNACCOUNTED
         if call.is_streaming:
-            return await self._stream(request, call, fault)
+            return await self._stream(request, call, shape, fault)
         for _ in range(call.planned_tokens):
             await self._generate_token(call)
-        payload = json.dumps(call.answer()).encode()
+        payload = json.dumps(shape.answer(call)).encode()
         if fault is Fault.RESET_MID_STREAM:
             return await self._send_half(request, payload)
         return web.Response(body=payload, content_type="application/json")
@@ -257,18 +285,20 @@ class FakeEngine:
         await response.write(payload[: len(payload) // 2])
         return _reset(request)
 
-    async def _stream(self, request: web.Request, call: FakeCall, fault: Fault) -> web.StreamResponse:
+    async def _stream(
+        self, request: web.Request, call: FakeCall, shape: Shape, fault: Fault
+    ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
+        for event in shape.opening(call):
+            await response.write(event)
         for number in range(call.planned_tokens):
             if fault is Fault.RESET_MID_STREAM and number >= call.planned_tokens / 2:
                 return _reset(request)
             await self._generate_token(call)
-            await response.write(_event(json.dumps(call.chunk(number))))
-        if call.wants_usage:
-            usage_chunk = call.envelope(call.chunk_kind, []) | {"usage": call.usage()}
-            await response.write(_event(json.dumps(usage_chunk)))
-        await response.write(_event("[DONE]"))
+            await response.write(shape.token(call, number))
+        for event in shape.closing(call):
+            await response.write(event)
         await response.write_eof()
         return response
 
@@ -283,10 +313,6 @@ class FakeEngine:
             # As in the real plugin: with nobody listening, or the listener behind, the record is dropped.
             with contextlib.suppress(FileNotFoundError, ConnectionRefusedError, BlockingIOError):
                 sender.sendto(message, str(self._accounting_socket))
-
-
-def _event(data: str) -> bytes:
-    return f"data: {data}\n\n".encode()
 
 
 def _error(status: int, message: str, kind: str) -> web.Response:

@@ -12,6 +12,7 @@ from typing import Any
 from autellix_backend.core.accounting import CallAccount
 
 MODEL_NAME = "autellix.fake-model"
+_PROMPT_FIELDS = ("messages", "input", "prompt")
 
 
 class Fault(enum.Enum):
@@ -86,7 +87,6 @@ class FakeCall:
 
     request_id: str
     body: dict[str, Any]
-    is_chat: bool
     behaviour: FakeBehaviour
     planned_tokens: int
     arrival_step: int
@@ -110,14 +110,19 @@ class FakeCall:
         return bool((self.body.get("stream_options") or {}).get("include_usage"))
 
     @property
-    def chunk_kind(self) -> str:
-        """The `object` of a streamed chunk."""
-        return "chat.completion.chunk" if self.is_chat else "text_completion"
+    def model(self) -> str:
+        """The model that the request names."""
+        return str(self.body.get("model", MODEL_NAME))
+
+    @property
+    def text(self) -> str:
+        """The whole answer."""
+        return "".join(map(self.token, range(self.planned_tokens)))
 
     @property
     def prompt_tokens(self) -> int:
         """A stand-in for tokenizing: the words of the prompt."""
-        source = self.body.get("messages") if self.is_chat else self.body.get("prompt", "")
+        source = next((self.body[name] for name in _PROMPT_FIELDS if name in self.body), "")
         return len(json.dumps(source).split())
 
     def usage(self) -> dict[str, int]:
@@ -129,38 +134,9 @@ class FakeCall:
             "total_tokens": total,
         }
 
-    def envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """Wrap choices into an answer or a chunk."""
-        return {
-            "id": self.request_id,
-            "object": kind,
-            "created": 1_700_000_000,
-            "model": self.body.get("model", MODEL_NAME),
-            "choices": choices,
-            **self.behaviour.extra_fields,
-        }
-
-    def answer(self) -> dict[str, Any]:
-        """Build the complete answer of a call that does not stream."""
-        text = "".join(map(_token, range(self.planned_tokens)))
-        choice: dict[str, Any] = {"index": 0, "finish_reason": "length", "logprobs": None}
-        if self.is_chat:
-            choice["message"] = {"role": "assistant", "content": text, **self.behaviour.message_fields}
-        else:
-            choice["text"] = text
-        kind = "chat.completion" if self.is_chat else "text_completion"
-        return self.envelope(kind, [choice]) | {"usage": self.usage()}
-
-    def chunk(self, number: int) -> dict[str, Any]:
-        """Build the chunk of one token."""
-        is_last = number == self.planned_tokens - 1
-        choice: dict[str, Any] = {"index": 0, "finish_reason": "length" if is_last else None}
-        if self.is_chat:
-            role = {"role": "assistant"} if number == 0 else {}
-            choice["delta"] = role | {"content": _token(number)}
-        else:
-            choice["text"] = _token(number)
-        return self.envelope(self.chunk_kind, [choice])
+    def token(self, number: int) -> str:
+        """Return one token of the answer."""
+        return f"token{number} "
 
     def account(self, finish_step: int) -> CallAccount:
         """Build the record that the vLLM plugin would send."""
@@ -191,7 +167,3 @@ class FakeCall:
             finish_reason="length" if self.is_complete else "abort",
             dropped_records=0,
         )
-
-
-def _token(number: int) -> str:
-    return f"token{number} "

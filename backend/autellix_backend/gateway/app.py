@@ -18,8 +18,9 @@ from autellix_backend.engines.supervisor import EngineChange, EngineState, Super
 from autellix_backend.gateway.accounting import AccountingReceiver
 from autellix_backend.gateway.admin_api import AdminApi
 from autellix_backend.gateway.calls import CallDesk
+from autellix_backend.gateway.dialects import DIALECTS, Dialect
 from autellix_backend.gateway.door import Door
-from autellix_backend.gateway.endpoint import CALL_PATHS, CallEndpoint
+from autellix_backend.gateway.endpoint import CallEndpoint
 from autellix_backend.gateway.ends import EndObserver, EndObservers
 from autellix_backend.gateway.errors import InvalidKeyError, install_error_handlers
 from autellix_backend.gateway.events import EventFeed
@@ -28,7 +29,7 @@ from autellix_backend.gateway.identity import Placement
 from autellix_backend.gateway.limiter import Limiter
 from autellix_backend.gateway.observers import CallObservers
 from autellix_backend.gateway.overview import Overview
-from autellix_backend.gateway.passthrough import MODELS_PATH, ModelsEndpoint
+from autellix_backend.gateway.passthrough import PassthroughEndpoint
 from autellix_backend.gateway.programs_api import ProgramsApi
 from autellix_backend.gateway.record import ProgramRecorder
 from autellix_backend.gateway.reports import EngineReports
@@ -158,19 +159,25 @@ def create_app(
         app.add_middleware(
             Door, tenants=tenants, on_refusal=metrics.refusals.labels("", InvalidKeyError.code).inc
         )
-    for path in CALL_PATHS:
-        endpoint = CallEndpoint(
-            path,
+    max_body_bytes = settings.gateway.max_body_bytes
+    passthrough = PassthroughEndpoint(upstream, max_body_bytes=max_body_bytes)
+
+    def endpoint_of(dialect: Dialect) -> CallEndpoint | PassthroughEndpoint:
+        if not dialect.makes_call:
+            return passthrough
+        return CallEndpoint(
+            dialect,
             upstream,
             desk,
             guard,
             placement,
             tenants,
             engine=engine.name,
-            max_body_bytes=settings.gateway.max_body_bytes,
+            max_body_bytes=max_body_bytes,
         )
-        app.router.routes.append(Route(path, endpoint, methods=["POST"]))
-    app.router.routes.append(Route(MODELS_PATH, ModelsEndpoint(upstream), methods=["GET"]))
+
+    for dialect in DIALECTS:
+        app.router.routes.append(Route(dialect.path, endpoint_of(dialect), methods=[dialect.method]))
     app.router.routes.extend(
         AdminApi(settings, engine, supervisor, store, desk, metrics, tenants, overview).routes()
     )

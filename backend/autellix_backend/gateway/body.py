@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from autellix_backend.gateway.dialects import Dialect
 from autellix_backend.gateway.errors import InvalidRequestError
 
 XARGS = "vllm_xargs"
@@ -31,7 +32,7 @@ class CallBody:
     record_count: int
 
 
-def parse_body(data: bytes) -> CallBody:
+def parse_body(data: bytes, dialect: Dialect) -> CallBody:
     """Split a body.
 
     Raises:
@@ -39,7 +40,7 @@ def parse_body(data: bytes) -> CallBody:
     """
     try:
         fields = _fields_decoder.decode(data)
-        return CallBody(fields, _xargs(fields), _record_count(fields))
+        return CallBody(fields, _xargs(fields), _record_count(fields, dialect))
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequestError(f"the body is not a JSON object: {error}") from error
 
@@ -58,11 +59,11 @@ def _plain(raw: msgspec.Raw | None) -> object:
     return None if raw is None else msgspec.json.decode(raw)
 
 
-def _record_count(fields: Mapping[str, msgspec.Raw]) -> int:
+def _record_count(fields: Mapping[str, msgspec.Raw], dialect: Dialect) -> int:
     """Count prompts times choices; what the engine will refuse counts as one."""
-    choices = _plain(fields.get("n"))
+    choices = _plain(fields.get("n")) if dialect.has_choices else None
     choice_count = choices if isinstance(choices, int) and choices > 0 else 1
-    return choice_count * _prompt_count(fields.get("prompt"))
+    return choice_count * _prompt_count(fields.get(dialect.prompts_field or ""))
 
 
 def _prompt_count(raw: msgspec.Raw | None) -> int:

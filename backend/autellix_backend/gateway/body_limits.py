@@ -7,48 +7,41 @@ from dataclasses import replace
 import msgspec
 
 from autellix_backend.gateway.body import CallBody
+from autellix_backend.gateway.dialects import Dialect
 from autellix_backend.gateway.errors import InvalidRequestError
 from autellix_backend.settings import TenantLimits
 
-MESSAGE_FIELDS = ("messages", "input")
 OUTPUT_FIELDS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
-DEFAULT_OUTPUT_FIELD = "max_tokens"
-OUTPUT_FIELD_OF = {
-    "/v1/chat/completions": "max_completion_tokens",
-    "/v1/responses": "max_output_tokens",
-}
-"""What a path calls the bound of its output; the others say max_tokens."""
+"""Every name of the bound: engines also take the older one, and some another dialect's."""
 
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-def bounded(body: CallBody, limits: TenantLimits, path: str) -> CallBody:
+def bounded(body: CallBody, limits: TenantLimits, dialect: Dialect) -> CallBody:
     """Return a body that keeps the limits; one that does not say how many tokens it wants gets the limit.
 
     Raises:
         InvalidRequestError: naming the field that asks for too much.
     """
-    if limits.max_messages is not None:
-        _check_messages(body, limits.max_messages)
-    if limits.max_output_tokens is None:
+    if limits.max_messages is not None and dialect.messages_field is not None:
+        _check_messages(body, dialect.messages_field, limits.max_messages)
+    if limits.max_output_tokens is None or dialect.output_field is None:
         return body
     _check_output(body, limits.max_output_tokens)
     if any(_number(body, name) is not None for name in OUTPUT_FIELDS):
         return body
-    field_name = OUTPUT_FIELD_OF.get(path, DEFAULT_OUTPUT_FIELD)
     limit = msgspec.Raw(str(limits.max_output_tokens).encode())
-    return replace(body, fields={**body.fields, field_name: limit})
+    return replace(body, fields={**body.fields, dialect.output_field: limit})
 
 
-def _check_messages(body: CallBody, limit: int) -> None:
-    for name in MESSAGE_FIELDS:
-        raw = body.fields.get(name)
-        if raw is None or memoryview(raw)[:1].tobytes() != b"[":
-            continue
-        count = len(_list_decoder.decode(raw))
-        if count > limit:
-            problem = f"{name} holds {count} items; expected {limit} at most (limits.max_messages)"
-            raise InvalidRequestError(problem, param=name)
+def _check_messages(body: CallBody, name: str, limit: int) -> None:
+    raw = body.fields.get(name)
+    if raw is None or memoryview(raw)[:1].tobytes() != b"[":
+        return
+    count = len(_list_decoder.decode(raw))
+    if count > limit:
+        problem = f"{name} holds {count} items; expected {limit} at most (limits.max_messages)"
+        raise InvalidRequestError(problem, param=name)
 
 
 def _check_output(body: CallBody, limit: int) -> None:

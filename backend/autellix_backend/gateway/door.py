@@ -29,6 +29,6 @@ class Door:
                 mark(scope, self._tenants.admit(read_headers(scope)))
             except InvalidKeyError as error:
                 self._on_refusal()
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)

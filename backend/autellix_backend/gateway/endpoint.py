@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from autellix_backend.gateway.body import CallBody, parse_body
 from autellix_backend.gateway.body_limits import bounded
 from autellix_backend.gateway.calls import CallDesk
+from autellix_backend.gateway.dialects import Dialect
 from autellix_backend.gateway.exchange import Exchange
 from autellix_backend.gateway.identity import Placement, read_identity
 from autellix_backend.gateway.outbound import engine_headers
@@ -22,15 +23,13 @@ from autellix_backend.gateway.tokens import TokenGuard
 from autellix_backend.gateway.upstream import Upstream
 from autellix_backend.gateway.watches import disconnected
 
-CALL_PATHS = ("/v1/chat/completions", "/v1/completions")
-
 
 class CallEndpoint:
-    """ASGI app of one path that makes calls: chat completions or completions."""
+    """ASGI app of one path that makes calls."""
 
     def __init__(
         self,
-        path: str,
+        dialect: Dialect,
         upstream: Upstream,
         desk: CallDesk,
         guard: TokenGuard,
@@ -40,7 +39,7 @@ class CallEndpoint:
         engine: str,
         max_body_bytes: int,
     ) -> None:
-        self._path = path
+        self._dialect = dialect
         self._upstream = upstream
         self._desk = desk
         self._guard = guard
@@ -57,21 +56,22 @@ class CallEndpoint:
         except ClientGoneError:
             return
         tenant = self._tenants.of(scope)
-        body = bounded(parse_body(data), tenant.limits, self._path)
+        body = bounded(parse_body(data, self._dialect), tenant.limits, self._dialect)
         claimed = read_identity(headers, body.fields, self._desk.new_id).under(tenant)
         admitted = await self._guard.admit(claimed, headers, tenant)
         identity = self._placement.place(admitted, body.fields, tenant)
-        call = await self._desk.begin(tenant, identity, body.record_count, len(data))
-        call.request = read_request(self._path, headers, body.fields)
-        exchange = Exchange(self._upstream, self._desk, call, self._engine, send)
+        # Before the call begins: whatever fails from then on has to settle it.
         sent = engine_headers(headers, self._upstream.kind, identity.program)
-        await self._watch(exchange, self._path, sent, body, receive)
+        call = await self._desk.begin(tenant, identity, body.record_count, len(data))
+        call.request = read_request(self._dialect.path, headers, body.fields)
+        exchange = Exchange(self._upstream, self._desk, call, self._dialect, self._engine, send)
+        await self._watch(exchange, sent, body, receive)
 
     async def _watch(
-        self, exchange: Exchange, path: str, headers: Mapping[str, str], body: CallBody, receive: Receive
+        self, exchange: Exchange, headers: Mapping[str, str], body: CallBody, receive: Receive
     ) -> None:
         """Run the exchange until it ends or the client goes; either way the call is settled afterwards."""
-        work = asyncio.create_task(exchange.run(path, headers, body))
+        work = asyncio.create_task(exchange.run(headers, body))
         gone = asyncio.create_task(disconnected(receive))
         is_cut_off = False
         try:

@@ -1,4 +1,4 @@
-"""Errors of the gateway, and their one shape on the wire: OpenAI's error object.
+"""Errors of the gateway, and their shape on the wire: OpenAI's error object, or Anthropic's on its paths.
 
 GatewayError
 ├── InvalidRequestError      400  a malformed body, header or id
@@ -25,15 +25,27 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from autellix_backend.gateway.dialects import ErrorShape, error_shape
 from autellix_backend.gateway.limits import Refusal
 from autellix_wire import SESSION_TOKEN, SESSIONS_PATH
 
 RETRY_AFTER_S = 1
 """What a client is told to wait when no engine answers."""
 
+ANTHROPIC_TYPES = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+    HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
+}
+"""Anthropic's name by status; any other is an `invalid_request_error`, from 500 on an `api_error`."""
+
 
 class GatewayError(Exception):
-    """A request that the gateway answers itself, with an OpenAI error object."""
+    """A request that the gateway answers itself, with an error object."""
 
     status = HTTPStatus.INTERNAL_SERVER_ERROR
     type = "server_error"
@@ -51,9 +63,11 @@ class GatewayError(Exception):
         """Return the headers of the response."""
         return self.receipt
 
-    def body(self) -> bytes:
+    def body(self, shape: ErrorShape) -> bytes:
         """Return the error object as JSON."""
-        return error_body(self.message, self.type, self.code, self.param)
+        if shape is ErrorShape.ANTHROPIC:
+            return _anthropic_body(self.message, self.status)
+        return _openai_body(self.message, self.type, self.code, self.param)
 
 
 class InvalidRequestError(GatewayError):
@@ -176,27 +190,32 @@ class EngineTimeoutError(GatewayError):
     code = "engine_timeout"
 
 
-def error_body(message: str, kind: str, code: str | None, param: str | None = None) -> bytes:
-    """Encode one OpenAI error object."""
+def _openai_body(message: str, kind: str, code: str | None, param: str | None = None) -> bytes:
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
-def error_response(error: GatewayError) -> Response:
-    """Turn a gateway error into a response."""
-    return _respond(error.body(), error.status, error.headers)
+def _anthropic_body(message: str, status: int) -> bytes:
+    other = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
+    kind = ANTHROPIC_TYPES.get(HTTPStatus(status), other)
+    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
+
+
+def error_response(error: GatewayError, path: str) -> Response:
+    """Turn a gateway error into a response, in the shape that clients of this path read."""
+    return _respond(error.body(error_shape(path)), error.status, error.headers)
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Give every error that leaves the app OpenAI's shape, routing errors and crashes included."""
+    """Give every error that leaves the app its path's shape, routing errors and crashes included."""
     app.add_exception_handler(GatewayError, _on_gateway_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(Exception, _on_crash)
 
 
-async def _on_gateway_error(_request: Request, error: Exception) -> Response:
+async def _on_gateway_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, GatewayError)
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -205,15 +224,17 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     code = phrase.lower().replace(" ", "_")
     message = f"{request.method} {request.url.path}: {error.detail}"
     kind = "invalid_request_error" if error.status_code < 500 else "server_error"
-    return _respond(error_body(message, kind, code), error.status_code, error.headers)
+    is_anthropic = error_shape(request.url.path) is ErrorShape.ANTHROPIC
+    body = _anthropic_body(message, error.status_code) if is_anthropic else _openai_body(message, kind, code)
+    return _respond(body, error.status_code, error.headers)
 
 
-async def _on_validation_error(_request: Request, error: Exception) -> Response:
-    return error_response(InvalidRequestError(str(error)))
+async def _on_validation_error(request: Request, error: Exception) -> Response:
+    return error_response(InvalidRequestError(str(error)), request.url.path)
 
 
-async def _on_crash(_request: Request, error: Exception) -> Response:
-    return error_response(GatewayError(f"the gateway failed: {type(error).__name__}"))
+async def _on_crash(request: Request, error: Exception) -> Response:
+    return error_response(GatewayError(f"the gateway failed: {type(error).__name__}"), request.url.path)
 
 
 def _respond(body: bytes, status: int, headers: Mapping[str, str] | None) -> Response:

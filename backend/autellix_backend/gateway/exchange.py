@@ -10,9 +10,10 @@ from starlette.types import Send
 
 from autellix_backend.gateway.body import CallBody
 from autellix_backend.gateway.calls import CallDesk, OpenCall, Outcome, Receipt
+from autellix_backend.gateway.dialects import Dialect
 from autellix_backend.gateway.errors import EngineTimeoutError, EngineUnavailableError, GatewayError
 from autellix_backend.gateway.outbound import engine_body
-from autellix_backend.gateway.streaming import DoneSplitter, error_event, receipt_comment
+from autellix_backend.gateway.streaming import EndSplitter, error_event, receipt_comment
 from autellix_backend.gateway.upstream import Upstream, response_headers
 from autellix_backend.gateway.usage import StreamTail, read_usage
 from autellix_wire import CALL_ID, ENGINE, IDENTITY_SOURCE, PROGRAM_ID, QUEUE_LEVEL
@@ -21,10 +22,19 @@ from autellix_wire import CALL_ID, ENGINE, IDENTITY_SOURCE, PROGRAM_ID, QUEUE_LE
 class Exchange:
     """One call's way to the engine and back."""
 
-    def __init__(self, upstream: Upstream, desk: CallDesk, call: OpenCall, engine: str, send: Send) -> None:
+    def __init__(
+        self,
+        upstream: Upstream,
+        desk: CallDesk,
+        call: OpenCall,
+        dialect: Dialect,
+        engine: str,
+        send: Send,
+    ) -> None:
         self._upstream = upstream
         self._desk = desk
         self._call = call
+        self._dialect = dialect
         self._engine = engine
         self._send = send
         self._outcome = Outcome.ABORTED
@@ -33,10 +43,10 @@ class Exchange:
         """Whether the client has the head of its answer."""
         self._is_stream_open = False
 
-    async def run(self, path: str, headers: Mapping[str, str], body: CallBody) -> None:
+    async def run(self, headers: Mapping[str, str], body: CallBody) -> None:
         """Relay the call."""
         try:
-            response = await self._upstream.post(path, headers, lambda: self._encode(body))
+            response = await self._upstream.post(self._dialect.path, headers, lambda: self._encode(body))
             if response.status >= 400:
                 await self._relay_error(response)
             elif response.content_type == "text/event-stream":
@@ -50,7 +60,8 @@ class Exchange:
 
     async def close(self) -> None:
         """Settle the call, if that has not happened."""
-        has_account = self._was_sent and self._outcome in (Outcome.ABORTED, Outcome.TIMEOUT)
+        did_run = self._was_sent and self._outcome in (Outcome.ABORTED, Outcome.TIMEOUT)
+        has_account = did_run and self._dialect.takes_identity
         await self._desk.settle(self._call, self._outcome, has_account=has_account)
 
     async def tell_end(self) -> None:
@@ -64,7 +75,7 @@ class Exchange:
             error.receipt.update(self._receipt_headers(self._call.level))
             raise error
         if self._is_stream_open:
-            await self._send_part(error_event(error), is_last=True)
+            await self._send_part(error_event(error, self._dialect.errors), is_last=True)
 
     def _encode(self, body: CallBody) -> bytes:
         if self._was_sent:
@@ -72,7 +83,8 @@ class Exchange:
             self._desk.readdress(self._call)
         self._was_sent = True
         call = self._call
-        return engine_body(body, self._upstream.kind, call.engine_args(), tenant=call.tenant.name)
+        args = call.engine_args() if self._dialect.takes_identity else {}
+        return engine_body(body, self._upstream.kind, args, tenant=call.tenant.name)
 
     async def _relay_error(self, response: aiohttp.ClientResponse) -> None:
         self._outcome = Outcome.REJECTED
@@ -85,14 +97,14 @@ class Exchange:
         content = await self._upstream.read(response)
         if self._desk.wants_usage:
             self._call.usage = read_usage(content)
-        receipt = await self._desk.settle(self._call, Outcome.OK, has_account=True)
+        receipt = await self._desk.settle(self._call, Outcome.OK, has_account=self._dialect.takes_identity)
         if response.content_type == "application/json" and "content-encoding" not in response.headers:
             content = splice_receipt(content, receipt)
         await self._start(response, content_length=len(content), level=receipt.level or self._call.level)
         await self._send({"type": "http.response.body", "body": content})
 
     async def _relay_stream(self, response: aiohttp.ClientResponse) -> None:
-        splitter = DoneSplitter()
+        splitter = EndSplitter(self._dialect.stream_ends)
         end = StreamTail() if self._desk.wants_usage else None
         try:
             await self._start(response, content_length=None, level=self._call.level)
@@ -106,7 +118,7 @@ class Exchange:
                     await self._send_part(head)
                 tail += found
             if end is not None:
-                self._call.usage = end.usage()
+                self._call.usage = end.usage(tail)
             receipt = await self._desk.settle(self._call, Outcome.OK, has_account=True)
             await self._send_part(splitter.flush() + _comment(receipt) + tail, is_last=True)
         except GatewayError as error:
@@ -120,7 +132,9 @@ class Exchange:
         """End a stream whose head is out already: the error can only come as an event."""
         self._outcome = _outcome_of(error)
         receipt = await self._desk.settle(self._call, self._outcome, has_account=False)
-        await self._send_part(rest + error_event(error) + _comment(receipt), is_last=True)
+        await self._send_part(
+            rest + error_event(error, self._dialect.errors) + _comment(receipt), is_last=True
+        )
 
     async def _send_part(self, data: bytes, *, is_last: bool = False) -> None:
         self._desk.note_first_bytes(self._call)

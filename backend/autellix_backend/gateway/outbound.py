@@ -51,7 +51,7 @@ IDENTITY_FIELDS = frozenset(alias.path[0] for alias in ALIASES if alias.path) - 
 
 _DROPPED = {
     EngineKind.VLLM: PRIVILEGED_FIELDS,
-    EngineKind.SGLANG: PRIVILEGED_FIELDS | {XARGS},
+    EngineKind.SGLANG: PRIVILEGED_FIELDS,
     EngineKind.OPENAI: PRIVILEGED_FIELDS | IDENTITY_FIELDS,
 }
 
@@ -71,8 +71,9 @@ def engine_body(
     """
     dropped = _DROPPED[kind]
     fields: dict[str, Any] = {name: raw for name, raw in body.fields.items() if name not in dropped}
-    if kind is EngineKind.VLLM:
-        fields[XARGS] = {**_allowed_args(body.xargs), **args}
+    fields.pop(XARGS, None)
+    if kind is EngineKind.VLLM and (xargs := {**_allowed_args(body.xargs), **args}):
+        fields[XARGS] = xargs
     if tenant and kind is not EngineKind.OPENAI:
         fields[SALT_FIELD] = _tenant_salt(tenant, body.fields.get(SALT_FIELD))
     return msgspec.json.encode(fields)

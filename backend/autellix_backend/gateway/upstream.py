@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 
 import aiohttp
 from multidict import CIMultiDictProxy
+from yarl import URL
 
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.kind import EngineKind
@@ -15,7 +16,16 @@ from autellix_backend.settings import GatewaySettings
 KEEPALIVE_TIMEOUT_S = 2.0
 """Less than vLLM's 5 s, so that the gateway never writes to a connection that the engine is closing."""
 
-FORWARDED_HEADERS = ("authorization", "content-type", "traceparent", "tracestate", "x-request-id")
+FORWARDED_HEADERS = (
+    "anthropic-beta",
+    "anthropic-version",
+    "authorization",
+    "content-type",
+    "traceparent",
+    "tracestate",
+    "x-api-key",
+    "x-request-id",
+)
 
 KEY_HEADERS = frozenset({"authorization", "x-api-key", "api-key"})
 
@@ -88,9 +98,11 @@ class Upstream:
         if session is not None:
             await session.close()
 
-    async def get(self, path: str, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
-        """Send a GET request; raises as post() does."""
-        return await self._send_twice(lambda: self._send("GET", path, headers, None))
+    async def forward(
+        self, method: str, target: str, headers: Mapping[str, str], data: bytes | None
+    ) -> aiohttp.ClientResponse:
+        """Send any request; `target` is path and query, escaped as they go; raises as post() does."""
+        return await self._send_twice(lambda: self._send(method, target, headers, data))
 
     async def post(
         self, path: str, headers: Mapping[str, str], data: Callable[[], bytes]
@@ -153,7 +165,7 @@ class Upstream:
         self, method: str, path: str, headers: Mapping[str, str], data: bytes | None
     ) -> aiohttp.ClientResponse:
         assert self._session is not None, "the app's lifespan has not begun"
-        url = self._engine.base_url + path
+        url = URL(self._engine.base_url + path, encoded=True)
         return await self._session.request(
             method, url, data=data, headers=self._with_our_key(headers), allow_redirects=False
         )

@@ -2,33 +2,62 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 
 TAIL_BYTES = 16 * 1024
-"""How much of a stream's end is kept: its usage is in the last event before `data: [DONE]`."""
+"""How much of a stream is kept before its last event: in some dialects its usage is in the one before."""
 
 _DATA = b"data:"
 
 
-class _PromptDetails(msgspec.Struct, frozen=True):
-    cached_tokens: int | None = None
-
-
-class Usage(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Usage:
     """What one answer says it took, in tokens."""
 
     prompt_tokens: int
     completion_tokens: int = 0
-    prompt_tokens_details: _PromptDetails | None = None
+    cached_tokens: int | None = None
+    """The prompt tokens found in the prefix cache; None if the engine does not say."""
 
-    @property
-    def cached_tokens(self) -> int | None:
-        """Return the prompt tokens found in the prefix cache; None if the engine does not say."""
-        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+
+class _Details(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+
+
+class _Counts(msgspec.Struct, frozen=True):
+    """The counts as chat completions, responses and messages name them; an answer has one kind."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int = 0
+    prompt_tokens_details: _Details | None = None
+    input_tokens: int | None = None
+    output_tokens: int = 0
+    input_tokens_details: _Details | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+
+    def usage(self) -> Usage | None:
+        details = self.prompt_tokens_details or self.input_tokens_details
+        cached_tokens = details.cached_tokens if details else self.cache_read_input_tokens
+        if self.prompt_tokens is not None:
+            return Usage(self.prompt_tokens, self.completion_tokens, cached_tokens)
+        if self.input_tokens is None:
+            return None
+        # A message's input_tokens leave out what was read from the cache or written into it.
+        beside = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
+        return Usage(self.input_tokens + beside, self.output_tokens, cached_tokens)
+
+
+class _Response(msgspec.Struct, frozen=True):
+    usage: _Counts | None = None
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    usage: Usage | None = None
+    usage: _Counts | None = None
+    response: _Response | None = None
+    """Where the last event of a streamed response has its usage."""
 
 
 _decoder = msgspec.json.Decoder(_Answer)
@@ -37,9 +66,11 @@ _decoder = msgspec.json.Decoder(_Answer)
 def read_usage(content: bytes) -> Usage | None:
     """Return the usage of a whole answer or of one event's data; None if there is none that can be read."""
     try:
-        return _decoder.decode(content).usage
+        answer = _decoder.decode(content)
     except (msgspec.DecodeError, RecursionError):
         return None
+    counts = answer.usage or (answer.response.usage if answer.response else None)
+    return counts.usage() if counts else None
 
 
 class StreamTail:
@@ -52,9 +83,9 @@ class StreamTail:
         """Take the next bytes."""
         self._held = (self._held + data)[-TAIL_BYTES:]
 
-    def usage(self) -> Usage | None:
-        """Return the last usage in what was kept."""
-        for line in reversed(self._held.splitlines()):
+    def usage(self, last_event: bytes = b"") -> Usage | None:
+        """Return the last usage in what was kept and in the stream's last event."""
+        for line in reversed((self._held + last_event).splitlines()):
             if line.startswith(_DATA) and (usage := read_usage(line.removeprefix(_DATA))) is not None:
                 return usage
         return None

@@ -1,0 +1,116 @@
+"""Every endpoint of the engine that the gateway offers: one table, and how each speaks.
+
+A row with `makes_call` is a call: it belongs to a program, is accounted for, and comes back with a receipt.
+The others are handed to the engine and back as they are.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class ErrorShape(enum.Enum):
+    """How an error object is written."""
+
+    OPENAI = "openai"
+    """`{"error": {"message", "type", "param", "code"}}`"""
+    ANTHROPIC = "anthropic"
+    """`{"type": "error", "error": {"type", "message"}}`"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """One endpoint of the engine."""
+
+    path: str
+    """As a route: `{name}` stands for one segment, `{name:path}` for any rest."""
+    summary: str
+    method: str = "POST"
+    makes_call: bool = True
+    takes_identity: bool = True
+    """Whether the engine reads `vllm_xargs` here: its scheduler knows the program, and accounts come."""
+    messages_field: str | None = None
+    """The field that may hold a list of messages."""
+    output_field: str | None = None
+    """The field that bounds the output, in tokens."""
+    prompts_field: str | None = None
+    """The field that may hold several prompts, each of which is a request in the engine."""
+    has_choices: bool = False
+    """Whether `n` asks for several answers, each of which is a request in the engine."""
+    stream_ends: tuple[bytes, ...] = ()
+    """How the line begins that opens a stream's last event; none if the endpoint does not stream."""
+
+    @property
+    def errors(self) -> ErrorShape:
+        """Return the shape that its clients read errors in."""
+        return error_shape(self.path)
+
+
+def _pooling(path: str, summary: str) -> Dialect:
+    return Dialect(path=path, summary=summary, takes_identity=False)
+
+
+_MESSAGES = "/v1/messages"
+_RESPONSES = "/v1/responses"
+_ONE_RESPONSE = _RESPONSES + "/{response_id}"
+_DONE = (b"data: [DONE]",)
+_RESPONSE_ENDS = tuple(b"event: response." + state for state in (b"completed", b"incomplete", b"failed"))
+
+CHAT_COMPLETIONS = Dialect(
+    path="/v1/chat/completions",
+    summary="Chat completion",
+    messages_field="messages",
+    output_field="max_completion_tokens",
+    has_choices=True,
+    stream_ends=_DONE,
+)
+
+DIALECTS = (
+    CHAT_COMPLETIONS,
+    Dialect(
+        path="/v1/completions",
+        summary="Text completion",
+        output_field="max_tokens",
+        prompts_field="prompt",
+        has_choices=True,
+        stream_ends=_DONE,
+    ),
+    Dialect(
+        path=_RESPONSES,
+        summary="Response",
+        messages_field="input",
+        output_field="max_output_tokens",
+        stream_ends=_RESPONSE_ENDS,
+    ),
+    Dialect(
+        path=_MESSAGES,
+        summary="Message, as Anthropic has it",
+        messages_field="messages",
+        output_field="max_tokens",
+        stream_ends=(b"event: message_stop",),
+    ),
+    _pooling("/v1/embeddings", "Embeddings"),
+    _pooling("/v1/score", "Scores of pairs of texts"),
+    _pooling("/v1/rerank", "Documents in the order of their relevance"),
+    _pooling("/classify", "Classes of texts"),
+    _pooling("/pooling", "Pooled hidden states"),
+    Dialect(path=_ONE_RESPONSE, summary="A stored response", method="GET", makes_call=False),
+    Dialect(path=_ONE_RESPONSE + "/cancel", summary="Cancel a background response", makes_call=False),
+    Dialect(
+        path=_MESSAGES + "/count_tokens",
+        summary="Count the tokens of a message",
+        makes_call=False,
+    ),
+    Dialect(path="/v1/models", summary="The models", method="GET", makes_call=False),
+    Dialect(path="/v1/models/{model_id:path}", summary="One model", method="GET", makes_call=False),
+    Dialect(path="/tokenize", summary="The tokens of a text", makes_call=False),
+    Dialect(path="/detokenize", summary="The text of tokens", makes_call=False),
+)
+BY_PATH = {row.path: row for row in DIALECTS}
+
+
+def error_shape(path: str) -> ErrorShape:
+    """Return the shape that clients of this path read errors in."""
+    is_anthropic = path == _MESSAGES or path.startswith(_MESSAGES + "/")
+    return ErrorShape.ANTHROPIC if is_anthropic else ErrorShape.OPENAI
