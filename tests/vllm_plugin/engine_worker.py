@@ -118,12 +118,13 @@ def _add(engine: LLMEngine, call: dict[str, Any]) -> None:
     engine.add_request(call["id"], {"prompt_token_ids": call["prompt"]}, parameters)
 
 
-def _play(engine: LLMEngine, scenario: dict[str, Any]) -> tuple[dict[str, list[int]], list[str], int]:
+def _play(engine: LLMEngine, scenario: dict[str, Any]) -> dict[str, Any]:
     """Add, abort and step as the scenario says, until nothing is left."""
     pending = sorted(scenario["calls"], key=lambda call: int(call["step"]))
     aborts = {int(step): ids for step, ids in scenario.get("aborts", {}).items()}
     outputs: dict[str, list[int]] = {}
     finished: list[str] = []
+    token_owners: list[str] = []
     step = 0
     while pending or engine.has_unfinished_requests():
         while pending and pending[0]["step"] <= step:
@@ -131,7 +132,9 @@ def _play(engine: LLMEngine, scenario: dict[str, Any]) -> tuple[dict[str, list[i
         for request_id in aborts.get(step, []):
             engine.abort_request([request_id])
         for output in engine.step():
-            outputs[output.request_id] = list(output.outputs[0].token_ids)
+            tokens = list(output.outputs[0].token_ids)
+            token_owners += [output.request_id] * (len(tokens) - len(outputs.get(output.request_id, ())))
+            outputs[output.request_id] = tokens
             if output.finished:
                 finished.append(output.request_id)
         step += 1
@@ -139,7 +142,7 @@ def _play(engine: LLMEngine, scenario: dict[str, Any]) -> tuple[dict[str, list[i
             raise RuntimeError(f"no end after {step} steps; finished {len(finished)}")
     for _ in range(4):  # let pipelined steps drain
         engine.step()
-    return outputs, finished, step
+    return {"outputs": outputs, "finished": finished, "token_owners": token_owners, "steps": step}
 
 
 def _report(scheduler: Any, free_before: int) -> dict[str, Any]:
@@ -158,6 +161,7 @@ def _report(scheduler: Any, free_before: int) -> dict[str, Any]:
             "slot_preemptions": scheduler.slot_preemptions,
             "block_preemptions": scheduler.block_preemptions,
             "programs_left": len(list(tracker.machine.table.programs())),
+            "tenants_left": len(tracker.machine.shares),
         }
     return report
 
@@ -178,14 +182,8 @@ def _run(scenario: dict[str, Any]) -> dict[str, Any]:
             preempt(request, *args, **kwargs)
 
         scheduler._preempt_request = count_preemption
-        outputs, finished, steps = _play(engine, scenario)
-        report = _report(scheduler, free_before)
-        return report | {
-            "outputs": outputs,
-            "finished": finished,
-            "steps": steps,
-            "preemptions": len(preempted),
-        }
+        played = _play(engine, scenario)
+        return _report(scheduler, free_before) | played | {"preemptions": len(preempted)}
     finally:
         engine.engine_core.shutdown()
         del engine

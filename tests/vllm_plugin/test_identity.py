@@ -48,6 +48,18 @@ def test_unusable_seconds_count_as_absent(value: Any) -> None:
     assert (identity.service_s, identity.wait_s) == (None, None)
 
 
+def test_reads_the_tenant_and_its_weight() -> None:
+    identity = read_identity("r", {"autellix_tenant": "acme", "autellix_weight": 2}, None)
+    assert (identity.tenant, identity.weight) == ("acme", 2.0)
+
+
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, 1e9, 1e-9, "2", True, None, [], 10**400])
+def test_an_unusable_weight_is_that_of_everybody(value: Any) -> None:
+    """A tenant of no usable name is the one without a name."""
+    identity = read_identity("r", {"autellix_tenant": 7, "autellix_weight": value}, None)
+    assert (identity.tenant, identity.weight) == ("", 1.0)
+
+
 @pytest.mark.parametrize("extra_args", ["text", 3, [("autellix_program", "p")]])
 def test_extra_args_of_another_kind_are_ignored(extra_args: Any) -> None:
     """Whatever is no mapping says nothing."""

@@ -24,8 +24,17 @@ def identity(
     program_id: str = "p",
     service_s: float | None = None,
     expected_s: float | None = None,
+    tenant: str = "",
+    weight: float = 1.0,
 ) -> CallIdentity:
-    return CallIdentity(call_id=call_id, program_id=program_id, service_s=service_s, expected_s=expected_s)
+    return CallIdentity(
+        call_id=call_id,
+        program_id=program_id,
+        service_s=service_s,
+        expected_s=expected_s,
+        tenant=tenant,
+        weight=weight,
+    )
 
 
 def test_account_of_a_call(tracker: CallTracker) -> None:
@@ -130,3 +139,32 @@ def test_what_a_program_still_needs_orders_its_calls_under_hinted() -> None:
     tracker.arrive("long", identity(program_id="a", expected_s=9.0), 0.0)
     tracker.arrive("short", identity(program_id="b", expected_s=3.0), 1.0)
     assert tracker.priority("short") < tracker.priority("long")
+
+
+def test_calls_with_a_place_go_before_all_others(tracker: CallTracker) -> None:
+    """The place is the priority until another order takes it away."""
+    tracker.arrive("fresh", identity(tenant="a"), 0.0)
+    tracker.arrive("served", identity(tenant="b", program_id="old", service_s=5.0), 0.0)
+    ranks = [tracker.priority(call_id) for call_id in ("fresh", "served")]
+    served = tracker.machine.call("served")
+
+    assert tracker.place([served]) == ["served"]
+    assert tracker.priority("served") == 0 < tracker.priority("fresh") == ranks[0]
+    assert tracker.place([served]) == []
+    assert tracker.place([tracker.machine.call("fresh"), served]) == ["served", "fresh"]
+    assert tracker.place([]) == ["fresh", "served"]
+    assert [tracker.priority(call_id) for call_id in ("fresh", "served")] == ranks
+
+
+def test_a_call_that_left_has_no_place(tracker: CallTracker) -> None:
+    tracker.arrive("r", identity(tenant="a"), 0.0)
+    tracker.place(tracker.machine)
+    tracker.close("r", 1.0, DONE)
+    assert tracker.place([]) == []
+
+
+def test_the_tenant_and_its_weight_reach_the_machine(tracker: CallTracker) -> None:
+    for tenant, weight in (("a", 1.0), ("b", 3.0)):
+        for number in range(4):
+            tracker.arrive(f"{tenant}{number}", identity(tenant=tenant, weight=weight), 0.0)
+    assert sorted(call.tenant for call in tracker.machine.batch(4)) == ["a", "b", "b", "b"]

@@ -11,6 +11,8 @@ __all__ = ["MAX_ID_LENGTH", "CallIdentity", "read_identity"]
 MAX_ID_LENGTH = 320
 """Room for an id of 256 characters and the name of its tenant before it."""
 DEFAULT_THREAD = "0"
+DEFAULT_WEIGHT = 1.0
+_WEIGHT_LIMIT = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,10 @@ class CallIdentity:
     wait_s: float | None = None
     expected_s: float | None = None
     """Service that the program is expected to need from now on."""
+    tenant: str = ""
+    """Who shares the engine with other tenants."""
+    weight: float = DEFAULT_WEIGHT
+    """The tenant's part of the engine, in proportion to those of the others."""
 
     @property
     def is_told(self) -> bool:
@@ -45,6 +51,8 @@ def read_identity(request_id: str, extra_args: object, session_id: object) -> Ca
         service_s=_seconds(args.get("autellix_service_s")),
         wait_s=_seconds(args.get("autellix_wait_s")),
         expected_s=_seconds(args.get("autellix_expected_s")),
+        tenant=_identifier(args.get("autellix_tenant")) or "",
+        weight=_weight(args.get("autellix_weight")),
     )
 
 
@@ -52,6 +60,12 @@ def _identifier(value: object) -> str | None:
     if isinstance(value, str) and 0 < len(value) <= MAX_ID_LENGTH:
         return value
     return None
+
+
+def _weight(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return DEFAULT_WEIGHT
+    return float(value) if 1 / _WEIGHT_LIMIT <= value <= _WEIGHT_LIMIT else DEFAULT_WEIGHT
 
 
 def _seconds(value: object) -> float | None:

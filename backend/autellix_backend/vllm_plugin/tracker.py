@@ -6,10 +6,11 @@ request share one call id; the caller's call id travels beside it into the accou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from autellix_backend.core.accounting import CallAccount
+from autellix_backend.core.call import Call
 from autellix_backend.core.machine import Machine
 from autellix_backend.vllm_plugin.accounting import AccountSender
 from autellix_backend.vllm_plugin.identity import CallIdentity
@@ -56,6 +57,7 @@ class CallTracker:
         self.sender = AccountSender(settings.accounting_socket)
         self.step = 0
         self._calls: dict[str, _Tracked] = {}
+        self._places: dict[str, int] = {}
         self._next_expiry_s = 0.0
 
     def __contains__(self, request_id: str) -> bool:
@@ -73,7 +75,13 @@ class CallTracker:
         return self._calls[request_id].identity
 
     def priority(self, request_id: str) -> int:
-        """Return the call's place as one number: smaller runs earlier."""
+        """Return the call's place as one number: smaller runs earlier.
+
+        Those with a place among all tenants go before the rest, which have that of their queue.
+        """
+        place = self._places.get(request_id)
+        if place is not None:
+            return place
         level, size_s, sequence = self.machine.rank(request_id)
         size = min(round(size_s * _SIZE_UNITS_PER_S), _SIZE_LIMIT)
         # A held call has a number below zero, which must not reach into the level.
@@ -100,6 +108,8 @@ class CallTracker:
             wait_s=identity.wait_s,
             thread_id=identity.thread_id,
             expected_s=expected_s,
+            tenant=identity.tenant,
+            weight=identity.weight,
         )
         self._calls[request_id] = _Tracked(identity=identity, arrival_step=self.step)
 
@@ -141,9 +151,17 @@ class CallTracker:
             self.machine.expire(now, PROGRAM_IDLE_S)
         return [change.call_id for change in self.machine.tick(now)]
 
+    def place(self, order: Iterable[Call]) -> list[str]:
+        """Give the calls that are next to run their places; return those whose place is another now."""
+        old, self._places = self._places, {call.call_id: place for place, call in enumerate(order)}
+        return [
+            call_id for call_id in {**old, **self._places} if old.get(call_id) != self._places.get(call_id)
+        ]
+
     def close(self, request_id: str, now: float, usage: Usage) -> CallAccount:
         """Close a call that finished or was aborted, and send its account."""
         call = self._calls.pop(request_id)
+        self._places.pop(request_id, None)
         leave = self.machine.abort if usage.is_aborted else self.machine.finish
         record = leave(request_id, now)
         self._drop_program(request_id, call.identity)
