@@ -15,7 +15,6 @@ from autellix_backend.gateway.why import (
     explain_call,
     explain_program,
     level_bounds,
-    seconds,
 )
 
 CONFIG = SchedulerConfig(policy="plas", bounds=(1.0, 2.0, 8.0), beta=4.0)
@@ -220,11 +219,3 @@ def test_a_program_that_was_ended_says_so() -> None:
     told = explain_program(program(is_ending=True), situation(open_call()), CONFIG, Tenant(), 122.0)
 
     assert told.text.startswith("It was ended and goes with its last call.")
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [(0.0, "0 s"), (0.0994, "99 ms"), (0.25, "0.25 s"), (99.9, "99.9 s"), (250, "250 s")],
-)
-def test_durations_read_well(value: float, expected: str) -> None:
-    assert seconds(value) == expected

@@ -1,6 +1,7 @@
 """The `autellix` command: finds the subcommand, loads only its module, and turns errors into exit codes.
 
-Exit codes: 0 success, 1 the engine failed, 2 bad input or something not installed, 130 interrupted.
+Exit codes: 0 success, 1 the engine or the gateway failed, 2 bad input or something not installed, 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
+from autellix_backend.cli.remote import RemoteError
 from autellix_backend.engines.base import EngineError, EngineStartError
 from autellix_backend.settings import SettingsError
 
@@ -23,6 +25,9 @@ PACKAGE = "autellix"
 COMMANDS = {
     "serve": ("autellix_backend.cli.serve", "serve a model behind program-aware scheduling"),
     "keys": ("autellix_backend.cli.keys", "make API keys for tenants"),
+    "ps": ("autellix_backend.cli.ps", "list the programs that a gateway knows"),
+    "why": ("autellix_backend.cli.why", "say why a program is not further"),
+    "top": ("autellix_backend.cli.top", "watch engines and programs"),
     "demo": ("autellix_backend.cli.demo", "compare scheduling policies on a real engine"),
     "bench": ("autellix_backend.cli.bench", "replay programs against a live endpoint, and compare results"),
     "sim": ("autellix_backend.cli.sim", "simulate engines and policies in virtual time"),
@@ -49,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _run(arguments)
-    except EngineStartError as error:
+    except (EngineStartError, RemoteError) as error:
         return _fail(error, EXIT_FAILURE)
     except (SettingsError, EngineError) as error:
         return _fail(error, EXIT_USAGE)

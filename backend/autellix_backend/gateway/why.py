@@ -20,6 +20,7 @@ from autellix_backend.gateway.situation import (
     Situation,
 )
 from autellix_backend.gateway.tenants import Tenant
+from autellix_backend.observe.durations import seconds
 from autellix_backend.stores.base import ProgramView
 
 MAX_AHEAD = 5
@@ -375,15 +376,6 @@ def _promotion_text(standing: CallStanding, config: SchedulerConfig) -> str:
     if standing.promotion_s == 0:
         return f"{lifted} at the next decision."
     return f"{lifted} after {seconds(standing.promotion_s)} more of waiting."
-
-
-def seconds(value: float) -> str:
-    """Return a duration (s) as people read it."""
-    if 0 < value < 0.0995:
-        return f"{value * 1000:.0f} ms"
-    if 0 < value < 0.995:
-        return f"{value:.2f} s"
-    return f"{value:.1f} s" if 0 < value < 99.95 else f"{value:.0f} s"
 
 
 def _verb(number: int, verb: str) -> str:

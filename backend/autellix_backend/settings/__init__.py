@@ -1,6 +1,11 @@
 """One frozen tree of settings, built at the edge from a file, the environment and the command line."""
 
-from autellix_backend.settings.base import SettingsError, child_environment, default_cache_dir
+from autellix_backend.settings.base import (
+    SettingsError,
+    child_environment,
+    client_environment,
+    default_cache_dir,
+)
 from autellix_backend.settings.convert import Given, convert
 from autellix_backend.settings.limits import TenantLimits
 from autellix_backend.settings.load import (
@@ -33,6 +38,7 @@ __all__ = [
     "TenantLimits",
     "build_settings",
     "child_environment",
+    "client_environment",
     "convert",
     "default_cache_dir",
     "layer_from_environment",

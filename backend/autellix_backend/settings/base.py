@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 CACHE_DIR_VARIABLE = "AUTELLIX_CACHE_DIR"
+BASE_URL_VARIABLE = "AUTELLIX_BASE_URL"
+API_KEY_VARIABLE = "AUTELLIX_API_KEY"
+DEFAULT_BASE_URL = "http://127.0.0.1:8000"
 
 
 class SettingsError(ValueError):
@@ -57,3 +60,9 @@ def check_positive(section: str, owner: object, name: str, *, zero_allowed: bool
     holds = value >= 0 if zero_allowed else value > 0
     bound = "zero or more" if zero_allowed else "more than zero"
     check(holds, f"{section}.{name}", f"is {value}", f"a number {bound}")
+
+
+def client_environment(environ: Mapping[str, str] | None = None) -> tuple[str, str | None]:
+    """Return the address of the gateway that commands ask, and the key that they show it."""
+    environ = os.environ if environ is None else environ
+    return environ.get(BASE_URL_VARIABLE) or DEFAULT_BASE_URL, environ.get(API_KEY_VARIABLE) or None

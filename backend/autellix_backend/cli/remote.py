@@ -1,0 +1,81 @@
+"""Questions to a running gateway over HTTP, for the commands that show what it is doing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import urllib.error
+import urllib.request
+from http.client import HTTPException
+from typing import Any
+
+from autellix_backend.settings import client_environment
+from autellix_wire import API_PREFIX
+
+TIMEOUT_S = 10.0
+
+
+class RemoteError(Exception):
+    """A gateway does not answer, or not with what was asked for; the message is for the user."""
+
+
+class RemoteGateway:
+    """One gateway, known by its address."""
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        # Straight to the address: a gateway stands next to its operator, not behind a proxy.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    @classmethod
+    def from_args(cls, args: argparse.Namespace) -> RemoteGateway:
+        """Return the gateway that `add_remote_options` declared."""
+        return cls(args.url, args.api_key)
+
+    def get(self, path: str) -> dict[str, Any]:
+        """Return the answer of an endpoint below /autellix/v1.
+
+        Raises:
+            RemoteError: if there is none, or an error.
+        """
+        try:
+            request = urllib.request.Request(self.url + API_PREFIX + path, headers=self._headers)
+            with self._opener.open(request, timeout=TIMEOUT_S) as response:
+                answer = json.load(response)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise RemoteError(f"{self.url} answers {error.code}: {_message(error)}") from error
+        except (OSError, HTTPException, ValueError) as error:
+            reason = getattr(error, "reason", None) or error
+            raise RemoteError(
+                f"no gateway answers at {self.url} ({reason}); expected a running `autellix serve`, "
+                "or its address in --url or AUTELLIX_BASE_URL"
+            ) from error
+        if not isinstance(answer, dict):
+            raise RemoteError(f"{self.url} is no Autellix gateway: it answers {path} with no JSON object")
+        return answer
+
+
+def add_remote_options(parser: argparse.ArgumentParser) -> None:
+    """Declare which gateway is asked: `url` and `api_key`, and `json`."""
+    url, api_key = client_environment()
+    parser.add_argument(
+        "--url", default=url, help=f"address of the gateway, by default AUTELLIX_BASE_URL (now {url})"
+    )
+    parser.add_argument(
+        "--api-key", metavar="KEY", default=api_key, help="key of a tenant, by default AUTELLIX_API_KEY"
+    )
+    parser.add_argument("--json", action="store_true", help="print the gateway's own answer")
+
+
+def print_json(answer: object) -> None:
+    """Print an answer for programs to read."""
+    print(json.dumps(answer, indent=2))
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.load(error)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return str(error.reason)

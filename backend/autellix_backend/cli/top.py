@@ -1,0 +1,101 @@
+"""`autellix top`: engines and programs, live in a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from autellix_backend.cli.arguments import above_zero
+from autellix_backend.cli.program_table import engine_table, make_console, program_table
+from autellix_backend.cli.remote import RemoteError, RemoteGateway, add_remote_options, print_json
+
+DEFAULT_PERIOD_S = 1.0
+MARGIN_LINES = 8
+"""Lines of the screen that are not programs."""
+PLAIN_LIMIT = 50
+QUIT_KEYS = "qQ"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the gateway and how often it is asked."""
+    add_remote_options(parser)
+    parser.add_argument(
+        "--period",
+        type=above_zero,
+        default=DEFAULT_PERIOD_S,
+        metavar="S",
+        help="seconds between two looks (default: %(default)s)",
+    )
+    parser.add_argument("--once", action="store_true", help="print one look and end; so it is in a pipe")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the gateway until q or Ctrl-C."""
+    gateway, console = RemoteGateway.from_args(args), make_console()
+    if args.json:
+        print_json(_look(gateway, PLAIN_LIMIT))
+    elif args.once or not console.is_terminal:
+        console.print(screen(gateway.url, _look(gateway, PLAIN_LIMIT)))
+    else:
+        with contextlib.suppress(KeyboardInterrupt):
+            _follow(gateway, console, args.period)
+    return 0
+
+
+def screen(url: str, look: dict[str, Any]) -> RenderableType:
+    """Return what one look shows."""
+    programs = program_table(look["programs"], has_more=look["has_more"])
+    title = Text(f"Autellix at {url}   {time.strftime('%H:%M:%S')}   q ends", style="bold")
+    return Group(title, "", engine_table(look["engines"]), "", programs)
+
+
+def _look(gateway: RemoteGateway, limit: int) -> dict[str, Any]:
+    listed = gateway.get(f"/programs?limit={limit}")
+    return {"engines": gateway.get("/engines")["engines"], **listed}
+
+
+def _follow(gateway: RemoteGateway, console: Console, period_s: float) -> None:
+    with Live(console=console, screen=True, auto_refresh=False) as live, _single_keys():
+        while True:
+            try:
+                shown = screen(gateway.url, _look(gateway, max(1, console.height - MARGIN_LINES)))
+            except RemoteError as error:
+                # It may come back: an engine's restart is worth watching.
+                shown = Text(f"{error}", style="red")
+            live.update(shown, refresh=True)
+            if _quits(period_s):
+                return
+
+
+@contextlib.contextmanager
+def _single_keys() -> Iterator[None]:
+    """Have keys come one by one, without Enter, where there is a keyboard."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _quits(period_s: float) -> bool:
+    """Wait for the next look; return True if the user wants no more."""
+    if not sys.stdin.isatty():
+        time.sleep(period_s)
+        return False
+    ready, _, _ = select.select([sys.stdin], [], [], period_s)
+    return bool(ready) and sys.stdin.read(1) in QUIT_KEYS

@@ -1,0 +1,45 @@
+"""`autellix why PROGRAM`: the scheduler's decision about each of a program's calls, in words."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from typing import Any
+from urllib.parse import quote
+
+from autellix_backend.cli.remote import RemoteGateway, add_remote_options, print_json
+from autellix_backend.observe.durations import seconds
+
+WIDTH = 100
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the program and the gateway."""
+    parser.add_argument("program", metavar="PROGRAM", help="id of the program, as `autellix ps` shows it")
+    add_remote_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the explanation."""
+    answer = RemoteGateway.from_args(args).get(f"/programs/{quote(args.program, safe='/')}/why")
+    if args.json:
+        print_json(answer)
+    else:
+        print(explanation(answer))
+    return 0
+
+
+def explanation(why: dict[str, Any]) -> str:
+    """Return a gateway's explanation as text for a terminal."""
+    name = f" ({why['name']})" if why["name"] else ""
+    lines = [f"Program {why['program_id']}{name} is {why['state']}.", *_wrapped(why["text"], "  ")]
+    for call in why["calls"]:
+        lines += ["", f"Call {call['call_id']} of thread {call['thread_id']} is {call['state']}."]
+        lines += _wrapped(call["text"], "  ")
+    if why["snapshot_age_s"] is not None:
+        lines += ["", f"What the engine told {seconds(why['snapshot_age_s'])} ago."]
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent)

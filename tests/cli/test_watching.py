@@ -1,0 +1,170 @@
+"""`autellix ps`, `why` and `top` against a gateway before a fake engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+from tests.gateway.snapshots import snapshot, standing
+from tests.serving import listening
+
+from autellix_backend.cli.main import main
+from autellix_backend.cli.why import explanation
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.engines.fake import FakeBehaviour, FakeEngine
+from autellix_backend.gateway.app import create_app
+from autellix_backend.settings import Settings
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+
+
+def at_work(use: Callable[[str], None]) -> None:
+    """Run blocking code while program `fast` runs and `slow` waits behind it."""
+
+    async def run(folder: Path) -> None:
+        engine = FakeEngine(
+            FakeBehaviour(output_tokens=10_000, token_delay_s=0.01), accounting_socket=folder / "a.sock"
+        )
+        await engine.start()
+        app = create_app(Settings(scheduler=SchedulerConfig(policy="plas")), engine)
+        async with listening(app) as url, aiohttp.ClientSession() as client:
+
+            async def call(program_id: str) -> None:
+                headers = {"X-Autellix-Program-ID": program_id, "X-Autellix-Program-Name": "react"}
+                async with client.post(url + CHAT, json=BODY, headers=headers) as response:
+                    await response.read()
+
+            tasks = [asyncio.create_task(call(program_id)) for program_id in ("fast", "slow")]
+            await engine.wait_until(lambda: len(engine.calls) == 2)
+            xargs = [request.json["vllm_xargs"] for request in engine.calls]
+            keys = {item["autellix_program"]: item["autellix_call"] for item in xargs}
+            told = snapshot(
+                standing("fast", place=1, level=1, is_running=True, call_id=keys["fast"], kv_blocks=3),
+                standing("slow", place=2, level=4, call_id=keys["slow"]),
+                slots=1,
+            )
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.sendto(told.to_bytes(), str(folder / "a.sock"))
+            await asyncio.to_thread(use, url)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await engine.stop()
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(run(Path(folder)))
+
+
+def test_ps_lists_programs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def use(url: str) -> None:
+        monkeypatch.setenv("AUTELLIX_BASE_URL", url + "/v1")
+        assert main(["ps"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].split()[:4] == ["PROGRAM", "NAME", "STATE", "LEVEL"]
+        assert lines[1].split()[:4] == ["fast", "react", "running", "1"]
+        assert lines[2].split()[:4] == ["slow", "react", "waiting", "4"]
+        assert main(["ps", "--state", "waiting", "--json"]) == 0
+        (shown,) = json.loads(capsys.readouterr().out)["programs"]
+        assert shown["program_id"] == "slow"
+        assert main(["ps", "--state", "idle"]) == 0
+        assert capsys.readouterr().out == "No programs.\n"
+        assert main(["ps", "--limit", "1"]) == 0
+        assert "and more" in capsys.readouterr().out
+
+    at_work(use)
+
+
+def test_why_explains_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    def use(url: str) -> None:
+        assert main(["why", "slow", "--url", url]) == 0
+        text = capsys.readouterr().out
+        assert text.startswith("Program slow (react) is waiting.\n")
+        words = " ".join(text.split())
+        assert "in level 4 of 13 (1.0 s to 2.0 s of service;" in words
+        assert "Ahead of it: fast (level 1," in words
+        assert re.search(r"What the engine told \d+ ms|0\.\d+ s ago", words)
+        assert main(["why", "slow", "--url", url, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["calls"][0]["ahead"][0]["program_id"] == "fast"
+        assert main(["why", "no/body", "--url", url]) == 1
+        assert "answers 404: there is no program 'no/body'" in capsys.readouterr().err
+
+    at_work(use)
+
+
+def test_an_idle_program_has_no_calls_to_explain() -> None:
+    idle = {"program_id": "p", "name": None, "state": "idle", "text": "No call is open."}
+
+    assert (
+        explanation({**idle, "calls": [], "snapshot_age_s": None}) == "Program p is idle.\n  No call is open."
+    )
+
+
+def test_top_shows_one_look_where_nobody_can_press_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+    def use(url: str) -> None:
+        assert main(["top", "--once", "--url", url]) == 0
+        text = capsys.readouterr().out
+        assert re.search(r"fake-0\s+up\s+1\s+1\s+1\s+50 %\s+20 ms", text)
+        assert re.search(r"slow\s+react\s+waiting", text)
+        assert main(["top", "--json", "--url", url]) == 0
+        look = json.loads(capsys.readouterr().out)
+        assert (len(look["engines"]), len(look["programs"])) == (1, 2)
+
+    at_work(use)
+
+
+@pytest.mark.parametrize("ending", [b"q", b"\x03"])
+def test_top_follows_in_a_terminal_until_a_key_ends_it(ending: bytes) -> None:
+    def use(url: str) -> None:
+        terminal, inside = pty.openpty()
+        command = [sys.executable, "-m", "autellix_backend.cli.main", "top", "--url", url, "--period", "0.1"]
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200", "LINES": "40"}
+        process = subprocess.Popen(
+            command, stdin=inside, stdout=inside, stderr=inside, env=environment, start_new_session=True
+        )
+        os.close(inside)
+        seen = b""
+        while b"slow" not in seen:
+            seen += os.read(terminal, 65536)
+        if ending == b"q":
+            os.write(terminal, ending)
+        else:
+            process.send_signal(signal.SIGINT)
+        try:
+            while os.read(terminal, 65536):
+                pass
+        except OSError:
+            pass  # the terminal's end of a closed pair
+        assert process.wait(20) == 0
+        os.close(terminal)
+
+    at_work(use)
+
+
+@pytest.mark.parametrize("command", [["ps"], ["why", "p"], ["top", "--once"]])
+def test_a_gateway_that_is_not_there_is_one_clear_line(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    assert main([*command, "--url", f"http://127.0.0.1:{port}"]) == 1
+    error = capsys.readouterr().err
+    assert f"autellix: error: no gateway answers at http://127.0.0.1:{port} ([Errno" in error
+    assert "AUTELLIX_BASE_URL" in error
+
+
+def test_an_address_of_another_kind_is_no_gateway(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ps", "--url", "nonsense"]) == 1
+    assert "no gateway answers at nonsense (unknown url type" in capsys.readouterr().err
