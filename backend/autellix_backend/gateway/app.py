@@ -39,9 +39,8 @@ from autellix_backend.gateway.tenants_file import load_tenants
 from autellix_backend.gateway.tokens import TokenGuard
 from autellix_backend.gateway.upstream import Upstream
 from autellix_backend.gateway.watches import Watches
-from autellix_backend.observe.call_log import CallLog
+from autellix_backend.observe.call_outputs import CallOutputs
 from autellix_backend.observe.metrics import GatewayMetrics
-from autellix_backend.observe.tracing import CallTracer, make_tracer
 from autellix_backend.settings import GatewaySettings, Settings, TenantLimits
 from autellix_backend.stores.base import ProgramStore, Reaped
 from autellix_backend.stores.memory import MemoryStore
@@ -94,15 +93,12 @@ def create_app(
         api_key=settings.engine.api_key,
         hides_keys=not tenants.is_open,
     )
+    outputs = CallOutputs(settings.observe, metrics.registry)
     observers = CallObservers(engine=engine.name, wall_clock=time.time)
     if recorder is not None:
         observers.add(recorder)
-    observers.add_sink(metrics.call_facts.take)
-    call_log = _make_call_log(settings, metrics)
-    tracer = _make_tracer(settings)
-    for sink in (call_log, tracer):
-        if sink is not None:
-            observers.add_sink(sink.take)
+    for sink in (metrics.call_facts.take, *outputs.sinks):
+        observers.add_sink(sink)
     desk = CallDesk(
         store,
         settings.scheduler,
@@ -130,11 +126,8 @@ def create_app(
             # Last of all at the end, when every call is settled.
             if recorder is not None:
                 stack.push_async_callback(recorder.close)
-            if call_log is not None:
-                call_log.open()
-                stack.push_async_callback(asyncio.to_thread, call_log.close)
-            if tracer is not None:
-                stack.push_async_callback(asyncio.to_thread, tracer.close)
+            outputs.open()
+            stack.push_async_callback(asyncio.to_thread, outputs.close)
             if engine.accounting_socket is not None:
                 malformed = metrics.accounts.labels("malformed").inc
                 take_snapshot = partial(reports.take, engine.name)
@@ -220,16 +213,6 @@ def _make_limiter(
         epoch_s=time.time() - clock(),
         on_refusal=lambda tenant, reason: metrics.refusals.labels(tenant, reason).inc(),
     )
-
-
-def _make_call_log(settings: Settings, metrics: GatewayMetrics) -> CallLog | None:
-    path = settings.observe.call_log
-    return None if path is None else CallLog(path, metrics.registry)
-
-
-def _make_tracer(settings: Settings) -> CallTracer | None:
-    endpoint = settings.observe.otlp_endpoint
-    return None if endpoint is None else make_tracer(endpoint)
 
 
 def _follow_engine(feed: EventFeed, reports: EngineReports, change: EngineChange) -> None:

@@ -1,0 +1,43 @@
+"""Where settled calls are told of, as the settings say: the log of calls and the tracer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry
+
+from autellix_backend.observe.call_facts import CallFacts
+from autellix_backend.observe.call_log import CallLog
+from autellix_backend.observe.tracing import CallTracer, make_tracer
+from autellix_backend.settings import ObserveSettings
+
+
+class CallOutputs:
+    """The outputs that are wanted; opened and closed together."""
+
+    def __init__(self, settings: ObserveSettings, registry: CollectorRegistry) -> None:
+        """Make the outputs.
+
+        Raises:
+            SettingsError: if the log cannot be written, or the extra for traces is not installed.
+        """
+        self._log = None if settings.call_log is None else CallLog(settings.call_log, registry)
+        self._tracer: CallTracer | None = None
+        if settings.otlp_endpoint is not None:
+            self._tracer = make_tracer(settings.otlp_endpoint)
+
+    @property
+    def sinks(self) -> list[Callable[[CallFacts], None]]:
+        """Return what takes the facts of each call."""
+        return [output.take for output in (self._log, self._tracer) if output is not None]
+
+    def open(self) -> None:
+        """Write from now on."""
+        if self._log is not None:
+            self._log.open()
+
+    def close(self) -> None:
+        """Write what is pending, within a bound; blocks meanwhile."""
+        for output in (self._log, self._tracer):
+            if output is not None:
+                output.close()
