@@ -36,9 +36,9 @@ WEIGHTS = {"flood": 1.0, "long": 1.0, "heavy": 3.0}
 PHASES = (("one key", "flood", "flood"), ("1 : 1", "flood", "long"), ("1 : 3", "flood", "heavy"))
 """Name of the phase, whose key the flood has, whose the long program."""
 CALLS_PER_SLOT = 2
-PROMPT_WORDS = 40
-OUTPUT_TOKENS = (16, 48)
-WARM_UP_S = 5.0
+PROMPT_WORDS = 20
+OUTPUT_TOKENS = (4, 12)
+WARM_UP_S = 10.0
 FAIR_SHARE = 0.45
 
 
