@@ -11,6 +11,8 @@ from typing import Any
 
 import uvicorn
 
+from autellix_backend.engines.fake import FakeEngine
+
 STARTUP_S = 10.0
 SHUTDOWN_S = 2
 
@@ -41,16 +43,20 @@ async def use_in_thread(app: Any, use: Callable[[str], Any]) -> Any:
 
 
 @contextmanager
-def serving_thread(app: Any) -> Iterator[str]:
-    """Serve an app in a thread of its own; yield its address."""
+def serving_thread(app: Any, engine: FakeEngine | None = None) -> Iterator[str]:
+    """Serve an app, and a fake engine behind it, in a thread of its own; yield its address."""
     addresses: list[str] = []
     end = threading.Event()
 
     async def serve() -> None:
+        if engine is not None:
+            await engine.start()
         async with listening(app) as url:
             addresses.append(url)
             while not end.is_set():  # noqa: ASYNC110 - the event is another thread's
                 await asyncio.sleep(0.01)
+        if engine is not None:
+            await engine.stop()
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),), name="test-gateway")
     thread.start()

@@ -93,7 +93,7 @@ class SessionStarted:
 def _object(body: bytes) -> dict[str, object]:
     try:
         fields = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidBodyError("is not JSON") from error
     if not isinstance(fields, dict):
         raise InvalidBodyError("is not a JSON object")

@@ -51,7 +51,8 @@ def test_session_start_round_trips(start: SessionStart) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"\xff", b"{}", b'{"session_id": 1}', b'{"session_id": "s", "client": {}}']
+    "body",
+    [b"", b"[]", b"\xff", b"{}", b"[" * 100_000, b'{"session_id": 1}', b'{"session_id": "s", "client": {}}'],
 )
 def test_malformed_session_start_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError):

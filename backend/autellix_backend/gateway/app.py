@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.metadata
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
@@ -28,6 +29,7 @@ from autellix_backend.gateway.events_api import EVENTS_PATH, EventsEndpoint
 from autellix_backend.gateway.identity import Placement
 from autellix_backend.gateway.limiter import Limiter
 from autellix_backend.gateway.observers import CallObservers
+from autellix_backend.gateway.openapi import openapi_route
 from autellix_backend.gateway.overview import Overview
 from autellix_backend.gateway.passthrough import PassthroughEndpoint
 from autellix_backend.gateway.programs_api import ProgramsApi
@@ -155,9 +157,7 @@ def create_app(
     max_body_bytes = settings.gateway.max_body_bytes
     passthrough = PassthroughEndpoint(upstream, max_body_bytes=max_body_bytes)
 
-    def endpoint_of(dialect: Dialect) -> CallEndpoint | PassthroughEndpoint:
-        if not dialect.makes_call:
-            return passthrough
+    def call_endpoint(dialect: Dialect) -> CallEndpoint:
         return CallEndpoint(
             dialect,
             upstream,
@@ -169,20 +169,33 @@ def create_app(
             max_body_bytes=max_body_bytes,
         )
 
-    for dialect in DIALECTS:
-        app.router.routes.append(Route(dialect.path, endpoint_of(dialect), methods=[dialect.method]))
+    app.router.routes.extend(_engine_routes(call_endpoint, passthrough))
     app.router.routes.extend(
         AdminApi(settings, engine, supervisor, store, desk, metrics, tenants, overview).routes()
     )
     app.router.routes.append(Route(EVENTS_PATH, EventsEndpoint(feed, watches, tenants), methods=["GET"]))
     app.router.routes.extend(ProgramsApi(store, overview, settings.scheduler, tenants).routes())
-    sessions = SessionsApi(store, clock, settings.gateway.heartbeat_s, guard, watches, tenants, ends)
+    sessions = SessionsApi(store, clock, settings.gateway, guard, watches, tenants, ends)
     app.router.routes.extend(sessions.routes())
+    app.router.routes.append(openapi_route(importlib.metadata.version("autellix")))
     app.state.watches = watches
     app.state.tenants = tenants
     app.state.supervisor = supervisor
     app.state.limiter = limiter
     return app
+
+
+def _engine_routes(
+    call_endpoint: Callable[[Dialect], CallEndpoint], passthrough: PassthroughEndpoint
+) -> list[Route]:
+    return [
+        Route(
+            dialect.path,
+            call_endpoint(dialect) if dialect.makes_call else passthrough,
+            methods=[dialect.method],
+        )
+        for dialect in DIALECTS
+    ]
 
 
 def _make_store(settings: Settings) -> MemoryStore:

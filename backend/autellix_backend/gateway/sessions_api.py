@@ -11,9 +11,11 @@ from starlette.routing import Route
 
 from autellix_backend.gateway.ends import EndObserver
 from autellix_backend.gateway.errors import InvalidRequestError, NotFoundError
+from autellix_backend.gateway.requests import ClientGoneError, read_body, read_headers
 from autellix_backend.gateway.tenants import Tenants
 from autellix_backend.gateway.tokens import TokenGuard
 from autellix_backend.gateway.watches import Watches
+from autellix_backend.settings import GatewaySettings
 from autellix_backend.stores.base import ProgramStore
 from autellix_wire import PROGRAMS_PATH, SESSIONS_PATH, InvalidIdError, check_id
 from autellix_wire.sessions import InvalidBodyError, SessionStart, SessionStarted
@@ -31,7 +33,7 @@ class SessionsApi:
         self,
         store: ProgramStore,
         clock: Callable[[], float],
-        heartbeat_s: float,
+        gateway: GatewaySettings,
         guard: TokenGuard,
         watches: Watches,
         tenants: Tenants,
@@ -40,7 +42,8 @@ class SessionsApi:
         self._ends = ends
         self._store = store
         self._clock = clock
-        self._heartbeat_s = heartbeat_s
+        self._heartbeat_s = gateway.heartbeat_s
+        self._max_body_bytes = gateway.max_body_bytes
         self._guard = guard
         self._watches = watches
         self._tenants = tenants
@@ -59,8 +62,11 @@ class SessionsApi:
 
     async def start(self, request: Request) -> Response:
         """Start a session, or refresh the one of this id."""
+        headers = read_headers(request.scope)
         try:
-            start = SessionStart.from_bytes(await request.body())
+            start = SessionStart.from_bytes(await read_body(headers, request.receive, self._max_body_bytes))
+        except ClientGoneError:
+            return Response(status_code=204)
         except InvalidIdError as error:
             raise InvalidRequestError(str(error), param=error.field) from error
         except InvalidBodyError as error:
