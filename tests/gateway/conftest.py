@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from fastapi import FastAPI
 from tests.serving import listening
 
 from autellix_backend.core.config import SchedulerConfig
@@ -44,6 +45,7 @@ class Rig:
     engine: FakeEngine
     store: MemoryStore
     limiter: Limiter | None
+    app: FastAPI
 
     async def chat(self, headers: dict[str, str] | None = None, **fields: Any) -> dict[str, Any]:
         """Make one chat call and return its answer."""
@@ -147,7 +149,7 @@ def serve() -> Serve:
             app = create_app(settings, engine, store=store)
             async with listening(app) as url:
                 async with aiohttp.ClientSession() as client:
-                    rig = Rig(url, client, engine, store, app.state.limiter)
+                    rig = Rig(url, client, engine, store, app.state.limiter, app)
                     yield rig
                 await rig.settled()
                 store.check()

@@ -96,7 +96,7 @@ def test_the_end_of_the_app_aborts_calls_in_flight(listen: Any, wait_until: Any,
         await wait_until(lambda: engine.aborted_calls == 1)
         await engine.stop()
         assert status == (200 if is_streaming else 503)
-        assert b'"code":"engine_unavailable"' in content
+        assert b'"code":"shutting_down"' in content
         assert b"shutting down" in content
         assert (await store.counts()).active_calls == 0
         program = await store.program("p")

@@ -255,6 +255,7 @@ def test_a_silent_engine_times_out(serve: Any, wait_until: Any) -> None:
         async with serve(FakeBehaviour(fault=Fault.HANG), upstream_timeout_s=0.2) as rig:
             async with rig.client.post(rig.url + CHAT, json=HELLO) as response:
                 assert response.status == 504
+                assert response.headers["x-should-retry"] == "false"
                 assert (await response.json())["error"]["code"] == "engine_timeout"
             await wait_until(lambda: rig.engine.aborted_calls == 1)
 

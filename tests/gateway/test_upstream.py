@@ -108,7 +108,9 @@ def test_an_engine_that_takes_no_connection_gives_a_503_in_time(serve: Any) -> N
                 filler.setblocking(False)
                 filler.connect_ex(address)
             engine = UnreachableEngine(address)
-            async with serve(engine=engine, has_socket=False, connect_timeout_s=0.3) as rig:
+            async with serve(
+                engine=engine, has_socket=False, connect_timeout_s=0.3, recovery_wait_s=0.5
+            ) as rig:
                 started_s = time.monotonic()
                 async with rig.client.post(rig.url + CHAT, json=HELLO) as response:
                     assert response.status == 503

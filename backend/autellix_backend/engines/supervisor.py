@@ -82,6 +82,11 @@ class Supervisor:
         """Whether calls may be sent; no I/O."""
         return self.state is EngineState.UP and self._engine.is_alive()
 
+    @property
+    def problem(self) -> str:
+        """Say in one line why an engine that is not up is not."""
+        return self.reason or self._engine.failure() or "it is not running"
+
     def subscribe(self, listener: Callable[[EngineChange], None]) -> None:
         """Have a listener told of every change; it must not raise."""
         self._listeners.append(listener)

@@ -10,7 +10,8 @@ from starlette.routing import Route
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.supervisor import Supervisor
 from autellix_backend.gateway.calls import CallDesk
-from autellix_backend.gateway.errors import EngineUnavailableError
+from autellix_backend.gateway.dispatch import Dispatcher
+from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
 from autellix_backend.gateway.overview import Overview
 from autellix_backend.gateway.situation import EngineView
 from autellix_backend.gateway.tenants import Tenants
@@ -28,6 +29,7 @@ class AdminApi:
         settings: Settings,
         engine: Engine,
         supervisor: Supervisor,
+        dispatcher: Dispatcher,
         store: ProgramStore,
         desk: CallDesk,
         metrics: GatewayMetrics,
@@ -37,6 +39,7 @@ class AdminApi:
         self._settings = settings
         self._engine = engine
         self._supervisor = supervisor
+        self._dispatcher = dispatcher
         self._store = store
         self._desk = desk
         self._metrics = metrics
@@ -59,6 +62,7 @@ class AdminApi:
         engine = self._engine
         view = self._overview.engines()[engine.name]
         shown = _engine(engine, self._supervisor, view, self._desk.open_count)
+        shown["held_calls"] = self._dispatcher.held_count
         return _json({"engines": [shown]})
 
     async def config(self, request: Request) -> Response:
@@ -72,15 +76,19 @@ class AdminApi:
 
     async def readyz(self, _request: Request) -> Response:
         """Say whether calls can be answered; 503 with the reason if not."""
+        if self._dispatcher.is_draining:
+            raise ShuttingDownError
         if not self._supervisor.is_up:
-            reason = self._supervisor.reason or self._engine.failure() or "it is not running"
-            raise EngineUnavailableError(f"engine {self._engine.name} is not ready: {reason}")
+            raise EngineUnavailableError(
+                f"engine {self._engine.name} is not ready: {self._supervisor.problem}"
+            )
         return _json({"status": "ready"})
 
     async def metrics(self, request: Request) -> Response:
         """Show the metrics in Prometheus' text format."""
         self._tenants.of(request.scope).check_admin("the page of metrics")
         self._measure_engines()
+        self._dispatcher.measure()
         counts = await self._store.counts()
         self._metrics.set_held(
             programs=counts.programs, sessions=counts.sessions, active_calls=counts.active_calls

@@ -20,6 +20,7 @@ from autellix_backend.gateway.accounting import AccountingReceiver
 from autellix_backend.gateway.admin_api import AdminApi
 from autellix_backend.gateway.calls import CallDesk
 from autellix_backend.gateway.dialects import DIALECTS, Dialect
+from autellix_backend.gateway.dispatch import Dispatcher
 from autellix_backend.gateway.door import Door
 from autellix_backend.gateway.endpoint import CallEndpoint
 from autellix_backend.gateway.ends import EndObserver, EndObservers
@@ -28,6 +29,7 @@ from autellix_backend.gateway.events import EventFeed
 from autellix_backend.gateway.events_api import EVENTS_PATH, EventsEndpoint
 from autellix_backend.gateway.identity import Placement
 from autellix_backend.gateway.limiter import Limiter
+from autellix_backend.gateway.line import Line, OrderedLine, StraightLine
 from autellix_backend.gateway.observers import CallObservers
 from autellix_backend.gateway.openapi import openapi_route
 from autellix_backend.gateway.overview import Overview
@@ -95,6 +97,15 @@ def create_app(
         api_key=settings.engine.api_key,
         hides_keys=not tenants.is_open,
     )
+    dispatcher = Dispatcher(
+        _make_line(settings, engine),
+        supervisor,
+        settings.engine,
+        metrics,
+        engine=engine.name,
+        recovery_wait_s=settings.gateway.recovery_wait_s,
+        clock=clock,
+    )
     outputs = CallOutputs(settings.observe, metrics.registry)
     observers = CallObservers(engine=engine.name, wall_clock=time.time)
     if recorder is not None:
@@ -120,7 +131,7 @@ def create_app(
     metrics.event_listeners.set_function(lambda: feed.listener_count)
     reports = EngineReports(clock, feed.snapshot_taken)
     supervisor.subscribe(partial(_follow_engine, feed, reports))
-    overview = Overview(engine, supervisor, desk, reports, clock)
+    overview = Overview(engine, supervisor, dispatcher, desk, reports, clock)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -161,6 +172,7 @@ def create_app(
         return CallEndpoint(
             dialect,
             upstream,
+            dispatcher,
             desk,
             guard,
             placement,
@@ -171,7 +183,7 @@ def create_app(
 
     app.router.routes.extend(_engine_routes(call_endpoint, passthrough))
     app.router.routes.extend(
-        AdminApi(settings, engine, supervisor, store, desk, metrics, tenants, overview).routes()
+        AdminApi(settings, engine, supervisor, dispatcher, store, desk, metrics, tenants, overview).routes()
     )
     app.router.routes.append(Route(EVENTS_PATH, EventsEndpoint(feed, watches, tenants), methods=["GET"]))
     app.router.routes.extend(ProgramsApi(store, overview, settings.scheduler, tenants).routes())
@@ -182,6 +194,7 @@ def create_app(
     app.state.tenants = tenants
     app.state.supervisor = supervisor
     app.state.limiter = limiter
+    app.state.dispatcher = dispatcher
     return app
 
 
@@ -196,6 +209,14 @@ def _engine_routes(
         )
         for dialect in DIALECTS
     ]
+
+
+def _make_line(settings: Settings, engine: Engine) -> Line:
+    """Return the line before the engine; one that has our scheduler orders its calls itself."""
+    slots = settings.engine.max_in_flight
+    if engine.accounting_socket is not None or slots is None:
+        return StraightLine()
+    return OrderedLine(settings.scheduler, slots)
 
 
 def _make_store(settings: Settings) -> MemoryStore:

@@ -96,6 +96,14 @@ class OpenCall:
     """When the first bytes of its streamed answer went out."""
     usage: Usage | None = None
     """What the answer said of its tokens; read only where somebody asks for it."""
+    sent_s: float | None = None
+    """When it was last sent to the engine."""
+    held_s: float = 0.0
+    """How long it waited at the gateway before it was sent."""
+    held_counted_s: float = 0.0
+    """The part of that which counts for its program's wait/service ratio."""
+    lost_s: float | None = None
+    """Since when no connection to the engine has come about for it."""
     receipt: Receipt | None = None
     """Set when the call is settled."""
 
@@ -223,12 +231,22 @@ class CallDesk:
             self._observer.began(call)
         return call
 
-    def readdress(self, call: OpenCall) -> None:
-        """Give a call that is sent again another id in the engine."""
+    def send(self, call: OpenCall) -> None:
+        """Note that a call goes to the engine, perhaps again."""
+        if call.sent_s is not None:
+            self.recall(call)
+        call.sent_s = self._clock()
+
+    def recall(self, call: OpenCall) -> None:
+        """Note that a call that was sent came to nothing; it gets another id in the engine.
+
+        An account of the attempt that failed must not pass for one of the next.
+        """
         del self._open[call.engine_key]
         call.engine_key = self._new_key(call.identity.call)
         call.accounts.clear()
         call.complete.clear()
+        call.sent_s = None
         self._open[call.engine_key] = call
 
     def deliver(self, account: CallAccount) -> None:
@@ -305,7 +323,7 @@ class CallDesk:
         return Receipt(
             call_id=call.identity.call,
             program_id=call.shown_program,
-            wait_s=0.0,
+            wait_s=call.held_s,
             service_s=self._estimated_service_s(call, now) if did_work else 0.0,
             estimated=True,
         )
@@ -313,8 +331,10 @@ class CallDesk:
     def _estimated_service_s(self, call: OpenCall, now: float) -> float:
         """Return the weighted tokens that the engine states, if they are the unit, else the time here."""
         usage = call.usage
+        if call.sent_s is None:
+            return 0.0
         if usage is None or self._scheduler.service != "tokens":
-            return now - call.start_s
+            return now - call.sent_s
         read_tokens = usage.prompt_tokens - (usage.cached_tokens or 0)
         return self._scheduler.nominal_service_s(max(0, read_tokens), usage.completion_tokens)
 
@@ -356,7 +376,7 @@ def _call_end(call: OpenCall, receipt: Receipt, outcome: Outcome) -> CallEnd:
         outcome=outcome.value,
         services_s=tuple(account.service_s for account in accounts) or (receipt.service_s,),
         wait_s=receipt.wait_s,
-        table_wait_s=sum(account.table_wait_s for account in accounts),
+        table_wait_s=call.held_counted_s + sum(account.table_wait_s for account in accounts),
         # What the engine used is what it had; it may know more of a program than the gateway.
         inherited_service_s=max((a.inherited_service_s for a in accounts), default=call.entry_service_s),
         is_estimated=receipt.estimated,
@@ -382,7 +402,7 @@ def _accounted(call: OpenCall) -> Receipt:
     return Receipt(
         call_id=call.identity.call,
         program_id=call.shown_program,
-        wait_s=max(account.wait_s for account in accounts),
+        wait_s=call.held_s + max(account.wait_s for account in accounts),
         service_s=sum(account.service_s for account in accounts),
         preemptions=sum(account.preemptions for account in accounts),
         demotions=sum(account.demotions for account in accounts),

@@ -14,6 +14,7 @@ from autellix_backend.gateway.body import CallBody, parse_body
 from autellix_backend.gateway.body_limits import bounded
 from autellix_backend.gateway.calls import CallDesk
 from autellix_backend.gateway.dialects import Dialect
+from autellix_backend.gateway.dispatch import Dispatcher
 from autellix_backend.gateway.exchange import Exchange
 from autellix_backend.gateway.identity import Placement, read_identity
 from autellix_backend.gateway.outbound import engine_headers
@@ -31,6 +32,7 @@ class CallEndpoint:
         self,
         dialect: Dialect,
         upstream: Upstream,
+        dispatcher: Dispatcher,
         desk: CallDesk,
         guard: TokenGuard,
         placement: Placement,
@@ -41,6 +43,7 @@ class CallEndpoint:
     ) -> None:
         self._dialect = dialect
         self._upstream = upstream
+        self._dispatcher = dispatcher
         self._desk = desk
         self._guard = guard
         self._placement = placement
@@ -61,11 +64,25 @@ class CallEndpoint:
         admitted = await self._guard.admit(claimed, headers, tenant)
         identity = self._placement.place(admitted, body.fields, tenant)
         # Before the call begins: whatever fails from then on has to settle it.
+        request = read_request(self._dialect.path, headers, body.fields)
         sent = engine_headers(headers, self._upstream.kind, identity.program)
-        call = await self._desk.begin(tenant, identity, body.record_count, len(data))
-        call.request = read_request(self._dialect.path, headers, body.fields)
-        exchange = Exchange(self._upstream, self._desk, call, self._dialect, self._engine, send)
-        await self._watch(exchange, sent, body, receive)
+        admission = self._dispatcher.admit(len(data))
+        try:
+            call = await self._desk.begin(tenant, identity, body.record_count, len(data))
+            call.request = request
+            exchange = Exchange(
+                self._upstream,
+                self._dispatcher,
+                admission,
+                self._desk,
+                call,
+                self._dialect,
+                self._engine,
+                send,
+            )
+            await self._watch(exchange, sent, body, receive)
+        finally:
+            admission.release()
 
     async def _watch(
         self, exchange: Exchange, headers: Mapping[str, str], body: CallBody, receive: Receive

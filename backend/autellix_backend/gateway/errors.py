@@ -8,7 +8,9 @@ GatewayError
 ├── NotFoundError            404  no such program or session
 ├── BodyTooLargeError        413  the body exceeds the limit
 ├── LimitError               429  a limit or a budget of the tenant or the program is reached
-├── EngineUnavailableError   503  no engine answers; the call may be repeated
+├── EngineUnavailableError   503  no engine answers, or it died; mostly the call may be repeated
+├── OverloadedError          503  too many calls wait for the engine; the call may be repeated
+├── ShuttingDownError        503  the gateway ends; the call may be repeated elsewhere
 └── EngineTimeoutError       504  the engine did not answer in time
 """
 
@@ -63,11 +65,11 @@ class GatewayError(Exception):
         """Return the headers of the response."""
         return self.receipt
 
-    def body(self, shape: ErrorShape) -> bytes:
-        """Return the error object as JSON."""
+    def body(self, shape: ErrorShape, *, is_final: bool = False) -> bytes:
+        """Return the error object as JSON; a final one says that a client's library must not try again."""
         if shape is ErrorShape.ANTHROPIC:
             return _anthropic_body(self.message, self.status)
-        return _openai_body(self.message, self.type, self.code, self.param)
+        return _openai_body(self.message, self.type, self.code, self.param, is_final=is_final)
 
 
 class InvalidRequestError(GatewayError):
@@ -171,27 +173,75 @@ class LimitError(GatewayError):
         return {**retry, **self._rate_headers, **self.receipt}
 
 
-class EngineUnavailableError(GatewayError):
-    """No engine answers, or it died before its first byte; the client may repeat the call."""
+class UnavailableError(GatewayError):
+    """The call cannot be served at the moment."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
-    code = "engine_unavailable"
+
+    def __init__(self, message: str, *, can_retry: bool = True) -> None:
+        super().__init__(message)
+        self.can_retry = can_retry
 
     @property
     def headers(self) -> dict[str, str]:
-        """Tell the client when to come back."""
-        return {"retry-after": str(RETRY_AFTER_S), **self.receipt}
+        """Tell the client whether and when to come back."""
+        retry = {"retry-after": str(RETRY_AFTER_S)} if self.can_retry else {}
+        return {"x-should-retry": str(self.can_retry).lower(), **retry, **self.receipt}
+
+
+class EngineUnavailableError(UnavailableError):
+    """No engine answers, or it died before its first byte."""
+
+    code = "engine_unavailable"
+
+    def __init__(self, message: str, *, can_retry: bool = True, is_unsent: bool = False) -> None:
+        super().__init__(message, can_retry=can_retry)
+        self.is_unsent = is_unsent
+        """Whether nothing of the call reached the engine, which cannot have done anything for it."""
+
+
+class OverloadedError(UnavailableError):
+    """More calls, or bytes of them, wait for the engine than the settings allow."""
+
+    code = "overloaded"
+
+    def __init__(self, engine: str, limit: str) -> None:
+        super().__init__(f"the queue before engine {engine} is full: the limit is {limit}")
+
+
+class ShuttingDownError(UnavailableError):
+    """The gateway ends and takes no more calls."""
+
+    code = "shutting_down"
+
+    def __init__(self) -> None:
+        super().__init__("the gateway is shutting down; the call may be repeated")
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Make the client connect anew, to a gateway that goes on."""
+        return {"connection": "close", **super().headers}
 
 
 class EngineTimeoutError(GatewayError):
-    """The engine took longer than `gateway.upstream_timeout_s`."""
+    """The engine took longer than `gateway.upstream_timeout_s`; to repeat the call would cost that again."""
 
     status = HTTPStatus.GATEWAY_TIMEOUT
     code = "engine_timeout"
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """Keep the client from repeating the call by itself."""
+        return {"x-should-retry": "false", **self.receipt}
 
-def _openai_body(message: str, kind: str, code: str | None, param: str | None = None) -> bytes:
-    return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+def _openai_body(
+    message: str, kind: str, code: str | None, param: str | None = None, *, is_final: bool = False
+) -> bytes:
+    error: dict[str, object] = {"message": message, "type": kind, "param": param, "code": code}
+    if is_final:
+        error["retryable"] = False
+    return msgspec.json.encode({"error": error})
 
 
 def _anthropic_body(message: str, status: int) -> bytes:

@@ -11,9 +11,15 @@ from starlette.types import Send
 from autellix_backend.gateway.body import CallBody
 from autellix_backend.gateway.calls import CallDesk, OpenCall, Outcome, Receipt
 from autellix_backend.gateway.dialects import Dialect
-from autellix_backend.gateway.errors import EngineTimeoutError, EngineUnavailableError, GatewayError
+from autellix_backend.gateway.dispatch import Admission, Dispatcher, Slot
+from autellix_backend.gateway.errors import (
+    EngineTimeoutError,
+    EngineUnavailableError,
+    GatewayError,
+    ShuttingDownError,
+)
 from autellix_backend.gateway.outbound import engine_body
-from autellix_backend.gateway.streaming import EndSplitter, error_event, receipt_comment
+from autellix_backend.gateway.streaming import EndSplitter, error_event, holds_error, receipt_comment
 from autellix_backend.gateway.upstream import Upstream, response_headers
 from autellix_backend.gateway.usage import StreamTail, read_usage
 from autellix_wire import CALL_ID, ENGINE, IDENTITY_SOURCE, PROGRAM_ID, QUEUE_LEVEL
@@ -25,6 +31,8 @@ class Exchange:
     def __init__(
         self,
         upstream: Upstream,
+        dispatcher: Dispatcher,
+        admission: Admission,
         desk: CallDesk,
         call: OpenCall,
         dialect: Dialect,
@@ -32,13 +40,16 @@ class Exchange:
         send: Send,
     ) -> None:
         self._upstream = upstream
+        self._dispatcher = dispatcher
+        self._admission = admission
         self._desk = desk
         self._call = call
         self._dialect = dialect
         self._engine = engine
         self._send = send
         self._outcome = Outcome.ABORTED
-        self._was_sent = False
+        self._was_repeated = False
+        """Whether an engine died under it and it was sent to the next."""
         self._has_begun = False
         """Whether the client has the head of its answer."""
         self._is_stream_open = False
@@ -46,13 +57,8 @@ class Exchange:
     async def run(self, headers: Mapping[str, str], body: CallBody) -> None:
         """Relay the call."""
         try:
-            response = await self._upstream.post(self._dialect.path, headers, lambda: self._encode(body))
-            if response.status >= 400:
-                await self._relay_error(response)
-            elif response.content_type == "text/event-stream":
-                await self._relay_stream(response)
-            else:
-                await self._relay_body(response)
+            while not await self._attempt(headers, body):
+                self._desk.recall(self._call)
         except GatewayError as error:
             self._outcome = _outcome_of(error)
             error.receipt.update(self._receipt_headers(self._call.level))
@@ -60,7 +66,8 @@ class Exchange:
 
     async def close(self) -> None:
         """Settle the call, if that has not happened."""
-        did_run = self._was_sent and self._outcome in (Outcome.ABORTED, Outcome.TIMEOUT)
+        was_sent = self._call.sent_s is not None
+        did_run = was_sent and self._outcome in (Outcome.ABORTED, Outcome.TIMEOUT)
         has_account = did_run and self._dialect.takes_identity
         await self._desk.settle(self._call, self._outcome, has_account=has_account)
 
@@ -68,27 +75,60 @@ class Exchange:
         """Answer a call that the end of the server cut off, as far as it can still be answered.
 
         Raises:
-            EngineUnavailableError: if nothing was sent yet; for the error handler to answer.
+            ShuttingDownError: if nothing was sent yet; for the error handler to answer.
         """
-        error = EngineUnavailableError("the gateway is shutting down; the call may be repeated")
+        error = ShuttingDownError()
         if not self._has_begun:
             error.receipt.update(self._receipt_headers(self._call.level))
             raise error
         if self._is_stream_open:
             await self._send_part(error_event(error, self._dialect.errors), is_last=True)
 
+    async def _attempt(self, headers: Mapping[str, str], body: CallBody) -> bool:
+        """Send the call when its turn comes; return False if it is to be sent again."""
+        async with self._dispatcher.slot(self._call) as slot:
+            try:
+                response = await self._upstream.post(self._dialect.path, headers, lambda: self._encode(body))
+                slot.reached()
+                await self._relay(slot, response)
+            except EngineUnavailableError as error:
+                if error.is_unsent:
+                    slot.unreached()
+                else:
+                    await self._consider_repeat(slot, error)
+                return False
+        return True
+
+    async def _consider_repeat(self, slot: Slot, error: EngineUnavailableError) -> None:
+        """Raise the error again unless the call may go to the engine that comes after the one that died."""
+        if self._has_begun or not await self._dispatcher.has_died(slot):
+            raise error
+        if self._was_repeated:
+            # The call may be what kills engines: nobody's library is to send it a third time by itself.
+            error.can_retry = False
+            raise error
+        self._was_repeated = True
+        self._dispatcher.count_repeat()
+
+    async def _relay(self, slot: Slot, response: aiohttp.ClientResponse) -> None:
+        if response.status >= 400:
+            await self._relay_error(slot, response)
+        elif response.content_type == "text/event-stream":
+            await self._relay_stream(slot, response)
+        else:
+            await self._relay_body(response)
+
     def _encode(self, body: CallBody) -> bytes:
-        if self._was_sent:
-            # An account of the attempt that was reset must not pass for one of this.
-            self._desk.readdress(self._call)
-        self._was_sent = True
+        self._desk.send(self._call)
         call = self._call
         args = call.engine_args() if self._dialect.takes_identity else {}
         return engine_body(body, self._upstream.kind, args, tenant=call.tenant.name)
 
-    async def _relay_error(self, response: aiohttp.ClientResponse) -> None:
-        self._outcome = Outcome.REJECTED
+    async def _relay_error(self, slot: Slot, response: aiohttp.ClientResponse) -> None:
         content = await self._upstream.read(response)
+        if response.status >= 500 and await self._dispatcher.has_died(slot):
+            raise self._death()
+        self._outcome = Outcome.REJECTED
         await self._desk.settle(self._call, self._outcome, has_account=False)
         await self._start(response, content_length=len(content), level=self._call.level)
         await self._send({"type": "http.response.body", "body": content})
@@ -103,30 +143,43 @@ class Exchange:
         await self._start(response, content_length=len(content), level=receipt.level or self._call.level)
         await self._send({"type": "http.response.body", "body": content})
 
-    async def _relay_stream(self, response: aiohttp.ClientResponse) -> None:
+    async def _relay_stream(self, slot: Slot, response: aiohttp.ClientResponse) -> None:
         splitter = EndSplitter(self._dialect.stream_ends)
         end = StreamTail() if self._desk.wants_usage else None
         try:
-            await self._start(response, content_length=None, level=self._call.level)
-            self._is_stream_open = True
             tail = b""
             async for chunk in self._upstream.chunks(response):
+                if holds_error(chunk) and await self._dispatcher.has_died(slot):
+                    raise self._death()
+                await self._begin_stream(response)
                 head, found = (b"", chunk) if tail else splitter.feed(chunk)
                 if end is not None:
                     end.feed(head)
                 if head:
                     await self._send_part(head)
                 tail += found
+            await self._begin_stream(response)
             if end is not None:
                 self._call.usage = end.usage(tail)
             receipt = await self._desk.settle(self._call, Outcome.OK, has_account=True)
             await self._send_part(splitter.flush() + _comment(receipt) + tail, is_last=True)
         except GatewayError as error:
+            if not self._has_begun:
+                raise
             await self._break_off(error, splitter.flush())
         finally:
             # Only a stream that ended by itself may give its connection back; any other must abort the call.
             if not response.content.at_eof():
                 response.close()
+
+    async def _begin_stream(self, response: aiohttp.ClientResponse) -> None:
+        """Send the head, with the first bytes behind it: until then the call may go to another engine."""
+        if not self._has_begun:
+            await self._start(response, content_length=None, level=self._call.level)
+            self._is_stream_open = True
+
+    def _death(self) -> EngineUnavailableError:
+        return EngineUnavailableError(f"engine {self._engine} died while it answered")
 
     async def _break_off(self, error: GatewayError, rest: bytes) -> None:
         """End a stream whose head is out already: the error can only come as an event."""
@@ -148,6 +201,7 @@ class Exchange:
         if content_length is not None:
             headers.append((b"content-length", str(content_length).encode()))
         self._has_begun = True
+        self._admission.release()
         await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
 
     def _receipt_headers(self, level: int) -> dict[str, str]:

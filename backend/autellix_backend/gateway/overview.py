@@ -7,6 +7,7 @@ from collections.abc import Callable
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.supervisor import Supervisor
 from autellix_backend.gateway.calls import CallDesk, OpenCall
+from autellix_backend.gateway.dispatch import Dispatcher
 from autellix_backend.gateway.reports import EngineReports
 from autellix_backend.gateway.situation import EngineView, OpenCallView, Situation
 
@@ -18,12 +19,14 @@ class Overview:
         self,
         engine: Engine,
         supervisor: Supervisor,
+        dispatcher: Dispatcher,
         desk: CallDesk,
         reports: EngineReports,
         clock: Callable[[], float],
     ) -> None:
         self._engine = engine
         self._supervisor = supervisor
+        self._dispatcher = dispatcher
         self._desk = desk
         self._reports = reports
         self._clock = clock
@@ -38,7 +41,7 @@ class Overview:
         report = self._reports.get(engine.name)
         failure = None
         if not self._supervisor.is_up:
-            failure = engine.failure() or self._supervisor.reason or "it is not running"
+            failure = engine.failure() or self._supervisor.problem
         view = EngineView(
             name=engine.name,
             failure=failure,
@@ -63,4 +66,5 @@ class Overview:
             open_s=self._clock() - call.start_s,
             level=call.level,
             entry_service_s=call.entry_service_s,
+            held=self._dispatcher.hold(call),
         )

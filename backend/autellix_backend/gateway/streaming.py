@@ -8,6 +8,8 @@ from __future__ import annotations
 from autellix_backend.gateway.dialects import ErrorShape
 from autellix_backend.gateway.errors import GatewayError
 
+ERROR_MARKS = (b'data: {"error":', b"event: error\n")
+
 
 class EndSplitter:
     """Splits a stream of bytes at the line that opens its last event, wherever the chunks happen to break.
@@ -56,6 +58,14 @@ def receipt_comment(receipt: bytes) -> bytes:
 
 
 def error_event(error: GatewayError, shape: ErrorShape) -> bytes:
-    """Turn an error into an SSE event; the blank line before it closes an event that was cut off."""
+    """Turn an error into an SSE event; the blank line before it closes an event that was cut off.
+
+    No header can say any more that the call is not to be repeated, so OpenAI's error object does.
+    """
     name = b"event: error\n" if shape is ErrorShape.ANTHROPIC else b""
-    return b"\n\n" + name + b"data: " + error.body(shape) + b"\n\n"
+    return b"\n\n" + name + b"data: " + error.body(shape, is_final=True) + b"\n\n"
+
+
+def holds_error(chunk: bytes) -> bool:
+    """Say whether a piece of a stream holds an engine's error event; within JSON quotes are escaped."""
+    return any(mark in chunk for mark in ERROR_MARKS)

@@ -42,7 +42,8 @@ _NOT_RETURNED = frozenset(
     }
 )
 
-# A reset says nothing of the call, which may be sent again; a refused connection says that nobody is there.
+# A reset says nothing of the call, which may be sent again; without a connection nobody is there.
+_UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _RESETS = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError)
 _FAILURES = (aiohttp.ClientError, TimeoutError, OSError)
 
@@ -138,28 +139,31 @@ class Upstream:
         except _FAILURES as error:
             raise self.translate(error) from error
 
-    def translate(self, error: Exception) -> GatewayError:
+    def translate(self, error: Exception, *, is_unsent: bool = False) -> GatewayError:
         """Return the gateway's error for one of the client library's."""
         if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):
             return EngineTimeoutError(f"engine {self._engine.name} did not answer in time")
         reason = self._engine.failure() or str(error) or type(error).__name__
-        return EngineUnavailableError(f"engine {self._engine.name} is not reachable: {reason}")
+        message = f"engine {self._engine.name} is not reachable: {reason}"
+        return EngineUnavailableError(message, is_unsent=is_unsent)
 
     async def _send_twice(
         self, send: Callable[[], Awaitable[aiohttp.ClientResponse]]
     ) -> aiohttp.ClientResponse:
         if not self._engine.is_alive():
-            raise self.translate(ConnectionError("it is not running"))
+            raise self.translate(ConnectionError("it is not running"), is_unsent=True)
+        was_reset = False
         try:
             try:
                 return await send()
-            except aiohttp.ClientConnectorError:
+            except _UNSENT:
                 raise
             except _RESETS:
+                was_reset = True
                 self._on_retry()
                 return await send()
         except _FAILURES as error:
-            raise self.translate(error) from error
+            raise self.translate(error, is_unsent=isinstance(error, _UNSENT) and not was_reset) from error
 
     async def _send(
         self, method: str, path: str, headers: Mapping[str, str], data: bytes | None

@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from autellix_backend.observe.call_metrics import LATENCY_BUCKETS_S, CallMetrics
+from autellix_backend.observe.dispatch_metrics import DispatchMetrics
 from autellix_backend.observe.engine_metrics import EngineMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -105,6 +106,7 @@ class GatewayMetrics:
             registry=self.registry,
         )
         self.engines = EngineMetrics(self.registry)
+        self.dispatch = DispatchMetrics(self.registry)
         self._held = Gauge("autellix_held", "What the store holds.", ("kind",), registry=self.registry)
 
     def set_engine(self, engine: str, *, is_up: bool, is_restarting: bool = False) -> None:

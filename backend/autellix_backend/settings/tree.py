@@ -33,6 +33,8 @@ class GatewaySettings:
     connect_timeout_s: float = 5.0
     account_wait_s: float = 0.5
     """How long an answered call waits for the engine's accounting before its receipt goes without."""
+    recovery_wait_s: float = 60.0
+    """How long a call waits for the return of an engine that is down or being restarted."""
     shutdown_grace_s: float = 10.0
     """How long running calls may go on after SIGTERM."""
     strict_identity: bool = False
@@ -55,7 +57,7 @@ class GatewaySettings:
         for name in ("heartbeat_s", "program_idle_s", "upstream_timeout_s", "connect_timeout_s"):
             check_positive("gateway", self, name)
         check_positive("gateway", self, "max_body_bytes")
-        for name in ("account_wait_s", "shutdown_grace_s"):
+        for name in ("account_wait_s", "recovery_wait_s", "shutdown_grace_s"):
             check_positive("gateway", self, name, zero_allowed=True)
         is_known = self.subagents in SUBAGENT_KINDS
         check(is_known, "gateway.subagents", f"is {self.subagents!r}", "thread or program")
@@ -95,14 +97,27 @@ class EngineSettings:
     probe_timeout_s: float = 10.0
     max_failed_probes: int = 3
     """How many health probes in a row may fail before the engine counts as hung."""
+    max_in_flight: int | None = None
+    """How many calls an engine without our scheduler is sent at once; the others wait in the gateway, in the
+    scheduler's order. None sends all at once; an engine with our scheduler always gets all."""
+    max_waiting_calls: int = 10_000
+    """How many calls may wait for the first byte of their answer, at the gateway or the engine."""
+    max_waiting_bytes: int = 2**30
+    """How large the bodies of those calls may be together."""
+    breaker_failures: int = 3
+    """After how many failures in a row to connect no call is sent for `breaker_cooldown_s`."""
+    breaker_cooldown_s: float = 2.0
 
     def __post_init__(self) -> None:
         if self.max_num_seqs is not None:
             check_positive("engine", self, "max_num_seqs")
         for name in ("startup_timeout_s", "restart_window_s", "probe_period_s", "probe_timeout_s"):
             check_positive("engine", self, name)
-        check_positive("engine", self, "max_failed_probes")
-        for name in ("shutdown_timeout_s", "max_restarts", "restart_delay_s"):
+        for name in ("max_failed_probes", "max_waiting_calls", "max_waiting_bytes", "breaker_failures"):
+            check_positive("engine", self, name)
+        if self.max_in_flight is not None:
+            check_positive("engine", self, "max_in_flight")
+        for name in ("shutdown_timeout_s", "max_restarts", "restart_delay_s", "breaker_cooldown_s"):
             check_positive("engine", self, name, zero_allowed=True)
         is_known = self.kind in ENGINE_KINDS
         check(is_known, "engine.kind", f"is {self.kind!r}", f"one of {listed(ENGINE_KINDS)}")

@@ -1,0 +1,151 @@
+"""The line of calls before one engine: who is next, and who has gone.
+
+StraightLine    calls go in the order of their coming, all at once: the engine orders them itself
+OrderedLine     so many calls at a time; which one is next says the scheduler's own machine
+
+Pure: time is an argument, and nothing waits here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.machine import Machine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """What a line needs to know of a call."""
+
+    key: str
+    """Unique over the calls in the line."""
+    program: str
+    thread: str = "0"
+    tenant: str = ""
+    weight: float = 1.0
+    service_s: float = 0.0
+    """What it inherits from its program."""
+    wait_s: float = 0.0
+    """Its program's waiting so far."""
+    expected_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """How long a call waited in the line."""
+
+    wait_s: float
+    counted_s: float
+    """The part that counts against its program's service: that since its last promotion."""
+
+
+class Line(Protocol):
+    """The calls that wait for an engine and those that it has been given."""
+
+    def enter(self, caller: Caller, now: float) -> None:
+        """Let a call wait; its key must not be in the line."""
+        ...
+
+    def next(self, now: float) -> str | None:
+        """Return the key of the waiting call that may go; None if none waits or no slot is free."""
+        ...
+
+    def go(self, key: str, now: float) -> Wait:
+        """Give a waiting call a slot; return how long it waited."""
+        ...
+
+    def leave(self, key: str, now: float) -> Wait | None:
+        """Take a call out; return how long it waited if it had not gone."""
+        ...
+
+
+class StraightLine:
+    """First come, first served, without a bound on the calls that have gone."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, float] = {}
+
+    def enter(self, caller: Caller, now: float) -> None:
+        """Append the call."""
+        self._waiting[caller.key] = now
+
+    def next(self, now: float) -> str | None:  # noqa: ARG002
+        """Return the first."""
+        return next(iter(self._waiting), None)
+
+    def go(self, key: str, now: float) -> Wait:
+        """Forget the call."""
+        waited_s = now - self._waiting.pop(key)
+        return Wait(wait_s=waited_s, counted_s=waited_s)
+
+    def leave(self, key: str, now: float) -> Wait | None:
+        """Forget the call, if it still waits."""
+        return self.go(key, now) if key in self._waiting else None
+
+
+class OrderedLine:
+    """Algorithm 1 over the calls at the gateway, for an engine that cannot order them.
+
+    A call that has gone is not called back. It is charged the time that it holds its slot; nobody here sees
+    the engine's steps. The order, the tenants' shares and the promotion of starving calls are the machine's.
+    """
+
+    def __init__(self, config: SchedulerConfig, slots: int) -> None:
+        self._machine = Machine(config)
+        self._slots = slots
+        self._charged_until_s: dict[str, float] = {}
+        """By each call that has gone."""
+
+    def enter(self, caller: Caller, now: float) -> None:
+        """Queue the call by what its program has received."""
+        self._machine.arrive(
+            caller.key,
+            caller.program,
+            now,
+            thread_id=caller.thread,
+            service_s=caller.service_s,
+            wait_s=caller.wait_s,
+            expected_s=caller.expected_s,
+            tenant=caller.tenant,
+            weight=caller.weight,
+        )
+
+    def next(self, now: float) -> str | None:
+        """Return the first waiting call of the machine's order, if a slot is free."""
+        if len(self._charged_until_s) >= self._slots:
+            return None
+        self._charge(now)
+        self._machine.tick(now)
+        return next((call.call_id for call in self._machine if not call.is_running), None)
+
+    def go(self, key: str, now: float) -> Wait:
+        """Give the call a slot."""
+        call = self._machine.call(key)
+        wait = Wait(wait_s=call.wait_at(now), counted_s=call.unpaid_wait_at(now))
+        self._machine.start(key, now)
+        self._charged_until_s[key] = now
+        return wait
+
+    def leave(self, key: str, now: float) -> Wait | None:
+        """Free the call's slot, if it has one; its program is forgotten with its last call here."""
+        self._charge(now)
+        has_gone = self._charged_until_s.pop(key, None) is not None
+        record = self._machine.finish(key, now) if has_gone else self._machine.abort(key, now)
+        if not self._machine.table[record.program_id].active_calls:
+            self._machine.end_program(record.program_id)
+        return None if has_gone else Wait(wait_s=record.wait_s, counted_s=record.table_wait_s)
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        self._machine.check()
+        running = {call.call_id for call in self._machine if call.is_running}
+        assert running == self._charged_until_s.keys()
+        assert len(running) <= self._slots
+        assert all(program.active_calls for program in self._machine.table.programs())
+
+    def _charge(self, now: float) -> None:
+        for key, until_s in self._charged_until_s.items():
+            self._machine.charge(key, now - until_s, now)
+            self._charged_until_s[key] = now
