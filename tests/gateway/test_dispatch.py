@@ -82,11 +82,12 @@ def test_a_call_whose_engine_died_before_the_first_byte_is_sent_once_more(
 ) -> None:
     async def main() -> None:
         slow = FakeBehaviour(token_delay_s=5.0)
-        async with serve(slow, engine_settings=QUICK) as rig:
+        async with serve(slow, engine_settings={**QUICK, "max_restarts": 1000}) as rig:
             call = asyncio.create_task(post(rig, stream=is_streaming))
             await rig.engine.wait_until(lambda: len(rig.engine.calls) == 1)
             rig.engine.behaviour = FakeBehaviour()
-            await rig.engine.kill("it fell")
+            async with kept_down(rig.engine):
+                await until_held(rig, 1)
             status, _, answer = await call
             assert status == 200
             first, second = (request.xargs["autellix_call"] for request in rig.engine.calls)
