@@ -91,6 +91,39 @@ def test_run_takes_the_engine_s_and_the_scheduler_s_options(capsys: pytest.Captu
     assert (scheduler["period_steps"], scheduler["demotes"]) == (2, False)
 
 
+def test_engines_may_differ_in_speed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The speeds say how many engines there are."""
+    options = ("--engine-speeds", "1,1,2", "--balancer", "locality-bounded")
+    setting = report(capsys, "run", "chat", *FAST, *options)["setting"]
+    assert (setting["engines"], setting["engine_speeds"]) == (3, [1.0, 1.0, 2.0])
+
+    assert main(["sim", "run", "chat", *FAST, *options]) == 0
+    assert "3 x llama3.1-8b-a100, locality-bounded, speeds 1, 1, 2;" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            ["--engines", "3", "--engine-speeds", "1,2"],
+            "engine_speeds must be one for each of 3 engines, not 2",
+        ),
+        (["--engine-speeds", "1,fast"], "'1,fast'; expected numbers with commas, as 1,1,2,2"),
+        (["--engine-speeds", "1,0"], "0 is not a number above zero"),
+    ],
+)
+def test_speeds_that_cannot_be_used_are_named(
+    options: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line that says what was expected."""
+    try:
+        code = main(["sim", "run", "chat", *FAST, *options])
+    except SystemExit as exit_:
+        code = int(str(exit_.code))
+    assert code == 2
+    assert expected in capsys.readouterr().err
+
+
 def test_bounds_can_follow_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
     """An engine that is slower has wider levels."""
     fast, slow = (

@@ -1,75 +1,156 @@
-"""Algorithm 2."""
+"""The balancers' registry, those that remember nothing, and Algorithm 2."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 
-from autellix_backend.core.balance import BALANCER_NAMES, Locality, RoundRobin, least_used, make_balancer
+from autellix_backend.core.balance import BALANCER_NAMES, EngineLoad, FinishedCall, make_balancer
+from autellix_backend.core.balance.locality import Locality
+from autellix_backend.core.balance.spread import LeastUsed, RoundRobin
+from autellix_backend.core.errors import NoEngineError, UnknownBalancerError
 
 
-def test_the_first_engine_wins_a_tie() -> None:
-    assert least_used({"b": 1, "a": 1, "c": 2}) == "b"
+def engines(calls: Mapping[str, int], *, closed: str = "", **changes: Any) -> list[EngineLoad]:
+    """Return engines with so many calls each, of which as many run as there are slots."""
+    found = []
+    for name, count in calls.items():
+        values = {"slots": 4, "prefill_s_per_token": 0.001, "decode_s_per_token": 0.02} | changes
+        running = min(count, values["slots"])
+        waiting = count - running
+        is_accepting = name not in closed
+        found.append(
+            EngineLoad(name=name, running=running, waiting=waiting, is_accepting=is_accepting, **values)
+        )
+    return found
 
 
-def test_without_engines_there_is_no_choice() -> None:
-    with pytest.raises(ValueError, match="empty"):
-        least_used({})
+@pytest.mark.parametrize("name", BALANCER_NAMES)
+def test_a_balancer_carries_the_name_it_is_made_by(name: str) -> None:
+    assert make_balancer(name).name == name
+
+
+def test_an_unknown_balancer_is_named_with_the_known_ones() -> None:
+    with pytest.raises(
+        UnknownBalancerError,
+        match="balancer must be one of round_robin, least_used, locality, locality-bounded, not 'random'",
+    ):
+        make_balancer("random")
+
+
+@pytest.mark.parametrize("name", BALANCER_NAMES)
+def test_an_engine_that_drains_or_is_down_gets_no_call(name: str) -> None:
+    balancer = make_balancer(name)
+
+    chosen = {
+        balancer.assign(f"p{number % 7}", 4000, engines({"a": 0, "b": 9, "c": 9}, closed="a"))
+        for number in range(20)
+    }
+
+    assert "a" not in chosen
+
+
+@pytest.mark.parametrize("name", BALANCER_NAMES)
+@pytest.mark.parametrize("closed", ["", "ab"])
+def test_without_an_engine_that_accepts_there_is_no_choice(name: str, closed: str) -> None:
+    loads = engines({"a": 0, "b": 0} if closed else {}, closed=closed)
+    with pytest.raises(NoEngineError, match=f"none of {len(loads)} engine"):
+        make_balancer(name).assign("p", 1, loads)
+
+
+@pytest.mark.parametrize("name", BALANCER_NAMES)
+def test_what_is_unknown_can_be_finished_and_forgotten(name: str) -> None:
+    balancer = make_balancer(name)
+
+    balancer.finished(FinishedCall(program_id="p", engine="gone", prompt_tokens=9, output_tokens=9))
+    balancer.forget("p")
+
+    assert balancer.assign("p", 9, engines({"a": 0})) == "a"
+
+
+@pytest.mark.parametrize("name", BALANCER_NAMES)
+def test_two_balancers_that_see_the_same_choose_the_same(name: str) -> None:
+    one, other = make_balancer(name), make_balancer(name)
+    for number in range(60):
+        loads = engines({"a": number % 5, "b": number % 3, "c": number % 7})
+        program, tokens = f"p{number % 11}", 100 * (number % 40)
+        assert one.assign(program, tokens, loads) == other.assign(program, tokens, loads)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("running", -1),
+        ("waiting", -1),
+        ("slots", 0),
+        ("prefill_s_per_token", float("nan")),
+        ("decode_s_per_token", -1.0),
+        ("kv_tokens", -1),
+    ],
+)
+def test_a_bad_load_names_its_field(field: str, value: float) -> None:
+    good: dict[str, Any] = {
+        "running": 0,
+        "waiting": 0,
+        "slots": 1,
+        "prefill_s_per_token": 0.0,
+        "decode_s_per_token": 0.0,
+    }
+    with pytest.raises(ValueError, match=f"^{field} must"):
+        EngineLoad(name="a", **(good | {field: value}))
+
+
+def test_engines_take_turns() -> None:
+    balancer = RoundRobin()
+    turns = [balancer.assign("p", 9999, engines({"a": 5, "b": 0, "c": 1})) for _ in range(4)]
+    assert turns == ["a", "b", "c", "a"]
+
+
+def test_the_least_used_engine_has_the_fewest_calls_and_the_first_wins_a_tie() -> None:
+    assert LeastUsed().assign("p", 9999, engines({"b": 1, "a": 1, "c": 2})) == "b"
+    assert LeastUsed().assign("p", 9999, engines({"b": 9, "a": 8, "c": 9})) == "a"
 
 
 def test_short_calls_follow_the_load_and_pin_nothing() -> None:
     balancer = Locality()
 
-    assert balancer.assign("p", 2047, {"a": 1, "b": 0}) == "b"
-    assert balancer.assign("p", 2047, {"a": 0, "b": 1}) == "a"
+    assert balancer.assign("p", 2047, engines({"a": 1, "b": 0})) == "b"
+    assert balancer.assign("p", 2047, engines({"a": 0, "b": 1})) == "a"
     assert balancer.pins == {}
 
 
 def test_long_calls_stay_where_the_first_one_went() -> None:
     balancer = Locality()
 
-    assert balancer.assign("p", 2048, {"a": 1, "b": 0}) == "b"
-    assert balancer.assign("p", 2048, {"a": 0, "b": 9}) == "b"
-    assert balancer.assign("q", 2048, {"a": 0, "b": 9}) == "a"
+    assert balancer.assign("p", 2048, engines({"a": 1, "b": 0})) == "b"
+    assert balancer.assign("p", 2048, engines({"a": 0, "b": 9})) == "b"
+    assert balancer.assign("q", 2048, engines({"a": 0, "b": 9})) == "a"
 
 
 def test_a_program_moves_when_its_engine_is_gone() -> None:
     balancer = Locality()
-    balancer.assign("p", 5000, {"a": 0, "b": 1})
+    balancer.assign("p", 5000, engines({"a": 0, "b": 1}))
 
-    assert balancer.assign("p", 5000, {"b": 1, "c": 0}) == "c"
+    assert balancer.assign("p", 5000, engines({"b": 1, "c": 0})) == "c"
     assert balancer.pins == {"p": "c"}
 
 
-def test_a_released_program_is_forgotten() -> None:
+def test_an_engine_that_returns_has_lost_its_pins() -> None:
     balancer = Locality()
-    balancer.assign("p", 5000, {"a": 0})
+    balancer.assign("p", 5000, engines({"a": 0, "b": 1}))
+    balancer.assign("q", 5000, engines({"a": 0, "b": 1}, closed="a"))
 
-    balancer.release("p")
-    balancer.release("p")
+    assert balancer.pins == {"q": "b"}
+    assert balancer.assign("p", 5000, engines({"a": 9, "b": 1})) == "b"
+
+
+def test_a_forgotten_program_has_no_pin() -> None:
+    balancer = Locality()
+    balancer.assign("p", 5000, engines({"a": 0}))
+
+    balancer.forget("p")
+    balancer.forget("p")
 
     assert balancer.pins == {}
-
-
-def test_engines_take_turns() -> None:
-    balancer = RoundRobin()
-    turns = [balancer.assign("p", 9999, {"a": 5, "b": 0, "c": 1}) for _ in range(4)]
-    assert turns == ["a", "b", "c", "a"]
-
-
-def test_a_balancer_is_made_by_its_name() -> None:
-    for name in BALANCER_NAMES:
-        balancer = make_balancer(name, 10)
-        assert balancer.assign("p", 10, {"a": 1.0}) == "a"
-        balancer.release("p")
-    assert make_balancer("least_used").assign("p", 9999, {"a": 1, "b": 0}) == "b"
-
-
-@pytest.mark.parametrize("name", BALANCER_NAMES)
-def test_no_balancer_can_choose_without_engines(name: str) -> None:
-    with pytest.raises(ValueError, match="empty"):
-        make_balancer(name).assign("p", 1, {})
-
-
-def test_an_unknown_balancer_is_named_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="must be one of round_robin, least_used, locality, not 'random'"):
-        make_balancer("random")

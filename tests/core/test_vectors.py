@@ -9,7 +9,8 @@ import pytest
 from tests.core.shared_vectors import FIG9, entries, load
 from tests.core.unit_step import Outcome, Step, UnitStep, Workload
 
-from autellix_backend.core.balance import Locality
+from autellix_backend.core.balance import EngineLoad
+from autellix_backend.core.balance.locality import Locality
 from autellix_backend.core.batch import form_batch
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.levels import Levels
@@ -119,7 +120,17 @@ def test_the_placements_of_algorithm_2_are_reproduced(sequence: dict[str, Any]) 
     balancer = Locality(load("alg2.json")["threshold"])
 
     for call in sequence["calls"]:
-        loads = {str(engine): load for engine, load in enumerate(call["loads"])}
+        loads = [
+            EngineLoad(
+                name=str(engine),
+                running=load,
+                waiting=0,
+                slots=16,
+                prefill_s_per_token=0.0,
+                decode_s_per_token=0.0,
+            )
+            for engine, load in enumerate(call["loads"])
+        ]
         assert str(call["engine"]) == balancer.assign(call["pid"], call["prompt_tokens"], loads)
         assert {pid: str(engine) for pid, engine in call["pinned_after"].items()} == balancer.pins
 

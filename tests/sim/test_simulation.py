@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from autellix_backend.core.balance import BALANCER_NAMES
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import POLICY_NAMES
 from autellix_backend.sim.engine import Decision, SimEngine
@@ -43,7 +44,11 @@ def play(
     scheduler = {
         key: changes.pop(key) for key in ("beta", "period_steps", "service", "demotes") if key in changes
     }
-    run = {key: changes.pop(key) for key in ("engines", "balancer", "hint_sigma") if key in changes}
+    run = {
+        key: changes.pop(key)
+        for key in ("engines", "engine_speeds", "balancer", "hint_sigma")
+        if key in changes
+    }
     log: list[tuple[str, Decision]] = []
     settings = SimSettings(
         model=replace(SMALL, **changes),  # type: ignore[arg-type]
@@ -87,6 +92,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> None:
         {"beta": 1.5},
         {"kv_blocks": None},
         {"engines": 2, "balancer": "locality"},
+        {"engines": 3, "engine_speeds": (1.0, 2.0, 3.0), "balancer": "locality-bounded"},
     ],
     ids=str,
 )
@@ -222,6 +228,38 @@ def test_an_engine_of_its_own_keeps_a_program_together() -> None:
     )
 
 
+def test_an_engine_of_twice_the_speed_takes_half_the_time() -> None:
+    arrivals = [(0.0, workload()[0][1])]
+    plain, _ = play(arrivals)
+    fast, _ = play(arrivals, engine_speeds=(2.0,))
+
+    assert fast.makespan_s == pytest.approx(plain.makespan_s / 2)
+    assert fast.engines[0].steps == plain.engines[0].steps
+
+
+@pytest.mark.parametrize("balancer", BALANCER_NAMES)
+def test_every_balancer_plays_every_program_on_engines_of_different_speed(balancer: str) -> None:
+    arrivals = workload(rate_per_s=5.0)
+    result, log = play(arrivals, engines=3, engine_speeds=(1.0, 1.0, 2.0), balancer=balancer)
+
+    assert len(result.programs) == len(arrivals)
+    assert {engine for engine, _ in log} == {"engine0", "engine1", "engine2"}
+
+
+def test_bounded_locality_finds_more_in_the_cache_than_turns_do() -> None:
+    """And its programs end earlier for it, the more so on engines of different speed."""
+    arrivals = workload(rate_per_s=5.0)
+    for speeds in ((), (1.0, 1.0, 2.0)):
+        runs = [
+            play(arrivals, engines=3, engine_speeds=speeds, balancer=name)[0]
+            for name in ("round_robin", "locality-bounded")
+        ]
+        cached = [sum(record.cached_tokens for record in run.programs) for run in runs]
+        latency_s = [sum(record.latency_s for record in run.programs) for run in runs]
+        assert cached[1] > cached[0]
+        assert latency_s[1] < latency_s[0]
+
+
 def test_programs_are_drawn_as_they_arrive() -> None:
     """Memory grows with the programs that are alive: one after the other, there is one at a time."""
     program = workload()[0][1]
@@ -243,7 +281,13 @@ def test_programs_are_drawn_as_they_arrive() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("engines", 0), ("hint_sigma", -1.0), ("balancer", "best")],
+    [
+        ("engines", 0),
+        ("engine_speeds", (1.0, 2.0)),
+        ("engine_speeds", (0.0,)),
+        ("hint_sigma", -1.0),
+        ("balancer", "best"),
+    ],
 )
 def test_a_bad_setting_names_its_field(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"^{field} must"):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from autellix_backend.cli.arguments import (
     InputError,
+    above_zero,
     add_fit_options,
     add_load_options,
     add_tree_scale,
@@ -78,7 +79,14 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add("--kv-blocks", type=count, metavar="N", help="KV blocks (default: the engine's)")
     add("--preemption", choices=PREEMPTION_KINDS, help="of KV blocks (default: the engine's)")
     add("--swap", choices=SWAP_KINDS, help="how blocks are swapped (default: the engine's)")
-    add("--engines", type=count, default=defaults["engines"], metavar="N", help="replicas (default: 1)")
+    add("--engines", type=count, metavar="N", help="replicas (default: 1, or one for each speed)")
+    add(
+        "--engine-speeds",
+        type=_speeds,
+        default=(),
+        metavar="X,…",
+        help="how many times as fast as the model each engine is, as 1,1,2,2 (default: all alike)",
+    )
     balancer = defaults["balancer"]
     add("--balancer", choices=BALANCER_NAMES, default=balancer, help=f"of calls (default: {balancer})")
     add_setting_options(parser, "--bounds", "--quanta", "--beta", "--period-steps")
@@ -141,7 +149,8 @@ def make_settings(
         return SimSettings(
             model=model,
             scheduler=replace(scheduler, policy=policy or scheduler.policy),
-            engines=args.engines,
+            engines=args.engines or len(args.engine_speeds) or 1,
+            engine_speeds=args.engine_speeds,
             balancer=args.balancer,
             hint_sigma=args.hints,
             seed=args.seed,
@@ -166,6 +175,7 @@ def describe_settings(args: argparse.Namespace, settings: SimSettings) -> dict[s
         "arrivals": args.arrivals,
         "seed": args.seed,
         "engines": settings.engines,
+        "engine_speeds": list(settings.engine_speeds),
         "balancer": settings.balancer,
         "hints": settings.hint_sigma,
         "model": settings.model.to_mapping(),
@@ -177,6 +187,8 @@ def describe_engines(settings: SimSettings) -> str:
     """Return one line of what the programs run on."""
     model, scheduler = settings.model, settings.scheduler
     copies = f"{settings.engines} x {model.name}, {settings.balancer}" if settings.engines > 1 else model.name
+    if settings.engine_speeds:
+        copies += f", speeds {', '.join(f'{speed:g}' for speed in settings.engine_speeds)}"
     bounds = ", ".join(f"{bound:g}" for bound in scheduler.bounds)
     return (
         f"{copies}; batch of {model.max_num_seqs}; level bounds (s of service): {bounds}; "
@@ -204,6 +216,13 @@ def _scheduler(
     if args.auto_bounds:
         scheduler = replace(scheduler, bounds=choose_bounds(model, programs))
     return replace(scheduler, demotes=scheduler.demotes and not args.no_demotion)
+
+
+def _speeds(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(above_zero(item) for item in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected numbers with commas, as 1,1,2,2") from None
 
 
 def _setting_defaults() -> dict[str, object]:

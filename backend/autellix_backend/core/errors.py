@@ -7,6 +7,8 @@ CoreError
 │   └── IllegalMoveError     (also ValueError)
 ├── UnknownProgramError      (also KeyError)
 ├── UnknownPolicyError       (also ValueError)
+├── UnknownBalancerError     (also ValueError)
+├── NoEngineError
 ├── AccountError             (also ValueError)
 └── SnapshotError            (also ValueError)
 """
@@ -21,7 +23,9 @@ __all__ = [
     "CoreError",
     "DuplicateCallError",
     "IllegalMoveError",
+    "NoEngineError",
     "SnapshotError",
+    "UnknownBalancerError",
     "UnknownCallError",
     "UnknownPolicyError",
     "UnknownProgramError",
@@ -73,6 +77,20 @@ class UnknownPolicyError(CoreError, ValueError):
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         super().__init__(f"policy {name!r} is unknown; the policies are {', '.join(sorted(known))}")
+
+
+class UnknownBalancerError(CoreError, ValueError):
+    """No balancer has this name."""
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"balancer must be one of {', '.join(known)}, not {name!r}")
+
+
+class NoEngineError(CoreError):
+    """A call cannot be sent anywhere."""
+
+    def __init__(self, engines: int) -> None:
+        super().__init__(f"none of {engines} engine(s) accepts calls: all are down or drain")
 
 
 class AccountError(CoreError, ValueError):

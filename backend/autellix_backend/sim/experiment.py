@@ -114,7 +114,8 @@ def drain_rate_per_s(programs: Sequence[ProgramTrace], settings: SimSettings) ->
         for program in programs
         for call in program.calls
     )
-    return settings.engines * len(programs) / work_s
+    speed = sum(settings.engine_speeds) if settings.engine_speeds else settings.engines
+    return speed * len(programs) / work_s
 
 
 def measure(result: SimResult) -> Metrics:

@@ -7,11 +7,12 @@ programs that are alive, but for one small record of each in the result.
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from autellix_backend.core.balance import make_balancer
+from autellix_backend.core.balance import EngineLoad, FinishedCall, make_balancer
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.estimate import Hint, SizeEstimator
 from autellix_backend.core.policies import make_policy
@@ -36,6 +37,8 @@ class SimSettings:
     model: EngineModel
     scheduler: SchedulerConfig
     engines: int = 1
+    engine_speeds: tuple[float, ...] = ()
+    """How many times as fast as the model each engine is; none: all are like the model."""
     balancer: str = "least_used"
     threshold_tokens: int = 2048
     hint_sigma: float | None = None
@@ -46,9 +49,20 @@ class SimSettings:
     def __post_init__(self) -> None:
         if self.engines < 1:
             raise ValueError(f"engines must be at least 1, not {self.engines}")
+        if self.engine_speeds and len(self.engine_speeds) != self.engines:
+            raise ValueError(
+                f"engine_speeds must be one for each of {self.engines} engines, not {len(self.engine_speeds)}"
+            )
+        if any(not 0 < speed < math.inf for speed in self.engine_speeds):
+            raise ValueError(f"engine_speeds must be above zero, not {self.engine_speeds}")
         if self.hint_sigma is not None and self.hint_sigma < 0:
             raise ValueError(f"hint_sigma must be 0 or more, not {self.hint_sigma}")
         make_balancer(self.balancer, self.threshold_tokens)
+
+    @property
+    def models(self) -> list[EngineModel]:
+        """Every engine's model."""
+        return [self.model.times_as_fast(speed) for speed in self.engine_speeds or (1.0,) * self.engines]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +176,8 @@ class _Simulation:
         self._balancer = make_balancer(settings.balancer, settings.threshold_tokens)
         self._estimator = SizeEstimator()
         self._engines = {
-            name: SimEngine(name, settings.model, settings.scheduler, self._table, _named(log, name))
-            for name in (f"engine{index}" for index in range(settings.engines))
+            name: SimEngine(name, model, settings.scheduler, self._table, _named(log, name))
+            for name, model in ((f"engine{index}", model) for index, model in enumerate(settings.models))
         }
         self._source: Iterator[tuple[float, ProgramTrace]] = iter(arrivals)
         self._next: tuple[float, ProgramTrace] | None = None
@@ -252,7 +266,7 @@ class _Simulation:
         trace = program.trace
         del self._alive[program.index]
         self._table.end(str(program.index))
-        self._balancer.release(str(program.index))
+        self._balancer.forget(str(program.index))
         self._estimator.observe_program(trace.source, program.service_s)
         record = ProgramRecord(
             program_id=trace.program_id,
@@ -276,7 +290,7 @@ class _Simulation:
 
     def _arrive(self, program: _Program, number: int, now: float) -> SimEngine:
         trace = program.trace.calls[number]
-        loads = {name: engine.load for name, engine in self._engines.items()}
+        loads = [_load(engine) for engine in self._engines.values()]
         engine = self._engines[self._balancer.assign(str(program.index), trace.prefill_tokens, loads)]
         base = None
         if trace.prefix_from is not None:
@@ -313,6 +327,15 @@ class _Simulation:
     def _end_stretch(self, engine: SimEngine, now: float) -> None:
         for call in engine.end(now):
             program, number = self._placed.pop(call.call_id)
+            self._balancer.finished(
+                FinishedCall(
+                    program_id=call.program_id,
+                    engine=engine.name,
+                    prompt_tokens=call.prompt_tokens,
+                    output_tokens=call.output_tokens,
+                    cached_tokens=call.cached_tokens,
+                )
+            )
             self._finish_call(program, number, call, now)
 
     def _finish_call(self, program: _Program, number: int, call: EngineCall, now: float) -> None:
@@ -353,6 +376,19 @@ class _Simulation:
 
 def _named(log: Callable[[str, Decision], None] | None, name: str) -> Callable[[Decision], None] | None:
     return None if log is None else lambda decision: log(name, decision)
+
+
+def _load(engine: SimEngine) -> EngineLoad:
+    model, running = engine.model, len(engine.running)
+    return EngineLoad(
+        name=engine.name,
+        running=running,
+        waiting=engine.load - running,
+        slots=model.max_num_seqs,
+        prefill_s_per_token=model.prefill_s,
+        decode_s_per_token=model.step_time_s(model.max_num_seqs, 0),
+        kv_tokens=math.inf if model.kv_blocks is None else model.kv_blocks * model.block_tokens,
+    )
 
 
 def _totals(engine: SimEngine) -> EngineTotals:

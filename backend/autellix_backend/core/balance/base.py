@@ -1,0 +1,117 @@
+"""What a balancer sees of engines and calls, and what it must do."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from autellix_backend.core.errors import NoEngineError
+
+__all__ = ["Balancer", "Departures", "EngineLoad", "FinishedCall", "accepting", "least_used"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """One engine at one moment; a bad value raises ValueError that names the field.
+
+    A call that was sent but that the engine has not reported yet counts as waiting.
+    """
+
+    name: str
+    running: int
+    """Calls in its batch."""
+    waiting: int
+    """Calls outside of it."""
+    slots: int
+    """Calls that its batch holds at most."""
+    prefill_s_per_token: float
+    """What it takes to read a token of a prompt that is not in the prefix cache."""
+    decode_s_per_token: float
+    """Time between two tokens of one answer in a full batch."""
+    kv_tokens: float = math.inf
+    """Tokens that its KV blocks hold, those in the prefix cache included; infinity if that is not known."""
+    is_accepting: bool = True
+    """Whether it may be sent calls: it is up, and does not drain."""
+
+    def __post_init__(self) -> None:
+        for name in ("running", "waiting"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        if self.slots < 1:
+            raise ValueError(f"slots must be at least 1, not {self.slots}")
+        for name in ("prefill_s_per_token", "decode_s_per_token", "kv_tokens"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
+
+    @property
+    def calls(self) -> int:
+        """Calls that wait or run there: the paper's measure of use."""
+        return self.running + self.waiting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedCall:
+    """What became of a call."""
+
+    program_id: str
+    engine: str
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int | None = None
+    """Of the prompt, those that the engine had in its prefix cache; None if it does not say."""
+
+
+class Balancer(ABC):
+    """Chooses engines; keeps what it has to remember of programs until they are forgotten.
+
+    Loads come in the operator's order of engines, always the same one: the first engine wins a tie.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def assign(self, program_id: str, prompt_tokens: int, loads: Sequence[EngineLoad]) -> str:
+        """Choose the engine of a call that has come, among those that accept calls.
+
+        Raises:
+            NoEngineError: none does.
+        """
+
+    def finished(self, call: FinishedCall) -> None:  # noqa: B027 - most have nothing to learn
+        """Learn from a call that an engine has answered; program and engine may be unknown by then."""
+
+    def forget(self, program_id: str) -> None:  # noqa: B027 - some remember no program
+        """Forget a program that is over; it may be unknown."""
+
+
+def accepting(loads: Sequence[EngineLoad]) -> list[EngineLoad]:
+    """Return the engines that may be sent calls.
+
+    Raises:
+        NoEngineError: there is none.
+    """
+    found = [load for load in loads if load.is_accepting]
+    if not found:
+        raise NoEngineError(len(loads))
+    return found
+
+
+def least_used(loads: Sequence[EngineLoad]) -> EngineLoad:
+    """Return the engine with the fewest calls; the first one wins a tie (Alg. 2, lines 15-20)."""
+    return min(loads, key=lambda load: load.calls)  # Alg. 2, line 18
+
+
+class Departures:
+    """Notices the engines that stop accepting calls: what was remembered of their caches is void."""
+
+    def __init__(self) -> None:
+        self._engines: set[str] = set()
+
+    def since_last(self, engines: Sequence[EngineLoad]) -> set[str]:
+        """Return the engines of the last time that are not among those that accept calls now."""
+        names = {engine.name for engine in engines}
+        gone, self._engines = self._engines - names, names
+        return gone

@@ -1,0 +1,119 @@
+"""Locality with a bound: a pin yields where going elsewhere, with all that this costs, is cheaper.
+
+Each program is pinned to the engine of its last call, where its context is in the cache. A call goes to the
+engine where it costs least (`cost.py`). Two rules keep programs from hopping:
+
+1. A pin yields only if elsewhere costs less than (1 - MARGIN) of what staying does. Elsewhere, the context
+   has to be read anew, and the batch there waits for it.
+2. A program that has moved is taken to have lost what it left behind. So moving back costs as much again, and
+   the queues must have changed by more than both prices before it does.
+
+A program that has no pin loses nothing by going anywhere, and binds all of its calls to come: then waiting
+counts more (NEW_WAIT_WEIGHT), which keeps slots of slow engines from idling while fast ones have queues.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from autellix_backend.core.balance.base import Balancer, Departures, EngineLoad, FinishedCall, accepting
+from autellix_backend.core.balance.cost import Placement, UsualCall, cost_s
+
+__all__ = ["LocalityBounded"]
+
+MARGIN = 0.3
+NEW_WAIT_WEIGHT = 4.0
+FIRST_GUESS = UsualCall(new_tokens=300.0, output_tokens=200.0)
+LEARNING_RATE = 0.02
+"""Weight of the latest call in the means: about the last fifty count."""
+
+
+@dataclass(slots=True)
+class _Pin:
+    engine: str
+    context_tokens: int
+    """Of the program there: prompt and answer of its last call."""
+
+
+class LocalityBounded(Balancer):
+    """Pins that yield; state is one pin for each program until it is forgotten."""
+
+    name: ClassVar[str] = "locality-bounded"
+
+    def __init__(self) -> None:
+        self._pins: dict[str, _Pin] = {}
+        self._pinned_tokens: Counter[str] = Counter()
+        """Contexts of all programs pinned to an engine."""
+        self._usual = FIRST_GUESS
+        self._departures = Departures()
+
+    @property
+    def pins(self) -> Mapping[str, str]:
+        """The engine of each pinned program."""
+        return {program: pin.engine for program, pin in self._pins.items()}
+
+    def assign(self, program_id: str, prompt_tokens: int, loads: Sequence[EngineLoad]) -> str:
+        """Choose the engine where the call costs least, or the program's own if that is hardly more."""
+        engines = accepting(loads)
+        if gone := self._departures.since_last(engines):
+            self._unpin(program for program, pin in list(self._pins.items()) if pin.engine in gone)
+        pin = self._pins.get(program_id)
+        costs = {load.name: self._cost_s(load, prompt_tokens, pin) for load in engines}
+        engine = min(costs, key=costs.__getitem__)
+        if pin is not None and costs[engine] > (1 - MARGIN) * costs[pin.engine]:
+            engine = pin.engine
+        self._pin(program_id, engine, prompt_tokens)
+        return engine
+
+    def finished(self, call: FinishedCall) -> None:
+        """Learn how long calls are, and that the answer is in the cache too."""
+        self._learn(call)
+        pin = self._pins.get(call.program_id)
+        if pin is not None and pin.engine == call.engine:
+            context_tokens = max(pin.context_tokens, call.prompt_tokens + call.output_tokens)
+            self._pin(call.program_id, call.engine, context_tokens)
+
+    def forget(self, program_id: str) -> None:
+        """Forget a program that is over; it may be unknown."""
+        self._unpin((program_id,))
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        pinned: Counter[str] = Counter()
+        for pin in self._pins.values():
+            pinned[pin.engine] += pin.context_tokens
+        assert +self._pinned_tokens == +pinned
+
+    def _cost_s(self, load: EngineLoad, prompt_tokens: int, pin: _Pin | None) -> float:
+        pinned_tokens, read_tokens = self._pinned_tokens[load.name], prompt_tokens
+        if pin is not None and pin.engine == load.name:
+            pinned_tokens -= pin.context_tokens
+            read_tokens = max(0, prompt_tokens - pin.context_tokens)
+        missing_tokens = pinned_tokens + prompt_tokens - load.kv_tokens
+        evicted_tokens = min(prompt_tokens, max(0, missing_tokens))
+        wait_weight = NEW_WAIT_WEIGHT if pin is None else 1.0
+        return cost_s(load, Placement(read_tokens, evicted_tokens), self._usual, wait_weight)
+
+    def _pin(self, program_id: str, engine: str, context_tokens: int) -> None:
+        self._unpin((program_id,))
+        self._pins[program_id] = _Pin(engine, context_tokens)
+        self._pinned_tokens[engine] += context_tokens
+
+    def _unpin(self, program_ids: Iterable[str]) -> None:
+        for program_id in program_ids:
+            pin = self._pins.pop(program_id, None)
+            if pin is not None:
+                self._pinned_tokens[pin.engine] -= pin.context_tokens
+                if not self._pinned_tokens[pin.engine]:
+                    del self._pinned_tokens[pin.engine]
+
+    def _learn(self, call: FinishedCall) -> None:
+        usual = self._usual
+        new_tokens = usual.new_tokens
+        if call.cached_tokens is not None:
+            new_tokens += LEARNING_RATE * (call.prompt_tokens - call.cached_tokens - new_tokens)
+        output_tokens = usual.output_tokens + LEARNING_RATE * (call.output_tokens - usual.output_tokens)
+        self._usual = UsualCall(new_tokens, output_tokens)

@@ -1,0 +1,47 @@
+"""Algorithm 2: short calls go where there are fewest, long ones where their program's cache is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from autellix_backend.core.balance.base import Balancer, Departures, EngineLoad, accepting, least_used
+
+__all__ = ["DEFAULT_THRESHOLD_TOKENS", "Locality"]
+
+DEFAULT_THRESHOLD_TOKENS = 2048
+
+
+class Locality(Balancer):
+    """Algorithm 2, with the engine that each program's long calls are pinned to.
+
+    The pins of an engine that stops accepting calls are gone: its programs are pinned afresh, and it does
+    not get them back when it returns, with what may be another cache.
+    """
+
+    name: ClassVar[str] = "locality"
+
+    def __init__(self, threshold_tokens: int = DEFAULT_THRESHOLD_TOKENS) -> None:
+        self._threshold_tokens = threshold_tokens
+        self._pins: dict[str, str] = {}
+        self._departures = Departures()
+
+    @property
+    def pins(self) -> Mapping[str, str]:
+        """The engine of each pinned program."""
+        return self._pins
+
+    def assign(self, program_id: str, prompt_tokens: int, loads: Sequence[EngineLoad]) -> str:
+        """Choose the engine of a call (Alg. 2, lines 1-14)."""
+        engines = accepting(loads)
+        if gone := self._departures.since_last(engines):
+            self._pins = {program: engine for program, engine in self._pins.items() if engine not in gone}
+        if prompt_tokens < self._threshold_tokens:  # Alg. 2, line 2
+            return least_used(engines).name  # Alg. 2, line 3
+        if program_id not in self._pins:  # Alg. 2, line 5
+            self._pins[program_id] = least_used(engines).name  # Alg. 2, lines 9-10
+        return self._pins[program_id]
+
+    def forget(self, program_id: str) -> None:
+        """Forget a program that is over; it may be unknown."""
+        self._pins.pop(program_id, None)

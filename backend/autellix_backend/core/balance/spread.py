@@ -1,0 +1,36 @@
+"""Balancers that remember nothing of programs: what Algorithm 2 is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from autellix_backend.core.balance.base import Balancer, EngineLoad, accepting, least_used
+
+__all__ = ["LeastUsed", "RoundRobin"]
+
+
+class RoundRobin(Balancer):
+    """Engines take turns; one that accepts no calls loses its turn."""
+
+    name: ClassVar[str] = "round_robin"
+
+    def __init__(self) -> None:
+        self._calls = 0
+
+    def assign(self, program_id: str, prompt_tokens: int, loads: Sequence[EngineLoad]) -> str:  # noqa: ARG002
+        """Choose the next engine."""
+        engines = accepting(loads)
+        engine = engines[self._calls % len(engines)]
+        self._calls += 1
+        return engine.name
+
+
+class LeastUsed(Balancer):
+    """Every call goes where there are fewest."""
+
+    name: ClassVar[str] = "least_used"
+
+    def assign(self, program_id: str, prompt_tokens: int, loads: Sequence[EngineLoad]) -> str:  # noqa: ARG002
+        """Choose the engine with the fewest calls."""
+        return least_used(accepting(loads)).name

@@ -1,0 +1,220 @@
+"""Pins that yield: what moves a program, what keeps it, and what is remembered of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from autellix_backend.core.balance import EngineLoad, FinishedCall
+from autellix_backend.core.balance.bounded import LocalityBounded
+from autellix_backend.core.balance.cost import Placement, UsualCall, cost_s
+
+IDLE = EngineLoad(
+    name="a", running=0, waiting=0, slots=8, prefill_s_per_token=0.0001, decode_s_per_token=0.015
+)
+OTHER = replace(IDLE, name="b")
+USUAL = UsualCall(new_tokens=300.0, output_tokens=200.0)
+CONTEXT = 4000
+
+
+@pytest.fixture
+def balancer() -> Iterator[LocalityBounded]:
+    """A balancer whose invariants are checked at the end."""
+    made = LocalityBounded()
+    yield made
+    made.check()
+
+
+def full(load: EngineLoad, waiting: int) -> EngineLoad:
+    return replace(load, running=load.slots, waiting=waiting)
+
+
+def finished(program_id: str, engine: str, prompt_tokens: int, **changes: int) -> FinishedCall:
+    return FinishedCall(
+        program_id=program_id,
+        engine=engine,
+        prompt_tokens=prompt_tokens,
+        **({"output_tokens": 200} | changes),
+    )
+
+
+# Costs.
+
+
+def test_a_free_slot_costs_its_reading_and_writing_only() -> None:
+    cost = cost_s(IDLE, Placement(1000, 0), USUAL, wait_weight=1.0)
+    assert cost == pytest.approx(1000 * 0.0001 + 200 * 0.015 * (1 + 1 / 8))
+
+
+def test_a_queue_costs_what_waits_there_and_a_slot_more() -> None:
+    nothing = Placement(0, 0)
+    at = [cost_s(full(IDLE, waiting), nothing, USUAL, 1.0) for waiting in (0, 4)]
+    usual_s = 300 * 0.0001 + 200 * 0.015 / 8
+    behind_s = 0.5 * (200 * 0.015 / 8) * 4
+    assert at[1] - at[0] == pytest.approx(4 * usual_s + behind_s)
+
+
+def test_reading_costs_more_the_more_run_beside_it() -> None:
+    def reading_s(load: EngineLoad) -> float:
+        return cost_s(load, Placement(1000, 0), USUAL, 1.0) - cost_s(load, Placement(0, 0), USUAL, 1.0)
+
+    assert reading_s(IDLE) == pytest.approx(0.1)
+    assert reading_s(replace(IDLE, running=3)) == pytest.approx(0.1 * (1 + 2 * 3))
+
+
+def test_a_fast_engine_is_cheaper_by_its_speed() -> None:
+    fast = replace(IDLE, prefill_s_per_token=0.00005, decode_s_per_token=0.0075)
+    at = [cost_s(load, Placement(1000, 0), USUAL, 1.0) for load in (IDLE, fast)]
+    assert at[0] == pytest.approx(2 * at[1])
+
+
+# Pins.
+
+
+def test_short_calls_are_pinned_too(balancer: LocalityBounded) -> None:
+    assert balancer.assign("p", 100, [IDLE, OTHER]) == "a"
+    assert balancer.pins == {"p": "a"}
+
+
+def test_a_program_stays_where_its_context_is_though_others_have_fewer_calls(
+    balancer: LocalityBounded,
+) -> None:
+    assert balancer.assign("p", CONTEXT, [IDLE, OTHER]) == "a"
+    assert balancer.assign("p", CONTEXT + 300, [replace(IDLE, running=3), OTHER]) == "a"
+    assert balancer.assign("p", CONTEXT + 600, [full(IDLE, 3), replace(OTHER, running=5)]) == "a"
+
+
+def test_a_pin_yields_once_the_queue_costs_more_than_reading_elsewhere(balancer: LocalityBounded) -> None:
+    balancer.assign("p", CONTEXT, [IDLE, OTHER])
+
+    assert balancer.assign("p", CONTEXT, [full(IDLE, 30), OTHER]) == "b"
+    assert balancer.pins == {"p": "b"}
+
+
+def test_the_longer_the_context_the_longer_the_queue_that_a_program_bears(balancer: LocalityBounded) -> None:
+    def bears(context_tokens: int) -> int:
+        for waiting in range(500):
+            balancer.forget("p")
+            balancer.assign("p", context_tokens, [IDLE, OTHER])
+            if balancer.assign("p", context_tokens, [full(IDLE, waiting), replace(OTHER, running=7)]) == "b":
+                return waiting
+        return 500
+
+    assert bears(1000) < bears(4000) < bears(16000) < 500
+
+
+def test_queues_that_take_turns_do_not_make_a_program_hop(balancer: LocalityBounded) -> None:
+    """Once moved it stays, unless the difference covers the price of both moves."""
+    busy, calm = 12, 0
+    balancer.assign("p", CONTEXT, [full(IDLE, busy), full(OTHER, calm)])
+    placements = [
+        balancer.assign("p", CONTEXT, [full(IDLE, waiting), full(OTHER, busy - waiting)])
+        for waiting in (calm, busy) * 10
+    ]
+    assert len(set(placements)) == 1
+
+
+def test_a_program_that_moved_has_to_be_read_again_where_it_was(balancer: LocalityBounded) -> None:
+    balancer.assign("p", CONTEXT, [IDLE, OTHER])
+    assert balancer.assign("p", CONTEXT, [full(IDLE, 40), OTHER]) == "b"
+
+    assert balancer.assign("p", CONTEXT, [IDLE, replace(OTHER, running=3)]) == "b"
+
+
+def test_new_programs_go_to_fast_engines_until_those_have_queues(balancer: LocalityBounded) -> None:
+    fast = replace(OTHER, prefill_s_per_token=0.00005, decode_s_per_token=0.0075)
+
+    assert balancer.assign("p", 500, [IDLE, replace(fast, running=5)]) == "b"
+    assert balancer.assign("q", 500, [IDLE, full(fast, 8)]) == "a"
+
+
+def test_a_pinned_program_leaves_a_slow_engine_for_an_idle_fast_one(balancer: LocalityBounded) -> None:
+    fast = replace(OTHER, prefill_s_per_token=0.00003, decode_s_per_token=0.004)
+    balancer.assign("p", CONTEXT, [IDLE, full(fast, 40)])
+
+    assert balancer.assign("p", CONTEXT, [IDLE, fast]) == "b"
+
+
+def test_contexts_are_spread_over_the_memory_of_engines(balancer: LocalityBounded) -> None:
+    slow = replace(IDLE, running=5, kv_tokens=2 * CONTEXT)
+    fast = replace(OTHER, running=5, kv_tokens=2 * CONTEXT, prefill_s_per_token=0.00008)
+
+    chosen = [balancer.assign(f"p{number}", CONTEXT, [slow, fast]) for number in range(4)]
+
+    assert chosen == ["b", "b", "a", "a"]
+
+
+def test_answers_count_as_context(balancer: LocalityBounded) -> None:
+    """The next prompt holds the answer, which is in the cache: it need not be read where it was written."""
+    roomy, tight = replace(IDLE, kv_tokens=9000), replace(OTHER, kv_tokens=9000, decode_s_per_token=0.0151)
+    balancer.assign("p", 1000, [roomy, tight])
+    assert balancer.assign("q", 5000, [roomy, tight]) == "a"
+
+    balancer.forget("q")
+    balancer.finished(finished("p", "a", 1000, output_tokens=7000))
+
+    assert balancer.assign("q", 5000, [roomy, tight]) == "b"
+
+
+def test_long_answers_are_learnt(balancer: LocalityBounded) -> None:
+    """Where answers are long, the pace of writing outweighs the reading."""
+    slow_writer = replace(IDLE, decode_s_per_token=0.02, prefill_s_per_token=0.00001)
+    slow_reader = replace(OTHER, decode_s_per_token=0.018, prefill_s_per_token=0.001)
+    assert balancer.assign("p", 2000, [slow_writer, slow_reader]) == "a"
+
+    for _ in range(200):
+        balancer.finished(finished("other", "a", 1000, output_tokens=5000, cached_tokens=0))
+
+    assert balancer.assign("q", 2000, [slow_writer, slow_reader]) == "b"
+
+
+def test_an_engine_that_returns_has_lost_its_pins(balancer: LocalityBounded) -> None:
+    balancer.assign("p", CONTEXT, [IDLE, OTHER])
+    balancer.assign("q", CONTEXT, [replace(IDLE, is_accepting=False), OTHER])
+
+    assert balancer.pins == {"q": "b"}
+
+
+def test_a_joining_engine_gets_the_next_program(balancer: LocalityBounded) -> None:
+    for number in range(8):
+        balancer.assign(f"p{number}", 500, [replace(IDLE, running=number)])
+
+    assert balancer.assign("new", 500, [full(IDLE, 2), OTHER]) == "b"
+
+
+def test_pins_are_bounded_by_the_programs_that_live(balancer: LocalityBounded) -> None:
+    """Whatever comes, only accepting engines are chosen, and nothing outlives its program."""
+    rng = random.Random(5)
+    names = ("a", "b", "c", "d")
+    alive: set[str] = set()
+    for _ in range(2000):
+        program = f"p{rng.randrange(40)}"
+        loads = [
+            replace(
+                IDLE,
+                name=name,
+                running=rng.randrange(9),
+                waiting=rng.randrange(20),
+                kv_tokens=50_000,
+                is_accepting=rng.random() < 0.8 or name == "a",
+            )
+            for name in names
+        ]
+        action = rng.random()
+        if action < 0.6:
+            engine = balancer.assign(program, rng.randrange(1, 9000), loads)
+            assert next(load for load in loads if load.name == engine).is_accepting
+            alive.add(program)
+        elif action < 0.8:
+            balancer.finished(finished(program, rng.choice(names), rng.randrange(1, 9000)))
+        else:
+            balancer.forget(program)
+            alive.discard(program)
+        assert balancer.pins.keys() <= alive
+        balancer.check()
+    for program in alive:
+        balancer.forget(program)
+    assert balancer.pins == {}
