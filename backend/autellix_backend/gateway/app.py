@@ -195,6 +195,7 @@ def create_app(
     app.state.supervisor = supervisor
     app.state.limiter = limiter
     app.state.dispatcher = dispatcher
+    app.state.desk = desk
     return app
 
 
