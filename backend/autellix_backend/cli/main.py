@@ -28,6 +28,10 @@ COMMANDS = {
     "ps": ("autellix_backend.cli.ps", "list the programs that a gateway knows"),
     "why": ("autellix_backend.cli.why", "say why a program is not further"),
     "top": ("autellix_backend.cli.top", "watch engines and programs"),
+    "config": (
+        "autellix_backend.cli.config",
+        "show the settings in force, or check a file of them",
+    ),
     "demo": ("autellix_backend.cli.demo", "compare scheduling policies on a real engine"),
     "bench": ("autellix_backend.cli.bench", "replay programs against a live endpoint, and compare results"),
     "sim": ("autellix_backend.cli.sim", "simulate engines and policies in virtual time"),

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from autellix_backend.core.policies import LIVE_POLICY_NAMES
-from autellix_backend.settings import Given, Settings, load_settings
+from autellix_backend.settings import Given, Layer, Settings, build_settings, merged_layer
 
 PREFIX = "setting:"
 
@@ -52,13 +52,18 @@ def settings_from_args(args: argparse.Namespace, extra: dict[str, Given] | None 
     Raises:
         SettingsError: naming the field and the option, variable or file it came from.
     """
+    return build_settings(layer_from_args(args, extra))
+
+
+def layer_from_args(args: argparse.Namespace, extra: dict[str, Given] | None = None) -> Layer:
+    """Return what file, environment and options give, with its sources; raises as settings_from_args()."""
     options = {field_name: option for option, (field_name, _) in OPTIONS.items()}
     given = {
         key.removeprefix(PREFIX): Given(value, options[key.removeprefix(PREFIX)])
         for key, value in vars(args).items()
         if key.startswith(PREFIX) and value is not None
     }
-    return load_settings(file=args.config, command_line=given | (extra or {}))
+    return merged_layer(file=args.config, command_line=given | (extra or {}))
 
 
 def _read(settings: Settings, field_name: str) -> object:

@@ -14,6 +14,7 @@ from autellix_backend.settings.load import (
     layer_from_environment,
     layer_from_file,
     load_settings,
+    merged_layer,
     settings_to_mapping,
 )
 from autellix_backend.settings.tree import (
@@ -44,5 +45,6 @@ __all__ = [
     "layer_from_environment",
     "layer_from_file",
     "load_settings",
+    "merged_layer",
     "settings_to_mapping",
 ]

@@ -48,11 +48,21 @@ def load_settings(
     Raises:
         SettingsError: for an unknown field, a value of the wrong type or out of range, or an unreadable file.
     """
+    return build_settings(merged_layer(file=file, environ=environ, command_line=command_line))
+
+
+def merged_layer(
+    *,
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    command_line: Mapping[str, Given] | None = None,
+) -> Layer:
+    """Return what all sources give, each field by the source that wins; raises as load_settings() does."""
     environ = os.environ if environ is None else environ
     layer = layer_from_file(file) if file is not None else {}
     layer |= layer_from_environment(environ)
     layer |= dict(command_line or {})
-    return build_settings(layer)
+    return layer
 
 
 def layer_from_file(path: Path) -> Layer:
