@@ -212,7 +212,7 @@ def _of_dialect(dialect: Dialect) -> Schema:
     statuses = _CALL_STATUSES if dialect.makes_call else _PASSED_STATUSES
     answer: Schema = {_JSON: {"schema": schemas.ANSWER if dialect.makes_call else schemas.ANY_OBJECT}}
     if dialect.stream_ends or dialect.method == "GET":
-        answer[_STREAM] = {"schema": {"type": "string"}}
+        answer[_STREAM] = {}
     responses = {
         "200": {"description": "The engine's answer", "content": answer},
         **{str(status): _error(status, schemas.error_ref(dialect.errors)) for status in statuses},
@@ -258,7 +258,7 @@ def _answer(answer: Schema | str | None) -> Schema:
     if answer is None:
         return {"description": "Done"}
     if isinstance(answer, str):
-        return {"description": "The answer", "content": {answer: {"schema": {"type": "string"}}}}
+        return {"description": "The answer", "content": {answer: {}}}
     return {"description": "The answer", "content": {_JSON: {"schema": answer}}}
 
 
