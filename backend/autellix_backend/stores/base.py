@@ -1,7 +1,8 @@
 """What the gateway asks of a store of programs and sessions.
 
-Time is an argument everywhere, so a store needs no clock. All methods are coroutines, because a store may
-live on another machine; each is atomic with regard to the others.
+Time is an argument everywhere, on the caller's clock; a store that callers with several clocks share
+translates it. Most methods are coroutines, because a store may live on another machine; each is atomic with
+regard to the others.
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from autellix_backend.core.estimate import Hint
 
 class StoreError(Exception):
     """The store was asked for something impossible; the message names the id."""
+
+
+class StoreUnavailableError(StoreError):
+    """The store cannot be reached, or does not answer in time; what was asked of it may have happened."""
 
 
 class UnknownCallError(StoreError):
@@ -105,6 +110,22 @@ class CallView:
     interceptions: tuple[tuple[str, float], ...] = ()
 
 
+def view_call(
+    start: CallStart, start_s: float, end: CallEnd | None = None, finish_s: float | None = None
+) -> CallView:
+    """Return a call as a program's history shows it."""
+    return CallView(
+        call_id=start.call_id,
+        thread_id=start.thread_id,
+        parents=start.parents,
+        start_s=start_s,
+        finish_s=finish_s,
+        end=end,
+        flags=start.flags,
+        interceptions=start.interceptions,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramView:
     """A program as the table has it; `calls` holds the latest ones, oldest first."""
@@ -155,6 +176,18 @@ class Reaped:
 
 class ProgramStore(Protocol):
     """Programs with their running calls and history, and the sessions that keep them."""
+
+    async def open(self) -> None:
+        """Get ready for work, before anything else."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of what was opened; what the store holds stays as it is. May be called twice."""
+        ...
+
+    def failure(self) -> str | None:
+        """Say why the store works with less than it should know; None while all is well."""
+        ...
 
     async def begin(self, call: CallStart, now: float) -> Inherited:
         """Enter a call, and its program if it is not there; return what the call inherits.
@@ -213,7 +246,10 @@ class ProgramStore(Protocol):
         ...
 
     def watch_ends(self, listener: Callable[[str], None]) -> None:
-        """Have each program's id told when the program leaves; the listener must not raise or block."""
+        """Have each program's id told when the program leaves; the listener must not raise or block.
+
+        A store that gateways share may tell of one program twice.
+        """
         ...
 
     def check(self) -> None:

@@ -20,6 +20,7 @@ from autellix_backend.stores.base import (
     ProgramView,
     Reaped,
     UnknownCallError,
+    view_call,
 )
 
 MAX_FLAGS = 8
@@ -31,18 +32,6 @@ HISTORY_CALLS = 512
 class _Running:
     start: CallStart
     start_s: float
-
-    def view(self, end: CallEnd | None = None, finish_s: float | None = None) -> CallView:
-        return CallView(
-            call_id=self.start.call_id,
-            thread_id=self.start.thread_id,
-            parents=self.start.parents,
-            start_s=self.start_s,
-            finish_s=finish_s,
-            end=end,
-            flags=self.start.flags,
-            interceptions=self.start.interceptions,
-        )
 
 
 @dataclass(slots=True)
@@ -79,6 +68,16 @@ class MemoryStore:
         self._heartbeats: dict[str, float] = {}
         self._programs_of: dict[str, dict[str, None]] = {}
         self._end_listeners: list[Callable[[str], None]] = []
+
+    async def open(self) -> None:
+        """Do nothing: this process's memory is always there."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+    def failure(self) -> str | None:
+        """Return nothing."""
+        return None
 
     async def begin(self, call: CallStart, now: float) -> Inherited:
         """Enter a call; its program inherits to it."""
@@ -118,7 +117,7 @@ class MemoryStore:
         running = entry.running.pop(end.key, None) if entry is not None else None
         if entry is None or running is None:
             raise UnknownCallError(end.program_id, end.key)
-        entry.history.append(running.view(end, now))
+        entry.history.append(view_call(running.start, running.start_s, end, now))
         entry.finished_calls += 1
         entry.total_service_s += end.service_s
         entry.prompt_tokens += end.prompt_tokens or 0
@@ -180,11 +179,7 @@ class MemoryStore:
     async def program(self, program_id: str) -> ProgramView | None:
         """Return one program with its calls."""
         program = self._table.get(program_id)
-        if program is None:
-            return None
-        entry = self._entries[program_id]
-        calls = (*entry.history, *(running.view() for running in entry.running.values()))
-        return _view(program, entry, calls)
+        return None if program is None else view_program(program, self._entries[program_id])
 
     async def programs(
         self, *, prefix: str = "", is_active: bool | None = None, limit: int | None = None
@@ -253,6 +248,12 @@ class MemoryStore:
                 del self._programs_of[session_id]
         for listener in self._end_listeners:
             listener(program_id)
+
+
+def view_program(program: Program, entry: _Entry) -> ProgramView:
+    """Return a program with its calls."""
+    calls = (*entry.history, *(view_call(one.start, one.start_s) for one in entry.running.values()))
+    return _view(program, entry, calls)
 
 
 def _view(program: Program, entry: _Entry, calls: tuple[CallView, ...] = ()) -> ProgramView:

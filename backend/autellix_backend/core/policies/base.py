@@ -32,6 +32,8 @@ class Policy(ABC):
     """Whether a call that has started goes before all that have not, so that it is never preempted."""
     reads_parents: ClassVar[bool] = False
     """Whether a call's priority follows from its own parents, where they are known."""
+    adds_service: ClassVar[bool] = False
+    """Whether a program's service is the sum of its calls' and not the longest of their paths."""
     shares_size: ClassVar[bool] = False
     """Whether the expected size is that of the program's remainder and not of the call alone."""
     is_clairvoyant: ClassVar[bool] = False

@@ -20,6 +20,7 @@ class Plas(Policy):
     """Favour programs that have received the least service."""
 
     name: ClassVar[str] = "plas"
+    adds_service: ClassVar[bool] = True
 
     def inherit(self, program_service_s: float, parent_ends_s: Sequence[float] | None = None) -> float:  # noqa: ARG002
         """Start at what the program has attained."""

@@ -1,53 +1,25 @@
-"""The memory store: programs, calls and sessions under a clock that the tests hold."""
+"""What every store does with programs, calls and sessions, under a clock that the tests hold."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
-from typing import Any
-
 import pytest
+from tests.stores.tables import Table, end, start
 
 from autellix_backend.core.estimate import LEAST_PROGRAMS, Hint
-from autellix_backend.core.policies import make_policy
 from autellix_backend.stores.base import (
-    CallEnd,
     CallStart,
     Counts,
     DuplicateCallError,
     Inherited,
     UnknownCallError,
 )
-from autellix_backend.stores.memory import HISTORY_CALLS, MemoryStore
-
-
-def run(work: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(work)
-
-
-def make_store(policy: str = "plas") -> MemoryStore:
-    return MemoryStore(make_policy(policy), program_idle_s=100.0, session_ttl_s=30.0)
-
-
-def start(key: str, program: str = "p", session: str | None = None) -> CallStart:
-    return CallStart(key=key, call_id=key, program_id=program, session_id=session)
-
-
-def end(key: str, *services_s: float, program: str = "p", **fields: Any) -> CallEnd:
-    defaults: dict[str, Any] = {
-        "outcome": "ok",
-        "wait_s": 2.0,
-        "table_wait_s": 1.0,
-        "inherited_service_s": 0.0,
-        "is_estimated": False,
-    }
-    return CallEnd(key=key, program_id=program, services_s=services_s, **{**defaults, **fields})
+from autellix_backend.stores.memory import HISTORY_CALLS
 
 
 @pytest.mark.parametrize(("policy", "expected"), [("plas", 5.0), ("atlas", 3.0)])
-def test_the_policy_decides_what_parallel_calls_add_up_to(policy: str, expected: float) -> None:
+def test_the_policy_decides_what_parallel_calls_add_up_to(table: Table, policy: str, expected: float) -> None:
     async def main() -> None:
-        store = make_store(policy)
+        store = await table.open(policy)
         await store.begin(start("a"), 0.0)
         await store.begin(start("b"), 0.0)
         await store.settle(end("a", 1.0, 1.0), 1.0)
@@ -56,12 +28,12 @@ def test_the_policy_decides_what_parallel_calls_add_up_to(policy: str, expected:
         assert inherited == Inherited(service_s=expected, wait_s=2.0)
         store.check()
 
-    run(main())
+    table.run(main())
 
 
-def test_a_call_is_settled_exactly_once() -> None:
+def test_a_call_is_settled_exactly_once(table: Table) -> None:
     async def main() -> None:
-        store = make_store()
+        store = await table.open()
         await store.begin(start("a"), 0.0)
         with pytest.raises(DuplicateCallError):
             await store.begin(start("a"), 0.0)
@@ -73,12 +45,12 @@ def test_a_call_is_settled_exactly_once() -> None:
         assert (view.service_s, view.finished_calls) == (1.0, 1)
         store.check()
 
-    run(main())
+    table.run(main())
 
 
-def test_a_program_ends_with_its_final_call_but_not_before_the_others() -> None:
+def test_a_program_ends_with_its_final_call_but_not_before_the_others(table: Table) -> None:
     async def main() -> None:
-        store = make_store()
+        store = await table.open()
         await store.begin(start("a"), 0.0)
         await store.begin(start("b"), 0.0)
         await store.settle(end("a", 1.0, is_final=True), 1.0)
@@ -88,12 +60,12 @@ def test_a_program_ends_with_its_final_call_but_not_before_the_others() -> None:
         assert await store.program("p") is None
         store.check()
 
-    run(main())
+    table.run(main())
 
 
-def test_closing_a_session_ends_the_programs_that_it_alone_keeps() -> None:
+def test_closing_a_session_ends_the_programs_that_it_alone_keeps(table: Table) -> None:
     async def main() -> None:
-        store = make_store()
+        store = await table.open()
         assert await store.open_session("s", 0.0) is True
         assert await store.open_session("s", 0.0) is False
         for key, program, session in (("a", "p", "s"), ("b", "q", "s"), ("c", "q", "t")):
@@ -107,12 +79,12 @@ def test_closing_a_session_ends_the_programs_that_it_alone_keeps() -> None:
         assert await store.counts() == Counts(programs=0, sessions=0, active_calls=0)
         store.check()
 
-    run(main())
+    table.run(main())
 
 
-def test_a_lost_heartbeat_ends_the_session_and_a_running_call_may_end_after_it() -> None:
+def test_a_lost_heartbeat_ends_the_session_and_a_running_call_may_end_after_it(table: Table) -> None:
     async def main() -> None:
-        store = make_store()
+        store = await table.open()
         await store.open_session("s", 0.0)
         await store.begin(start("a", session="s"), 0.0)
         assert await store.heartbeat("s", 20.0) is True
@@ -124,12 +96,12 @@ def test_a_lost_heartbeat_ends_the_session_and_a_running_call_may_end_after_it()
         assert await store.counts() == Counts(programs=0, sessions=0, active_calls=0)
         store.check()
 
-    run(main())
+    table.run(main())
 
 
-def test_idle_programs_leave_and_busy_ones_stay() -> None:
+def test_idle_programs_leave_and_busy_ones_stay(table: Table) -> None:
     async def main() -> None:
-        store = make_store()
+        store = await table.open()
         await store.begin(start("a", "idle", "s"), 0.0)
         await store.settle(end("a", 1.0, program="idle"), 1.0)
         await store.begin(start("b", "busy"), 0.0)
@@ -137,24 +109,24 @@ def test_idle_programs_leave_and_busy_ones_stay() -> None:
         assert (await store.reap(10_000.0)).programs == ()
         store.check()
 
-    run(main())
+    table.run(main())
 
 
-def test_ending_a_program_twice_is_told() -> None:
+def test_ending_a_program_twice_is_told(table: Table) -> None:
     async def main() -> None:
-        store = make_store()
+        store = await table.open()
         await store.begin(start("a"), 0.0)
         await store.settle(end("a", 1.0), 1.0)
         assert await store.end_program("p", 2.0) is True
         assert await store.end_program("p", 2.0) is False
         store.check()
 
-    run(main())
+    table.run(main())
 
 
-def test_the_history_is_bounded_and_shows_running_calls_last() -> None:
+def test_the_history_is_bounded_and_shows_running_calls_last(table: Table) -> None:
     async def main() -> None:
-        store = make_store()
+        store = await table.open()
         for number in range(HISTORY_CALLS + 5):
             await store.begin(start(str(number)), 0.0)
             await store.settle(end(str(number), 0.0), 1.0)
@@ -166,12 +138,12 @@ def test_the_history_is_bounded_and_shows_running_calls_last() -> None:
         assert view.calls[-1].end is None
         store.check()
 
-    run(main())
+    table.run(main())
 
 
-def test_known_parents_decide_where_a_call_starts() -> None:
+def test_known_parents_decide_where_a_call_starts(table: Table) -> None:
     async def main() -> None:
-        store = make_store("atlas-dag")
+        store = await table.open("atlas-dag")
         await store.begin(start("long"), 0.0)
         await store.begin(start("short"), 0.0)
         await store.settle(end("long", 5.0), 5.0)
@@ -181,12 +153,12 @@ def test_known_parents_decide_where_a_call_starts() -> None:
         assert (await store.begin(child, 6.0)).service_s == 1.0
         assert (await store.begin(stranger, 6.0)).service_s == 5.0
 
-    run(main())
+    table.run(main())
 
 
-def test_a_hint_counts_down_and_a_class_is_learned() -> None:
+def test_a_hint_counts_down_and_a_class_is_learned(table: Table) -> None:
     async def main() -> None:
-        store = make_store("hinted")
+        store = await table.open("hinted")
         for number in range(LEAST_PROGRAMS):
             call = CallStart(key=f"{number}", call_id="c", program_id=f"p{number}", name="chat")
             assert (await store.begin(call, 0.0)).expected_s is None
@@ -199,4 +171,4 @@ def test_a_hint_counts_down_and_a_class_is_learned() -> None:
         later = CallStart(key="i", call_id="i", program_id="q", name="chat")
         assert (await store.begin(later, 4.0)).expected_s == 8.0
 
-    run(main())
+    table.run(main())

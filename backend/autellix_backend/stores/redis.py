@@ -1,0 +1,353 @@
+"""The process table of many gateways, in Redis or Valkey: one script per start of a call, one per end.
+
+Every gateway is the equal of the others and keeps nothing of its own here but a lease, which it renews with
+each round of its reaper. The running calls of a gateway without a lease are settled as `lost` by any other.
+What the policies' rules need of a program is added, or the greater is kept, inside the scripts; everything
+else about policies happens here. The scripts' first part lists the keys.
+
+Moments come in on the gateway's own clock and are kept on Redis's, by a difference that each round measures.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from autellix_backend.core.estimate import SizeEstimator
+from autellix_backend.core.policies import Policy
+from autellix_backend.stores.base import (
+    CallEnd,
+    CallStart,
+    Counts,
+    DuplicateCallError,
+    Inherited,
+    ProgramView,
+    Reaped,
+    StoreUnavailableError,
+    UnknownCallError,
+)
+from autellix_backend.stores.memory import HISTORY_CALLS, MAX_FLAGS
+from autellix_backend.stores.redis_check import check_table
+from autellix_backend.stores.redis_link import RedisLink
+from autellix_backend.stores.redis_records import (
+    decode_hint,
+    decode_view,
+    encode_charge,
+    encode_end,
+    encode_start,
+    merge_rule,
+)
+from autellix_backend.stores.table_clock import TableClock
+
+LOST = "lost"
+"""The outcome of a call whose gateway is gone."""
+MAX_REAPED = 500
+"""What one script of the reaper removes of a kind at most: Redis does nothing else meanwhile."""
+MAX_VIEWS = 200
+"""Programs that one script reads."""
+NO_EVENT = "0-0"
+
+
+class Entered:
+    """What the table says of a program at the start of a call."""
+
+    __slots__ = ("inherited", "service_s", "wait_s")
+
+    def __init__(self, inherited: Inherited, service_s: float, wait_s: float) -> None:
+        self.inherited = inherited
+        self.service_s = service_s
+        self.wait_s = wait_s
+
+
+class RedisStore:
+    """A ProgramStore in Redis; every method may raise StoreUnavailableError."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        link: RedisLink,
+        *,
+        program_idle_s: float,
+        session_ttl_s: float,
+        lease_s: float,
+        clock: TableClock,
+    ) -> None:
+        self._policy = policy
+        self._rule = merge_rule(policy)
+        self._link = link
+        self._program_idle_s = program_idle_s
+        self._session_ttl_s = session_ttl_s
+        self._lease_s = lease_s
+        self.clock = clock
+        self._estimator = SizeEstimator()
+        self._gateway = ""
+        self._own_ids: set[str] = set()
+        self._last_event = NO_EVENT
+        self.epoch = ""
+        """A word that says which table this is: another one after its data were lost."""
+        self._end_listeners: list[Callable[[str], None]] = []
+
+    async def open(self) -> None:
+        """Enter the table under an id of its own; again after an error, to take over what it held.
+
+        Raises:
+            StoreUnavailableError: if the table cannot be reached.
+        """
+        await self._measure()
+        gateway = secrets.token_hex(6)
+        lease_end_s = self.clock.shared(self.clock.own_now()) + self._lease_s
+        answer = await self._link.run("join", self._gateway, gateway, repr(lease_end_s), secrets.token_hex(6))
+        epoch, last_event = (word.decode() for word in answer)
+        if epoch != self.epoch:
+            self.epoch, self._last_event = epoch, last_event
+        self._gateway = gateway
+        self._own_ids.add(gateway)
+
+    def disconnect(self, error: StoreUnavailableError) -> None:
+        """Drop the connection; whoever waits for an answer gets this error."""
+        self._link.reset(error)
+
+    async def close(self) -> None:
+        """Leave the table, unless calls are running, and drop the connection."""
+        try:
+            if self._gateway:
+                await self._link.run("leave", self._gateway)
+        except StoreUnavailableError:
+            # The lease ends by itself.
+            pass
+        finally:
+            await self._link.close()
+
+    def failure(self) -> str | None:
+        """Return nothing: this store raises instead."""
+        return None
+
+    async def begin(self, call: CallStart, now: float) -> Inherited:
+        """Enter a call; its program inherits to it."""
+        return (await self.enter(call, now)).inherited
+
+    async def enter(self, call: CallStart, now: float) -> Entered:
+        """Enter a call; return what it inherits and what its program has."""
+        now_s = self.clock.shared(now)
+        start: dict[str, Any] = {
+            "program": call.program_id,
+            "key": call.key,
+            "now": now_s,
+            "start": encode_start(call, now_s),
+            "flags": call.flags,
+            "most_flags": MAX_FLAGS,
+        }
+        if call.session_id is not None:
+            start["session"] = call.session_id
+        if call.name:
+            start["name"] = call.name
+        if call.interceptions:
+            start["interceptions"] = _to_text(call.interceptions)
+            start["intercepted_s"] = sum(seconds for _, seconds in call.interceptions)
+        if call.hint is not None and self._policy.shares_size:
+            start["hint"] = _to_text(call.hint)
+        if call.parents is not None and self._policy.reads_parents:
+            start["parents"] = call.parents
+        answer = await self._link.run("begin", self._gateway, msgspec.json.encode(start))
+        if answer == 0:
+            raise DuplicateCallError(call.program_id, call.key)
+        return self._entered(call, *answer)
+
+    def _entered(self, call: CallStart, known: Sequence[bytes | None], ends: Sequence[bytes]) -> Entered:
+        service_s, wait_s = float(known[0] or 0), float(known[1] or 0)
+        parent_ends_s: list[float] | None = None
+        if call.parents is not None and self._policy.reads_parents and all(ends):
+            parent_ends_s = [float(end) for end in ends]
+        inherited = Inherited(
+            service_s=self._policy.inherit(service_s, parent_ends_s),
+            wait_s=wait_s,
+            expected_s=self._expect(known) if self._policy.shares_size else None,
+        )
+        return Entered(inherited, service_s, wait_s)
+
+    def _expect(self, known: Sequence[bytes | None]) -> float | None:
+        name = (known[2] or b"").decode()
+        attained_s, calls, tokens, hint_calls, hint_tokens = (
+            float(known[index] or 0) for index in (3, 4, 5, 7, 8)
+        )
+        hint = None
+        if known[6] is not None:
+            hint = decode_hint(known[6]).plus(hint_calls, hint_tokens).less(calls, tokens)
+        return self._estimator.expect(name, attained_s, hint)
+
+    async def settle(self, end: CallEnd, now: float) -> None:
+        """Charge a call to its program by the policy's rule."""
+        name = await self._settle(end, now, owner=self._gateway)
+        if name is None:
+            raise UnknownCallError(end.program_id, end.key)
+        # The cost of a class's calls is learned from those that end here, its programs' from all.
+        self._estimator.observe_call(name, end.service_s, end.output_tokens or 0)
+
+    async def open_session(self, session_id: str, now: float) -> bool:
+        """Start or refresh a session."""
+        return not await self._beat(session_id, now, "open")
+
+    async def heartbeat(self, session_id: str, now: float) -> bool:
+        """Refresh a session if there is one."""
+        return await self._beat(session_id, now, "refresh")
+
+    async def merge_session(self, session_id: str, now: float) -> None:
+        """Start a session, or refresh it unless it had a later heartbeat."""
+        await self._beat(session_id, now, "merge")
+
+    async def close_session(self, session_id: str, now: float) -> bool:  # noqa: ARG002
+        """End a session with the programs that it alone keeps."""
+        was_there, gone = await self._link.run("close", self._gateway, session_id)
+        self._learn(gone)
+        return bool(was_there)
+
+    async def end_program(self, program_id: str, now: float) -> bool:  # noqa: ARG002
+        """End a program."""
+        was_there, gone = await self._link.run("end", self._gateway, program_id)
+        self._learn(gone)
+        return bool(was_there)
+
+    async def reap(self, now: float) -> Reaped:
+        """Remove what is stale and settle what is lost, renew the lease, and hear what others removed."""
+        programs: list[str] = []
+        sessions: list[str] = []
+        is_full = True
+        while is_full:
+            round_programs, round_sessions, is_full = await self._reap_some(now)
+            programs += round_programs
+            sessions += round_sessions
+        return Reaped(programs=tuple(programs), sessions=tuple(sessions))
+
+    async def absorb(self, delta: dict[str, Any]) -> bool:
+        """Take in what happened to a program out of the table's sight; False if it ended meanwhile."""
+        answer = await self._link.run("absorb", self._gateway, msgspec.json.encode(delta))
+        if answer == 0:
+            return False
+        self._learn(answer)
+        return True
+
+    async def program(self, program_id: str) -> ProgramView | None:
+        """Return one program with its calls."""
+        views = await self._views([program_id], has_calls=True)
+        return views[0] if views else None
+
+    async def programs(
+        self, *, prefix: str = "", is_active: bool | None = None, limit: int | None = None
+    ) -> list[ProgramView]:
+        """Return programs without their calls."""
+        answer = await self._link.run("index", self._gateway)
+        active, everything = ([name.decode() for name in names] for names in answer)
+        running = set(active)
+        idle = [name for name in everything if name not in running]
+        kinds = (active, idle) if is_active is None else (active if is_active else idle,)
+        names = [name for kind in kinds for name in kind if name.startswith(prefix)][:limit]
+        views: list[ProgramView] = []
+        for first in range(0, len(names), MAX_VIEWS):
+            views += await self._views(names[first : first + MAX_VIEWS], has_calls=False)
+        return views
+
+    async def counts(self) -> Counts:
+        """Count programs, sessions and running calls."""
+        programs, sessions, active_calls = await self._link.run("counts", self._gateway)
+        return Counts(programs=programs, sessions=sessions, active_calls=active_calls)
+
+    def check(self) -> None:
+        """Assert that the table's keys tell one story; blocks meanwhile, so it is for tests."""
+        check_table(self._link.url, self._link.tag)
+
+    def watch_ends(self, listener: Callable[[str], None]) -> None:
+        """Have each program's id told when the program leaves, by whatever gateway."""
+        self._end_listeners.append(listener)
+
+    async def _settle(self, end: CallEnd, now: float, *, owner: str) -> str | None:
+        """Settle a call of this gateway or of one that is gone; return its program's name.
+
+        None means that no such call is running.
+        """
+        ending = {
+            **encode_charge(self._policy, end),
+            "program": end.program_id,
+            "now": self.clock.shared(now),
+            "entry": encode_end(end),
+            "most_entries": HISTORY_CALLS,
+            "rule": self._rule,
+            "is_final": end.is_final,
+            "is_lost": end.outcome == LOST,
+        }
+        answer = await self._link.run("settle", self._gateway, owner, msgspec.json.encode(ending))
+        if answer == 0:
+            return None
+        name, gone = answer
+        self._learn(gone)
+        return str(name.decode())
+
+    async def _beat(self, session_id: str, now: float, manner: str) -> bool:
+        moment = repr(self.clock.shared(now))
+        return bool(await self._link.run("beat", self._gateway, session_id, moment, manner))
+
+    async def _reap_some(self, now: float) -> tuple[list[str], list[str], bool]:
+        now_s, sent_s = self.clock.shared(now), self.clock.own_now()
+        answer = await self._link.run(
+            "reap",
+            self._gateway,
+            *(repr(now_s), repr(now_s + self._lease_s)),
+            *(repr(now_s - self._session_ttl_s), repr(now_s - self._program_idle_s)),
+            *(MAX_REAPED, self._last_event),
+        )
+        server_time, sessions, ended, idle, gone, lost, news = answer
+        self.clock.measured(server_time, sent_s, self.clock.own_now())
+        self._learn(gone)
+        for gateway, key, program_id in lost:
+            await self._settle(_lost_end(key, program_id), now, owner=gateway.decode())
+        self._hear(news)
+        is_full = max(len(sessions), len(idle), len(lost), len(news)) >= MAX_REAPED
+        return [name.decode() for name in (*ended, *idle)], [name.decode() for name in sessions], is_full
+
+    def _hear(self, news: Sequence[Any]) -> None:
+        """Learn from the ends of programs that other gateways brought about."""
+        for event, flat in news:
+            self._last_event = event.decode()
+            event_of = dict(zip(flat[::2], flat[1::2], strict=True))
+            if event_of[b"gateway"].decode() not in self._own_ids:
+                self._learn([[event_of[name] for name in (b"program", b"name", b"service", b"finished")]])
+
+    def _learn(self, gone: Sequence[Sequence[bytes]]) -> None:
+        for program_id, name, service_s, finished in gone:
+            if int(finished) and name:
+                self._estimator.observe_program(name.decode(), float(service_s))
+            for listener in self._end_listeners:
+                listener(program_id.decode())
+
+    async def _views(self, program_ids: Sequence[str], *, has_calls: bool) -> list[ProgramView]:
+        history = "with" if has_calls else "without"
+        records = await self._link.run("views", self._gateway, history, *program_ids)
+        return [
+            decode_view(program_id, record, self.clock.own, has_calls=has_calls)
+            for program_id, record in zip(program_ids, records, strict=True)
+            if record
+        ]
+
+    async def _measure(self) -> None:
+        sent_s = self.clock.own_now()
+        server_time = await self._link.run("time")
+        self.clock.measured(server_time, sent_s, self.clock.own_now())
+
+
+def _lost_end(key: bytes, program_id: bytes) -> CallEnd:
+    return CallEnd(
+        key=key.decode(),
+        program_id=program_id.decode(),
+        outcome=LOST,
+        services_s=(),
+        wait_s=0.0,
+        table_wait_s=0.0,
+        inherited_service_s=0.0,
+        is_estimated=True,
+    )
+
+
+def _to_text(value: object) -> str:
+    return msgspec.json.encode(value).decode()

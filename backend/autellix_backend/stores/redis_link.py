@@ -1,0 +1,185 @@
+"""One gateway's line to Redis: scripts in, answers out, and never a long wait.
+
+All that waits goes as one pipeline over one connection, so that many calls at a time cost few packets. A line
+on which anything went wrong is dropped with all that waits on it; the next script opens another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, cast
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from autellix_backend.stores.base import StoreUnavailableError
+
+MAX_PIPELINE = 256
+NOT_MEMBER = "NOTMEMBER"
+
+Argument = str | bytes | int | float
+
+
+class NotMemberError(StoreUnavailableError):
+    """The table does not know this gateway: its lease ended, or the table was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script with the name that Redis knows it by."""
+
+    name: str
+    text: str
+    sha: str
+
+
+@cache
+def load_script(name: str) -> Script:
+    """Read a script of this package, with what all of them share before it."""
+    folder = resources.files("autellix_backend.stores") / "scripts"
+    text = "\n".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", name))
+    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    script: Script
+    arguments: tuple[Argument, ...]
+    answer: asyncio.Future[Any]
+
+
+class RedisLink:
+    """Runs scripts on the table of one prefix."""
+
+    def __init__(self, url: str, *, key_prefix: str, timeout_s: float) -> None:
+        """Note where Redis is; nothing is opened yet.
+
+        Args:
+            url: Its address, `redis://…` or `rediss://…`.
+            key_prefix: What all keys begin with, in braces.
+            timeout_s: The longest wait for an answer, a connection included.
+        """
+        self.url = url
+        self.tag = "{" + key_prefix + "}"
+        self._timeout_s = timeout_s
+        self._waiting: deque[_Request] = deque()
+        self._client: Redis | None = None
+        self._worker: asyncio.Task[None] | None = None
+        self._endings: set[asyncio.Task[None]] = set()
+
+    async def run(self, name: str, *arguments: Argument) -> Any:
+        """Run a script and return its answer.
+
+        Raises:
+            StoreUnavailableError: if there is none in time; the script may have run all the same.
+            NotMemberError: if the script refused, because the gateway has no lease.
+        """
+        request = _Request(load_script(name), arguments, asyncio.get_running_loop().create_future())
+        self._waiting.append(request)
+        if self._worker is None:
+            self._worker = asyncio.create_task(self._work())
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await request.answer
+        except TimeoutError:
+            error = StoreUnavailableError(f"no answer within {self._timeout_s:g} s")
+            self.reset(error)
+            raise error from None
+
+    def reset(self, error: StoreUnavailableError) -> None:
+        """Drop the connection; whatever waits for an answer gets this error."""
+        waiting, self._waiting = self._waiting, deque()
+        worker, self._worker = self._worker, None
+        client, self._client = self._client, None
+        for request in waiting:
+            _fail(request, error)
+        if worker is not None and worker is not asyncio.current_task():
+            worker.cancel()
+        if client is not None:
+            ending = asyncio.create_task(_close(client, worker))
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
+
+    async def close(self) -> None:
+        """Drop the connection and wait until it is closed."""
+        self.reset(StoreUnavailableError("the store is closed"))
+        await asyncio.gather(*self._endings)
+
+    async def _work(self) -> None:
+        batch: list[_Request] = []
+        try:
+            while self._waiting:
+                batch = [self._waiting.popleft() for _ in range(min(MAX_PIPELINE, len(self._waiting)))]
+                await self._exchange(batch)
+            self._worker = None
+        except asyncio.CancelledError:
+            for request in batch:
+                _fail(request, StoreUnavailableError("the connection was given up"))
+            raise
+        except (RedisError, OSError) as cause:
+            error = StoreUnavailableError(str(cause) or type(cause).__name__)
+            for request in batch:
+                _fail(request, error)
+            self.reset(error)
+
+    async def _exchange(self, batch: Sequence[_Request]) -> None:
+        client = self._client = self._client or self._connect()
+        answers = await self._execute(client, [("EVALSHA", one.script.sha, one) for one in batch])
+        unknown = [
+            one for one, answer in zip(batch, answers, strict=True) if isinstance(answer, NoScriptError)
+        ]
+        if unknown:
+            # Redis was started anew, or its scripts were flushed; this also loads them.
+            loaded = iter(await self._execute(client, [("EVAL", one.script.text, one) for one in unknown]))
+            answers = [next(loaded) if isinstance(answer, NoScriptError) else answer for answer in answers]
+        for request, answer in zip(batch, answers, strict=True):
+            if isinstance(answer, Exception):
+                _fail(request, _translated(answer))
+            elif not request.answer.done():
+                request.answer.set_result(answer)
+
+    async def _execute(self, client: Redis, commands: Sequence[tuple[str, str, _Request]]) -> list[Any]:
+        async with client.pipeline(transaction=False) as pipeline:
+            for command, script, request in commands:
+                pipeline.execute_command(command, script, 1, self.tag, *request.arguments)
+            return await cast(Awaitable[list[Any]], pipeline.execute(raise_on_error=False))
+
+    def _connect(self) -> Redis:
+        return Redis.from_url(
+            self.url,
+            max_connections=1,
+            # A command that is repeated could count twice, and the time is bounded elsewhere.
+            retry=Retry(NoBackoff(), 0),
+            socket_timeout=None,
+            socket_connect_timeout=self._timeout_s,
+            protocol=2,
+        )
+
+
+async def _close(client: Redis, worker: asyncio.Task[None] | None) -> None:
+    if worker is not None:
+        await asyncio.wait((worker,))
+    try:
+        await client.aclose()
+        await client.connection_pool.disconnect()
+    except (RedisError, OSError):
+        # It is gone already.
+        return
+
+
+def _fail(request: _Request, error: StoreUnavailableError) -> None:
+    if not request.answer.done():
+        request.answer.set_exception(error)
+
+
+def _translated(error: Exception) -> StoreUnavailableError:
+    kind = NotMemberError if isinstance(error, ResponseError) and NOT_MEMBER in str(error) else None
+    return (kind or StoreUnavailableError)(str(error))

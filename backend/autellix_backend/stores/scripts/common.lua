@@ -1,0 +1,189 @@
+-- What the scripts share; it is put before each of them.
+--
+-- KEYS[1] is the table's hash tag, `{prefix}`. All keys begin with it, so that they lie in one slot of a
+-- cluster, and a script may change several of them at once:
+--   epoch                 a word that says which table this is; another one after the table was lost
+--   gateways              sorted set: gateway -> when its lease ends
+--   gone                  set: gateways whose lease ended, until their calls are settled
+--   programs              sorted set: program -> number of its arrival
+--   active, idle          sorted sets: programs with running calls -> number; without -> last event
+--   sessions              sorted set: session -> last heartbeat
+--   ends                  stream of the programs that left, the last ones
+--   p:<program>           hash: everything that is one value
+--   r:<program>           hash: running call -> order and start
+--   l:<program>           hash: calls that were given up with their gateway
+--   h:<program>           list: finished calls
+--   e:<program>           hash: call -> end of its path, for policies that read parents
+--   ps:<program>          sorted set: sessions that keep it
+--   sp:<session>          sorted set: programs that it keeps
+--   g:<gateway>           hash: running call -> program
+-- Times are seconds of the table's clock. Numbers go as text with 17 digits: Lua's own text has 14.
+local call = redis.call
+local tag = KEYS[1]
+
+local function key(kind, id)
+  return tag .. ':' .. kind .. ':' .. id
+end
+
+local PROGRAMS, ACTIVE, IDLE = tag .. ':programs', tag .. ':active', tag .. ':idle'
+local SESSIONS, ENDS = tag .. ':sessions', tag .. ':ends'
+local GATEWAYS, GONE = tag .. ':gateways', tag .. ':gone'
+local KEPT_ENDS = 10000
+
+local function text(number)
+  return string.format('%.17g', number)
+end
+
+local function number(value)
+  return tonumber(value or '0')
+end
+
+local function is_member(gateway)
+  return call('ZSCORE', GATEWAYS, gateway)
+end
+
+-- Every script refuses a gateway without a lease: it may not know what was decided without it, or that the
+-- table is another one.
+local NOT_MEMBER = 'NOTMEMBER the gateway has no lease'
+
+-- The rules of the policies: `add` for sums, `max` for paths.
+local function merged(rule, old, value)
+  if rule == 'add' then
+    return old + value
+  end
+  return math.max(old, value)
+end
+
+local function add(p, field, value)
+  call('HSET', p, field, text(number(call('HGET', p, field)) + value))
+end
+
+local function next_number()
+  return call('INCR', tag .. ':numbers')
+end
+
+-- Make a program's entry if there is none.
+local function ensure(program, now)
+  local p = key('p', program)
+  if call('HSETNX', p, 'created', now) == 1 then
+    local order = next_number()
+    call('HSET', p, 'order', order)
+    call('ZADD', PROGRAMS, order, program)
+    call('ZADD', IDLE, now, program)
+  end
+  return p
+end
+
+-- Put a program among the active or the idle ones, as its running calls say.
+local function place(program, now)
+  if call('EXISTS', key('r', program)) == 1 then
+    call('ZREM', IDLE, program)
+    call('ZADD', ACTIVE, call('HGET', key('p', program), 'order'), program)
+  else
+    call('ZREM', ACTIVE, program)
+    call('ZADD', IDLE, now, program)
+  end
+end
+
+local function run(program, gateway, id, start)
+  local order = call('HINCRBY', key('p', program), 'begun', 1)
+  call('HSET', key('r', program), id, order .. '\n' .. start)
+  call('HSET', key('g', gateway), id, program)
+end
+
+local function keep(program, session)
+  if not call('ZSCORE', key('ps', program), session) then
+    local order = next_number()
+    call('ZADD', key('ps', program), order, session)
+    call('ZADD', key('sp', session), order, program)
+  end
+end
+
+local function add_flags(p, flags, most)
+  local known = cjson.decode(call('HGET', p, 'flags') or '[]')
+  local has = {}
+  for _, flag in ipairs(known) do
+    has[flag] = true
+  end
+  -- As many of them are looked at as there is room, known ones too.
+  for index = 1, math.min(#flags, most - #known) do
+    if not has[flags[index]] then
+      has[flags[index]] = true
+      known[#known + 1] = flags[index]
+    end
+  end
+  if #known > 0 then
+    call('HSET', p, 'flags', cjson.encode(known))
+  end
+end
+
+local function remember(program, entry, most)
+  call('RPUSH', key('h', program), entry)
+  call('LTRIM', key('h', program), -most, -1)
+end
+
+-- Charge a call that ended to its program. ending: services, wait_s, sums, path_id?, path_end_s
+local function charge(program, rule, ending)
+  local p = key('p', program)
+  local service = number(call('HGET', p, 'service_s'))
+  for _, value in ipairs(ending.services) do
+    service = merged(rule, service, value)
+  end
+  call('HSET', p, 'service_s', text(service))
+  add(p, 'wait_s', ending.wait_s)
+  for field, value in pairs(ending.sums) do
+    add(p, field, value)
+  end
+  if ending.path_id then
+    call('HSET', key('e', program), ending.path_id, text(ending.path_end_s))
+  end
+end
+
+-- Remove a program; return what its class learns from it.
+local function drop(program, gateway)
+  local known = call('HMGET', key('p', program), 'name', 'total_service_s', 'finished')
+  for _, session in ipairs(call('ZRANGE', key('ps', program), 0, -1)) do
+    call('ZREM', key('sp', session), program)
+  end
+  for _, kind in ipairs({'p', 'r', 'l', 'h', 'e', 'ps'}) do
+    call('DEL', key(kind, program))
+  end
+  call('ZREM', PROGRAMS, program)
+  call('ZREM', ACTIVE, program)
+  call('ZREM', IDLE, program)
+  local gone = {program, known[1] or '', known[2] or '0', known[3] or '0'}
+  call('XADD', ENDS, 'MAXLEN', '~', KEPT_ENDS, '*',
+    'gateway', gateway, 'program', gone[1], 'name', gone[2], 'service', gone[3], 'finished', gone[4])
+  return gone
+end
+
+-- End a program, at once or with its last running call; return whether there was one, and what left.
+local function finish(program, gateway)
+  local p = key('p', program)
+  if call('EXISTS', p) == 0 then
+    return false, nil
+  end
+  if call('EXISTS', key('r', program)) == 1 then
+    call('HSET', p, 'ended', '1')
+    return true, nil
+  end
+  return true, drop(program, gateway)
+end
+
+-- Close a session; put the programs that ended into `ended`, and what left into `gone`.
+local function close(session, gateway, ended, gone)
+  local was_open = call('ZREM', SESSIONS, session) == 1
+  local programs = call('ZRANGE', key('sp', session), 0, -1)
+  call('DEL', key('sp', session))
+  for _, program in ipairs(programs) do
+    call('ZREM', key('ps', program), session)
+    if call('EXISTS', key('ps', program)) == 0 then
+      local was_there, entry = finish(program, gateway)
+      if was_there then
+        ended[#ended + 1] = program
+      end
+      gone[#gone + 1] = entry
+    end
+  end
+  return was_open or #programs > 0
+end

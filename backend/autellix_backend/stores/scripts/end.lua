@@ -1,0 +1,6 @@
+-- A program ends. Returns whether there was one, and what left. ARGV: gateway, program
+if not is_member(ARGV[1]) then
+  return redis.error_reply(NOT_MEMBER)
+end
+local was_there, entry = finish(ARGV[2], ARGV[1])
+return {was_there and 1 or 0, {entry}}

@@ -1,0 +1,38 @@
+-- A call ends. Returns 0 if it does not run, else its program's name, and what left if the program has ended.
+-- ARGV: gateway, the gateway that runs it, JSON {program, key, now, entry, most_entries, rule, services, wait_s,
+-- sums, is_final, is_lost, path_end_s?}
+if not is_member(ARGV[1]) then
+  return redis.error_reply(NOT_MEMBER)
+end
+local ending = cjson.decode(ARGV[3])
+local program, now = ending.program, text(ending.now)
+local p, r = key('p', program), key('r', program)
+local running = call('HGET', r, ending.key)
+if not running then
+  return 0
+end
+call('HDEL', r, ending.key)
+call('HDEL', key('g', ARGV[2]), ending.key)
+if ending.is_lost then
+  call('HSET', key('l', program), ending.key, 1)
+end
+-- The order of its start, which comes first, has no meaning in the history.
+local start = string.sub(running, string.find(running, '\n', 1, true) + 1)
+remember(program, start .. '\n' .. now .. '\n' .. ending.entry, ending.most_entries)
+if ending.path_end_s then
+  ending.path_id = cjson.decode(start).call.call_id
+end
+charge(program, ending.rule, ending)
+call('HSET', p, 'completion', now)
+if ending.is_final then
+  call('HSET', p, 'ended', '1')
+end
+local name, gone = call('HGET', p, 'name') or '', {}
+if call('EXISTS', r) == 0 then
+  if call('HEXISTS', p, 'ended') == 1 then
+    gone[1] = drop(program, ARGV[1])
+  else
+    place(program, now)
+  end
+end
+return {name, gone}

@@ -1,0 +1,2 @@
+-- Returns the time here: seconds, microseconds.
+return call('TIME')

@@ -1,0 +1,112 @@
+"""The stores under test, and calls to put into them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from autellix_backend.core.policies import make_policy
+from autellix_backend.stores.base import CallEnd, CallStart, ProgramStore
+from autellix_backend.stores.local_copy import LocalCopy
+from autellix_backend.stores.memory import MemoryStore
+from autellix_backend.stores.redis import RedisStore
+from autellix_backend.stores.redis_link import RedisLink
+from autellix_backend.stores.replicated import ReplicatedStore
+from autellix_backend.stores.table_clock import TableClock
+
+IDLE_S = 100.0
+SESSION_TTL_S = 30.0
+LEASE_S = 20.0
+TIMEOUT_S = 5.0
+
+_numbers = itertools.count()
+
+
+class TestClock(TableClock):
+    """The clock that the tests hold is the table's, too."""
+
+    __test__ = False
+
+    def __init__(self) -> None:
+        super().__init__(lambda: 0.0)
+
+    def measured(self, server_time: Sequence[int], sent_s: float, received_s: float) -> None:
+        """Believe no other."""
+
+
+class Table:
+    """A table of one kind, and the stores that a test opens on it."""
+
+    def __init__(self, kind: str, url: str | None = None) -> None:
+        self._kind = kind
+        self._url = url
+        self._prefix = f"test-{next(_numbers)}"
+        self._opened: list[ProgramStore] = []
+
+    def renew(self) -> None:
+        """Have an empty table from here on."""
+        self._prefix = f"test-{next(_numbers)}"
+        self._opened.clear()
+
+    async def open(self, policy: str = "plas", **options: Any) -> Any:
+        """Open a store; one in Redis is another gateway's on the same table."""
+        store = self._make(policy, **options)
+        await store.open()
+        self._opened.append(store)
+        return store
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run a test, and close what it opened."""
+        asyncio.run(self._run(work))
+
+    async def _run(self, work: Coroutine[Any, Any, Any]) -> None:
+        try:
+            await work
+        finally:
+            for store in self._opened:
+                await store.close()
+
+    def _make(self, policy: str, **options: Any) -> ProgramStore:
+        rule = make_policy(policy)
+        if self._kind == "memory":
+            return MemoryStore(rule, program_idle_s=IDLE_S, session_ttl_s=SESSION_TTL_S)
+        shared = self._shared(policy, **options)
+        if self._kind == "redis":
+            return shared
+        local = LocalCopy(rule, program_idle_s=IDLE_S, session_ttl_s=SESSION_TTL_S)
+        return ReplicatedStore(shared, local, rule, on_fallback=options.get("on_fallback", lambda: None))
+
+    def _shared(
+        self,
+        policy: str,
+        *,
+        url: str | None = None,
+        timeout_s: float = TIMEOUT_S,
+        clock: TableClock | None = None,
+        on_fallback: Callable[[], None] | None = None,
+    ) -> RedisStore:
+        return RedisStore(
+            make_policy(policy),
+            RedisLink(url or self._url or "", key_prefix=self._prefix, timeout_s=timeout_s),
+            program_idle_s=IDLE_S,
+            session_ttl_s=SESSION_TTL_S,
+            lease_s=LEASE_S,
+            clock=clock or TestClock(),
+        )
+
+
+def start(key: str, program: str = "p", session: str | None = None, **fields: Any) -> CallStart:
+    return CallStart(**{"key": key, "call_id": key, "program_id": program, "session_id": session, **fields})
+
+
+def end(key: str, *services_s: float, program: str = "p", **fields: Any) -> CallEnd:
+    defaults: dict[str, Any] = {
+        "outcome": "ok",
+        "wait_s": 2.0,
+        "table_wait_s": 1.0,
+        "inherited_service_s": 0.0,
+        "is_estimated": False,
+    }
+    return CallEnd(key=key, program_id=program, services_s=services_s, **{**defaults, **fields})

@@ -1,0 +1,178 @@
+"""Random histories: every store says of them what the memory of one process says."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.stores.tables import IDLE_S, SESSION_TTL_S, Table, end, start
+
+from autellix_backend.core.estimate import LEAST_PROGRAMS, Hint
+from autellix_backend.core.policies import make_policy
+from autellix_backend.stores.base import (
+    CallEnd,
+    CallStart,
+    CallView,
+    DuplicateCallError,
+    ProgramStore,
+    ProgramView,
+    Reaped,
+    UnknownCallError,
+)
+from autellix_backend.stores.memory import MAX_FLAGS, MemoryStore
+
+SECONDS = st.floats(min_value=0.0, max_value=50.0, allow_nan=False)
+NAMES = st.sampled_from(["p", "q", "r"])
+KEYS = st.sampled_from(["a", "b", "c", "d"])
+SESSIONS = st.sampled_from(["s", "t"])
+FLAGS = st.lists(st.sampled_from([f"flag{number}" for number in range(MAX_FLAGS + 2)]), max_size=4)
+
+STARTS = st.builds(
+    CallStart,
+    key=KEYS,
+    call_id=KEYS,
+    program_id=NAMES,
+    thread_id=st.sampled_from(["0", "1"]),
+    parents=st.none() | st.lists(KEYS, max_size=2).map(tuple),
+    session_id=st.none() | SESSIONS,
+    name=st.none() | st.sampled_from(["chat", "tree"]),
+    hint=st.none() | st.builds(Hint, calls=st.none() | SECONDS, tokens=st.none() | SECONDS),
+    flags=FLAGS.map(tuple),
+    interceptions=st.lists(st.tuples(st.sampled_from(["search"]), SECONDS), max_size=2).map(tuple),
+)
+ENDS = st.builds(
+    CallEnd,
+    key=KEYS,
+    program_id=NAMES,
+    outcome=st.sampled_from(["ok", "aborted"]),
+    services_s=st.lists(SECONDS, max_size=2).map(tuple),
+    wait_s=SECONDS,
+    table_wait_s=SECONDS,
+    inherited_service_s=SECONDS,
+    is_estimated=st.booleans(),
+    level=st.none() | st.just(2),
+    prompt_tokens=st.none() | st.integers(0, 9),
+    cached_tokens=st.none() | st.integers(0, 9),
+    output_tokens=st.none() | st.integers(0, 9),
+    is_final=st.sampled_from([False, False, False, True]),
+)
+STEPS: st.SearchStrategy[tuple[str, Any]] = st.one_of(
+    STARTS.map(lambda call: ("begin", with_unique_key(call))),
+    ENDS.map(lambda ending: ("settle", with_unique_key(ending))),
+    SESSIONS.map(lambda name: ("open_session", name)),
+    SESSIONS.map(lambda name: ("heartbeat", name)),
+    SESSIONS.map(lambda name: ("close_session", name)),
+    NAMES.map(lambda name: ("end_program", name)),
+    st.just(("reap", None)),
+)
+
+
+def with_unique_key(call: Any) -> Any:
+    """Keys are unique over all programs."""
+    return dataclasses.replace(call, key=f"{call.program_id}-{call.key}")
+
+
+async def take(store: ProgramStore, step: tuple[str, Any], now: float) -> object:
+    """Do one step; return its answer, an error included."""
+    method, argument = step
+    try:
+        answer = await getattr(store, method)(*([] if argument is None else [argument]), now)
+        # The order of what is reaped in one round means nothing.
+        return (sorted(answer.programs), sorted(answer.sessions)) if isinstance(answer, Reaped) else answer
+    except (DuplicateCallError, UnknownCallError) as error:
+        return type(error)
+
+
+async def everything(store: ProgramStore) -> list[Any]:
+    views = await store.programs()
+    return [await store.counts(), views, [await store.program(view.program_id) for view in views]]
+
+
+@pytest.mark.parametrize("policy", ["plas", "atlas", "atlas-dag", "hinted"])
+@settings(
+    max_examples=15,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(steps=st.lists(st.tuples(STEPS, st.sampled_from([0.0, 0.5, 7.0, 40.0])), max_size=40))
+def test_a_history_reads_alike_in_every_store(table: Table, policy: str, steps: list[Any]) -> None:
+    async def main() -> None:
+        table.renew()
+        store = await table.open(policy)
+        memory = MemoryStore(make_policy(policy), program_idle_s=IDLE_S, session_ttl_s=SESSION_TTL_S)
+        left: list[str] = []
+        expected: list[str] = []
+        store.watch_ends(left.append)
+        memory.watch_ends(expected.append)
+        now = 0.0
+        for step, pause_s in steps:
+            now += pause_s
+            assert await take(memory, step, now) == await take(store, step, now), step
+        assert await everything(memory) == await everything(store)
+        assert sorted(expected) == sorted(left)
+        store.check()
+
+    table.run(main())
+
+
+def test_every_field_of_a_view_comes_back(table: Table) -> None:
+    """A field that a store does not keep shows here, new ones too."""
+
+    async def main() -> None:
+        store = await table.open("plas")
+        memory = MemoryStore(make_policy("plas"), program_idle_s=IDLE_S, session_ttl_s=SESSION_TTL_S)
+        full = {"name": "chat", "thread_id": "2", "parents": ("x",), "flags": ("implicit",)}
+        tools = (("search", 0.5),)
+        for one in (memory, store):
+            await one.begin(start("a", session="s", interceptions=tools, **full), 1.0)
+            await one.begin(start("b", **full), 2.0)
+            tokens = {"prompt_tokens": 7, "cached_tokens": 5, "output_tokens": 3}
+            cost = {"level": 2, "preemptions": 1, "inherited_service_s": 1.0, "is_estimated": True}
+            await one.settle(end("a", 1.0, is_final=True, **cost, **tokens), 3.0)
+        expected, view = await memory.program("p"), await store.program("p")
+        assert view == expected
+        assert unused_fields(view, ProgramView) == set()
+        assert unused_fields(view.calls[0], CallView) == set()
+        assert unused_fields(view.calls[0].end, CallEnd) == set()
+
+    table.run(main())
+
+
+def unused_fields(view: object, kind: Any) -> set[str]:
+    """Return the fields that are empty or zero, and so would not show if they were forgotten."""
+    return {field.name for field in dataclasses.fields(kind) if not getattr(view, field.name)}
+
+
+def test_programs_are_listed_with_the_busy_ones_first(table: Table) -> None:
+    async def main() -> None:
+        store = await table.open()
+        for number, name in enumerate(["x/1", "x/2", "y/1", "x/3"]):
+            await store.begin(start(name, name), float(number))
+        await store.settle(end("x/1", 1.0, program="x/1"), 5.0)
+
+        async def listed(**options: Any) -> list[str]:
+            return [view.program_id for view in await store.programs(**options)]
+
+        assert await listed() == ["x/2", "y/1", "x/3", "x/1"]
+        assert await listed(prefix="x/") == ["x/2", "x/3", "x/1"]
+        assert await listed(prefix="x/", limit=1) == ["x/2"]
+        assert await listed(is_active=False) == ["x/1"]
+        assert await listed(is_active=True, limit=2) == ["x/2", "y/1"]
+
+    table.run(main())
+
+
+def test_a_class_is_learned_from_programs_that_end(table: Table) -> None:
+    async def main() -> None:
+        store = await table.open("hinted")
+        for number in range(LEAST_PROGRAMS):
+            await store.begin(start(f"{number}", f"p{number}", name="chat"), 0.0)
+            await store.settle(end(f"{number}", 4.0, program=f"p{number}"), 1.0)
+            await store.end_program(f"p{number}", 2.0)
+        assert (await store.begin(start("k", "q", name="chat"), 3.0)).expected_s == 4.0
+
+    table.run(main())

@@ -1,0 +1,157 @@
+"""Several gateways on one table in Redis, without copies."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+from tests.redis_server import RedisServer
+from tests.stores.tables import LEASE_S, TIMEOUT_S, Table, end, start
+
+from autellix_backend.core.estimate import LEAST_PROGRAMS
+from autellix_backend.stores.base import Counts, Reaped, StoreUnavailableError, UnknownCallError
+from autellix_backend.stores.redis import MAX_REAPED
+from autellix_backend.stores.redis_link import NotMemberError, RedisLink
+from autellix_backend.stores.table_clock import TableClock
+
+
+@pytest.fixture
+def shared(redis_server: RedisServer) -> Table:
+    """Return an empty table of stores without copies."""
+    return Table("redis", redis_server.url)
+
+
+def test_a_program_is_one_whatever_gateways_its_calls_go_through(shared: Table) -> None:
+    async def main() -> None:
+        one, other = await shared.open(), await shared.open()
+        await one.begin(start("a"), 0.0)
+        await one.settle(end("a", 3.0), 1.0)
+        assert (await other.begin(start("b"), 2.0)).service_s == 3.0
+        assert await one.counts() == await other.counts() == Counts(programs=1, sessions=0, active_calls=1)
+
+    shared.run(main())
+
+
+def test_the_calls_of_a_gateway_without_lease_are_lost_and_settled_once(shared: Table) -> None:
+    async def main() -> None:
+        one, other = await shared.open(), await shared.open()
+        for number in range(3):
+            await one.begin(start(f"{number}", "p", "s"), 0.0)
+        await other.reap(LEASE_S - 1)
+        assert (await other.counts()).active_calls == 3
+        await other.reap(LEASE_S + 1)
+        view = await other.program("p")
+        assert {call.end.outcome for call in view.calls} == {"lost"}
+        assert (view.active_calls, view.finished_calls, view.service_s) == (0, 3, 0.0)
+        with pytest.raises(NotMemberError):
+            await one.settle(end("0", 1.0), LEASE_S + 2)
+        await one.open()
+        with pytest.raises(UnknownCallError):
+            await one.settle(end("0", 1.0), LEASE_S + 3)
+        one.check()
+
+    shared.run(main())
+
+
+def test_a_gateway_keeps_its_calls_by_reaping(shared: Table) -> None:
+    async def main() -> None:
+        one, other = await shared.open(), await shared.open()
+        await one.begin(start("a"), 0.0)
+        for now in (LEASE_S / 2, LEASE_S):
+            await one.reap(now)
+        await other.reap(LEASE_S + 1)
+        await one.settle(end("a", 1.0), LEASE_S + 2)
+
+    shared.run(main())
+
+
+def test_a_gateway_that_comes_again_keeps_its_calls_and_its_old_commands_are_refused(shared: Table) -> None:
+    async def main() -> None:
+        one, other = await shared.open(), await shared.open()
+        await one.begin(start("a"), 0.0)
+        before = one._gateway
+        await one.open()
+        with pytest.raises(NotMemberError):
+            await one._link.run("end", before, "p")
+        await one.settle(end("a", 1.0, is_final=True), 1.0)
+        assert await other.counts() == Counts(programs=0, sessions=0, active_calls=0)
+        one.check()
+
+    shared.run(main())
+
+
+def test_what_is_stale_is_reported_by_one_gateway_only(shared: Table) -> None:
+    async def main() -> None:
+        stores = [await shared.open() for _ in range(4)]
+        count = MAX_REAPED + 20
+        await asyncio.gather(*(stores[0].open_session(f"s{number}", 0.0) for number in range(count)))
+        await asyncio.gather(*(store.reap(15.0) for store in stores))
+        rounds: list[Reaped] = await asyncio.gather(*(store.reap(31.0) for store in stores))
+        told = [name for reaped in rounds for name in reaped.sessions]
+        assert sorted(told) == sorted(f"s{number}" for number in range(count))
+
+    shared.run(main())
+
+
+def test_ends_are_heard_by_the_others_and_teach_them(shared: Table) -> None:
+    async def main() -> None:
+        one, other = await shared.open("hinted"), await shared.open("hinted")
+        heard: list[str] = []
+        other.watch_ends(heard.append)
+        names = [f"p{number}" for number in range(LEAST_PROGRAMS)]
+        for name in names:
+            await one.begin(start(name, name, name="chat"), 0.0)
+            await one.settle(end(name, 4.0, program=name, is_final=True), 1.0)
+        await other.reap(2.0)
+        await other.reap(3.0)
+        assert heard == names
+        assert (await other.begin(start("k", "q", name="chat"), 3.0)).expected_s == 4.0
+
+    shared.run(main())
+
+
+def test_scripts_that_the_server_forgot_are_sent_again(shared: Table, redis_server: RedisServer) -> None:
+    async def main() -> None:
+        store = await shared.open()
+        await store.begin(start("a"), 0.0)
+        async with Redis.from_url(redis_server.url) as client:
+            await client.script_flush()
+        await asyncio.gather(store.settle(end("a", 1.0), 1.0), store.begin(start("b"), 1.0))
+        assert (await store.program("p")).finished_calls == 1
+
+    shared.run(main())
+
+
+def test_a_silent_server_is_an_error_in_bounded_time(redis_program: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        link = RedisLink(server.url, key_prefix="x", timeout_s=0.2)
+        await link.run("time")
+        server.freeze()
+        async with asyncio.timeout(TIMEOUT_S):
+            answers = await asyncio.gather(*(link.run("time") for _ in range(5)), return_exceptions=True)
+        assert {type(answer) for answer in answers} == {StoreUnavailableError}
+        server.thaw()
+        assert len(await link.run("time")) == 2
+        await link.close()
+
+    server = RedisServer(redis_program, tmp_path)
+    server.start()
+    try:
+        asyncio.run(main())
+    finally:
+        server.stop()
+
+
+def test_moments_of_another_clock_come_back_on_the_own_one(shared: Table) -> None:
+    async def main() -> None:
+        young, old = TableClock(lambda: 100.0), TableClock(lambda: 5000.0)
+        one, other = await shared.open(clock=young), await shared.open(clock=old)
+        await one.begin(start("a"), 90.0)
+        view = await other.program("p")
+        # The clocks were read one after the other, so a little time lies between.
+        assert view.first_arrival_s == pytest.approx(4990.0, abs=5.0)
+        assert (await one.program("p")).first_arrival_s == pytest.approx(90.0, abs=1e-3)
+
+    shared.run(main())
