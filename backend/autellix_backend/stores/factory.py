@@ -1,0 +1,68 @@
+"""Makes the store that the settings ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from autellix_backend.core.policies import Policy, make_policy
+from autellix_backend.settings import Settings, SettingsError
+from autellix_backend.stores.base import ProgramStore
+from autellix_backend.stores.memory import MemoryStore
+
+
+def make_store(
+    settings: Settings,
+    *,
+    session_ttl_s: float,
+    clock: Callable[[], float],
+    on_fallback: Callable[[], None],
+) -> ProgramStore:
+    """Build a store; nothing is opened yet.
+
+    Args:
+        settings: The tree of settings.
+        session_ttl_s: How long a session may be silent before it ends.
+        clock: The clock of the moments that the store is given.
+        on_fallback: Told of each operation that had to do without the shared table.
+
+    Raises:
+        SettingsError: if the client of the server is not installed.
+    """
+    policy = make_policy(settings.scheduler.policy)
+    program_idle_s = settings.gateway.program_idle_s
+    if not settings.store.is_shared:
+        return MemoryStore(policy, program_idle_s=program_idle_s, session_ttl_s=session_ttl_s)
+    return _make_replicated(settings, policy, session_ttl_s, clock, on_fallback)
+
+
+def _make_replicated(
+    settings: Settings,
+    policy: Policy,
+    session_ttl_s: float,
+    clock: Callable[[], float],
+    on_fallback: Callable[[], None],
+) -> ProgramStore:
+    try:
+        from autellix_backend.stores.redis import RedisStore
+        from autellix_backend.stores.redis_link import RedisLink
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            "store.url", f"needs a package that is missing ({error.name})", "pip install 'autellix[redis]'"
+        ) from error
+    from autellix_backend.stores.local_copy import LocalCopy
+    from autellix_backend.stores.replicated import ReplicatedStore
+    from autellix_backend.stores.table_clock import TableClock
+
+    store, program_idle_s = settings.store, settings.gateway.program_idle_s
+    shared = RedisStore(
+        policy,
+        RedisLink(store.url, key_prefix=store.key_prefix, timeout_s=store.timeout_ms / 1000),
+        program_idle_s=program_idle_s,
+        session_ttl_s=session_ttl_s,
+        lease_s=store.lease_s,
+        clock=TableClock(clock),
+    )
+    # Heartbeats go to any gateway: that none came here does not mean that a client is gone.
+    copy_ttl_s = max(session_ttl_s, program_idle_s)
+    local = LocalCopy(policy, program_idle_s=program_idle_s, session_ttl_s=copy_ttl_s)
+    return ReplicatedStore(shared, local, policy, on_fallback=on_fallback)

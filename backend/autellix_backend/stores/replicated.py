@@ -1,0 +1,408 @@
+"""A table shared by many gateways with a copy at this one, which goes on alone where that is out of reach.
+
+Every call is entered in both. The copy learns from the shared table what other gateways charged; where the
+table does not answer in time, the copy's word counts, and a delta (see `deltas`) remembers what happened.
+Each round of the reaper tries to come back. A program with a delta stays with the copy until the table has
+taken the delta in; all others go to the table at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from autellix_backend.core.policies import Policy
+from autellix_backend.stores.base import (
+    CallEnd,
+    CallStart,
+    Counts,
+    Inherited,
+    ProgramView,
+    Reaped,
+    StoreUnavailableError,
+    UnknownCallError,
+)
+from autellix_backend.stores.deltas import Delta, Ended
+from autellix_backend.stores.local_copy import LocalCopy
+from autellix_backend.stores.redis import Entered, RedisStore
+
+MAX_UPLOADS = 64
+"""Deltas that are on their way at a time."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Open:
+    start: CallStart
+    start_s: float
+    is_entered: bool
+    """Whether the table has it for certain."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Upload:
+    message: dict[str, Any]
+    keys: tuple[str, ...]
+    """Its running calls."""
+
+
+class ReplicatedStore:
+    """A ProgramStore that answers whatever becomes of the shared one."""
+
+    def __init__(
+        self,
+        shared: RedisStore,
+        local: LocalCopy,
+        policy: Policy,
+        *,
+        on_fallback: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Join the two; nothing is opened yet.
+
+        Args:
+            shared: The table of all gateways.
+            local: This gateway's copy.
+            policy: Whose rule merges.
+            on_fallback: Told of each operation that the copy alone has answered.
+        """
+        self._shared = shared
+        self._local = local
+        self._policy = policy
+        self._on_fallback = on_fallback
+        self._problem: str | None = "it was not opened"
+        self._deltas: dict[str, Delta] = {}
+        self._uploads: dict[str, _Upload] = {}
+        self._open: dict[str, _Open] = {}
+        self._beats: dict[str, float] = {}
+        # A dict serves as a set that keeps its order.
+        self._closed: dict[str, None] = {}
+        self._ended: dict[str, None] = {}
+        self._writer = secrets.token_hex(6)
+        self._version = 0
+        self._end_listeners: list[Callable[[str], None]] = []
+        shared.watch_ends(self._left_table)
+        local.watch_ends(self._left_copy)
+
+    async def open(self) -> None:
+        """Enter the shared table, if it can be reached."""
+        await self._come_back()
+
+    async def close(self) -> None:
+        """Leave the shared table; deltas that it has not taken in are lost."""
+        await self._shared.close()
+
+    def failure(self) -> str | None:
+        """Say why this gateway goes on alone."""
+        if self._problem is None:
+            return None
+        return (
+            f"the shared process table cannot be used ({self._problem}): this gateway goes on with its copy"
+        )
+
+    async def begin(self, call: CallStart, now: float) -> Inherited:
+        """Enter a call; its program inherits to it."""
+        entered = await self._enter(call, now)
+        if entered is None:
+            delta = self._delta(call.program_id, now)
+            inherited = await self._local.begin(call, now)
+            delta.is_ended = False
+            delta.event_s = now
+            self._ended.pop(call.program_id, None)
+            self._on_fallback()
+        else:
+            inherited = entered.inherited
+            await self._local.begin(call, now)
+            self._local.adopt(call.program_id, service_s=entered.service_s, wait_s=entered.wait_s)
+        self._open[call.key] = _Open(call, now, entered is not None)
+        return inherited
+
+    async def _enter(self, call: CallStart, now: float) -> Entered | None:
+        if self._is_alone(call.program_id):
+            return None
+        try:
+            return await self._shared.enter(call, now)
+        except (StoreUnavailableError, asyncio.CancelledError) as error:
+            # Whether the call has begun there is unknown: the next delta settles it.
+            self._delta(call.program_id, now).was_tried = True
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            self._go_alone(error)
+            return None
+
+    async def settle(self, end: CallEnd, now: float) -> None:
+        """Charge a call to its program; the copy sees to it that this happens once."""
+        is_alone = self._is_alone(end.program_id)
+        base = self._local.standing(end.program_id)
+        await self._local.settle(end, now)
+        call = self._open.pop(end.key)
+        if is_alone:
+            self._charge(call, end, now, base)
+            return
+        try:
+            await self._shared.settle(end, now)
+        except UnknownCallError:
+            # The table was emptied, or the call was given up and its program has ended since.
+            call.is_entered = False
+            self._charge(call, end, now, base)
+        except asyncio.CancelledError:
+            self._charge(call, end, now, base)
+            raise
+        except StoreUnavailableError as error:
+            self._go_alone(error)
+            self._charge(call, end, now, base)
+
+    def _charge(self, call: _Open, end: CallEnd, now: float, base: dict[str, float] | None) -> None:
+        """Remember the end of a call for the table."""
+        delta = self._delta(end.program_id, now, base)
+        ended = Ended(call.start, call.start_s, end, now)
+        if call.is_entered:
+            delta.settled.append(ended)
+        else:
+            delta.fold(self._policy, ended)
+        delta.event_s = now
+        delta.is_ended |= end.is_final
+        self._drop_if_private(delta)
+        self._on_fallback()
+
+    async def open_session(self, session_id: str, now: float) -> bool:
+        """Start or refresh a session."""
+        is_new = await self._local.open_session(session_id, now)
+        if self._problem is None:
+            try:
+                return await self._shared.open_session(session_id, now)
+            except StoreUnavailableError as error:
+                self._go_alone(error)
+        self._beats[session_id] = now
+        self._closed.pop(session_id, None)
+        self._on_fallback()
+        return is_new
+
+    async def heartbeat(self, session_id: str, now: float) -> bool:
+        """Refresh a session if there is one."""
+        was_here = await self._local.heartbeat(session_id, now)
+        if self._problem is None:
+            try:
+                return await self._shared.heartbeat(session_id, now)
+            except StoreUnavailableError as error:
+                self._go_alone(error)
+        if was_here:
+            self._beats[session_id] = now
+        self._on_fallback()
+        return was_here
+
+    async def close_session(self, session_id: str, now: float) -> bool:
+        """End a session with the programs that it alone keeps."""
+        was_here = await self._local.close_session(session_id, now)
+        if self._problem is None:
+            try:
+                return await self._shared.close_session(session_id, now)
+            except StoreUnavailableError as error:
+                self._go_alone(error)
+        self._beats.pop(session_id, None)
+        self._closed[session_id] = None
+        self._on_fallback()
+        return was_here
+
+    async def end_program(self, program_id: str, now: float) -> bool:
+        """End a program."""
+        is_alone = self._is_alone(program_id)
+        base = self._local.standing(program_id)
+        was_here = await self._local.end_program(program_id, now)
+        if not is_alone:
+            try:
+                return await self._shared.end_program(program_id, now)
+            except StoreUnavailableError as error:
+                self._go_alone(error)
+        delta = self._delta(program_id, now, base)
+        delta.is_ended = True
+        self._drop_if_private(delta)
+        self._on_fallback()
+        return was_here
+
+    async def reap(self, now: float) -> Reaped:
+        """Come back to the shared table if that is due; remove what is stale."""
+        if self._problem is not None:
+            await self._come_back()
+        reaped = await self._reap_shared(now)
+        # While the shared table reaps, this only keeps the copy small.
+        forgotten = await self._local.reap(now)
+        return forgotten if reaped is None else reaped
+
+    async def program(self, program_id: str) -> ProgramView | None:
+        """Return one program with its calls."""
+        if not self._is_alone(program_id):
+            try:
+                return await self._shared.program(program_id)
+            except StoreUnavailableError as error:
+                self._go_alone(error)
+        return await self._local.program(program_id)
+
+    async def programs(
+        self, *, prefix: str = "", is_active: bool | None = None, limit: int | None = None
+    ) -> list[ProgramView]:
+        """Return programs without their calls."""
+        if self._problem is None:
+            try:
+                return await self._shared.programs(prefix=prefix, is_active=is_active, limit=limit)
+            except StoreUnavailableError as error:
+                self._go_alone(error)
+        return await self._local.programs(prefix=prefix, is_active=is_active, limit=limit)
+
+    async def counts(self) -> Counts:
+        """Count programs, sessions and running calls."""
+        if self._problem is None:
+            try:
+                return await self._shared.counts()
+            except StoreUnavailableError as error:
+                self._go_alone(error)
+        return await self._local.counts()
+
+    def watch_ends(self, listener: Callable[[str], None]) -> None:
+        """Tell the listener of each program that leaves, by whatever gateway."""
+        self._end_listeners.append(listener)
+
+    def check(self) -> None:
+        """Assert the copy's invariants, and the shared table's where it can be reached."""
+        self._local.check()
+        if self._problem is None:
+            self._shared.check()
+
+    def _is_alone(self, program_id: str) -> bool:
+        return self._problem is not None or program_id in self._deltas or program_id in self._uploads
+
+    def _go_alone(self, error: StoreUnavailableError) -> None:
+        if self._problem is None:
+            logger.warning("the shared process table cannot be used (%s): going on with the copy", error)
+        self._problem = str(error)
+        self._shared.disconnect(error)
+
+    def _delta(self, program_id: str, now: float, base: dict[str, float] | None = None) -> Delta:
+        """Return the program's delta, one from here on if there is none."""
+        delta = self._deltas.get(program_id)
+        if delta is None:
+            base = base or self._local.standing(program_id)
+            delta = self._deltas[program_id] = Delta(
+                program_id=program_id,
+                created_s=now,
+                event_s=now,
+                is_known=base is not None or program_id in self._uploads,
+                base=base or {},
+            )
+        return delta
+
+    def _drop_if_private(self, delta: Delta) -> None:
+        """Forget what happened to a program that came and went out of the table's sight, but not its end.
+
+        Another gateway may have had the program too.
+        """
+        is_here = self._local.standing(delta.program_id) is not None
+        if delta.is_ended and not (is_here or delta.is_known or delta.was_tried):
+            del self._deltas[delta.program_id]
+            self._ended[delta.program_id] = None
+
+    async def _reap_shared(self, now: float) -> Reaped | None:
+        if self._problem is not None:
+            return None
+        try:
+            await self._upload()
+            return await self._shared.reap(now)
+        except StoreUnavailableError as error:
+            self._go_alone(error)
+            return None
+
+    async def _come_back(self) -> None:
+        last_epoch = self._shared.epoch
+        try:
+            await self._shared.open()
+            self._prepare(is_lost=last_epoch not in ("", self._shared.epoch))
+            await self._replay()
+        except StoreUnavailableError as error:
+            self._go_alone(error)
+            return
+        logger.info("the shared process table is back, %d programs are to be merged", len(self._deltas))
+        self._problem = None
+
+    def _prepare(self, *, is_lost: bool) -> None:
+        """Mark what the table has to be told beyond what happened meanwhile."""
+        if is_lost:
+            # What a table that is gone has taken in counts for nothing.
+            self._beats = self._local.sessions()
+        for program_id in self._local.program_ids():
+            # Calls may have been given up for lost.
+            copy = self._local.view(program_id)
+            if copy is not None and (is_lost or copy.active_calls):
+                self._delta(program_id, copy.first_arrival_s)
+        if is_lost:
+            for program_id, delta in self._deltas.items():
+                delta.restore(self._local.view(program_id), self._local.path_ends_s(program_id))
+
+    async def _replay(self) -> None:
+        """Tell of sessions and ends, all at once; what happens meanwhile waits for another round."""
+        beats, self._beats = self._beats, {}
+        closed, self._closed = self._closed, {}
+        ended, self._ended = self._ended, {}
+        try:
+            await _all(self._shared.merge_session(name, beat) for name, beat in beats.items())
+            await _all(self._shared.close_session(name, 0.0) for name in closed)
+            await _all(self._shared.end_program(name, 0.0) for name in ended)
+        except StoreUnavailableError:
+            self._beats = {**beats, **self._beats}
+            self._closed = {**closed, **self._closed}
+            self._ended = {**ended, **self._ended}
+            raise
+
+    async def _upload(self) -> None:
+        """Have the table take in every delta, those that come up meanwhile too."""
+        while self._deltas or self._uploads:
+            for program_id in list(self._deltas)[:MAX_UPLOADS]:
+                if program_id not in self._uploads:
+                    self._uploads[program_id] = self._freeze(self._deltas.pop(program_id))
+            await _all(self._send(name, upload) for name, upload in list(self._uploads.items()))
+
+    def _freeze(self, delta: Delta) -> _Upload:
+        program_id = delta.program_id
+        running = self._local.running(program_id)
+        self._version += 1
+        message = {
+            **delta.message(self._policy, self._local.view(program_id), running, self._shared.clock.shared),
+            "writer": self._writer,
+            "version": self._version,
+        }
+        return _Upload(message, tuple(start.key for start, _ in running))
+
+    async def _send(self, program_id: str, upload: _Upload) -> None:
+        is_there = await self._shared.absorb(upload.message)
+        del self._uploads[program_id]
+        for key in upload.keys:
+            if key in self._open:
+                self._open[key].is_entered = True
+        if not is_there and program_id not in self._deltas:
+            self._local.forget(program_id)
+            self._tell_end(program_id)
+
+    def _left_table(self, program_id: str) -> None:
+        if not self._is_alone(program_id):
+            self._local.forget(program_id)
+            self._tell_end(program_id)
+
+    def _left_copy(self, program_id: str) -> None:
+        # The shared table tells of the others by itself.
+        if self._is_alone(program_id):
+            self._tell_end(program_id)
+
+    def _tell_end(self, program_id: str) -> None:
+        for listener in self._end_listeners:
+            listener(program_id)
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, object]]) -> None:
+    """Run all; raise the first error once all are done."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result

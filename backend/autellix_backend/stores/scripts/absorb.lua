@@ -1,0 +1,88 @@
+-- Takes in what happened to a program at a gateway that could not reach the table.
+-- Returns 0 if the program ended meanwhile and stays so, else a list with what left of it, if it ends here.
+-- ARGV: gateway, JSON {program, version, writer, is_known, base?, rule, services, wait_s, sums, path_ends_s,
+-- name?, flags, most_flags, sessions, entries, most_entries, running, settled, is_ended, created, event}
+if not is_member(ARGV[1]) then
+  return redis.error_reply(NOT_MEMBER)
+end
+local gateway, delta = ARGV[1], cjson.decode(ARGV[2])
+local program = delta.program
+local p, r = key('p', program), key('r', program)
+local is_gone = false
+if call('EXISTS', p) == 0 and delta.is_known and not delta.base then
+  if next(delta.running) == nil then
+    return 0
+  end
+  -- Its calls run on, and it ends with them.
+  is_gone = true
+end
+ensure(program, text(delta.created))
+local seen = 'seen:' .. delta.writer
+-- An answer that got lost makes its gateway ask again.
+local is_repeated = number(call('HGET', p, seen)) >= delta.version
+if not is_repeated then
+  call('HSET', p, seen, delta.version)
+  if delta.base then
+    -- The table was lost. Each gateway's copy of a sum was right at some moment before: the greatest is the
+    -- latest. What came after adds up, so the difference to the last base is added.
+    for field, value in pairs(delta.base) do
+      local old = number(call('HGET', p, 'base:' .. field))
+      if value > old then
+        call('HSET', p, 'base:' .. field, text(value))
+        local rule = field == 'service_s' and delta.rule or 'add'
+        local more = rule == 'add' and value - old or value
+        call('HSET', p, field, text(merged(rule, number(call('HGET', p, field)), more)))
+      end
+    end
+  end
+  charge(program, delta.rule, delta)
+  for id, end_s in pairs(delta.path_ends_s) do
+    call('HSET', key('e', program), id, text(end_s))
+  end
+  for _, entry in ipairs(delta.entries) do
+    remember(program, entry, delta.most_entries)
+  end
+  for _, ending in ipairs(delta.settled) do
+    -- Begun before the gateway lost sight of the table. Where it is neither running nor lost, its end arrived,
+    -- unless the table was lost.
+    local was_lost = call('HDEL', key('l', program), ending.key) == 1
+    local was_running = call('HDEL', r, ending.key) == 1
+    call('HDEL', key('g', gateway), ending.key)
+    if was_lost or was_running or delta.base then
+      if was_lost then
+        ending.sums.finished = nil
+      end
+      charge(program, delta.rule, ending)
+      remember(program, ending.entry, delta.most_entries)
+    end
+  end
+end
+if delta.name then
+  call('HSETNX', p, 'name', delta.name)
+end
+add_flags(p, delta.flags, delta.most_flags)
+for _, session in ipairs(delta.sessions) do
+  keep(program, session)
+end
+-- What it runs here is what it says that it runs.
+for _, id in ipairs(call('HKEYS', r)) do
+  if not delta.running[id] and call('HDEL', key('g', gateway), id) == 1 then
+    call('HDEL', r, id)
+  end
+end
+for id, start in pairs(delta.running) do
+  if call('HEXISTS', r, id) == 0 then
+    call('HDEL', key('l', program), id)
+    run(program, gateway, id, start)
+  end
+end
+local event = math.max(number(call('HGET', p, 'arrival')), number(call('HGET', p, 'completion')), delta.event)
+call('HSET', p, 'completion', text(event))
+if is_gone or delta.is_ended then
+  local _, entry = finish(program, gateway)
+  if entry then
+    return {entry}
+  end
+end
+place(program, text(event))
+return {}

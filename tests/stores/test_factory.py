@@ -1,0 +1,33 @@
+"""Which store the settings make."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+
+from autellix_backend.settings import Settings, SettingsError
+from autellix_backend.settings.store import StoreSettings
+from autellix_backend.stores.base import ProgramStore
+from autellix_backend.stores.factory import make_store
+from autellix_backend.stores.memory import MemoryStore
+from autellix_backend.stores.replicated import ReplicatedStore
+
+
+def made(url: str) -> ProgramStore:
+    settings = Settings(store=StoreSettings(url=url))
+    return make_store(settings, session_ttl_s=30.0, clock=time.monotonic, on_fallback=lambda: None)
+
+
+def test_the_address_decides() -> None:
+    assert isinstance(made("memory://"), MemoryStore)
+    assert isinstance(made("redis://localhost/0"), ReplicatedStore)
+
+
+def test_a_missing_client_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("autellix_backend.stores.redis", "autellix_backend.stores.redis_link"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "redis.asyncio", None)
+    with pytest.raises(SettingsError, match=r"store.url.*pip install 'autellix\[redis\]'"):
+        made("redis://localhost/0")

@@ -1,0 +1,316 @@
+"""Gateways that lose the shared table, go on with their copies, and come back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.redis_server import RedisServer
+from tests.stores.relay import Relay, relaying
+from tests.stores.tables import LEASE_S, Table, end, start
+
+from autellix_backend.core.policies import make_policy
+from autellix_backend.stores.base import Counts, ProgramView, UnknownCallError
+
+SHORT_S = 0.2
+
+
+@pytest.fixture
+def shared(redis_server: RedisServer) -> Table:
+    """Return an empty table of stores with copies."""
+    return Table("replicated", redis_server.url)
+
+
+Pair = Callable[..., Any]
+
+
+@pytest.fixture
+def pair(shared: Table, redis_server: RedisServer) -> Pair:
+    """Open two gateways; the first one's line can be cut."""
+
+    @asynccontextmanager
+    async def opened(policy: str = "plas", **options: Any) -> AsyncIterator[tuple[Any, Any, Relay]]:
+        async with relaying(redis_server.port) as relay:
+            far = await shared.open(policy, url=relay.url, **options)
+            yield far, await shared.open(policy), relay
+            await far.close()
+
+    return opened
+
+
+async def view_of(store: Any, program: str = "p") -> ProgramView:
+    view = await store.program(program)
+    assert view is not None
+    return view
+
+
+async def returned(store: Any, now: float) -> None:
+    """Run rounds of the reaper until the store is back."""
+    async with asyncio.timeout(10):
+        while store.failure() is not None:
+            await store.reap(now)
+        await store.reap(now)
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("plas", 15.0), ("atlas", 9.0)])
+def test_what_both_sides_of_a_partition_charge_is_counted_once(
+    shared: Table, pair: Pair, policy: str, expected: float
+) -> None:
+    async def main() -> None:
+        async with pair(policy) as (far, near, relay):
+            for store, key in ((far, "a"), (near, "b")):
+                await store.begin(start(key), 0.0)
+                await store.settle(end(key, 1.0), 1.0)
+            await far.begin(start("before"), 1.0)
+            relay.cut()
+            await far.begin(start("during"), 2.0)
+            await far.settle(end("before", 3.0, inherited_service_s=2.0), 3.0)
+            await far.settle(end("during", 4.0, inherited_service_s=5.0), 3.0)
+            await near.begin(start("c"), 3.0)
+            await near.settle(end("c", 6.0, inherited_service_s=2.0), 4.0)
+            assert far.failure() is not None
+            assert near.failure() is None
+            relay.mend()
+            await returned(far, 5.0)
+            assert (await view_of(near)).service_s == (await view_of(far)).service_s == expected
+            assert (await view_of(near)).finished_calls == 5
+            assert (await far.begin(start("d"), 6.0)).service_s == expected
+            await asyncio.to_thread(far.check)
+
+    shared.run(main())
+
+
+def test_a_call_waits_for_a_silent_table_once_and_not_for_long(shared: Table, pair: Pair) -> None:
+    async def main() -> None:
+        fallbacks: list[None] = []
+        async with pair(timeout_s=SHORT_S, on_fallback=lambda: fallbacks.append(None)) as (far, _, relay):
+            relay.deafen()
+            async with asyncio.timeout(10):
+                await asyncio.gather(*(far.begin(start(f"{number}"), 0.0) for number in range(20)))
+            assert "no answer" in str(far.failure())
+            assert len(fallbacks) == 20
+            begun = asyncio.get_running_loop().create_task(far.begin(start("later"), 1.0))
+            # One turn of the loop: nothing is asked of the table.
+            await asyncio.sleep(0)
+            assert begun.done()
+
+    shared.run(main())
+
+
+@pytest.mark.parametrize("when", ["begin", "settle"])
+def test_a_call_whose_answer_got_lost_counts_once(shared: Table, pair: Pair, when: str) -> None:
+    async def main() -> None:
+        async with pair(timeout_s=SHORT_S) as (far, near, relay):
+            await far.begin(start("first"), 0.0)
+            if when == "begin":
+                relay.deafen()
+            await far.begin(start("a"), 0.0)
+            relay.deafen()
+            await far.settle(end("a", 3.0), 1.0)
+            relay.cut()
+            relay.mend()
+            await returned(far, 2.0)
+            view = await view_of(near)
+            assert (view.service_s, view.finished_calls, view.active_calls) == (3.0, 1, 1)
+            with pytest.raises(UnknownCallError):
+                await far.settle(end("a", 3.0), 3.0)
+            await asyncio.to_thread(far.check)
+
+    shared.run(main())
+
+
+def test_calls_given_up_for_lost_come_back_with_their_gateway(shared: Table, pair: Pair) -> None:
+    async def main() -> None:
+        async with pair() as (far, near, relay):
+            await far.begin(start("a"), 0.0)
+            await far.begin(start("b"), 0.0)
+            relay.cut()
+            await near.reap(LEASE_S + 1)
+            view = await view_of(near)
+            assert [call.end.outcome for call in view.calls if call.end] == ["lost", "lost"]
+            assert view.service_s == 0.0
+            await far.settle(end("a", 5.0), LEASE_S + 2)
+            relay.mend()
+            await returned(far, LEASE_S + 3)
+            assert (await view_of(near)).active_calls == 1
+            await far.settle(end("b", 2.0), LEASE_S + 4)
+            assert (await view_of(near)).service_s == 7.0
+            await asyncio.to_thread(far.check)
+
+    shared.run(main())
+
+
+def test_a_program_that_ended_meanwhile_stays_ended(shared: Table, pair: Pair) -> None:
+    async def main() -> None:
+        async with pair() as (far, near, relay):
+            for name in ("idle", "charged", "busy"):
+                await far.begin(start(f"{name}-1", name), 0.0)
+                await far.settle(end(f"{name}-1", 1.0, program=name), 1.0)
+            await far.begin(start("busy-2", "busy"), 1.0)
+            await far.begin(start("charged-2", "charged"), 1.0)
+            left: list[str] = []
+            far.watch_ends(left.append)
+            relay.cut()
+            await far.settle(end("charged-2", 1.0, program="charged"), 2.0)
+            for name in ("idle", "charged", "busy"):
+                assert await near.end_program(name, 3.0) is True
+            await near.reap(LEASE_S + 1)
+            relay.mend()
+            await returned(far, LEASE_S + 2)
+            assert [view.program_id for view in await near.programs()] == ["busy"]
+            await far.settle(end("busy-2", 1.0, program="busy"), LEASE_S + 3)
+            assert await near.counts() == Counts(programs=0, sessions=0, active_calls=0)
+            assert set(left) == {"busy", "charged", "idle"}
+            await asyncio.to_thread(far.check)
+
+    shared.run(main())
+
+
+def test_what_ends_or_starts_out_of_sight_is_told_on_return(shared: Table, pair: Pair) -> None:
+    async def main() -> None:
+        async with pair() as (far, near, relay):
+            await far.open_session("gone", 0.0)
+            await far.begin(start("a", "kept", "gone"), 0.0)
+            await far.settle(end("a", 1.0, program="kept"), 1.0)
+            await near.begin(start("b", "ended"), 1.0)
+            await near.settle(end("b", 1.0, program="ended"), 1.0)
+            relay.cut()
+            assert await far.open_session("new", 2.0) is True
+            assert await far.heartbeat("new", 3.0) is True
+            await far.begin(start("c", "fresh", "new", name="chat"), 3.0)
+            await far.begin(start("d", "ended"), 3.0)
+            await far.settle(end("d", 1.0, program="ended", is_final=True), 4.0)
+            assert await far.close_session("gone", 4.0) is True
+            relay.mend()
+            await returned(far, 5.0)
+            assert [view.program_id for view in await near.programs()] == ["fresh"]
+            assert (await view_of(near, "fresh")).name == "chat"
+            assert await near.heartbeat("gone", 6.0) is False
+            assert await near.heartbeat("new", 6.0) is True
+            assert await near.close_session("new", 7.0) is True
+            await far.settle(end("c", 1.0, program="fresh"), 8.0)
+            assert await near.program("fresh") is None
+            await asyncio.to_thread(far.check)
+
+    shared.run(main())
+
+
+@pytest.fixture
+def own_server(redis_program: str, tmp_path: Path) -> Iterator[RedisServer]:
+    """Yield a server that a test may kill."""
+    server = RedisServer(redis_program, tmp_path)
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("plas", 19.0), ("atlas", 13.0)])
+def test_a_table_that_comes_back_empty_is_restored(
+    own_server: RedisServer, policy: str, expected: float
+) -> None:
+    async def main() -> None:
+        one, other = await table.open(policy), await table.open(policy)
+        await one.open_session("s", 0.0)
+        await one.begin(start("a", session="s"), 0.0)
+        await one.settle(end("a", 2.0), 1.0)
+        await other.begin(start("b"), 1.0)
+        await other.settle(end("b", 4.0, inherited_service_s=2.0), 2.0)
+        await one.begin(start("c"), 2.0)
+        await one.begin(start("quiet", "quiet"), 2.0)
+        await one.settle(end("quiet", 1.0, program="quiet"), 2.0)
+        own_server.stop()
+        await one.settle(end("c", 6.0, inherited_service_s=6.0), 3.0)
+        await other.begin(start("d"), 3.0)
+        await other.settle(end("d", 7.0, inherited_service_s=6.0), 4.0)
+        own_server.start()
+        await returned(other, 5.0)
+        await returned(one, 5.0)
+        for store in (one, other):
+            view = await view_of(store)
+            assert (view.service_s, view.finished_calls) == (expected, 4)
+            assert (await view_of(store, "quiet")).service_s == 1.0
+        assert (await view_of(one)).session_ids == ("s",)
+        assert await other.heartbeat("s", 6.0) is True
+        one.check()
+
+    table = Table("replicated", own_server.url)
+    table.run(main())
+
+
+def test_a_gateway_that_starts_without_the_table_works_and_joins_later(own_server: RedisServer) -> None:
+    async def main() -> None:
+        own_server.stop()
+        store = await table.open()
+        await store.begin(start("a"), 0.0)
+        await store.settle(end("a", 2.0), 1.0)
+        assert store.failure() is not None
+        own_server.start()
+        await returned(store, 2.0)
+        assert (await view_of(store)).service_s == 2.0
+        store.check()
+
+    table = Table("replicated", own_server.url)
+    table.run(main())
+
+
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(["begin", "begin", "settle", "settle", "cut", "mend", "reap"]),
+        st.sampled_from([0, 1]),
+        st.sampled_from(["p", "q"]),
+        st.floats(min_value=0.0, max_value=9.0),
+    ),
+    max_size=40,
+)
+
+
+@pytest.mark.parametrize("policy", ["plas", "atlas"])
+@settings(
+    max_examples=25,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(moves=MOVES)
+def test_any_partitions_leave_the_service_exact(
+    shared: Table, pair: Pair, policy: str, moves: list[Any]
+) -> None:
+    """The sum, or the longest path, over all calls whatever gateway settled them, and in whatever state."""
+
+    async def main() -> None:
+        shared.renew()
+        rule = make_policy(policy)
+        expected = {"p": 0.0, "q": 0.0}
+        running: list[tuple[int, str, str, float]] = []
+        async with pair(policy) as (far, near, relay):
+            stores = (far, near)
+            for number, (move, side, program, seconds) in enumerate(moves):
+                now = float(number)
+                if move == "begin":
+                    inherited = await stores[side].begin(start(f"{number}", program), now)
+                    running.append((side, f"{number}", program, inherited.service_s))
+                elif move == "settle" and running:
+                    side, key, program, inherited_s = running.pop(0)
+                    done = end(key, seconds, program=program, inherited_service_s=inherited_s)
+                    await stores[side].settle(done, now)
+                    expected[program] = rule.complete(expected[program], inherited_s, seconds)
+                elif move == "cut":
+                    relay.cut()
+                elif move == "mend":
+                    relay.mend()
+                elif move == "reap":
+                    await stores[side].reap(now)
+            relay.mend()
+            await returned(far, float(len(moves)))
+            for view in await near.programs():
+                assert view.service_s == pytest.approx(expected[view.program_id])
+            assert (await near.counts()).active_calls == len(running)
+            await asyncio.to_thread(far.check)
+
+    shared.run(main())
