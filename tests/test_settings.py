@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from autellix_backend.settings import (
     load_settings,
     settings_to_mapping,
 )
+from autellix_backend.settings.store import StoreSettings
 
 
 def load(
@@ -175,3 +177,33 @@ def test_a_policy_for_the_simulator_alone_is_refused() -> None:
 
 def test_demotion_can_be_turned_off() -> None:
     assert not load_settings(environ={"AUTELLIX_SCHEDULER_DEMOTES": "false"}).scheduler.demotes
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("memory://", "memory://"),
+        ("redis://host:6379/0", "redis://host:6379/0"),
+        ("redis://:secret@host/0", "redis://:***@host/0"),
+        ("rediss://user:secret@host/0?password=secret&db=1", "rediss://user:***@host/0?password=***&db=1"),
+        ("unix:///run/redis.sock", "unix:///run/redis.sock"),
+    ],
+)
+def test_the_password_of_a_store_is_never_shown(url: str, shown: str) -> None:
+    settings = Settings(store=StoreSettings(url=url))
+    assert settings_to_mapping(settings)["store"]["url"] == shown
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"url": "http://secret@host"}, "store.url"),
+        ({"lease_s": 1.0}, "store.lease_s"),
+        ({"timeout_ms": 0}, "store.timeout_ms"),
+        ({"key_prefix": "{a}"}, "store.key_prefix"),
+    ],
+)
+def test_a_store_that_cannot_work_is_refused(values: dict[str, Any], field: str) -> None:
+    with pytest.raises(SettingsError, match=field) as caught:
+        StoreSettings(**values)
+    assert "secret" not in str(caught.value)

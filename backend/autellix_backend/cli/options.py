@@ -17,6 +17,7 @@ OPTIONS = {
     "--tenants": ("gateway.tenants_file", "let in only the tenants of this TOML file, by their API keys"),
     "--call-log": ("observe.call_log", "append one JSON line per call to this file, - for standard error"),
     "--otlp-endpoint": ("observe.otlp_endpoint", "send one span per call to this OpenTelemetry collector"),
+    "--store": ("store.url", "process table: memory://, or the redis://… that several gateways share"),
     "--policy": ("scheduler.policy", f"scheduling policy: {', '.join(LIVE_POLICY_NAMES)}"),
     "--bounds": ("scheduler.bounds", "upper bounds of the queue levels, in seconds of attained service"),
     "--quanta": ("scheduler.quanta", "time quantum of each level in seconds; by default the level's width"),

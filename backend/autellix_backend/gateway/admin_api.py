@@ -75,14 +75,15 @@ class AdminApi:
         return _json({"status": "ok"})
 
     async def readyz(self, _request: Request) -> Response:
-        """Say whether calls can be answered; 503 with the reason if not."""
+        """Say whether calls can be answered, and with what less than all; 503 with the reason if not."""
         if self._dispatcher.is_draining:
             raise ShuttingDownError
         if not self._supervisor.is_up:
             raise EngineUnavailableError(
                 f"engine {self._engine.name} is not ready: {self._supervisor.problem}"
             )
-        return _json({"status": "ready"})
+        problem = self._store.failure()
+        return _json({"status": "ready"} if problem is None else {"status": "degraded", "reason": problem})
 
     async def metrics(self, request: Request) -> Response:
         """Show the metrics in Prometheus' text format."""

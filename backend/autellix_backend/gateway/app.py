@@ -13,7 +13,6 @@ from functools import partial
 from fastapi import FastAPI
 from starlette.routing import Route
 
-from autellix_backend.core.policies import make_policy
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
 from autellix_backend.gateway.accounting import AccountingReceiver
@@ -47,7 +46,7 @@ from autellix_backend.observe.call_outputs import CallOutputs
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.settings import GatewaySettings, Settings, TenantLimits
 from autellix_backend.stores.base import ProgramStore, Reaped
-from autellix_backend.stores.memory import MemoryStore
+from autellix_backend.stores.factory import make_store
 
 REAP_PERIOD_S = 1.0
 
@@ -70,17 +69,23 @@ def create_app(
     Args:
         settings: The tree of settings.
         engine: The engine that answers the calls.
-        store: Where programs and sessions live; this process's memory if None.
+        store: Where programs and sessions live; where the settings say if None.
         tenants: Who may come in; those of the settings if None.
         clock: Seconds that only grow.
 
     Raises:
         SettingsError: if programs are to be recorded into a file that cannot be written, the tenants' file
-            is malformed, calls cannot be logged, or the extra for traces is not installed.
+            is malformed, calls cannot be logged, or the extra for traces or for Redis is not installed.
     """
-    store = store or _make_store(settings)
     tenants = tenants or load_tenants(settings)
     metrics = GatewayMetrics()
+    store = store or make_store(
+        settings,
+        session_ttl_s=LOST_HEARTBEATS * settings.gateway.heartbeat_s,
+        clock=clock,
+        on_fallback=metrics.store_fallbacks.inc,
+    )
+    metrics.follow_store(store.failure)
     recorder = _make_recorder(settings.gateway, metrics, clock)
     limiter = _make_limiter(settings, tenants, metrics, clock)
     ends = EndObservers(*(observer for observer in (recorder, limiter) if observer is not None))
@@ -149,6 +154,8 @@ def create_app(
                 )
                 receiver.open()
                 stack.callback(receiver.close)
+            await store.open()
+            stack.push_async_callback(store.close)
             upstream.open()
             stack.push_async_callback(upstream.close)
             supervisor.open()
@@ -195,7 +202,6 @@ def create_app(
     app.state.supervisor = supervisor
     app.state.limiter = limiter
     app.state.dispatcher = dispatcher
-    app.state.desk = desk
     return app
 
 
@@ -218,14 +224,6 @@ def _make_line(settings: Settings, engine: Engine) -> Line:
     if engine.accounting_socket is not None or slots is None:
         return StraightLine()
     return OrderedLine(settings.scheduler, slots)
-
-
-def _make_store(settings: Settings) -> MemoryStore:
-    return MemoryStore(
-        make_policy(settings.scheduler.policy),
-        program_idle_s=settings.gateway.program_idle_s,
-        session_ttl_s=LOST_HEARTBEATS * settings.gateway.heartbeat_s,
-    )
 
 
 def _make_recorder(

@@ -148,7 +148,7 @@ PROGRAMS = record({"programs": listed(record(_PROGRAM_FIELDS)), "has_more": _BOO
 PROGRAM_WITH_CALLS = record({**_PROGRAM_FIELDS, "longest_chain_s": _NUMBER, "calls": listed(_CALL)})
 WHY = record({"program_id": ID, "state": _TEXT, "policy": _TEXT, "text": _TEXT, "calls": listed(ANY_OBJECT)})
 ENGINES = record({"engines": listed(record(_ENGINE_FIELDS))})
-STATUS = record({"status": _TEXT})
+STATUS = record({"status": _TEXT}, reason=_TEXT)
 SESSION_START = record({"session_id": ID}, program_name=_MAYBE_TEXT, client=_MAYBE_TEXT)
 SESSION_STARTED = record(
     {"session_id": ID, "heartbeat_s": _NUMBER, "server": _TEXT, "version": _TEXT, "token": _TEXT}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
@@ -107,12 +109,26 @@ class GatewayMetrics:
         )
         self.engines = EngineMetrics(self.registry)
         self.dispatch = DispatchMetrics(self.registry)
+        self._store_up = Gauge(
+            "autellix_store_up",
+            "Whether the process table that gateways share can be used; always 1 for one in memory.",
+            registry=self.registry,
+        )
+        self.store_fallbacks = Counter(
+            "autellix_store_fallbacks",
+            "Operations on the process table that this gateway's copy alone has answered.",
+            registry=self.registry,
+        )
         self._held = Gauge("autellix_held", "What the store holds.", ("kind",), registry=self.registry)
 
     def set_engine(self, engine: str, *, is_up: bool, is_restarting: bool = False) -> None:
         """Record the state that an engine has entered."""
         self.engine_up.labels(engine).set(is_up)
         self.engine_restarts.labels(engine).inc(is_restarting)
+
+    def follow_store(self, failure: Callable[[], str | None]) -> None:
+        """Have the process table's state read whenever metrics are asked for."""
+        self._store_up.set_function(lambda: failure() is None)
 
     def set_held(self, *, programs: int, sessions: int, active_calls: int) -> None:
         """Record how much the store holds."""

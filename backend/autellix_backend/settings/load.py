@@ -18,6 +18,7 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.settings.base import CACHE_DIR_VARIABLE, SettingsError, listed
 from autellix_backend.settings.convert import Given, convert
 from autellix_backend.settings.limits import TenantLimits
+from autellix_backend.settings.store import StoreSettings
 from autellix_backend.settings.tree import EngineSettings, GatewaySettings, ObserveSettings, Settings
 
 ENV_PREFIX = "AUTELLIX_"
@@ -31,6 +32,7 @@ SECTIONS: dict[str, type[Any]] = {
     "scheduler": SchedulerConfig,
     "limits": TenantLimits,
     "observe": ObserveSettings,
+    "store": StoreSettings,
 }
 
 Layer = dict[str, Given]
@@ -112,6 +114,8 @@ def settings_to_mapping(settings: Settings) -> dict[str, dict[str, object]]:
     sections = {section: dataclasses.asdict(getattr(settings, section)) for section in SECTIONS}
     # It spells infinity and its defaults in its own way.
     sections["scheduler"] = dict(settings.scheduler.to_mapping())
+    # It may hold a password.
+    sections["store"]["url"] = settings.store.shown_url
     return {
         section: {key: _shown(f"{section}.{key}", value) for key, value in values.items()}
         for section, values in sections.items()

@@ -9,6 +9,7 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import LIVE_POLICY_NAMES
 from autellix_backend.settings.base import SettingsError, check, check_positive, default_cache_dir, listed
 from autellix_backend.settings.limits import TenantLimits
+from autellix_backend.settings.store import StoreSettings
 
 MAX_PORT = 65535
 MIN_SECRET_CHARACTERS = 16
@@ -160,6 +161,7 @@ class Settings:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     limits: TenantLimits = field(default_factory=TenantLimits)
     observe: ObserveSettings = field(default_factory=ObserveSettings)
+    store: StoreSettings = field(default_factory=StoreSettings)
 
     def __post_init__(self) -> None:
         if self.scheduler.policy not in LIVE_POLICY_NAMES:

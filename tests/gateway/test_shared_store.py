@@ -1,0 +1,90 @@
+"""Two gateways over one process table, with calls through both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from tests.gateway.conftest import CHAT, HELLO, until_async
+from tests.redis_server import RedisServer
+from tests.serving import listening
+
+from autellix_backend.engines.fake import FakeBehaviour, FakeEngine
+from autellix_backend.gateway.app import create_app
+from autellix_backend.settings import GatewaySettings, Settings
+from autellix_backend.settings.store import StoreSettings
+
+IDS = {"X-Autellix-Program-ID": "shared", "X-Autellix-Session-ID": "s"}
+
+
+@asynccontextmanager
+async def gateways(url: str) -> AsyncIterator[tuple[aiohttp.ClientSession, str, str]]:
+    engine = FakeEngine(FakeBehaviour())
+    await engine.start()
+    store = StoreSettings(url=url, key_prefix="gateways", timeout_ms=2000)
+    settings = Settings(gateway=GatewaySettings(), store=store)
+    async with (
+        listening(create_app(settings, engine)) as one,
+        listening(create_app(settings, engine)) as other,
+        aiohttp.ClientSession() as client,
+    ):
+        yield client, one, other
+    await engine.stop()
+
+
+async def read(client: aiohttp.ClientSession, url: str) -> Any:
+    async with client.get(url) as response:
+        assert response.status == 200
+        return await response.json()
+
+
+async def chat(client: aiohttp.ClientSession, url: str, **headers: str) -> Any:
+    async with client.post(url + CHAT, json=HELLO, headers={**IDS, **headers}) as response:
+        assert response.status == 200
+        return await response.json()
+
+
+def test_a_program_goes_through_both_and_outlives_the_loss_of_the_table(
+    redis_program: str, tmp_path: Path
+) -> None:
+    server = RedisServer(redis_program, tmp_path)
+
+    async def main() -> None:
+        async with gateways(server.url) as (client, one, other):
+            for url in (one, other):
+                await chat(client, url)
+            program = "/autellix/v1/programs/shared"
+            assert (await read(client, one + program))["finished_calls"] == 2
+            assert await read(client, one + "/readyz") == {"status": "ready"}
+            server.stop()
+            await chat(client, one)
+            ready = await read(client, one + "/readyz")
+            assert ready["status"] == "degraded"
+            assert "goes on with its copy" in ready["reason"]
+            async with client.get(one + "/metrics") as response:
+                text = await response.text()
+            assert "autellix_store_up 0.0" in text
+            assert "autellix_store_fallbacks_total 0.0" not in text
+            server.start()
+
+            async def is_back() -> bool:
+                states = [await read(client, url + "/readyz") for url in (one, other)]
+                counts = [(await read(client, url + program))["finished_calls"] for url in (one, other)]
+                return states == [{"status": "ready"}] * 2 and counts == [3, 3]
+
+            # The other gateway learns of the loss with its next look at the table.
+            await until_async(is_back)
+            async with client.delete(other + "/autellix/v1/programs/shared") as response:
+                assert response.status == 204
+            async with client.get(one + program) as response:
+                assert response.status == 404
+
+    server.start()
+    try:
+        asyncio.run(main())
+    finally:
+        server.stop()
