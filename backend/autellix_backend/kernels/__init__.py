@@ -1,0 +1,1 @@
+"""Moving KV blocks between memories: the binding of the native library, and a fallback that equals it."""

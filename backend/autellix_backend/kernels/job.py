@@ -1,0 +1,172 @@
+"""What is swapped: planes of blocks, jobs, and what a job has cost.
+
+A *plane* is a row of equally large blocks: one layer of a cache whose layers lie apart (LBHNC), or the whole
+cache where all layers of a block are adjacent (BLHNC). A job copies, for every pair of its table, the source
+block of every source plane to the destination block of the destination plane with the same number. One block
+of one plane is a *page*; a *transfer* is one copy that crosses between the accelerator's memory (near) and
+the host's (far).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from autellix_backend.kernels.errors import Code, SwapError
+
+MAX_PLANES = 1024
+MAX_PAIRS = 1 << 22
+MAX_BLOCKS = 1 << 40
+MAX_BLOCK_BYTES = 1 << 30
+MAX_PENDING = 4096
+MAX_DEVICES = 1 << 16
+MAX_THREADS = 64
+MIN_SLOT_BYTES = 1 << 12
+MAX_SLOT_BYTES = 1 << 30
+MAX_SLOTS = 16
+ALIGNMENT = 8
+TABLE_SIZES = 10
+TABLE_COUNTS = 4
+TABLE_CELLS = 2 * TABLE_SIZES * TABLE_COUNTS * 3
+WORD_END = 1 << 64
+PAIR_BYTES = 16
+
+
+class Strategy(IntEnum):
+    """How pages become transfers."""
+
+    PER_PAGE = 0
+    """One transfer per page: the paper's baseline."""
+    COALESCED = 1
+    """Pages adjacent in both memories share a transfer."""
+    STAGED = 2
+    """Pages are gathered in near memory; whatever is adjacent in far memory shares a transfer."""
+    AUTO = 3
+    """Whichever the job's table says is fastest; COALESCED without a table."""
+
+
+class Direction(IntEnum):
+    """Which way a job goes."""
+
+    STORE = 0
+    """Near to far: swap out."""
+    LOAD = 1
+    """Far to near: swap in."""
+
+
+class Buffer(Protocol):
+    """Anything whose memory can be viewed: `array('q')`, a numpy array of int64."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """Equally large blocks at equal distances."""
+
+    base: int
+    """Address of block 0."""
+    block_bytes: int
+    stride_bytes: int
+    """From one block to the next."""
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapTable:
+    """Seconds that a piece took on this machine, by direction, size, number of pieces and strategy."""
+
+    backend: str
+    seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.seconds) != TABLE_CELLS:
+            raise SwapError(Code.STRUCT, "table")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One swap: which blocks of which planes go where."""
+
+    sources: tuple[Plane, ...]
+    destinations: tuple[Plane, ...]
+    pairs: Buffer
+    """Signed 64-bit numbers: source block, destination block, source block, …"""
+    direction: Direction
+    strategy: Strategy = Strategy.AUTO
+    table: SwapTable | None = None
+    after_stream: int | None = None
+    """A `cudaStream_t` whose queued work must end first (0: CUDA's default one). None: wait for nothing."""
+    is_source_stable: bool = False
+    """Whether nothing that is queued writes the sources; lets CUDA read them early. Never so for a store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapStats:
+    """What one job came to."""
+
+    strategy: Strategy
+    transfers: int
+    pages: int
+    bytes: int
+    seconds: float
+    """Of the copies alone, without queueing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapOptions:
+    """How a swapper works; the same for every job."""
+
+    device: int = 0
+    """Number of the CUDA device."""
+    threads: int = 1
+    """CPU: threads that share one large job."""
+    slot_bytes: int = 4 << 20
+    """Size of one slot of the staging ring, a multiple of 4,096."""
+    slots: int = 4
+    """CUDA: slots of the ring of each direction."""
+
+
+def pairs_of(blocks: Iterable[tuple[int, int]]) -> array[int]:
+    """Return a job's table from pairs (source block, destination block)."""
+    return array("q", (number for pair in blocks for number in pair))
+
+
+def pair_view(pairs: Buffer) -> memoryview:
+    """Return a table's numbers, one by one, without copying.
+
+    Raises:
+        SwapError: the buffer is not a whole number of pairs, or not contiguous.
+    """
+    view = memoryview(pairs)
+    if view.nbytes % PAIR_BYTES or not view.c_contiguous:
+        raise SwapError(Code.STRUCT, "pairs")
+    return view.cast("B").cast("q")
+
+
+def check_table(table: SwapTable | None, backend: str) -> None:
+    """Refuse a table that was measured with another back end.
+
+    Raises:
+        SwapError: with the field.
+    """
+    if table is not None and table.backend != backend:
+        raise SwapError(Code.CHOICE, "table")
+
+
+def check_words(job: Job) -> None:
+    """Refuse what the native library could not even be told: numbers beyond a word, lists of two lengths.
+
+    Raises:
+        SwapError: with the field.
+    """
+    if len(job.sources) != len(job.destinations):
+        raise SwapError(Code.MISMATCH, "planes")
+    for name, planes in (("sources", job.sources), ("destinations", job.destinations)):
+        for index, plane in enumerate(planes):
+            for part in ("base", "block_bytes", "stride_bytes", "blocks"):
+                if not 0 <= getattr(plane, part) < WORD_END:
+                    raise SwapError(Code.LIMIT, f"{name}[{index}].{part}")

@@ -1,0 +1,174 @@
+#include "plan.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+namespace ax {
+
+namespace {
+
+uint64_t address(const ax_plane &plane, uint64_t block) { return plane.base + block * plane.stride_bytes; }
+
+// Whether all planes of one block lie within one stride, so that a block's layers are neighbours (BLHNC).
+bool is_interleaved(const std::vector<ax_plane> &planes) {
+  uint64_t begin = UINT64_MAX, end = 0;
+  for (const ax_plane &plane : planes) {
+    if (plane.stride_bytes != planes[0].stride_bytes) return false;
+    begin = std::min(begin, plane.base);
+    end = std::max(end, plane.base + plane.block_bytes);
+  }
+  return planes.size() > 1 && end - begin <= planes[0].stride_bytes;
+}
+
+std::vector<uint32_t> planes_by_base(const std::vector<ax_plane> &planes) {
+  std::vector<uint32_t> order(planes.size());
+  std::iota(order.begin(), order.end(), 0u);
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return planes[a].base < planes[b].base; });
+  return order;
+}
+
+std::vector<uint32_t> pairs_by_source(const Job &job) {
+  std::vector<uint32_t> order(job.pairs.size());
+  std::iota(order.begin(), order.end(), 0u);
+  const auto before = [&](uint32_t a, uint32_t b) { return job.pairs[a].source < job.pairs[b].source; };
+  if (!std::is_sorted(order.begin(), order.end(), before)) std::stable_sort(order.begin(), order.end(), before);
+  return order;
+}
+
+// Visits every page as (source address, destination address, bytes).
+template <typename Visit>
+void each_page(const Job &job, const std::vector<uint32_t> &planes, const std::vector<uint32_t> &pairs,
+               bool is_block_major, Visit visit) {
+  const auto page = [&](uint32_t i, uint32_t k) {
+    const ax_plane &source = job.sources[i], &destination = job.destinations[i];
+    visit(address(source, job.pairs[k].source), address(destination, job.pairs[k].destination), source.block_bytes);
+  };
+  if (is_block_major) {
+    for (const uint32_t k : pairs)
+      for (const uint32_t i : planes) page(i, k);
+  } else {
+    for (const uint32_t i : planes)
+      for (const uint32_t k : pairs) page(i, k);
+  }
+}
+
+template <typename Visit>
+void each_piece(const Job &job, Visit visit) {
+  Piece open{0, 0, 0};
+  const bool is_block_major = is_interleaved(job.sources) && is_interleaved(job.destinations);
+  each_page(job, planes_by_base(job.destinations), job.by_destination, is_block_major,
+            [&](uint64_t source, uint64_t destination, uint64_t bytes) {
+              if (open.bytes > 0 && source == open.source + open.bytes && destination == open.destination + open.bytes) {
+                open.bytes += bytes;
+                return;
+              }
+              if (open.bytes > 0) visit(open);
+              open = {source, destination, bytes};
+            });
+  if (open.bytes > 0) visit(open);
+}
+
+class StagedBuilder {
+ public:
+  StagedBuilder(StagedPlan &plan, uint64_t slot_bytes) : plan_(plan), slot_bytes_(slot_bytes) {}
+
+  void add(uint64_t near, uint64_t far, uint64_t bytes) {
+    while (bytes > 0) {
+      if (plan_.chunks.empty() || plan_.chunks.back().bytes == slot_bytes_) open_chunk();
+      Chunk &chunk = plan_.chunks.back();
+      const uint64_t part = std::min({bytes, slot_bytes_ - chunk.bytes, TASK_BYTES});
+      plan_.tasks.push_back({near, chunk.bytes, part});
+      extend_run(chunk, far, part);
+      chunk.bytes += part;
+      chunk.last_task = plan_.tasks.size();
+      chunk.last_run = plan_.runs.size();
+      near += part;
+      far += part;
+      bytes -= part;
+    }
+  }
+
+ private:
+  void open_chunk() {
+    const size_t task = plan_.tasks.size(), run = plan_.runs.size();
+    plan_.chunks.push_back({task, task, run, run, 0});
+  }
+
+  void extend_run(const Chunk &chunk, uint64_t far, uint64_t bytes) {
+    if (chunk.first_run < plan_.runs.size() && plan_.runs.back().far + plan_.runs.back().bytes == far)
+      plan_.runs.back().bytes += bytes;
+    else
+      plan_.runs.push_back({far, chunk.bytes, bytes});
+  }
+
+  StagedPlan &plan_;
+  uint64_t slot_bytes_;
+};
+
+// Where a piece of so many bytes, one of so many, stands in the table: its classes, and its size in units of its class.
+double expected_s(const ax_table &table, uint32_t direction, uint32_t strategy, uint64_t pieces, uint64_t bytes) {
+  const uint64_t each = std::max<uint64_t>(bytes / pieces, 1);
+  uint32_t size = 0;
+  while (size + 1 < AX_TABLE_SIZES && (UINT64_C(8192) << size) <= each) ++size;
+  const uint32_t count = pieces < 8 ? 0 : pieces < 64 ? 1 : pieces < 1024 ? 2 : 3;
+  const double scale = static_cast<double>(bytes) / static_cast<double>(UINT64_C(4096) << size);
+  return table.seconds[direction][size][count][strategy] * scale;
+}
+
+}  // namespace
+
+uint64_t bytes_of(const Job &job) {
+  uint64_t block = 0;
+  for (const ax_plane &plane : job.sources) block += plane.block_bytes;
+  return block * job.pairs.size();
+}
+
+std::vector<Piece> per_page(const Job &job) {
+  std::vector<Piece> pieces;
+  pieces.reserve(job.sources.size() * job.pairs.size());
+  std::vector<uint32_t> planes(job.sources.size()), pairs(job.pairs.size());
+  std::iota(planes.begin(), planes.end(), 0u);
+  std::iota(pairs.begin(), pairs.end(), 0u);
+  each_page(job, planes, pairs, false, [&](uint64_t source, uint64_t destination, uint64_t bytes) {
+    pieces.push_back({source, destination, bytes});
+  });
+  return pieces;
+}
+
+std::vector<Piece> coalesced(const Job &job) {
+  std::vector<Piece> pieces;
+  each_piece(job, [&](const Piece &piece) { pieces.push_back(piece); });
+  return pieces;
+}
+
+StagedPlan staged(const Job &job, uint64_t slot_bytes) {
+  StagedPlan plan;
+  StagedBuilder builder(plan, slot_bytes);
+  const bool is_load = job.direction == AX_LOAD;
+  const std::vector<ax_plane> &far = is_load ? job.sources : job.destinations;
+  each_page(job, planes_by_base(far), is_load ? pairs_by_source(job) : job.by_destination, is_interleaved(far),
+            [&](uint64_t source, uint64_t destination, uint64_t bytes) {
+              builder.add(is_load ? destination : source, is_load ? source : destination, bytes);
+            });
+  return plan;
+}
+
+uint32_t choose(const Job &job, const ax_table *table, uint64_t slot_bytes) {
+  if (job.strategy != AX_AUTO) return job.strategy;
+  if (table == nullptr || job.pairs.empty()) return AX_COALESCED;
+  const uint64_t bytes = bytes_of(job), pages = job.sources.size() * job.pairs.size();
+  uint64_t pieces = 0;
+  each_piece(job, [&](const Piece &) { ++pieces; });
+  const double costs[AX_STRATEGIES] = {
+      expected_s(*table, job.direction, AX_PER_PAGE, pages, bytes),
+      expected_s(*table, job.direction, AX_COALESCED, pieces, bytes),
+      expected_s(*table, job.direction, AX_STAGED, pieces, bytes),
+  };
+  uint32_t best = AX_COALESCED;
+  if (costs[AX_PER_PAGE] < costs[best]) best = AX_PER_PAGE;
+  // A slot that holds less than a page cannot gather anything.
+  if (costs[AX_STAGED] < costs[best] && slot_bytes > bytes / pages) best = AX_STAGED;
+  return best;
+}
+
+}  // namespace ax

@@ -1,0 +1,65 @@
+"""The native library of the tests, built from the sources beside them, and the swappers over it."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from autellix_backend.kernels.base import Swapper
+from autellix_backend.kernels.fallback import PythonSwapper
+from autellix_backend.kernels.job import SwapOptions
+from autellix_backend.kernels.native import SwapLibrary
+
+ROOT = Path(__file__).resolve().parents[2]
+# The smallest slots: a page of the tests then needs more than one.
+OPTIONS = SwapOptions(slot_bytes=4096, slots=2)
+
+
+@pytest.fixture(scope="session")
+def builder() -> ModuleType:
+    """Return the build script as a module."""
+    spec = importlib.util.spec_from_file_location("build_native", ROOT / "scripts" / "build_native.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def library(builder: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> SwapLibrary:
+    """Return the CPU library of the sources as they are; skip where there is no compiler."""
+    tools = builder.find_toolchain()
+    if tools.cxx is None:
+        pytest.skip("no C++ compiler")
+    made = tmp_path_factory.mktemp("native") / "libautellix_swap.so"
+    builder.compile_library(builder.command(ROOT, "cpu", tools, made))
+    return SwapLibrary(made)
+
+
+@pytest.fixture(scope="session")
+def native(library: SwapLibrary) -> Iterator[Swapper]:
+    """Yield a swapper of the native CPU back end."""
+    swapper = library.open("cpu", OPTIONS)
+    yield swapper
+    swapper.close()
+
+
+@pytest.fixture(scope="session")
+def fallback() -> Iterator[Swapper]:
+    """Yield a swapper in plain Python."""
+    swapper = PythonSwapper(OPTIONS)
+    yield swapper
+    swapper.close()
+
+
+@pytest.fixture(scope="session", params=["native", "fallback"])
+def swapper(request: pytest.FixtureRequest) -> Swapper:
+    """Return each swapper in turn."""
+    found: Swapper = request.getfixturevalue(request.param)
+    return found

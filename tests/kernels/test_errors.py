@@ -1,0 +1,242 @@
+"""What is wrong with a job is found before anything is copied, and named alike by every swapper."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.kernels.jobs import Case, Memory, cases, geometry
+
+from autellix_backend.kernels.base import Swapper
+from autellix_backend.kernels.errors import TEXTS, Code, SwapError
+from autellix_backend.kernels.fallback import PythonSwapper
+from autellix_backend.kernels.job import (
+    MAX_BLOCK_BYTES,
+    MAX_BLOCKS,
+    MAX_PAIRS,
+    MAX_PLANES,
+    Direction,
+    Job,
+    Plane,
+    Strategy,
+    SwapOptions,
+    SwapTable,
+    pairs_of,
+)
+from autellix_backend.kernels.native import SwapLibrary
+
+SIDE = geometry([64, 64], 4, is_together=False, padding=0, order=range(2))
+CASE = Case(
+    sources=SIDE,
+    destinations=SIDE,
+    pairs=((0, 1), (1, 2)),
+    direction=Direction.STORE,
+    strategy=Strategy.COALESCED,
+)
+Change = Callable[[Job], dict[str, Any]]
+
+
+def _first(side: str, **changes: int) -> Change:
+    """Change the first plane of a side."""
+    return lambda job: {side: (replace(getattr(job, side)[0], **changes), *getattr(job, side)[1:])}
+
+
+def _set(**changes: Any) -> Change:
+    return lambda job: changes
+
+
+def _moved(by: int) -> Change:
+    """Put the second destination so many bytes behind the first, both with one stride."""
+    return lambda job: {
+        "destinations": tuple(Plane(job.destinations[0].base + k * by, 64, 128, 2) for k in range(2)),
+        "pairs": pairs_of([(0, 0)]),
+    }
+
+
+BROKEN: dict[str, tuple[Change, Code, str]] = {
+    "strategy": (_set(strategy=7), Code.CHOICE, "strategy"),
+    "direction": (_set(direction=2), Code.CHOICE, "direction"),
+    "no planes": (_set(sources=(), destinations=()), Code.LIMIT, "planes"),
+    "too many planes": (
+        lambda job: {side: getattr(job, side)[:1] * (MAX_PLANES + 1) for side in ("sources", "destinations")},
+        Code.LIMIT,
+        "planes",
+    ),
+    "one side short": (lambda job: {"sources": job.sources[:1]}, Code.MISMATCH, "planes"),
+    "too many pairs": (_set(pairs=array("q", bytes(16 * (MAX_PAIRS + 1)))), Code.LIMIT, "pairs"),
+    "half a pair": (_set(pairs=array("q", [1])), Code.STRUCT, "pairs"),
+    "null": (_first("sources", base=0), Code.NULL, "sources[0].base"),
+    "negative base": (_first("sources", base=-8), Code.LIMIT, "sources[0].base"),
+    "base beyond a word": (_first("destinations", base=2**64), Code.LIMIT, "destinations[0].base"),
+    "empty block": (_first("sources", block_bytes=0), Code.LIMIT, "sources[0].block_bytes"),
+    "vast block": (_first("sources", block_bytes=MAX_BLOCK_BYTES + 8), Code.LIMIT, "sources[0].block_bytes"),
+    "no blocks": (_first("destinations", blocks=0), Code.LIMIT, "destinations[0].blocks"),
+    "vast plane": (_first("sources", blocks=MAX_BLOCKS + 1), Code.LIMIT, "sources[0].blocks"),
+    "odd base": (
+        lambda job: _first("sources", base=job.sources[0].base + 4)(job),
+        Code.ALIGN,
+        "sources[0].base",
+    ),
+    "odd block": (_first("sources", block_bytes=63), Code.ALIGN, "sources[0].block_bytes"),
+    "odd stride": (_first("destinations", stride_bytes=68), Code.ALIGN, "destinations[0].stride_bytes"),
+    "short stride": (_first("destinations", stride_bytes=56), Code.STRIDE, "destinations[0].stride_bytes"),
+    "overflow": (_first("sources", stride_bytes=2**63), Code.OVERFLOW, "sources[0]"),
+    "overflow twice": (_first("sources", stride_bytes=2**63, blocks=2**40), Code.OVERFLOW, "sources[0]"),
+    "overflow at the end": (_first("sources", base=2**64 - 64, blocks=1), Code.OVERFLOW, "sources[0]"),
+    "mismatch": (_first("destinations", block_bytes=56), Code.MISMATCH, "destinations[0].block_bytes"),
+    "source beyond": (_set(pairs=pairs_of([(0, 0), (4, 1)])), Code.RANGE, "pairs[1].source"),
+    "negative source": (_set(pairs=pairs_of([(-1, 0)])), Code.RANGE, "pairs[0].source"),
+    "destination beyond": (_set(pairs=pairs_of([(0, 4)])), Code.RANGE, "pairs[0].destination"),
+    "least destination": (_set(pairs=pairs_of([(0, -(2**63))])), Code.RANGE, "pairs[0].destination"),
+    "twice": (
+        _set(pairs=pairs_of([(0, 2), (1, 1), (2, 2), (3, 1), (0, 1)])),
+        Code.TWICE,
+        "pairs[2].destination",
+    ),
+    "onto itself": (lambda job: {"destinations": job.sources}, Code.OVERLAP, "destinations[0]"),
+    "one byte shared": (
+        lambda job: {
+            **_first("destinations", base=job.sources[1].base + 3 * 64 + 56, blocks=1)(job),
+            "pairs": pairs_of([(0, 0)]),
+        },
+        Code.OVERLAP,
+        "destinations[0]",
+    ),
+    "one destination twice": (
+        lambda job: {"destinations": job.destinations[:1] * 2},
+        Code.OVERLAP,
+        "destinations[0]",
+    ),
+    "interleaved too closely": (_moved(56), Code.OVERLAP, "destinations[0]"),
+    "wrapped too closely": (_moved(128 - 56), Code.OVERLAP, "destinations[1]"),
+    "two strides": (
+        lambda job: {
+            "destinations": tuple(replace(job.destinations[0], stride_bytes=stride) for stride in (72, 80)),
+            "pairs": pairs_of([(0, 0)]),
+        },
+        Code.OVERLAP,
+        "destinations[1]",
+    ),
+    "another back end's table": (
+        _set(table=SwapTable(backend="other", seconds=(0.0,) * 240)),
+        Code.CHOICE,
+        "table",
+    ),
+}
+
+
+def _fault(swapper: Swapper, job: Job) -> tuple[Code, str] | None:
+    try:
+        swapper.copy(job)
+    except SwapError as error:
+        return error.code, error.field
+    return None
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_jobs_are_refused_by_field(swapper: Swapper, name: str) -> None:
+    """The error names the field that is to blame; nothing was copied, and the swapper goes on."""
+    change, code, field = BROKEN[name]
+    memory = Memory(CASE)
+    untouched = memory.destination.raw
+    for call in (swapper.copy, swapper.submit):
+        with pytest.raises(SwapError) as raised:
+            call(memory.job(**change(memory.job())))
+        assert (raised.value.code, raised.value.field) == (code, field)
+    assert memory.destination.raw == untouched
+    assert swapper.copy(memory.job()).pages == 4
+
+
+def test_interleaved_destinations_are_allowed(swapper: Swapper) -> None:
+    """Two planes that take turns, byte for byte, are no overlap."""
+    memory = Memory(CASE)
+    assert swapper.copy(memory.job(**_moved(64)(memory.job()))).bytes == 128
+
+
+NUMBERS = st.sampled_from([0, 1, 7, 8, 64, 2**30, 2**30 + 8, 2**40 + 1, 2**63, 2**64 - 8]) | st.integers(
+    -1, 2**64
+)
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_native_and_fallback_refuse_alike(native: Swapper, fallback: Swapper, data: st.DataObject) -> None:
+    """Whatever number of a job is replaced by whatever other, both say the same."""
+    memory = Memory(data.draw(cases()))
+    job = memory.job()
+    side = data.draw(st.sampled_from(["sources", "destinations"]))
+    index = data.draw(st.integers(0, len(job.sources) - 1))
+    part = data.draw(st.sampled_from(["base", "block_bytes", "stride_bytes", "blocks"]))
+    planes = list(getattr(job, side))
+    planes[index] = replace(planes[index], **{part: data.draw(NUMBERS)})
+    # The last pair is out of every range: a plane that happens to be sound must not be copied.
+    pairs = pairs_of([*memory.case.pairs, (2**62, 0)])
+    broken = memory.job(**{side: tuple(planes), "pairs": pairs})
+    native_fault = _fault(native, broken)
+    assert native_fault is not None
+    assert native_fault == _fault(fallback, broken)
+
+
+def test_texts_are_the_librarys(library: SwapLibrary) -> None:
+    """Messages do not depend on which swapper refuses."""
+    assert {code: library.error_text(code) for code in Code} == TEXTS
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "field"),
+    [
+        ({"threads": 0}, Code.LIMIT, "threads"),
+        ({"threads": 65}, Code.LIMIT, "threads"),
+        ({"slot_bytes": 1024}, Code.LIMIT, "slot_bytes"),
+        ({"slot_bytes": 5000}, Code.ALIGN, "slot_bytes"),
+        ({"slots": 1}, Code.LIMIT, "slots"),
+        ({"device": -1}, Code.LIMIT, "device"),
+    ],
+)
+def test_options_are_checked(library: SwapLibrary, changes: dict[str, int], code: Code, field: str) -> None:
+    """Options out of range are refused before anything is opened."""
+    opens: list[Callable[[SwapOptions], Swapper]] = [
+        lambda options: library.open("cpu", options),
+        PythonSwapper,
+    ]
+    for opened in opens:
+        with pytest.raises(SwapError) as raised:
+            opened(SwapOptions(**changes))
+        assert (raised.value.code, raised.value.field) == (code, field)
+
+
+def test_a_closed_swapper_refuses(library: SwapLibrary) -> None:
+    """After `close`, which may be called twice, every call is refused."""
+    for swapper in (library.open("cpu", SwapOptions()), PythonSwapper(SwapOptions())):
+        handle = swapper.submit(Memory(CASE).job())
+        swapper.close()
+        swapper.close()
+        calls: list[Callable[[], object]] = [
+            lambda swapper=swapper: swapper.copy(Memory(CASE).job()),  # type: ignore[misc]
+            lambda swapper=swapper, handle=handle: swapper.poll(handle),  # type: ignore[misc]
+            lambda swapper=swapper: swapper.pin(4096, 4096),  # type: ignore[misc]
+        ]
+        for call in calls:
+            with pytest.raises(SwapError) as raised:
+                call()
+            assert raised.value.field == "context"
+
+
+def test_pinning_host_memory_checks_its_range(swapper: Swapper) -> None:
+    """Without a device pinning does nothing, but a bad range is refused all the same."""
+    swapper.pin(4096, 4096)
+    swapper.unpin(4096, 4096)
+    for base, size in ((0, 4096), (4096, 0), (2**64 - 8, 8), (-1, 8)):
+        with pytest.raises(SwapError) as raised:
+            swapper.pin(base, size)
+        assert raised.value.field == "memory"
