@@ -126,6 +126,24 @@ def test_a_hung_engine_is_killed_and_started_again() -> None:
     asyncio.run(main())
 
 
+def test_an_engine_that_stalls_behind_a_healthy_server_is_started_again() -> None:
+    async def main() -> None:
+        silence_s = 9.9
+        engine = FakeEngine()
+        async with watched(engine, stall_timeout_s=10.0) as watch:
+            watch.supervisor.watch_silence(lambda: silence_s)
+            assert await watch.supervisor.check()
+            assert watch.states == []
+            silence_s = 10.0
+            await watch.wait_for(lambda: RESTARTING in watch.states)
+            silence_s = 0.0
+            await watch.wait_for(lambda: watch.states[-1] is UP)
+            reason = "fake-0 was killed: it told nothing of its calls for 10 s"
+            assert watch.changes[0].reason == reason
+
+    asyncio.run(main())
+
+
 def test_a_busy_engine_stays_up_while_probes_are_slow() -> None:
     async def main() -> None:
         engine = FakeEngine(FakeBehaviour(health_status=None))

@@ -159,6 +159,22 @@ def test_an_engine_that_dies_in_mid_stream_is_back_for_the_next_call(serve: Any)
     asyncio.run(main())
 
 
+def test_an_engine_that_tells_nothing_of_its_calls_is_replaced(serve: Any) -> None:
+    async def main() -> None:
+        settings = {**QUICK, "stall_timeout_s": 0.5, "max_restarts": 1000}
+        async with serve(FakeBehaviour(fault=Fault.HANG), engine_settings=settings) as rig:
+            await asyncio.sleep(0.6)
+            restarts = "autellix_engine_restarts_total"
+            assert await metric(rig, restarts) == 0, "an idle engine has nothing to tell"
+            call = asyncio.create_task(post(rig))
+            await rig.engine.wait_until(lambda: len(rig.engine.calls) == 1)
+            rig.engine.behaviour = FakeBehaviour()
+            assert (await call)[0] == 200
+            assert await metric(rig, restarts) == 1
+
+    asyncio.run(main())
+
+
 def test_who_waited_long_enough_gets_a_503(serve: Any) -> None:
     async def main() -> None:
         settings = {**QUICK, "max_restarts": 1000}

@@ -1,7 +1,7 @@
 """Watches one running engine, and starts it again when it has died or hangs.
 
 UP ──a probe is refused──► DOWN ──a probe is answered──► UP
-UP, DOWN ──the process ended, or was killed because it hangs──► RESTARTING ──► UP
+UP, DOWN ──the process ended, or was killed because it hangs or stalls──► RESTARTING ──► UP
 RESTARTING ──too many restarts, or none wanted──► FAILED, for good
 
 A server that is not ours is probed only: it goes DOWN and comes UP by itself.
@@ -69,6 +69,7 @@ class Supervisor:
         self._suspected = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
         self._check: asyncio.Task[None] | None = None
+        self._silence_s: Callable[[], float] = lambda: 0.0
         self._failed_probes = 0
         self._next_probe_s = 0.0
         self.state = EngineState.UP
@@ -90,6 +91,14 @@ class Supervisor:
     def subscribe(self, listener: Callable[[EngineChange], None]) -> None:
         """Have a listener told of every change; it must not raise."""
         self._listeners.append(listener)
+
+    def watch_silence(self, silence_s: Callable[[], float]) -> None:
+        """Have the engine killed and restarted when it has told nothing of its calls for too long.
+
+        Args:
+            silence_s: For how many seconds it has had calls and told nothing; see `engine.stall_timeout_s`.
+        """
+        self._silence_s = silence_s
 
     def open(self) -> None:
         """Watch from now on; must be called in the event loop."""
@@ -144,6 +153,8 @@ class Supervisor:
     async def _look(self, *, is_suspected: bool) -> None:
         if not self._engine.is_alive():
             await self._recover(self._engine.failure() or f"{self._engine.name} is not running")
+        elif self._is_stalled():
+            await self._replace(f"it told nothing of its calls for {self._settings.stall_timeout_s:g} s")
         elif is_suspected or self._clock() >= self._next_probe_s:
             await self._judge(await self._engine.probe(self._settings.probe_timeout_s))
             period_s = self._settings.probe_period_s
@@ -160,12 +171,21 @@ class Supervisor:
         has_given_up = self._failed_probes >= self._settings.max_failed_probes
         if has_given_up or not health.is_silent:
             self._become(EngineState.DOWN, f"{self._engine.name} {health.problem}")
-        if has_given_up and self._engine.is_owned and self._settings.restart:
-            reason = (
-                f"{self._engine.name} was killed: it {health.problem}, {self._failed_probes} times in a row"
-            )
-            await self._engine.kill(reason)
-            await self._recover(reason)
+        if has_given_up and self._may_replace:
+            await self._replace(f"it {health.problem}, {self._failed_probes} times in a row")
+
+    @property
+    def _may_replace(self) -> bool:
+        return self._engine.is_owned and self._settings.restart
+
+    def _is_stalled(self) -> bool:
+        limit_s = self._settings.stall_timeout_s
+        return limit_s is not None and self._may_replace and self._silence_s() >= limit_s
+
+    async def _replace(self, problem: str) -> None:
+        reason = f"{self._engine.name} was killed: {problem}"
+        await self._engine.kill(reason)
+        await self._recover(reason)
 
     async def _recover(self, reason: str) -> None:
         if not self._engine.is_owned:

@@ -136,6 +136,7 @@ def create_app(
     metrics.event_listeners.set_function(lambda: feed.listener_count)
     reports = EngineReports(clock, feed.snapshot_taken)
     supervisor.subscribe(partial(_follow_engine, feed, reports))
+    supervisor.watch_silence(partial(_silence_s, engine, dispatcher, reports, clock))
     overview = Overview(engine, supervisor, dispatcher, desk, reports, clock)
 
     @contextlib.asynccontextmanager
@@ -258,6 +259,17 @@ def _follow_engine(feed: EventFeed, reports: EngineReports, change: EngineChange
 def _count(metrics: GatewayMetrics, change: EngineChange) -> None:
     is_restarting = change.state is EngineState.RESTARTING
     metrics.set_engine(change.engine, is_up=change.state is EngineState.UP, is_restarting=is_restarting)
+
+
+def _silence_s(
+    engine: Engine, dispatcher: Dispatcher, reports: EngineReports, clock: Callable[[], float]
+) -> float:
+    """Return for how long an engine that tells of its calls has had some and told nothing."""
+    if engine.accounting_socket is None or dispatcher.busy_since_s is None:
+        return 0.0
+    report = reports.get(engine.name)
+    last_s = dispatcher.busy_since_s if report is None else max(report.received_s, dispatcher.busy_since_s)
+    return clock() - last_s
 
 
 async def _reap(

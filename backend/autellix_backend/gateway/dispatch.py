@@ -94,6 +94,9 @@ class Dispatcher:
         self._unanswered_bytes = 0
         self._lost_s: float | None = None
         """Since when the engine cannot be sent calls; None while it can."""
+        self._in_flight = 0
+        self.busy_since_s: float | None = None
+        """Since when the engine has had calls without a pause; None while it has none."""
         self._timer: asyncio.TimerHandle | None = None
         self.is_draining = False
         """Whether the gateway ends, and takes no calls."""
@@ -188,6 +191,10 @@ class Dispatcher:
         self._held.pop(slot.call.key, None)
         if (wait := self._line.leave(slot.call.key, now)) is not None:
             self._note_wait(slot.call, wait)
+        else:
+            self._in_flight -= 1
+            if not self._in_flight:
+                self.busy_since_s = None
         if slot.turn.done() and not slot.turn.cancelled():
             # A refusal that the call, cancelled meanwhile, did not come to see.
             slot.turn.exception()
@@ -224,6 +231,9 @@ class Dispatcher:
                 break
             slot = self._held.pop(key)
             self._note_wait(slot.call, self._line.go(key, now))
+            self._in_flight += 1
+            if self.busy_since_s is None:
+                self.busy_since_s = now
             slot.restarts = self._supervisor.restarts
             slot.is_trial = self._breaker.state is BreakerState.HALF_OPEN
             slot.turn.set_result(None)

@@ -98,6 +98,9 @@ class EngineSettings:
     probe_timeout_s: float = 10.0
     max_failed_probes: int = 3
     """How many health probes in a row may fail before the engine counts as hung."""
+    stall_timeout_s: float | None = None
+    """How long an engine of ours may have calls and tell nothing of them before it counts as hung: more than
+    its longest step, and than its server needs before a request reaches the scheduler. None: for ever."""
     max_in_flight: int | None = None
     """How many calls an engine without our scheduler is sent at once; the others wait in the gateway, in the
     scheduler's order. None sends all at once; an engine with our scheduler always gets all."""
@@ -116,8 +119,9 @@ class EngineSettings:
             check_positive("engine", self, name)
         for name in ("max_failed_probes", "max_waiting_calls", "max_waiting_bytes", "breaker_failures"):
             check_positive("engine", self, name)
-        if self.max_in_flight is not None:
-            check_positive("engine", self, "max_in_flight")
+        for name in ("max_in_flight", "stall_timeout_s"):
+            if getattr(self, name) is not None:
+                check_positive("engine", self, name)
         for name in ("shutdown_timeout_s", "max_restarts", "restart_delay_s", "breaker_cooldown_s"):
             check_positive("engine", self, name, zero_allowed=True)
         is_known = self.kind in ENGINE_KINDS
