@@ -21,8 +21,9 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.core.snapshot import EngineSnapshot
 from autellix_backend.engines.fake import FakeBehaviour, FakeEngine
-from autellix_backend.gateway.app import LOST_HEARTBEATS, create_app
+from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.limiter import Limiter
+from autellix_backend.gateway.sessions_api import LOST_HEARTBEATS
 from autellix_backend.settings import (
     EngineSettings,
     GatewaySettings,

@@ -1,0 +1,273 @@
+"""The gateway's parts: what they are, and how they are made from the settings and joined to each other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from autellix_backend.engines.base import Engine
+from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
+from autellix_backend.gateway.accounting import AccountingReceiver
+from autellix_backend.gateway.calls import CallDesk
+from autellix_backend.gateway.dispatch import Dispatcher
+from autellix_backend.gateway.ends import EndObservers
+from autellix_backend.gateway.events import EventFeed
+from autellix_backend.gateway.identity import Placement
+from autellix_backend.gateway.limiter import Limiter
+from autellix_backend.gateway.line import Line, OrderedLine, StraightLine
+from autellix_backend.gateway.observers import CallObservers
+from autellix_backend.gateway.record import ProgramRecorder
+from autellix_backend.gateway.reports import EngineReports
+from autellix_backend.gateway.sessions_api import LOST_HEARTBEATS
+from autellix_backend.gateway.tenants import Tenants
+from autellix_backend.gateway.tenants_file import load_tenants
+from autellix_backend.gateway.tokens import TokenGuard
+from autellix_backend.gateway.upstream import Upstream
+from autellix_backend.gateway.watches import Watches
+from autellix_backend.observe.call_outputs import CallOutputs
+from autellix_backend.observe.metrics import GatewayMetrics
+from autellix_backend.settings import GatewaySettings, Settings, TenantLimits
+from autellix_backend.stores.base import ProgramStore
+from autellix_backend.stores.factory import make_store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts of one gateway, built but not running."""
+
+    settings: Settings
+    engine: Engine
+    clock: Callable[[], float]
+    store: ProgramStore
+    tenants: Tenants
+    metrics: GatewayMetrics
+    recorder: ProgramRecorder | None
+    limiter: Limiter | None
+    ends: EndObservers
+    guard: TokenGuard
+    placement: Placement
+    watches: Watches
+    outputs: CallOutputs
+    desk: CallDesk
+    feed: EventFeed
+    reports: EngineReports
+    supervisor: Supervisor
+    upstream: Upstream
+    dispatcher: Dispatcher
+    receiver: AccountingReceiver | None
+
+
+def make_parts(
+    settings: Settings,
+    engine: Engine,
+    *,
+    store: ProgramStore | None,
+    tenants: Tenants | None,
+    clock: Callable[[], float],
+) -> Parts:
+    """Build the parts in front of one engine; the arguments are those of `create_app`.
+
+    Raises:
+        SettingsError: as `create_app` does.
+    """
+    tenants = tenants or load_tenants(settings)
+    metrics = GatewayMetrics()
+    store = store or _make_store(settings, metrics, clock)
+    metrics.follow_store(store.failure)
+    recorder = _make_recorder(settings.gateway, metrics, clock)
+    limiter = _make_limiter(settings, tenants, metrics, clock)
+    outputs = CallOutputs(settings.observe, metrics.registry)
+    observers = _make_observers(engine, recorder, metrics, outputs)
+    desk = _make_desk(settings, engine, store, metrics, observers, limiter, recorder, clock)
+    feed = _make_feed(desk, observers, store, metrics)
+    reports = EngineReports(clock, feed.snapshot_taken)
+    supervisor = _make_supervisor(settings, engine, metrics, feed, reports, clock)
+    dispatcher = _make_dispatcher(settings, engine, supervisor, metrics, clock)
+    supervisor.watch_silence(partial(_silence_s, engine, dispatcher, reports, clock))
+    return Parts(
+        settings=settings,
+        engine=engine,
+        clock=clock,
+        store=store,
+        tenants=tenants,
+        metrics=metrics,
+        recorder=recorder,
+        limiter=limiter,
+        ends=EndObservers(*(observer for observer in (recorder, limiter) if observer is not None)),
+        guard=TokenGuard(
+            settings.gateway.token_secret, is_strict=settings.gateway.strict_identity, clock=clock
+        ),
+        placement=Placement(settings.gateway, metrics, clock=clock),
+        watches=Watches(),
+        outputs=outputs,
+        desk=desk,
+        feed=feed,
+        reports=reports,
+        supervisor=supervisor,
+        upstream=_make_upstream(settings, engine, tenants, metrics),
+        dispatcher=dispatcher,
+        receiver=_make_receiver(engine, desk, reports, metrics),
+    )
+
+
+def _make_observers(
+    engine: Engine, recorder: ProgramRecorder | None, metrics: GatewayMetrics, outputs: CallOutputs
+) -> CallObservers:
+    observers = CallObservers(engine=engine.name, wall_clock=time.time)
+    if recorder is not None:
+        observers.add(recorder)
+    for sink in (metrics.call_facts.take, *outputs.sinks):
+        observers.add_sink(sink)
+    return observers
+
+
+def _make_desk(
+    settings: Settings,
+    engine: Engine,
+    store: ProgramStore,
+    metrics: GatewayMetrics,
+    observers: CallObservers,
+    limiter: Limiter | None,
+    recorder: ProgramRecorder | None,
+    clock: Callable[[], float],
+) -> CallDesk:
+    return CallDesk(
+        store,
+        settings.scheduler,
+        metrics,
+        engine=engine.name,
+        clock=clock,
+        # An engine that sends no accounts is not waited for.
+        account_wait_s=settings.gateway.account_wait_s if engine.accounting_socket is not None else 0.0,
+        observer=observers,
+        limiter=limiter,
+        # An account has better numbers than the answer, but for a call of several choices.
+        wants_usage=recorder is not None or limiter is not None or engine.accounting_socket is None,
+    )
+
+
+def _make_feed(
+    desk: CallDesk, observers: CallObservers, store: ProgramStore, metrics: GatewayMetrics
+) -> EventFeed:
+    feed = EventFeed(desk.find, time.time, metrics.events_dropped.inc)
+    observers.add(feed)
+    store.watch_ends(feed.program_left)
+    metrics.event_listeners.set_function(lambda: feed.listener_count)
+    return feed
+
+
+def _make_supervisor(
+    settings: Settings,
+    engine: Engine,
+    metrics: GatewayMetrics,
+    feed: EventFeed,
+    reports: EngineReports,
+    clock: Callable[[], float],
+) -> Supervisor:
+    supervisor = Supervisor(engine, settings.engine, clock=clock)
+    metrics.set_engine(engine.name, is_up=True)
+    supervisor.subscribe(partial(_count, metrics))
+    supervisor.subscribe(partial(_follow_engine, feed, reports))
+    return supervisor
+
+
+def _make_upstream(settings: Settings, engine: Engine, tenants: Tenants, metrics: GatewayMetrics) -> Upstream:
+    return Upstream(
+        engine,
+        settings.gateway,
+        metrics.retries.labels(engine.name).inc,
+        api_key=settings.engine.api_key,
+        hides_keys=not tenants.is_open,
+    )
+
+
+def _make_dispatcher(
+    settings: Settings,
+    engine: Engine,
+    supervisor: Supervisor,
+    metrics: GatewayMetrics,
+    clock: Callable[[], float],
+) -> Dispatcher:
+    return Dispatcher(
+        _make_line(settings, engine),
+        supervisor,
+        settings.engine,
+        metrics,
+        engine=engine.name,
+        recovery_wait_s=settings.gateway.recovery_wait_s,
+        clock=clock,
+    )
+
+
+def _make_receiver(
+    engine: Engine, desk: CallDesk, reports: EngineReports, metrics: GatewayMetrics
+) -> AccountingReceiver | None:
+    if engine.accounting_socket is None:
+        return None
+    take_snapshot = partial(reports.take, engine.name)
+    malformed = metrics.accounts.labels("malformed").inc
+    return AccountingReceiver(engine.accounting_socket, desk.deliver, malformed, take_snapshot)
+
+
+def _make_line(settings: Settings, engine: Engine) -> Line:
+    """Return the line before the engine; one that has our scheduler orders its calls itself."""
+    slots = settings.engine.max_in_flight
+    if engine.accounting_socket is not None or slots is None:
+        return StraightLine()
+    return OrderedLine(settings.scheduler, slots)
+
+
+def _make_store(settings: Settings, metrics: GatewayMetrics, clock: Callable[[], float]) -> ProgramStore:
+    return make_store(
+        settings,
+        session_ttl_s=LOST_HEARTBEATS * settings.gateway.heartbeat_s,
+        clock=clock,
+        on_fallback=metrics.store_fallbacks.inc,
+    )
+
+
+def _make_recorder(
+    gateway: GatewaySettings, metrics: GatewayMetrics, clock: Callable[[], float]
+) -> ProgramRecorder | None:
+    if gateway.record_path is None:
+        return None
+    return ProgramRecorder(
+        gateway.record_path, metrics.registry, origin_s=clock(), idle_s=gateway.program_idle_s
+    )
+
+
+def _make_limiter(
+    settings: Settings, tenants: Tenants, metrics: GatewayMetrics, clock: Callable[[], float]
+) -> Limiter | None:
+    if tenants.is_open and settings.limits == TenantLimits():
+        return None
+    return Limiter(
+        idle_s=settings.gateway.program_idle_s,
+        epoch_s=time.time() - clock(),
+        on_refusal=lambda tenant, reason: metrics.refusals.labels(tenant, reason).inc(),
+    )
+
+
+def _follow_engine(feed: EventFeed, reports: EngineReports, change: EngineChange) -> None:
+    if change.state is not EngineState.UP:
+        # What it told last is no longer so.
+        reports.forget(change.engine)
+    feed.engine_changed(change.engine, change.state.value, change.reason)
+
+
+def _count(metrics: GatewayMetrics, change: EngineChange) -> None:
+    is_restarting = change.state is EngineState.RESTARTING
+    metrics.set_engine(change.engine, is_up=change.state is EngineState.UP, is_restarting=is_restarting)
+
+
+def _silence_s(
+    engine: Engine, dispatcher: Dispatcher, reports: EngineReports, clock: Callable[[], float]
+) -> float:
+    """Return for how long an engine that tells of its calls has had some and told nothing."""
+    if engine.accounting_socket is None or dispatcher.busy_since_s is None:
+        return 0.0
+    report = reports.get(engine.name)
+    last_s = dispatcher.busy_since_s if report is None else max(report.received_s, dispatcher.busy_since_s)
+    return clock() - last_s
