@@ -10,6 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -18,7 +19,7 @@ from autellix_backend.cli.main import main
 from autellix_backend.cli.serve import serve
 from autellix_backend.engines import factory
 from autellix_backend.engines.base import EngineError
-from autellix_backend.engines.fake import FakeEngine
+from autellix_backend.engines.fake import FakeBehaviour, FakeEngine
 from autellix_backend.engines.replica import ReplicaSpec, VllmReplica
 from autellix_backend.gateway.tenants import key_line, new_key
 from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
@@ -163,6 +164,93 @@ def test_a_signal_during_the_start_ends_the_engine(tmp_path: Path, monkeypatch: 
 
     assert asyncio.run(main()) == 130
     assert replica.pid is None
+
+
+def slow_engine() -> FakeEngine:
+    return FakeEngine(FakeBehaviour(output_tokens=40, token_delay_s=0.02))
+
+
+async def in_flight(client: aiohttp.ClientSession, root: str, engine: FakeEngine) -> list[asyncio.Task[Any]]:
+    """Make a call that streams and one that does not; return once both are at the engine."""
+
+    async def call(is_streaming: bool) -> tuple[int, bytes]:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": is_streaming}
+        async with client.post(root + "/v1/chat/completions", json=body) as response:
+            return response.status, await response.read()
+
+    calls = [asyncio.create_task(call(is_streaming)) for is_streaming in (True, False)]
+    await engine.wait_until(lambda: len(engine.calls) == 2)
+    await wait_until(lambda: any(received.json.get("stream") for received in engine.calls))
+    return calls
+
+
+def test_sigterm_lets_running_calls_end_and_takes_no_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While it drains the server still answers: not ready, and 503 to calls."""
+
+    async def main() -> int:
+        engine = slow_engine()
+        await engine.start()
+        settings = replace(
+            make_settings(tmp_path, url=engine.base_url),
+            gateway=GatewaySettings(port=0, shutdown_grace_s=20.0),
+        )
+        server = asyncio.create_task(serve(settings))
+        root = await wait_ready(capsys, [])
+        async with aiohttp.ClientSession() as client:
+            calls = await in_flight(client, root, engine)
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0)
+            async with asyncio.timeout(10):
+                while True:
+                    async with client.get(root + "/readyz") as response:
+                        if response.status == 503:
+                            break
+            async with client.post(root + "/v1/chat/completions", json={"messages": []}) as response:
+                assert (response.status, response.headers["Retry-After"]) == (503, "1")
+                assert response.headers["Connection"] == "close"
+            for status, content in await asyncio.gather(*calls):
+                assert status == 200
+                assert b"token39" in content
+        code = await asyncio.wait_for(server, 20)
+        await engine.stop()
+        return code
+
+    assert asyncio.run(main()) == 0
+
+
+@pytest.mark.parametrize(("grace_s", "signals", "code"), [(0.2, 1, 0), (60.0, 2, 130)])
+def test_calls_that_outlast_the_grace_are_told_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], grace_s: float, signals: int, code: int
+) -> None:
+    """When the grace is over, or a second signal comes: 503, or an error event in a stream."""
+
+    async def main() -> int:
+        engine = FakeEngine(FakeBehaviour(output_tokens=10_000, token_delay_s=0.02))
+        await engine.start()
+        gateway = GatewaySettings(port=0, shutdown_grace_s=grace_s)
+        server = asyncio.create_task(
+            serve(replace(make_settings(tmp_path, url=engine.base_url), gateway=gateway))
+        )
+        root = await wait_ready(capsys, [])
+        async with aiohttp.ClientSession() as client:
+            calls = await in_flight(client, root, engine)
+            for _ in range(signals):
+                os.kill(os.getpid(), signal.SIGTERM)
+                # Signals that come at once are one.
+                await asyncio.sleep(0.1)
+            (stream_status, stream), (status, content) = await asyncio.gather(*calls)
+            assert (stream_status, status) == (200, 503)
+            for told in (stream, content):
+                assert b'"code":"shutting_down"' in told
+            assert b'"retryable":false' in stream
+        ended = await asyncio.wait_for(server, 20)
+        await wait_until(lambda: engine.aborted_calls == 2)
+        await engine.stop()
+        return ended
+
+    assert asyncio.run(main()) == code
 
 
 def test_the_demo_model_is_generated_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

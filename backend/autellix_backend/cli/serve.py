@@ -26,13 +26,13 @@ from autellix_backend.gateway import record
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.tenants import Tenants
 from autellix_backend.gateway.tenants_file import load_tenants
-from autellix_backend.gateway.watches import Watches
 from autellix_backend.observe import call_log, tracing
 from autellix_backend.settings import GatewaySettings, Given, Settings, SettingsError
 
 EXIT_INTERRUPTED = 130
 EXIT_FAILURE = 1
 BACKLOG = 2048
+LAST_WORDS_S = 1
 ENDS = (signal.SIGINT, signal.SIGTERM)
 SECRET_NAME = "token-secret"
 SECRET_BYTES = 32
@@ -79,11 +79,13 @@ async def serve(settings: Settings) -> int:
             supervisor = app.state.supervisor
             supervisor.subscribe(_tell)
             ready_line = _ready_line(settings, engine, listener)
-            server = _Server(_server_config(settings, app), ready_line, app.state.watches)
+            server = _Server(_server_config(app), ready_line, app, settings.gateway.shutdown_grace_s)
             # Without a tenants file SIGHUP ends the process, as it does when a terminal closes.
             reloads = () if tenants.is_open else (signal.SIGHUP,)
             with server.signals_end(), _on_signals(lambda: _reload(tenants), *reloads):
                 await server.serve(sockets=[listener])
+            if server.is_cut_short:
+                return EXIT_INTERRUPTED
             return 0 if server.started else EXIT_FAILURE
         except asyncio.CancelledError:
             return EXIT_INTERRUPTED
@@ -127,10 +129,14 @@ def bind(gateway: GatewaySettings) -> socket.socket:
 class _Server(uvicorn.Server):
     """Uvicorn without its own signal handling, which ends the process before the engine is stopped."""
 
-    def __init__(self, config: uvicorn.Config, ready_line: str, watches: Watches) -> None:
+    def __init__(self, config: uvicorn.Config, ready_line: str, app: FastAPI, grace_s: float) -> None:
         super().__init__(config)
         self._ready_line = ready_line
-        self._watches = watches
+        self._app = app
+        self._grace_s = grace_s
+        self._drain: asyncio.Task[None] | None = None
+        self.is_cut_short = False
+        """Whether a second signal ended it."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -143,14 +149,32 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def signals_end(self) -> Generator[None, None, None]:
-        """Let the first signal drain the server, and a second one cut it short."""
+        """Let the first signal drain the server, a second one cut that short, and a third ask nobody."""
         with _on_signals(self._end, *ENDS):
             yield
 
     def _end(self) -> None:
+        if self._drain is None:
+            self._drain = asyncio.create_task(self._drain_calls())
+            return
+        self.is_cut_short = True
         self.force_exit = self.should_exit
+        self._exit()
+
+    async def _drain_calls(self) -> None:
+        """Refuse calls, still listening to say so, until the running ones have ended or had their time."""
+        state = self._app.state
+        state.dispatcher.drain()
+        if state.desk.open_count:
+            print(f"autellix: waiting for {state.desk.open_count} calls to end", file=sys.stderr, flush=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._grace_s):
+                await state.desk.idle()
+        self._exit()
+
+    def _exit(self) -> None:
         self.should_exit = True
-        self._watches.release()
+        self._app.state.watches.release()
 
 
 async def _start(engine: Engine) -> None:
@@ -202,7 +226,7 @@ def _with_token_secret(settings: Settings) -> Settings:
     return replace(settings, gateway=gateway)
 
 
-def _server_config(settings: Settings, app: FastAPI) -> uvicorn.Config:
+def _server_config(app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http="httptools",
@@ -210,7 +234,8 @@ def _server_config(settings: Settings, app: FastAPI) -> uvicorn.Config:
         lifespan="on",
         log_level="warning",
         access_log=False,
-        timeout_graceful_shutdown=int(settings.gateway.shutdown_grace_s),
+        # Calls had their time before; what is left are answers on their way out.
+        timeout_graceful_shutdown=LAST_WORDS_S,
     )
 
 

@@ -280,6 +280,10 @@ class CallDesk:
                 raise
         return await self._settle(call, outcome)
 
+    async def idle(self) -> None:
+        """Return once no call is open."""
+        await self._is_idle.wait()
+
     async def drained(self) -> None:
         """Return once no call is open, or when every open call has had the time to get its account."""
         with contextlib.suppress(TimeoutError):
