@@ -37,6 +37,7 @@ CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"model": "autellix.fake-model", "messages": [{"role": "user", "content": "hello"}]}
 RATES = st.floats(0.5, 600.0)
 STEPS_S = st.floats(0.0, 30.0)
+UNTIMED = settings(deadline=None)
 
 
 def make_limiter(refusals: list[tuple[str, str]] | None = None, *, idle_s: float = 60.0) -> Limiter:
@@ -55,6 +56,7 @@ def charge(limiter: Limiter, permit: Permit, now: float = 0.0, **changes: Any) -
     limiter.charge(permit, now=now, **took)
 
 
+@UNTIMED
 @given(per_minute=RATES, steps=st.lists(STEPS_S, min_size=1, max_size=60))
 def test_over_any_window_no_more_requests_pass_than_the_bucket_and_its_filling(
     per_minute: float, steps: list[float]
@@ -78,6 +80,7 @@ def test_over_any_window_no_more_requests_pass_than_the_bucket_and_its_filling(
             assert last - first + 1 <= capacity(per_minute) + per_minute * window_s / 60 + 1e-6
 
 
+@UNTIMED
 @given(per_minute=st.floats(10.0, 1e6), calls=st.lists(st.tuples(STEPS_S, st.integers(0, 5000)), max_size=60))
 def test_tokens_pass_up_to_the_bucket_its_filling_and_one_call(
     per_minute: float, calls: list[tuple[float, int]]
@@ -96,6 +99,7 @@ def test_tokens_pass_up_to_the_bucket_its_filling_and_one_call(
         assert total - tokens <= per_minute + per_minute * now / 60 + 1e-6
 
 
+@UNTIMED
 @given(level=st.floats(-1e6, 600.0), per_minute=RATES, amount=st.floats(0.0, 1.0))
 def test_a_bucket_holds_an_amount_exactly_when_the_wait_is_over(
     level: float, per_minute: float, amount: float

@@ -10,7 +10,7 @@ from typing import Any
 
 import openai
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autellix_backend.engines.fake import FakeEngine
@@ -26,6 +26,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "self-hosting.md"
 PROGRAMS = "/autellix/v1/programs"
 HELLO: dict[str, Any] = {"model": "autellix.fake-model", "messages": [{"role": "user", "content": "hello"}]}
 KEYS = {name: f"sk-autellix-of-{name}" for name in ("red", "blue", "ops")}
+UNTIMED = settings(deadline=None)
 IDS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=40)
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True)
 
@@ -123,6 +124,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         load_tenants(settings)
 
 
+@UNTIMED
 @given(data=st.binary(max_size=200))
 def test_any_bytes_get_a_clear_error(data: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.getbasetemp() / "fuzzed.toml"
@@ -131,6 +133,7 @@ def test_any_bytes_get_a_clear_error(data: bytes, tmp_path_factory: pytest.TempP
         read_tenants(path, TenantLimits())
 
 
+@UNTIMED
 @given(
     key=st.sampled_from(
         ["name", "weight", "admin", "keys", "limits", "limits.max_calls", "limits.day_tokens"]
@@ -169,6 +172,7 @@ def test_any_value_in_any_field_gives_tenants_or_a_clear_error(
         assert holder.digests and 0 < holder.tenant.weight <= 1000
 
 
+@UNTIMED
 @given(names=st.tuples(NAMES, NAMES), ids=st.tuples(IDS, IDS))
 def test_ids_of_two_tenants_never_meet(names: tuple[str, str], ids: tuple[str, str]) -> None:
     one, other = (Tenant(name=name) for name in names)
@@ -179,6 +183,7 @@ def test_ids_of_two_tenants_never_meet(names: tuple[str, str], ids: tuple[str, s
     assert one.owns(theirs) == (names[0] == names[1])
 
 
+@UNTIMED
 @given(st.text(max_size=60))
 def test_a_key_that_nobody_has_opens_nothing(key: str) -> None:
     tenants = Tenants((KeyHolder(Tenant(name="red"), (bytes.fromhex(key_line(KEYS["red"])[7:]),)),))
