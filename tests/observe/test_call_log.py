@@ -17,7 +17,7 @@ from autellix_backend.settings import SettingsError
 
 
 def test_a_line_holds_who_when_and_how_long() -> None:
-    line = json.loads(line_of(facts()))
+    line = json.loads(line_of(facts(wait_s=0.25000000001)))
 
     assert list(line)[:4] == ["time", "event", "call_id", "program_id"]
     assert (line["time"], line["event"]) == ("2023-11-14T22:13:20.500+00:00", "call")

@@ -157,7 +157,7 @@ def _program_text(
     view: ProgramView, state: ProgramState, config: SchedulerConfig, viewer: Tenant, now: float
 ) -> str:
     used = f"It has used {seconds(view.service_s)} of service as policy {config.policy} counts"
-    used += f" and waited {seconds(view.wait_s)} over {view.finished_calls} finished calls."
+    used += f" and waited {seconds(view.wait_s)} over {_count(view.finished_calls, 'finished call')}."
     if state is ProgramState.IDLE:
         idle = f"No call is open: its client has sent none for {seconds(now - view.last_event_s)}."
         return f"{idle} {_tools(view)} {used}"

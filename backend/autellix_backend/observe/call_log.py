@@ -21,6 +21,9 @@ MAX_PENDING = 10_000
 CLOSE_TIMEOUT_S = 5.0
 STANDARD_ERROR = Path("-")
 
+# Microseconds.
+_DIGITS = 6
+
 logger = logging.getLogger(__name__)
 
 
@@ -101,7 +104,10 @@ def line_of(facts: CallFacts) -> str:
     ended_at = datetime.datetime.fromtimestamp(facts.ended_at_s, datetime.UTC)
     del values["ended_at_s"]
     values["tools"] = [{"name": name, "duration_s": duration_s} for name, duration_s in facts.tools]
-    line = {"time": ended_at.isoformat(timespec="milliseconds"), "event": "call", **values}
+    rounded = {
+        name: round(value, _DIGITS) if isinstance(value, float) else value for name, value in values.items()
+    }
+    line = {"time": ended_at.isoformat(timespec="milliseconds"), "event": "call", **rounded}
     return json.dumps(line, separators=(",", ":")) + "\n"
 
 
