@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import strategies as st
 
-from autellix_backend.kernels.job import Direction, Job, Plane, Strategy, pairs_of
+from autellix_backend.kernels.base import Swapper
+from autellix_backend.kernels.job import Direction, Job, Plane, Strategy, SwapStats, pairs_of
 
 GUARD_BYTES = 64
 """Bytes around the planes that no job may touch."""
@@ -47,7 +49,8 @@ class Memory:
 
     def __post_init__(self) -> None:
         size = self.case.sources.total_bytes
-        self.source = ctypes.create_string_buffer(bytes(_pattern(size)), size)
+        # No two words alike, so that a copy from the wrong place shows.
+        self.source = ctypes.create_string_buffer(random.Random(size).randbytes(size), size)
         self.destination = ctypes.create_string_buffer(b"\xee" * self.case.destinations.total_bytes)
 
     def job(self, **changes: Any) -> Job:
@@ -73,11 +76,14 @@ class Memory:
         return bytes(result)
 
 
-def _pattern(size: int) -> bytearray:
-    # No two words alike, so that a copy from the wrong place shows.
-    return bytearray(
-        b"".join((i * 0x9E3779B97F4A7C15 % 2**64).to_bytes(8, "little") for i in range(size // 8 + 1))[:size]
-    )
+def copy_and_compare(swapper: Swapper, case: Case) -> SwapStats:
+    """Copy, and compare every byte of both sides with what a plain model says."""
+    memory = Memory(case)
+    before, expected = memory.source.raw, memory.expected()
+    stats = swapper.copy(memory.job())
+    assert memory.destination.raw == expected
+    assert memory.source.raw == before
+    return stats
 
 
 def _planes(geometry: Geometry, base: int) -> tuple[Plane, ...]:
@@ -112,6 +118,21 @@ def geometry(
         strides=tuple(strides),
         blocks=blocks,
         total_bytes=total + GUARD_BYTES,
+    )
+
+
+def scattered(*, is_far_together: bool, strategy: Strategy, direction: Direction) -> Case:
+    """Return a case of four layers: every second block of near memory, adjacent blocks of far memory."""
+    near = geometry([64] * 4, 32, is_together=False, padding=0, order=range(4))
+    far = geometry([64] * 4, 32, is_together=is_far_together, padding=0, order=range(4))
+    is_load = direction is Direction.LOAD
+    blocks = [(2 * k, k) for k in range(16)]
+    return Case(
+        sources=far if is_load else near,
+        destinations=near if is_load else far,
+        pairs=tuple((b, a) for a, b in blocks) if is_load else tuple(blocks),
+        direction=direction,
+        strategy=strategy,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from tests.kernels.jobs import Case, Memory, cases, geometry
+from tests.kernels.jobs import Case, Memory, cases, copy_and_compare, geometry, scattered
 
 from autellix_backend.kernels.base import Swapper
 from autellix_backend.kernels.errors import Code, SwapError
@@ -26,11 +26,7 @@ EXAMPLES = settings(
 @given(case=cases())
 def test_copies_byte_for_byte(swapper: Swapper, case: Case) -> None:
     """The destination holds what a plain model says, also around the planes; the source is untouched."""
-    memory = Memory(case)
-    before, expected = memory.source.raw, memory.expected()
-    stats = swapper.copy(memory.job())
-    assert memory.destination.raw == expected
-    assert memory.source.raw == before
+    stats = copy_and_compare(swapper, case)
     assert stats.pages == len(case.pairs) * len(case.sources.offsets)
     assert stats.bytes == len(case.pairs) * sum(case.sources.block_bytes)
 
@@ -43,20 +39,6 @@ def test_native_and_fallback_count_alike(native: Swapper, fallback: Swapper, cas
     assert replace(native.copy(memory.job()), seconds=0) == replace(fallback.copy(memory.job()), seconds=0)
 
 
-def _case(*, is_far_together: bool, strategy: Strategy, direction: Direction, count: int = 16) -> Case:
-    near = geometry([64] * 4, 32, is_together=False, padding=0, order=range(4))
-    far = geometry([64] * 4, 32, is_together=is_far_together, padding=0, order=range(4))
-    is_load = direction is Direction.LOAD
-    blocks = [(2 * k, k) for k in range(count)]  # scattered near, adjacent far
-    return Case(
-        sources=far if is_load else near,
-        destinations=near if is_load else far,
-        pairs=tuple((b, a) for a, b in blocks) if is_load else tuple(blocks),
-        direction=direction,
-        strategy=strategy,
-    )
-
-
 @pytest.mark.parametrize("direction", Direction)
 def test_staging_makes_one_transfer_of_what_is_adjacent_in_far_memory(
     swapper: Swapper, direction: Direction
@@ -64,7 +46,7 @@ def test_staging_makes_one_transfer_of_what_is_adjacent_in_far_memory(
     """16 scattered blocks of four layers are 64 pages, one transfer if far memory keeps layers together."""
     transfers = {
         (strategy, is_far_together): swapper.copy(
-            Memory(_case(is_far_together=is_far_together, strategy=strategy, direction=direction)).job()
+            Memory(scattered(is_far_together=is_far_together, strategy=strategy, direction=direction)).job()
         ).transfers
         for strategy in (Strategy.PER_PAGE, Strategy.COALESCED, Strategy.STAGED)
         for is_far_together in (False, True)
@@ -91,7 +73,7 @@ def test_coalescing_merges_neighbours_in_both_memories(swapper: Swapper) -> None
 
 def test_numpy_tables_work(swapper: Swapper) -> None:
     """A table may be an array of numpy, also one that must not be written."""
-    case = _case(is_far_together=True, strategy=Strategy.STAGED, direction=Direction.STORE)
+    case = scattered(is_far_together=True, strategy=Strategy.STAGED, direction=Direction.STORE)
     memory = Memory(case)
     table = np.array(case.pairs, dtype=np.int64)
     table.setflags(write=False)
@@ -122,7 +104,7 @@ def test_jobs_run_in_the_order_of_their_submission(swapper: Swapper) -> None:
 
 def test_poll_reports_an_end_once(swapper: Swapper) -> None:
     """A poll in time says that the job is done, and how; after that the handle is gone."""
-    memory = Memory(_case(is_far_together=True, strategy=Strategy.AUTO, direction=Direction.LOAD))
+    memory = Memory(scattered(is_far_together=True, strategy=Strategy.AUTO, direction=Direction.LOAD))
     expected = memory.expected()
     handle = swapper.submit(memory.job())
     while (stats := swapper.poll(handle)) is None:
