@@ -24,7 +24,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def test_a_compiler_makes_a_library_once(builder: ModuleType, tree: Path) -> None:
-    """Without nvcc `auto` makes the CPU library and leaves it while nothing changes; one of older sources goes."""
+    """Without nvcc `auto` makes the CPU library once; one that its sources no longer make goes."""
     cxx = builder.find_toolchain().cxx
     if cxx is None:
         pytest.skip("no C++ compiler")
