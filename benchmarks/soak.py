@@ -47,9 +47,9 @@ FAULTS = {
 }
 HEARTBEAT_S = 10.0
 ACCOUNT_WAIT_S = 0.2
-SAMPLE_S = 2.0
+SAMPLE_S = 5.0
 SPARE_S = 15.0
-"""How long after the idle time the last of the abandoned may be seen."""
+"""How long after the idle time, counted from the last call's end, an abandoned program may be seen."""
 WARM_SHARE = 0.3
 """The share of the calls after which memory should no longer grow."""
 MIN_WINDOW_CALLS = 10_000
@@ -107,7 +107,7 @@ def complaints(before: Stats, warm: Stats, after: Stats, ledger: Ledger, growth_
     return found
 
 
-async def soak(programs: int, calls: int, idle_s: float, folder: Path) -> Report:
+async def soak(programs: int, calls: int, think_s: float, idle_s: float, folder: Path) -> Report:
     """Run the soak in a gateway and an engine of their own processes."""
     settings = Settings(
         gateway=GatewaySettings(
@@ -122,7 +122,7 @@ async def soak(programs: int, calls: int, idle_s: float, folder: Path) -> Report
         with _process(soak_gateway.serve, engine, settings) as gateway_end:
             url = f"http://127.0.0.1:{await _receive(gateway_end)}"
             before = await _ask(gateway_end, url)
-            samples = await _play(url, programs, calls, ledger, gateway_end)
+            samples = await _play(url, (programs, calls, think_s), ledger, gateway_end)
             after = await _rest(gateway_end, url, before, idle_s)
     warm = next((stats for stats in samples if stats.settled >= WARM_SHARE * calls), samples[-1])
     slope = growth([(s.settled, s.memory_bytes) for s in samples if s.settled >= warm.settled])
@@ -142,14 +142,15 @@ async def soak(programs: int, calls: int, idle_s: float, folder: Path) -> Report
     )
 
 
-async def _play(url: str, programs: int, calls: int, ledger: Ledger, gateway: Connection) -> list[Stats]:
+async def _play(url: str, load: tuple[int, int, float], ledger: Ledger, gateway: Connection) -> list[Stats]:
     """Run all programs at once, and look at the gateway meanwhile."""
+    programs, calls, think_s = load
     samples: list[Stats] = []
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
     async with aiohttp.ClientSession(connector=connector) as client:
         shares = [calls // programs + (number < calls % programs) for number in range(programs)]
         work = [
-            asyncio.create_task(Program(client, url, number, share, ledger).run())
+            asyncio.create_task(Program(client, url, number, share, think_s, ledger).run())
             for number, share in enumerate(shares)
         ]
         while not all(task.done() for task in work):
@@ -161,12 +162,14 @@ async def _play(url: str, programs: int, calls: int, ledger: Ledger, gateway: Co
 
 async def _rest(gateway: Connection, url: str, before: Stats, idle_s: float) -> Stats:
     """Wait until no more is left than before, or the last abandoned program must be gone."""
-    deadline_s = time.monotonic() + idle_s + SPARE_S
+    settled, last_end_s = -1, 0.0
     while True:
         stats = await _ask(gateway, url)
+        if stats.settled != settled:
+            settled, last_end_s = stats.settled, time.monotonic()
         is_calm = not (stats.programs or stats.sessions or stats.active_calls)
         is_calm = is_calm and stats.tasks <= before.tasks and stats.sockets <= before.sockets
-        if is_calm or time.monotonic() > deadline_s:
+        if is_calm or time.monotonic() > last_end_s + idle_s + SPARE_S:
             return stats
         await asyncio.sleep(1.0)
 
@@ -226,12 +229,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--programs", type=int, default=2048, help="programs, all at once")
     parser.add_argument("--calls", type=int, default=50_000, help="calls of all programs together")
+    parser.add_argument("--think", type=float, default=10.0, help="mean pause between a program's steps, s")
     idle_help = "seconds after which an abandoned program goes; long against a program's pauses"
     parser.add_argument("--idle", type=float, default=30.0, help=idle_help)
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        report = asyncio.run(soak(options.programs, options.calls, options.idle, Path(folder)))
+        report = asyncio.run(soak(options.programs, options.calls, options.think, options.idle, Path(folder)))
     if options.json:
         print(json.dumps(dataclasses.asdict(report)))
     else:

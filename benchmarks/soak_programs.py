@@ -14,8 +14,6 @@ import aiohttp
 CHAT = "/v1/chat/completions"
 SESSIONS = "/autellix/v1/sessions"
 PROGRAMS = "/autellix/v1/programs"
-THINK_S = 0.5
-"""Mean pause between two calls of a program."""
 IMPATIENT_SHARE = 0.05
 IMPATIENT_S = 0.3
 """The longest that an impatient client waits before it goes."""
@@ -43,12 +41,15 @@ class Ledger:
 class Program:
     """One program of the soak."""
 
-    def __init__(self, client: aiohttp.ClientSession, url: str, number: int, calls: int, ledger: Ledger):
+    def __init__(
+        self, client: aiohttp.ClientSession, url: str, number: int, calls: int, think_s: float, ledger: Ledger
+    ) -> None:
         self._client = client
         self._url = url
         self._random = random.Random(number)
         self._name = f"soak-{number}"
         self._calls = calls
+        self._think_s = think_s
         self._ledger = ledger
         self._ending = self._random.choices(tuple(ENDINGS), tuple(ENDINGS.values()))[0]
 
@@ -60,7 +61,10 @@ class Program:
             await self._control("POST", SESSIONS, {"session_id": self._name}, (200, 201))
         made = 0
         while made < self._calls:
-            await asyncio.sleep(self._random.expovariate(1 / THINK_S))
+            await asyncio.sleep(self._random.expovariate(1 / self._think_s))
+            if self._ending == "session":
+                # A pause may outlast the session; then it is lost, and the program with it.
+                await self._control("POST", f"{SESSIONS}/{self._name}/heartbeat", None, (200, 404))
             width = 3 if self._random.random() < BRANCH_SHARE else 1
             width = min(width, self._calls - made)
             is_last = made + width >= self._calls
@@ -108,7 +112,7 @@ class Program:
     async def _end(self) -> None:
         self._ledger.endings[self._ending] += 1
         if self._ending == "session":
-            await self._control("DELETE", f"{SESSIONS}/{self._name}", None, (204,))
+            await self._control("DELETE", f"{SESSIONS}/{self._name}", None, (204, 404))
         elif self._ending.startswith("delete"):
             await self._control("DELETE", f"{PROGRAMS}/{self._name}", None, (204, 404))
             if self._ending == "delete twice":
