@@ -21,6 +21,8 @@ constexpr uint64_t PIN_BYTES = UINT64_C(16) << 30;
 constexpr uint32_t MOST_KERNEL_BLOCKS = 24;
 constexpr uint32_t KERNEL_THREADS = 256;
 constexpr size_t LEAST_TASKS = 4096;
+// A flag of our own, beside the caller's: far memory that is not pinned, which the batch call need not take.
+constexpr uint32_t FAR_IS_PAGEABLE = 1u << 31;
 
 struct CudaError {
   cudaError_t error;
@@ -124,7 +126,11 @@ class CudaTicket : public Ticket {
   explicit CudaTicket(CudaBackend &backend) : backend_(backend), gate_(false), begun_(true), ended_(true) {}
   ~CudaTicket() override;
 
-  bool is_done() override { return cudaEventQuery(ended_.get()) != cudaErrorNotReady; }
+  bool is_done() override {
+    if (cudaEventQuery(ended_.get()) != cudaErrorNotReady) return true;
+    cudaGetLastError();  // else the check after this thread's next kernel would take it for a failure
+    return false;
+  }
   void wait() override { cudaEventSynchronize(ended_.get()); }
   Outcome outcome() override;
 
@@ -158,7 +164,8 @@ struct Lane {
 
 class CudaBackend : public Backend {
  public:
-  explicit CudaBackend(const ax_options &options) : device_(static_cast<int>(options.device)), slot_bytes_(options.slot_bytes) {
+  explicit CudaBackend(const ax_options &options)
+      : device_(static_cast<int>(options.device)), slot_bytes_(options.slot_bytes) {
     DeviceScope scope(device_);
     for (std::unique_ptr<Lane> &lane : lanes_) lane = std::make_unique<Lane>(options);
   }
@@ -203,14 +210,15 @@ class CudaBackend : public Backend {
   uint64_t slot_bytes() const override { return slot_bytes_; }
 
   void *allocate(uint64_t bytes, bool is_near) override {
+    void *memory = nullptr;
     try {
       DeviceScope scope(device_);
-      void *memory = nullptr;
       must(is_near ? cudaMalloc(&memory, bytes) : cudaMallocHost(&memory, bytes));
       must(cudaMemset(memory, 1, bytes));
       must(cudaDeviceSynchronize());
       return memory;
     } catch (const CudaError &) {
+      release(memory, is_near);
       return nullptr;
     }
   }
@@ -219,17 +227,18 @@ class CudaBackend : public Backend {
 
   int32_t pin(uint64_t base, uint64_t bytes, ax_fault &fault) override {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (uint64_t done = 0; done < bytes; done += PIN_BYTES) {
-      const cudaError_t error =
-          cudaHostRegister(pointer(base + done), std::min(PIN_BYTES, bytes - done), cudaHostRegisterPortable);
-      if (error != cudaSuccess) {
-        cudaGetLastError();
-        release_pins(base, done);
-        return fail_device(fault, error);
+    uint64_t done = 0;
+    try {
+      DeviceScope scope(device_);
+      for (; done < bytes; done += PIN_BYTES) {
+        must(cudaHostRegister(pointer(base + done), std::min(PIN_BYTES, bytes - done), cudaHostRegisterPortable));
+        if (done > 0) edges_.insert(std::upper_bound(edges_.begin(), edges_.end(), base + done), base + done);
       }
-      if (done > 0) edges_.insert(std::upper_bound(edges_.begin(), edges_.end(), base + done), base + done);
+      return AX_OK;
+    } catch (const CudaError &error) {
+      release_pins(base, done);
+      return fail_device(fault, error.error);
     }
-    return AX_OK;
   }
 
   int32_t unpin(uint64_t base, uint64_t bytes, ax_fault &fault) override {
@@ -245,18 +254,19 @@ class CudaBackend : public Backend {
   }
 
  private:
-  bool is_in_place(const ax_plane &plane, bool is_near) {
+  bool is_in_place(const ax_plane &plane, bool is_near, uint32_t &flags) {
     cudaPointerAttributes attributes{};
     must(cudaPointerGetAttributes(&attributes, pointer(plane.base)));
     if (is_near) return attributes.type == cudaMemoryTypeDevice && attributes.device == device_;
+    if (attributes.type == cudaMemoryTypeUnregistered) flags |= FAR_IS_PAGEABLE;
     return attributes.type == cudaMemoryTypeHost || attributes.type == cudaMemoryTypeUnregistered;
   }
 
-  int32_t check_places(const Job &job, ax_fault &fault) {
+  int32_t check_places(Job &job, ax_fault &fault) {
     const bool is_store = job.direction == AX_STORE;
     for (size_t i = 0; i < job.sources.size(); ++i) {
-      if (!is_in_place(job.sources[i], is_store)) return fail(fault, AX_PLACE, AX_FIELD_SOURCES, i);
-      if (!is_in_place(job.destinations[i], !is_store)) return fail(fault, AX_PLACE, AX_FIELD_DESTINATIONS, i);
+      if (!is_in_place(job.sources[i], is_store, job.flags)) return fail(fault, AX_PLACE, AX_FIELD_SOURCES, i);
+      if (!is_in_place(job.destinations[i], !is_store, job.flags)) return fail(fault, AX_PLACE, AX_FIELD_DESTINATIONS, i);
     }
     return AX_OK;
   }
@@ -287,7 +297,7 @@ class CudaBackend : public Backend {
     if (job.strategy == AX_PER_PAGE)
       copy_singly(pieces, lane.copies);
     else
-      copy_batch(pieces, job.flags & AX_SOURCE_STABLE, lane.copies);
+      copy_batch(pieces, job, job.flags & AX_SOURCE_STABLE, lane.copies);
     ticket.ended_.record(lane.copies);
   }
 
@@ -327,7 +337,8 @@ class CudaBackend : public Backend {
     if (tasks.empty()) return;
     ticket.tasks_ = take_buffer(tasks.size());
     std::copy(tasks.begin(), tasks.end(), ticket.tasks_.host);
-    must(cudaMemcpyAsync(ticket.tasks_.device, ticket.tasks_.host, tasks.size() * sizeof(Task), cudaMemcpyHostToDevice, stream));
+    must(cudaMemcpyAsync(ticket.tasks_.device, ticket.tasks_.host, tasks.size() * sizeof(Task), cudaMemcpyHostToDevice,
+                         stream));
   }
 
   TaskBuffer take_buffer(size_t count) {
@@ -348,7 +359,8 @@ class CudaBackend : public Backend {
     return made;
   }
 
-  static void run_kernel(const Chunk &chunk, CudaTicket &ticket, Slot &slot, bool is_gather, bool is_wide, cudaStream_t stream) {
+  static void run_kernel(const Chunk &chunk, CudaTicket &ticket, Slot &slot, bool is_gather, bool is_wide,
+                         cudaStream_t stream) {
     const Task *tasks = ticket.tasks_.device + chunk.first_task;
     const auto count = static_cast<uint32_t>(chunk.last_task - chunk.first_task);
     if (is_wide)
@@ -369,7 +381,7 @@ class CudaBackend : public Backend {
     }
     pieces = cut_at_edges(std::move(pieces));
     // A gathered slot is written by a kernel that is queued, so only far memory can be stable.
-    copy_batch(pieces, job.direction == AX_LOAD && (job.flags & AX_SOURCE_STABLE), stream);
+    copy_batch(pieces, job, job.direction == AX_LOAD && (job.flags & AX_SOURCE_STABLE), stream);
     return pieces.size();
   }
 
@@ -403,8 +415,9 @@ class CudaBackend : public Backend {
       must(cudaMemcpyAsync(pointer(piece.destination), pointer(piece.source), piece.bytes, cudaMemcpyDefault, stream));
   }
 
-  void copy_batch(const std::vector<Piece> &pieces, bool is_stable, cudaStream_t stream) {
-    if (pieces.size() < 2 || !has_batch_ || !try_batch(pieces, is_stable, stream)) copy_singly(pieces, stream);
+  void copy_batch(const std::vector<Piece> &pieces, const Job &job, bool is_stable, cudaStream_t stream) {
+    const bool is_worthwhile = pieces.size() > 1 && has_batch_ && !(job.flags & FAR_IS_PAGEABLE);
+    if (!is_worthwhile || !try_batch(pieces, is_stable, stream)) copy_singly(pieces, stream);
   }
 
 #if CUDART_VERSION >= 12080
@@ -422,12 +435,13 @@ class CudaBackend : public Backend {
     attributes.flags = cudaMemcpyFlagPreferOverlapWithCompute;
     size_t first = 0;
 #if CUDART_VERSION >= 13000
-    const cudaError_t error = cudaMemcpyBatchAsync(destinations.data(), const_cast<const void **>(sources.data()), sizes.data(),
-                                                   sizes.size(), &attributes, &first, 1, stream);
+    const cudaError_t error =
+        cudaMemcpyBatchAsync(destinations.data(), const_cast<const void **>(sources.data()), sizes.data(), sizes.size(),
+                             &attributes, &first, 1, stream);
 #else
     size_t failed = 0;
-    const cudaError_t error = cudaMemcpyBatchAsync(destinations.data(), sources.data(), sizes.data(), sizes.size(), &attributes,
-                                                   &first, 1, &failed, stream);
+    const cudaError_t error = cudaMemcpyBatchAsync(destinations.data(), sources.data(), sizes.data(), sizes.size(),
+                                                   &attributes, &first, 1, &failed, stream);
 #endif
     if (error == cudaErrorCallRequiresNewerDriver || error == cudaErrorNotSupported) {
       cudaGetLastError();

@@ -215,6 +215,13 @@ def test_options_are_checked(library: SwapLibrary, changes: dict[str, int], code
         assert (raised.value.code, raised.value.field) == (code, field)
 
 
+def test_a_back_end_that_is_not_there_is_refused(library: SwapLibrary) -> None:
+    """A build without CUDA says so when CUDA is asked for."""
+    with pytest.raises(SwapError) as raised:
+        library.open("cuda", SwapOptions())
+    assert (raised.value.code, raised.value.field) == (Code.BACKEND, "backend")
+
+
 def test_a_closed_swapper_refuses(library: SwapLibrary) -> None:
     """After `close`, which may be called twice, every call is refused."""
     for swapper in (library.open("cpu", SwapOptions()), PythonSwapper(SwapOptions())):
