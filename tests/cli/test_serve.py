@@ -87,7 +87,7 @@ def test_serves_a_remote_engine_until_sigterm(tmp_path: Path, capsys: pytest.Cap
 @pytest.fixture
 def fake_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VllmReplica:
     replica = VllmReplica(ReplicaSpec(model="m", log_path=tmp_path / "log"), server=FAKE_SERVER)
-    monkeypatch.setattr("autellix_backend.cli.serve.make_engine", lambda _settings: replica)
+    monkeypatch.setattr("autellix_backend.cli.serve.make_engines", lambda _settings: [replica])
     return replica
 
 
@@ -154,7 +154,7 @@ def test_a_signal_during_the_start_ends_the_engine(tmp_path: Path, monkeypatch: 
     """SIGINT while the engine loads leaves no process and gives code 130."""
     spec = ReplicaSpec(model="m", log_path=tmp_path / "log", extra_args=("--fail", "late"))
     replica = VllmReplica(spec, server=FAKE_SERVER)
-    monkeypatch.setattr("autellix_backend.cli.serve.make_engine", lambda _settings: replica)
+    monkeypatch.setattr("autellix_backend.cli.serve.make_engines", lambda _settings: [replica])
 
     async def main() -> int:
         server = asyncio.create_task(serve(make_settings(tmp_path)))

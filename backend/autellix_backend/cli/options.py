@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from autellix_backend.core.balance import BALANCER_NAMES
 from autellix_backend.core.policies import LIVE_POLICY_NAMES
 from autellix_backend.settings import Given, Layer, Settings, build_settings, merged_layer
 
@@ -25,11 +26,18 @@ OPTIONS = {
     "--period-steps": ("scheduler.period_steps", "decide once every so many engine steps"),
     "--max-num-seqs": ("engine.max_num_seqs", "batch size of the engine in sequences"),
     "--served-model-name": ("engine.served_model_name", "name that clients use for the model"),
+    "--replicas": (
+        "engine.replicas",
+        "how many engines of the model to start, on cores or GPUs of their own",
+    ),
+    "--engine": ("engine.urls", "send calls to this running server too; may be given several times"),
+    "--balancer": ("balancer.name", f"which engine gets a call: {', '.join(BALANCER_NAMES)}"),
     "--engine-url": ("engine.url", "use this running OpenAI-compatible server instead of starting one"),
     "--engine-args": ("engine.extra_args", "further vLLM arguments, as --engine-args='--dtype float32'"),
     "--startup-timeout": ("engine.startup_timeout_s", "how many seconds the engine may take to start"),
 }
 """Dotted field and help by option."""
+REPEATED = frozenset({"--engine"})
 
 
 def add_setting_options(parser: argparse.ArgumentParser, *names: str) -> None:
@@ -42,6 +50,7 @@ def add_setting_options(parser: argparse.ArgumentParser, *names: str) -> None:
         parser.add_argument(
             name,
             dest=PREFIX + field_name,
+            action="append" if name in REPEATED else "store",
             metavar=name[2:].upper().replace("-", "_"),
             help=f"{text}{default}".replace("%", "%%"),
         )

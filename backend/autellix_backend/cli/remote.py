@@ -34,13 +34,20 @@ class RemoteGateway:
         return cls(args.url, args.api_key)
 
     def get(self, path: str) -> dict[str, Any]:
-        """Return the answer of an endpoint below /autellix/v1.
+        """Return the answer of an endpoint below /autellix/v1; raises as ask() does."""
+        return self.ask("GET", path)
+
+    def ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
+        """Send a request to an endpoint below /autellix/v1, with a body if there is one; return the answer.
 
         Raises:
             RemoteError: if there is none, or an error.
         """
+        data = None if body is None else json.dumps(body).encode()
         try:
-            request = urllib.request.Request(self.url + API_PREFIX + path, headers=self._headers)
+            request = urllib.request.Request(
+                self.url + API_PREFIX + path, data=data, headers=self._headers, method=method
+            )
             with self._opener.open(request, timeout=TIMEOUT_S) as response:
                 answer = json.load(response)
         except urllib.error.HTTPError as error:

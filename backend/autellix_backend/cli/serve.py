@@ -1,4 +1,4 @@
-"""`autellix serve`: starts the engine and, in front of it, the gateway, until a signal ends both."""
+"""`autellix serve`: starts the engines and, in front of them, the gateway, until a signal ends all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 
 import uvicorn
@@ -19,11 +19,12 @@ from fastapi import FastAPI
 
 from autellix_backend.cli.options import add_setting_options, settings_from_args
 from autellix_backend.engines.base import Engine
-from autellix_backend.engines.factory import make_engine
+from autellix_backend.engines.factory import make_engines
 from autellix_backend.engines.replica import VllmReplica
-from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
+from autellix_backend.engines.supervisor import EngineChange, EngineState
 from autellix_backend.gateway import record
 from autellix_backend.gateway.app import create_app
+from autellix_backend.gateway.pool import EnginePool
 from autellix_backend.gateway.tenants import Tenants
 from autellix_backend.gateway.tenants_file import load_tenants
 from autellix_backend.observe import call_log, tracing
@@ -58,27 +59,27 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def serve(settings: Settings) -> int:
-    """Start the engine, serve the gateway, and stop the engine whatever happens; return the exit code.
+    """Start the engines, serve the gateway, and stop them whatever happens; return the exit code.
 
     Raises:
         SettingsError: if the address cannot be bound, the recording or the log of calls cannot be written,
             the tenants' file is malformed, the extra for traces is not installed, or no engine is described.
-        EngineError: if the engine cannot be started.
+        EngineError: if an engine cannot be started.
     """
     with contextlib.closing(bind(settings.gateway)) as listener:
         _check_outputs(settings)
         tenants = load_tenants(settings)
-        engine: Engine | None = None
-        supervisor: Supervisor | None = None
+        engines: list[Engine] = []
+        pool: EnginePool | None = None
         try:
             with _signals_cancel():
                 # In a thread: it may have to generate the demo model.
-                engine = await asyncio.to_thread(make_engine, settings)
-                await _start(engine)
-            app = create_app(_with_token_secret(settings), engine, tenants=tenants)
-            supervisor = app.state.supervisor
-            supervisor.subscribe(_tell)
-            ready_line = _ready_line(settings, engine, listener)
+                engines = await asyncio.to_thread(make_engines, settings)
+                await _start(engines)
+            app = create_app(_with_token_secret(settings), *engines, tenants=tenants)
+            pool = app.state.pool
+            pool.subscribe(_tell)
+            ready_line = _ready_line(settings, engines, listener)
             server = _Server(_server_config(app), ready_line, app, settings.gateway.shutdown_grace_s)
             # Without a tenants file SIGHUP ends the process, as it does when a terminal closes.
             reloads = () if tenants.is_open else (signal.SIGHUP,)
@@ -90,11 +91,10 @@ async def serve(settings: Settings) -> int:
         except asyncio.CancelledError:
             return EXIT_INTERRUPTED
         finally:
-            if supervisor is not None:
+            if pool is not None:
                 # A server that was forced to exit has not done so.
-                await supervisor.close()
-            if engine is not None:
-                await engine.stop()
+                await pool.close()
+            await asyncio.gather(*(engine.stop() for engine in engines))
 
 
 def _check_outputs(settings: Settings) -> None:
@@ -164,7 +164,7 @@ class _Server(uvicorn.Server):
     async def _drain_calls(self) -> None:
         """Refuse calls, still listening to say so, until the running ones have ended or had their time."""
         state = self._app.state
-        state.dispatcher.drain()
+        state.pool.end()
         if state.desk.open_count:
             print(f"autellix: waiting for {state.desk.open_count} calls to end", file=sys.stderr, flush=True)
         with contextlib.suppress(TimeoutError):
@@ -177,13 +177,21 @@ class _Server(uvicorn.Server):
         self._app.state.watches.release()
 
 
-async def _start(engine: Engine) -> None:
-    if isinstance(engine, VllmReplica):
-        print(
-            f"Starting {engine.name} with {engine.spec.model} (log: {engine.spec.log_path}) ...",
-            file=sys.stderr,
-        )
-    await engine.start()
+async def _start(engines: Sequence[Engine]) -> None:
+    """Start all engines at once; the first that fails ends the start of the others."""
+    for engine in engines:
+        if isinstance(engine, VllmReplica):
+            print(
+                f"Starting {engine.name} with {engine.spec.model} (log: {engine.spec.log_path}) ...",
+                file=sys.stderr,
+            )
+    starts = [asyncio.ensure_future(engine.start()) for engine in engines]
+    try:
+        await asyncio.gather(*starts)
+    finally:
+        for start in starts:
+            start.cancel()
+        await asyncio.gather(*starts, return_exceptions=True)
 
 
 def _tell(change: EngineChange) -> None:
@@ -239,14 +247,21 @@ def _server_config(app: FastAPI) -> uvicorn.Config:
     )
 
 
-def _ready_line(settings: Settings, engine: Engine, listener: socket.socket) -> str:
+def _ready_line(settings: Settings, engines: Sequence[Engine], listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    policy = settings.scheduler.policy if engine.accounting_socket else "none: the engine is not ours"
-    model: object = engine.base_url
+    has_policy = any(engine.accounting_socket for engine in engines)
+    policy = settings.scheduler.policy if has_policy else "none: the engine is not ours"
+    what = ", ".join(dict.fromkeys(map(_described, engines)))
+    if len(engines) > 1:
+        what += f" on {len(engines)} engines, {settings.balancer.name}"
+    return f"Autellix is ready: {what} at http://{shown}:{port}/v1 (policy {policy}); Ctrl-C ends it"
+
+
+def _described(engine: Engine) -> str:
     if isinstance(engine, VllmReplica):
-        model = engine.spec.served_model_name or engine.spec.model
-    return f"Autellix is ready: {model} at http://{shown}:{port}/v1 (policy {policy}); Ctrl-C ends it"
+        return str(engine.spec.served_model_name or engine.spec.model)
+    return engine.base_url
 
 
 @contextlib.contextmanager

@@ -1,6 +1,9 @@
-"""Makes the engine that the settings describe."""
+"""Makes the engines that the settings describe."""
 
 from __future__ import annotations
+
+import os
+from dataclasses import replace
 
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.demo_model import (
@@ -12,7 +15,16 @@ from autellix_backend.engines.demo_model import (
 from autellix_backend.engines.kind import EngineKind
 from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.engines.replica import ReplicaSpec, VllmReplica
-from autellix_backend.settings import AUTO_KIND, EngineSettings, Settings, SettingsError
+from autellix_backend.engines.shares import core_shares, gpu_shares, gpus_of_one, visible_gpus
+from autellix_backend.engines.vllm_command import is_cpu_engine
+from autellix_backend.settings import (
+    AUTO_KIND,
+    EngineSettings,
+    Settings,
+    SettingsError,
+    check_url,
+    child_environment,
+)
 
 
 def make_engine(settings: Settings, *, name: str = "replica-0", stock: bool = False) -> Engine:
@@ -28,9 +40,40 @@ def make_engine(settings: Settings, *, name: str = "replica-0", stock: bool = Fa
     if engine.url is not None and engine.model is not None:
         raise SettingsError("engine.url", "is given beside engine.model", "one of the two")
     if engine.url is not None:
-        kind = None if engine.kind == AUTO_KIND else EngineKind(engine.kind)
-        return RemoteEngine(engine.url, kind=kind)
+        return make_remote(engine, engine.url, name="remote-0")
     return VllmReplica(replica_spec(settings, name=name, stock=stock), name=name)
+
+
+def make_engines(settings: Settings) -> list[Engine]:
+    """Return all engines, not yet started: the replicas of the model, then the running ones.
+
+    Raises:
+        SettingsError: if there is none, a URL in place of a model is given beside one, or the machine has too
+            few GPUs.
+        EngineError: if the demo model cannot be generated.
+    """
+    engine = settings.engine
+    engines: list[Engine] = []
+    if engine.model is not None and engine.replicas > 1 and engine.url is None:
+        engines += _replicas(settings)
+    elif engine.model is not None or engine.url is not None or not engine.urls:
+        engines.append(make_engine(settings))
+    first = 0 if engine.url is None else 1
+    engines += [
+        make_remote(engine, url, name=f"remote-{number}") for number, url in enumerate(engine.urls, first)
+    ]
+    return engines
+
+
+def make_remote(settings: EngineSettings, url: str, *, name: str, kind: str | None = None) -> RemoteEngine:
+    """Return a running engine by its address; its kind is that of the settings if None.
+
+    Raises:
+        SettingsError: if the address is none.
+    """
+    check_url("engine.url", url)
+    kind = settings.kind if kind is None else kind
+    return RemoteEngine(url, name=name, kind=None if kind == AUTO_KIND else EngineKind(kind))
 
 
 def replica_spec(settings: Settings, *, name: str = "replica-0", stock: bool = False) -> ReplicaSpec:
@@ -57,3 +100,17 @@ def _model(engine: EngineSettings) -> tuple[str, str | None]:
         return engine.model, engine.served_model_name
     directory = build_demo_model(demo_model_directory(engine.state_dir))
     return str(directory), engine.served_model_name or DEMO_MODEL_NAME
+
+
+def _replicas(settings: Settings) -> list[Engine]:
+    count, extra_args = settings.engine.replicas, settings.engine.extra_args
+    environ = child_environment({})
+    if is_cpu_engine():
+        shares = core_shares(count, sorted(os.sched_getaffinity(0)), environ)
+    else:
+        shares = gpu_shares(count, visible_gpus(environ), gpus_of_one(extra_args))
+    names = [f"replica-{number}" for number in range(count)]
+    return [
+        VllmReplica(replace(replica_spec(settings, name=name), environment=share), name=name)
+        for name, share in zip(names, shares, strict=True)
+    ]

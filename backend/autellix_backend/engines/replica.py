@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,6 +62,8 @@ class ReplicaSpec:
     extra_args: tuple[str, ...] = ()
     stock: bool = False
     """Start vLLM without our scheduler."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that win over our own: its share of the machine."""
     startup_timeout_s: float = 900.0
     shutdown_timeout_s: float = 30.0
     """How long running calls may go on once the server is told to end."""
@@ -205,7 +207,8 @@ class VllmReplica:
         spec = self._spec
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         guarded = [sys.executable, "-I", "-S", guard.__file__, str(spec.shutdown_timeout_s)]
-        environment = child_environment(environment_defaults(str(spec.model), is_cpu=is_cpu_engine()))
+        defaults = environment_defaults(str(spec.model), is_cpu=is_cpu_engine())
+        environment = {**child_environment(defaults), **spec.environment}
         if spec.log_path.exists():
             # What the last one said before it died is worth a look after the restart, too.
             spec.log_path.replace(spec.log_path.with_suffix(".previous.log"))

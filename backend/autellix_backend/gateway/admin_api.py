@@ -1,4 +1,4 @@
-"""What operators see: engines, configuration, health and metrics."""
+"""What operators see of the gateway: configuration, health and metrics."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from autellix_backend.engines.base import Engine
-from autellix_backend.engines.supervisor import Supervisor
-from autellix_backend.gateway.calls import CallDesk
-from autellix_backend.gateway.dispatch import Dispatcher
 from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
 from autellix_backend.gateway.overview import Overview
-from autellix_backend.gateway.situation import EngineView
+from autellix_backend.gateway.pool import EnginePool
 from autellix_backend.gateway.tenants import Tenants
 from autellix_backend.observe.metrics import CONTENT_TYPE, GatewayMetrics
 from autellix_backend.settings import Settings, settings_to_mapping
@@ -27,21 +23,15 @@ class AdminApi:
     def __init__(
         self,
         settings: Settings,
-        engine: Engine,
-        supervisor: Supervisor,
-        dispatcher: Dispatcher,
+        pool: EnginePool,
         store: ProgramStore,
-        desk: CallDesk,
         metrics: GatewayMetrics,
         tenants: Tenants,
         overview: Overview,
     ) -> None:
         self._settings = settings
-        self._engine = engine
-        self._supervisor = supervisor
-        self._dispatcher = dispatcher
+        self._pool = pool
         self._store = store
-        self._desk = desk
         self._metrics = metrics
         self._tenants = tenants
         self._overview = overview
@@ -49,21 +39,11 @@ class AdminApi:
     def routes(self) -> list[Route]:
         """Return the routes of the endpoints."""
         return [
-            Route(API_PREFIX + "/engines", self.engines),
             Route(API_PREFIX + "/config", self.config),
             Route("/healthz", self.healthz),
             Route("/readyz", self.readyz),
             Route("/metrics", self.metrics),
         ]
-
-    async def engines(self, request: Request) -> Response:
-        """List the engines and their load."""
-        self._tenants.of(request.scope).check_admin("the list of engines")
-        engine = self._engine
-        view = self._overview.engines()[engine.name]
-        shown = _engine(engine, self._supervisor, view, self._desk.open_count)
-        shown["held_calls"] = self._dispatcher.held_count
-        return _json({"engines": [shown]})
 
     async def config(self, request: Request) -> Response:
         """Show the settings in force."""
@@ -76,12 +56,10 @@ class AdminApi:
 
     async def readyz(self, _request: Request) -> Response:
         """Say whether calls can be answered, and with what less than all; 503 with the reason if not."""
-        if self._dispatcher.is_draining:
+        if self._pool.is_draining:
             raise ShuttingDownError
-        if not self._supervisor.is_up:
-            raise EngineUnavailableError(
-                f"engine {self._engine.name} is not ready: {self._supervisor.problem}"
-            )
+        if not any(member.supervisor.is_up and not member.is_draining for member in self._pool):
+            raise EngineUnavailableError(_problem(self._pool))
         problem = self._store.failure()
         return _json({"status": "ready"} if problem is None else {"status": "degraded", "reason": problem})
 
@@ -89,7 +67,8 @@ class AdminApi:
         """Show the metrics in Prometheus' text format."""
         self._tenants.of(request.scope).check_admin("the page of metrics")
         self._measure_engines()
-        self._dispatcher.measure()
+        for member in self._pool:
+            member.dispatcher.measure()
         counts = await self._store.counts()
         self._metrics.set_held(
             programs=counts.programs, sessions=counts.sessions, active_calls=counts.active_calls
@@ -108,28 +87,10 @@ def _json(content: object) -> Response:
     return Response(msgspec.json.encode(content), media_type="application/json")
 
 
-def _engine(engine: Engine, supervisor: Supervisor, view: EngineView, open_calls: int) -> dict[str, object]:
-    snapshot = view.snapshot
-    return {
-        "name": engine.name,
-        "base_url": engine.base_url,
-        "is_alive": engine.is_alive(),
-        "state": supervisor.state.value,
-        "failure": engine.failure() or supervisor.reason,
-        "restarts": supervisor.restarts,
-        "has_accounting": engine.accounting_socket is not None,
-        "open_calls": open_calls,
-        "snapshot_age_s": view.age_s,
-        "running": snapshot.running if snapshot else None,
-        "waiting": snapshot.waiting if snapshot else None,
-        "slots": snapshot.slots if snapshot else None,
-        "kv_share": _share(snapshot.kv_used_blocks, snapshot.kv_total_blocks) if snapshot else None,
-        "kv_total_blocks": snapshot.kv_total_blocks if snapshot else None,
-        "level_calls": snapshot.level_calls if snapshot else None,
-        "step": snapshot.step if snapshot else None,
-        "mean_step_s": snapshot.mean_step_s if snapshot else None,
-    }
-
-
-def _share(used: int, total: int) -> float:
-    return used / total if total else 0.0
+def _problem(pool: EnginePool) -> str:
+    problems = [
+        f"engine {member.name} is not ready: {member.supervisor.problem}"
+        for member in pool
+        if not member.is_draining
+    ]
+    return "; ".join(problems) or "there is no engine"

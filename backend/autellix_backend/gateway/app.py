@@ -19,6 +19,7 @@ from autellix_backend.gateway.dialects import DIALECTS, Dialect
 from autellix_backend.gateway.door import Door
 from autellix_backend.gateway.endpoint import CallEndpoint
 from autellix_backend.gateway.ends import EndObserver
+from autellix_backend.gateway.engines_api import EnginesApi
 from autellix_backend.gateway.errors import InvalidKeyError, install_error_handlers
 from autellix_backend.gateway.events_api import EVENTS_PATH, EventsEndpoint
 from autellix_backend.gateway.openapi import openapi_route
@@ -38,20 +39,19 @@ logger = logging.getLogger(__name__)
 
 def create_app(
     settings: Settings,
-    engine: Engine,
-    *,
+    *engines: Engine,
     store: ProgramStore | None = None,
     tenants: Tenants | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
-    """Build the gateway in front of one engine, which the caller starts and stops.
+    """Build the gateway in front of engines, which the caller starts and stops.
 
-    While the app runs, `app.state.supervisor` watches the engine and restarts it; close it before the engine
-    is stopped.
+    While the app runs, `app.state.pool` watches the engines and restarts them; close it before they are
+    stopped.
 
     Args:
         settings: The tree of settings.
-        engine: The engine that answers the calls.
+        engines: The engines that answer the calls, in the operator's order; more may join later.
         store: Where programs and sessions live; where the settings say if None.
         tenants: Who may come in; those of the settings if None.
         clock: Seconds that only grow.
@@ -60,7 +60,7 @@ def create_app(
         SettingsError: if programs are to be recorded into a file that cannot be written, the tenants' file
             is malformed, calls cannot be logged, or the extra for traces or for Redis is not installed.
     """
-    parts = make_parts(settings, engine, store=store, tenants=tenants, clock=clock)
+    parts = make_parts(settings, engines, store=store, tenants=tenants, clock=clock)
     app = FastAPI(
         title="Autellix", openapi_url=None, lifespan=partial(_lifespan, parts), redirect_slashes=False
     )
@@ -71,9 +71,8 @@ def create_app(
     app.router.routes.extend(_routes(parts))
     app.state.watches = parts.watches
     app.state.tenants = parts.tenants
-    app.state.supervisor = parts.supervisor
+    app.state.pool = parts.pool
     app.state.limiter = parts.limiter
-    app.state.dispatcher = parts.dispatcher
     app.state.desk = parts.desk
     return app
 
@@ -86,15 +85,10 @@ async def _lifespan(parts: Parts, _app: FastAPI) -> AsyncIterator[None]:
             stack.push_async_callback(parts.recorder.close)
         parts.outputs.open()
         stack.push_async_callback(asyncio.to_thread, parts.outputs.close)
-        if parts.receiver is not None:
-            parts.receiver.open()
-            stack.callback(parts.receiver.close)
         await parts.store.open()
         stack.push_async_callback(parts.store.close)
-        parts.upstream.open()
-        stack.push_async_callback(parts.upstream.close)
-        parts.supervisor.open()
-        stack.push_async_callback(parts.supervisor.close)
+        parts.pool.open()
+        stack.push_async_callback(parts.pool.close)
         reaper = asyncio.create_task(_reap(parts))
         stack.push_async_callback(_cancel, reaper)
         # First of all at the end: calls that the server cancelled still want their accounts.
@@ -104,26 +98,15 @@ async def _lifespan(parts: Parts, _app: FastAPI) -> AsyncIterator[None]:
 
 def _routes(parts: Parts) -> list[Route]:
     settings, store, tenants = parts.settings, parts.store, parts.tenants
-    overview = Overview(
-        parts.engine, parts.supervisor, parts.dispatcher, parts.desk, parts.reports, parts.clock
-    )
-    admin = AdminApi(
-        settings,
-        parts.engine,
-        parts.supervisor,
-        parts.dispatcher,
-        store,
-        parts.desk,
-        parts.metrics,
-        tenants,
-        overview,
-    )
+    overview = Overview(parts.pool, parts.desk, parts.reports, parts.clock)
+    admin = AdminApi(settings, parts.pool, store, parts.metrics, tenants, overview)
     sessions = SessionsApi(
         store, parts.clock, settings.gateway, parts.guard, parts.watches, tenants, parts.ends
     )
     return [
         *_engine_routes(parts),
         *admin.routes(),
+        *EnginesApi(parts.pool, settings, overview, tenants).routes(),
         Route(EVENTS_PATH, EventsEndpoint(parts.feed, parts.watches, tenants), methods=["GET"]),
         *ProgramsApi(store, overview, settings.scheduler, tenants).routes(),
         *sessions.routes(),
@@ -133,7 +116,7 @@ def _routes(parts: Parts) -> list[Route]:
 
 def _engine_routes(parts: Parts) -> list[Route]:
     max_body_bytes = parts.settings.gateway.max_body_bytes
-    passthrough = PassthroughEndpoint(parts.upstream, max_body_bytes=max_body_bytes)
+    passthrough = PassthroughEndpoint(parts.pool, max_body_bytes=max_body_bytes)
     return [
         Route(
             dialect.path,
@@ -147,13 +130,11 @@ def _engine_routes(parts: Parts) -> list[Route]:
 def _call_endpoint(parts: Parts, dialect: Dialect) -> CallEndpoint:
     return CallEndpoint(
         dialect,
-        parts.upstream,
-        parts.dispatcher,
+        parts.pool,
         parts.desk,
         parts.guard,
         parts.placement,
         parts.tenants,
-        engine=parts.engine.name,
         max_body_bytes=parts.settings.gateway.max_body_bytes,
     )
 

@@ -106,6 +106,9 @@ class OpenCall:
     """Since when no connection to the engine has come about for it."""
     receipt: Receipt | None = None
     """Set when the call is settled."""
+    engine: str = ""
+    """The engine that it is sent to, perhaps another one for each attempt."""
+    body_bytes: int = 0
 
     def engine_args(self) -> dict[str, str | float]:
         """Return what the engine is told, in vllm_xargs."""
@@ -150,7 +153,6 @@ class CallDesk:
         scheduler: SchedulerConfig,
         metrics: GatewayMetrics,
         *,
-        engine: str,
         clock: Callable[[], float],
         account_wait_s: float,
         observer: CallObserver | None = None,
@@ -165,7 +167,6 @@ class CallDesk:
         self._policy = make_policy(scheduler.policy)
         self._bounds = scheduler.bounds if self._policy.order is Order.LEVELS else ()
         self._metrics = metrics
-        self._engine = engine
         self._clock = clock
         self._account_wait_s = account_wait_s
         self._open: dict[str, OpenCall] = {}
@@ -202,8 +203,10 @@ class CallDesk:
         """Return an id for a call whose client gave none."""
         return f"call-{self._prefix}-{next(self._numbers)}"
 
-    async def begin(self, tenant: Tenant, identity: Identity, record_count: int, body_bytes: int) -> OpenCall:
-        """Enter a call of a tenant and learn what it inherits.
+    async def begin(
+        self, tenant: Tenant, identity: Identity, record_count: int, body_bytes: int, *, engine: str
+    ) -> OpenCall:
+        """Enter a call of a tenant, that an engine is to answer, and learn what it inherits.
 
         Raises:
             LimitError: if the tenant's limits forbid it.
@@ -225,6 +228,7 @@ class CallDesk:
         call = OpenCall(
             tenant, identity, key, key, record_count, inherited, entry_service_s, level, now, permit
         )
+        call.engine, call.body_bytes = engine, body_bytes
         self._open[key] = call
         self._is_idle.clear()
         if self._observer is not None:
@@ -343,7 +347,7 @@ class CallDesk:
         return self._scheduler.nominal_service_s(max(0, read_tokens), usage.completion_tokens)
 
     def _count(self, call: OpenCall, receipt: Receipt, outcome: Outcome, now: float) -> None:
-        metrics, engine = self._metrics, self._engine
+        metrics, engine = self._metrics, call.engine
         metrics.calls.labels(outcome.value, call.identity.source, engine).inc()
         metrics.duration_s.labels(engine).observe(now - call.start_s)
         metrics.service_s.labels(engine).inc(receipt.service_s)

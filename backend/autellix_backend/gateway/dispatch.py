@@ -66,6 +66,10 @@ class Slot:
         self.report(False)
 
 
+class ElsewhereError(Exception):
+    """A call need not wait here: another engine takes it."""
+
+
 class Dispatcher:
     """The calls of one gateway before one engine."""
 
@@ -100,6 +104,9 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self.is_draining = False
         """Whether the gateway ends, and takes no calls."""
+        self._is_retired = False
+        self.may_leave: Callable[[], bool] = lambda: False
+        """Says whether another engine would take a call that waits here."""
         supervisor.subscribe(lambda _: self._pump())
 
     def measure(self) -> None:
@@ -136,9 +143,18 @@ class Dispatcher:
         if self._unanswered_calls >= self._settings.max_waiting_calls:
             limit = f"{self._settings.max_waiting_calls} calls (engine.max_waiting_calls)"
             raise self._refusal(OverloadedError(self._engine, limit), "queue_calls")
-        if self._unanswered_bytes + size_bytes > self._settings.max_waiting_bytes:
+        if not self.has_room(size_bytes):
             limit = f"{self._settings.max_waiting_bytes} bytes (engine.max_waiting_bytes)"
             raise self._refusal(OverloadedError(self._engine, limit), "queue_bytes")
+        return self.take(size_bytes)
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Say whether a call with a body of this size is within the bounds."""
+        has_bytes = self._unanswered_bytes + size_bytes <= self._settings.max_waiting_bytes
+        return has_bytes and self._unanswered_calls < self._settings.max_waiting_calls
+
+    def take(self, size_bytes: int) -> Admission:
+        """Take in a call whatever the bounds: another engine let it in before."""
         self._unanswered_calls += 1
         self._unanswered_bytes += size_bytes
         return Admission(size_bytes, self._free)
@@ -150,6 +166,7 @@ class Dispatcher:
         Raises:
             EngineUnavailableError: if the engine is gone for good, or does not come back in time.
             ShuttingDownError: if the gateway ends meanwhile.
+            ElsewhereError: if it is to wait no longer, because another engine takes calls and this does not.
         """
         now = self._clock()
         slot = Slot(call, now, asyncio.get_running_loop().create_future())
@@ -172,6 +189,19 @@ class Dispatcher:
     def count_repeat(self) -> None:
         """Note that a call is sent again, to the engine that comes after the one that died under it."""
         self._metrics.dispatch.redispatches.labels(self._engine).inc()
+
+    def can_send(self) -> bool:
+        """Say whether a call that came at this moment might go to the engine, as far as that is known."""
+        is_blocked = (
+            self._breaker.state is not BreakerState.CLOSED and self._clock() < self._breaker.retry_at_s
+        )
+        return self._supervisor.is_up and not is_blocked
+
+    def retire(self) -> None:
+        """Have calls that wait here go elsewhere, if they can; the ones at the engine go on."""
+        self._is_retired = True
+        for slot in list(self._held.values()):
+            self._judge(slot)
 
     def drain(self) -> None:
         """Take no more calls and refuse those that wait; the ones at the engine go on."""
@@ -261,8 +291,12 @@ class Dispatcher:
             self._refuse(slot, self._refusal(ShuttingDownError(), "draining"))
             return
         obstacle = self._obstacle()
-        if obstacle is None:
-            return
+        if (obstacle is not None or self._is_retired) and self.may_leave():
+            self._refuse(slot, ElsewhereError())
+        elif obstacle is not None:
+            self._judge_wait(slot, obstacle)
+
+    def _judge_wait(self, slot: Slot, obstacle: str) -> None:
         now = self._clock()
         since_s = slot.call.lost_s
         if since_s is None:
@@ -271,7 +305,7 @@ class Dispatcher:
         if self._supervisor.state is EngineState.FAILED or has_waited:
             self._refuse(slot, self._refusal(EngineUnavailableError(obstacle), "engine_unavailable"))
 
-    def _refuse(self, slot: Slot, error: GatewayError) -> None:
+    def _refuse(self, slot: Slot, error: Exception) -> None:
         del self._held[slot.call.key]
         slot.turn.set_exception(error)
 

@@ -14,14 +14,12 @@ from autellix_backend.gateway.body import CallBody, parse_body
 from autellix_backend.gateway.body_limits import bounded
 from autellix_backend.gateway.calls import CallDesk
 from autellix_backend.gateway.dialects import Dialect
-from autellix_backend.gateway.dispatch import Dispatcher
 from autellix_backend.gateway.exchange import Exchange
 from autellix_backend.gateway.identity import Placement, read_identity
-from autellix_backend.gateway.outbound import engine_headers
+from autellix_backend.gateway.pool import EnginePool
 from autellix_backend.gateway.requests import ClientGoneError, read_body, read_headers, read_request
 from autellix_backend.gateway.tenants import Tenants
 from autellix_backend.gateway.tokens import TokenGuard
-from autellix_backend.gateway.upstream import Upstream
 from autellix_backend.gateway.watches import disconnected
 
 
@@ -31,24 +29,20 @@ class CallEndpoint:
     def __init__(
         self,
         dialect: Dialect,
-        upstream: Upstream,
-        dispatcher: Dispatcher,
+        pool: EnginePool,
         desk: CallDesk,
         guard: TokenGuard,
         placement: Placement,
         tenants: Tenants,
         *,
-        engine: str,
         max_body_bytes: int,
     ) -> None:
         self._dialect = dialect
-        self._upstream = upstream
-        self._dispatcher = dispatcher
+        self._pool = pool
         self._desk = desk
         self._guard = guard
         self._placement = placement
         self._tenants = tenants
-        self._engine = engine
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,24 +59,16 @@ class CallEndpoint:
         identity = self._placement.place(admitted, body.fields, tenant)
         # Before the call begins: whatever fails from then on has to settle it.
         request = read_request(self._dialect.path, headers, body.fields)
-        sent = engine_headers(headers, self._upstream.kind, identity.program)
-        admission = self._dispatcher.admit(len(data))
+        seat = self._pool.place(identity.program, request.model, len(data))
         try:
-            call = await self._desk.begin(tenant, identity, body.record_count, len(data))
-            call.request = request
-            exchange = Exchange(
-                self._upstream,
-                self._dispatcher,
-                admission,
-                self._desk,
-                call,
-                self._dialect,
-                self._engine,
-                send,
+            call = await self._desk.begin(
+                tenant, identity, body.record_count, len(data), engine=seat.member.name
             )
-            await self._watch(exchange, sent, body, receive)
+            call.request = request
+            exchange = Exchange(self._pool, seat, self._desk, call, self._dialect, send)
+            await self._watch(exchange, headers, body, receive)
         finally:
-            admission.release()
+            self._pool.leave(seat)
 
     async def _watch(
         self, exchange: Exchange, headers: Mapping[str, str], body: CallBody, receive: Receive

@@ -5,7 +5,8 @@ GatewayError
 ├── InvalidKeyError          401  no API key, or none that is known
 ├── SessionTokenError        401  the token of the call's session is missing or wrong
 ├── AdminOnlyError           403  the tenant may not see this
-├── NotFoundError            404  no such program or session
+├── NotFoundError            404  no such program, session or engine
+├── ConflictError            409  the engine's name is taken, or it is the last one
 ├── BodyTooLargeError        413  the body exceeds the limit
 ├── LimitError               429  a limit or a budget of the tenant or the program is reached
 ├── EngineUnavailableError   503  no engine answers, or it died; mostly the call may be repeated
@@ -134,11 +135,19 @@ class AdminOnlyError(GatewayError):
 
 
 class NotFoundError(GatewayError):
-    """There is no program or session of this id."""
+    """There is no program, session or engine of this id."""
 
     status = HTTPStatus.NOT_FOUND
     type = "invalid_request_error"
     code = "not_found"
+
+
+class ConflictError(GatewayError):
+    """What is asked for does not go with the engines that there are."""
+
+    status = HTTPStatus.CONFLICT
+    type = "invalid_request_error"
+    code = "conflict"
 
 
 class BodyTooLargeError(GatewayError):

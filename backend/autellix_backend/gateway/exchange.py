@@ -11,16 +11,18 @@ from starlette.types import Send
 from autellix_backend.gateway.body import CallBody
 from autellix_backend.gateway.calls import CallDesk, OpenCall, Outcome, Receipt
 from autellix_backend.gateway.dialects import Dialect
-from autellix_backend.gateway.dispatch import Admission, Dispatcher, Slot
+from autellix_backend.gateway.dispatch import ElsewhereError, Slot
 from autellix_backend.gateway.errors import (
     EngineTimeoutError,
     EngineUnavailableError,
     GatewayError,
     ShuttingDownError,
 )
-from autellix_backend.gateway.outbound import engine_body
+from autellix_backend.gateway.member import Member
+from autellix_backend.gateway.outbound import engine_body, engine_headers
+from autellix_backend.gateway.pool import EnginePool, Seat
 from autellix_backend.gateway.streaming import EndSplitter, error_event, holds_error, receipt_comment
-from autellix_backend.gateway.upstream import Upstream, response_headers
+from autellix_backend.gateway.upstream import response_headers
 from autellix_backend.gateway.usage import StreamTail, read_usage
 from autellix_wire import CALL_ID, ENGINE, IDENTITY_SOURCE, PROGRAM_ID, QUEUE_LEVEL
 
@@ -30,22 +32,18 @@ class Exchange:
 
     def __init__(
         self,
-        upstream: Upstream,
-        dispatcher: Dispatcher,
-        admission: Admission,
+        pool: EnginePool,
+        seat: Seat,
         desk: CallDesk,
         call: OpenCall,
         dialect: Dialect,
-        engine: str,
         send: Send,
     ) -> None:
-        self._upstream = upstream
-        self._dispatcher = dispatcher
-        self._admission = admission
+        self._pool = pool
+        self._seat = seat
         self._desk = desk
         self._call = call
         self._dialect = dialect
-        self._engine = engine
         self._send = send
         self._outcome = Outcome.ABORTED
         self._was_repeated = False
@@ -59,6 +57,8 @@ class Exchange:
         try:
             while not await self._attempt(headers, body):
                 self._desk.recall(self._call)
+                self._pool.move(self._seat)
+                self._call.engine = self._seat.member.name
         except GatewayError as error:
             self._outcome = _outcome_of(error)
             error.receipt.update(self._receipt_headers(self._call.level))
@@ -68,7 +68,7 @@ class Exchange:
         """Settle the call, if that has not happened."""
         was_sent = self._call.sent_s is not None
         did_run = was_sent and self._outcome in (Outcome.ABORTED, Outcome.TIMEOUT)
-        has_account = did_run and self._dialect.takes_identity
+        has_account = did_run and self._has_account
         await self._desk.settle(self._call, self._outcome, has_account=has_account)
 
     async def tell_end(self) -> None:
@@ -86,29 +86,52 @@ class Exchange:
 
     async def _attempt(self, headers: Mapping[str, str], body: CallBody) -> bool:
         """Send the call when its turn comes; return False if it is to be sent again."""
-        async with self._dispatcher.slot(self._call) as slot:
-            try:
-                response = await self._upstream.post(self._dialect.path, headers, lambda: self._encode(body))
-                slot.reached()
-                await self._relay(slot, response)
-            except EngineUnavailableError as error:
-                if error.is_unsent:
-                    slot.unreached()
-                else:
-                    await self._consider_repeat(slot, error)
-                return False
+        try:
+            async with self._member.dispatcher.slot(self._call) as slot:
+                return await self._send_to_engine(slot, headers, body)
+        except ElsewhereError:
+            return False
+
+    async def _send_to_engine(self, slot: Slot, headers: Mapping[str, str], body: CallBody) -> bool:
+        upstream = self._member.upstream
+        sent = engine_headers(headers, upstream.kind, self._call.identity.program)
+        try:
+            response = await upstream.post(self._dialect.path, sent, lambda: self._encode(body))
+            slot.reached()
+            await self._relay(slot, response)
+        except EngineUnavailableError as error:
+            if error.is_unsent:
+                slot.unreached()
+            else:
+                await self._consider_repeat(slot, error)
+            return False
         return True
+
+    @property
+    def _member(self) -> Member:
+        """The engine that the call is at."""
+        return self._seat.member
+
+    @property
+    def _wants_usage(self) -> bool:
+        """Whether anybody needs the token counts of the answer; an account has them too."""
+        return self._desk.wants_usage or not self._member.has_accounts
+
+    @property
+    def _has_account(self) -> bool:
+        """Whether its engine tells what the call cost."""
+        return self._dialect.takes_identity and self._member.has_accounts
 
     async def _consider_repeat(self, slot: Slot, error: EngineUnavailableError) -> None:
         """Raise the error again unless the call may go to the engine that comes after the one that died."""
-        if self._has_begun or not await self._dispatcher.has_died(slot):
+        if self._has_begun or not await self._member.dispatcher.has_died(slot):
             raise error
         if self._was_repeated:
             # The call may be what kills engines: nobody's library is to send it a third time by itself.
             error.can_retry = False
             raise error
         self._was_repeated = True
-        self._dispatcher.count_repeat()
+        self._member.dispatcher.count_repeat()
 
     async def _relay(self, slot: Slot, response: aiohttp.ClientResponse) -> None:
         if response.status >= 400:
@@ -122,11 +145,11 @@ class Exchange:
         self._desk.send(self._call)
         call = self._call
         args = call.engine_args() if self._dialect.takes_identity else {}
-        return engine_body(body, self._upstream.kind, args, tenant=call.tenant.name)
+        return engine_body(body, self._member.upstream.kind, args, tenant=call.tenant.name)
 
     async def _relay_error(self, slot: Slot, response: aiohttp.ClientResponse) -> None:
-        content = await self._upstream.read(response)
-        if response.status >= 500 and await self._dispatcher.has_died(slot):
+        content = await self._member.upstream.read(response)
+        if response.status >= 500 and await self._member.dispatcher.has_died(slot):
             raise self._death()
         self._outcome = Outcome.REJECTED
         await self._desk.settle(self._call, self._outcome, has_account=False)
@@ -134,10 +157,10 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": content})
 
     async def _relay_body(self, response: aiohttp.ClientResponse) -> None:
-        content = await self._upstream.read(response)
-        if self._desk.wants_usage:
+        content = await self._member.upstream.read(response)
+        if self._wants_usage:
             self._call.usage = read_usage(content)
-        receipt = await self._desk.settle(self._call, Outcome.OK, has_account=self._dialect.takes_identity)
+        receipt = await self._desk.settle(self._call, Outcome.OK, has_account=self._has_account)
         if response.content_type == "application/json" and "content-encoding" not in response.headers:
             content = splice_receipt(content, receipt)
         await self._start(response, content_length=len(content), level=receipt.level or self._call.level)
@@ -145,11 +168,11 @@ class Exchange:
 
     async def _relay_stream(self, slot: Slot, response: aiohttp.ClientResponse) -> None:
         splitter = EndSplitter(self._dialect.stream_ends)
-        end = StreamTail() if self._desk.wants_usage else None
+        end = StreamTail() if self._wants_usage else None
         try:
             tail = b""
-            async for chunk in self._upstream.chunks(response):
-                if holds_error(chunk) and await self._dispatcher.has_died(slot):
+            async for chunk in self._member.upstream.chunks(response):
+                if holds_error(chunk) and await self._member.dispatcher.has_died(slot):
                     raise self._death()
                 await self._begin_stream(response)
                 head, found = (b"", chunk) if tail else splitter.feed(chunk)
@@ -161,7 +184,7 @@ class Exchange:
             await self._begin_stream(response)
             if end is not None:
                 self._call.usage = end.usage(tail)
-            receipt = await self._desk.settle(self._call, Outcome.OK, has_account=True)
+            receipt = await self._desk.settle(self._call, Outcome.OK, has_account=self._has_account)
             await self._send_part(splitter.flush() + _comment(receipt) + tail, is_last=True)
         except GatewayError as error:
             if not self._has_begun:
@@ -179,7 +202,7 @@ class Exchange:
             self._is_stream_open = True
 
     def _death(self) -> EngineUnavailableError:
-        return EngineUnavailableError(f"engine {self._engine} died while it answered")
+        return EngineUnavailableError(f"engine {self._call.engine} died while it answered")
 
     async def _break_off(self, error: GatewayError, rest: bytes) -> None:
         """End a stream whose head is out already: the error can only come as an event."""
@@ -201,7 +224,7 @@ class Exchange:
         if content_length is not None:
             headers.append((b"content-length", str(content_length).encode()))
         self._has_begun = True
-        self._admission.release()
+        self._seat.admission.release()
         await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
 
     def _receipt_headers(self, level: int) -> dict[str, str]:
@@ -210,7 +233,7 @@ class Exchange:
             PROGRAM_ID: self._call.shown_program,
             CALL_ID: identity.call,
             IDENTITY_SOURCE: identity.source,
-            ENGINE: self._engine,
+            ENGINE: self._call.engine,
             QUEUE_LEVEL: str(level),
             **({} if self._call.permit is None else self._call.permit.headers),
         }

@@ -14,14 +14,12 @@ FactsSink = Callable[[CallFacts], None]
 class CallObservers:
     """Tells several observers, in their order, and gives the facts of settled calls to sinks."""
 
-    def __init__(self, *, engine: str, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, *, wall_clock: Callable[[], float]) -> None:
         """Begin without anybody to tell.
 
         Args:
-            engine: The engine's name.
             wall_clock: Seconds since 1970.
         """
-        self._engine = engine
         self._wall_clock = wall_clock
         self._observers: list[CallObserver] = []
         self._sinks: list[FactsSink] = []
@@ -43,12 +41,12 @@ class CallObservers:
         """Tell that a call was settled."""
         for observer in self._observers:
             observer.settled(call, outcome, now)
-        facts = facts_of(call, outcome, now, engine=self._engine, ended_at_s=self._wall_clock())
+        facts = facts_of(call, outcome, now, ended_at_s=self._wall_clock())
         for sink in self._sinks:
             sink(facts)
 
 
-def facts_of(call: OpenCall, outcome: Outcome, now: float, *, engine: str, ended_at_s: float) -> CallFacts:
+def facts_of(call: OpenCall, outcome: Outcome, now: float, *, ended_at_s: float) -> CallFacts:
     """Return the facts of a call that is settled."""
     identity, receipt, usage = call.identity, call.receipt, call.usage
     assert receipt is not None
@@ -63,7 +61,7 @@ def facts_of(call: OpenCall, outcome: Outcome, now: float, *, engine: str, ended
         parents=identity.parents,
         tenant=call.tenant.name,
         identity_source=identity.source,
-        engine=engine,
+        engine=call.engine,
         operation=call.request.operation,
         model=call.request.model,
         is_streaming=call.request.is_streaming,

@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from autellix_backend.gateway import openapi_schemas as schemas
 from autellix_backend.gateway.dialects import DIALECTS, Dialect
+from autellix_backend.gateway.engines_api import ENGINES_PATH
 from autellix_backend.gateway.events_api import EVENTS_PATH
 from autellix_backend.gateway.openapi_schemas import Schema
 from autellix_backend.gateway.programs_api import DEFAULT_LIMIT, MAX_LIMIT
@@ -33,7 +34,8 @@ _STATUS_TEXTS = {
     400: "A malformed body, header or id; `param` names it",
     401: "No known API key, or a session token that is missing or wrong",
     403: "For the operator only",
-    404: "There is no such session or program",
+    404: "There is no such session, program or engine",
+    409: "The engine's name is taken, or it is the last engine that takes calls",
     413: "The body is too large",
     429: "A limit is reached; `Retry-After` says when to come back",
     500: "The gateway failed",
@@ -61,6 +63,7 @@ class _Operation:
 
 _SESSION = (schemas.path_id("session_id"),)
 _PROGRAM = (schemas.path_id("program_id"),)
+_ENGINE = (schemas.plain_path("name"),)
 _ONE_SESSION = SESSIONS_PATH + "/{session_id:path}"
 _ONE_PROGRAM = PROGRAMS_PATH + "/{program_id:path}"
 _LIST_QUERY = (
@@ -143,10 +146,34 @@ OPERATIONS = (
         errors=(400, 503),
     ),
     _Operation(
-        path=API_PREFIX + "/engines",
+        path=ENGINES_PATH,
         summary="List the engines and their load",
         answers=((200, schemas.ENGINES),),
         errors=(403,),
+    ),
+    _Operation(
+        path=ENGINES_PATH,
+        method="POST",
+        summary="Send calls to a running engine too",
+        body=schemas.ENGINE_JOIN,
+        answers=((201, schemas.ONE_ENGINE),),
+        errors=(*_BODY_STATUSES, 403, 409),
+    ),
+    _Operation(
+        path=ENGINES_PATH + "/{name}/drain",
+        method="POST",
+        summary="Send an engine no further calls",
+        parameters=_ENGINE,
+        answers=((200, schemas.ONE_ENGINE),),
+        errors=(403, 404, 409),
+    ),
+    _Operation(
+        path=ENGINES_PATH + "/{name}",
+        method="DELETE",
+        summary="Part with an engine once its last call has ended",
+        parameters=_ENGINE,
+        answers=((202, schemas.ONE_ENGINE),),
+        errors=(403, 404, 409),
     ),
     _Operation(
         path=API_PREFIX + "/config",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autellix_backend.gateway.dialects import Dialect, ErrorShape
+from autellix_backend.settings import ENGINE_KINDS
 from autellix_wire import (
     CALL_ID,
     ENGINE,
@@ -147,7 +148,9 @@ _ENGINE_FIELDS: dict[str, Schema] = {
 PROGRAMS = record({"programs": listed(record(_PROGRAM_FIELDS)), "has_more": _BOOLEAN})
 PROGRAM_WITH_CALLS = record({**_PROGRAM_FIELDS, "longest_chain_s": _NUMBER, "calls": listed(_CALL)})
 WHY = record({"program_id": ID, "state": _TEXT, "policy": _TEXT, "text": _TEXT, "calls": listed(ANY_OBJECT)})
-ENGINES = record({"engines": listed(record(_ENGINE_FIELDS))})
+ONE_ENGINE = record(_ENGINE_FIELDS)
+ENGINES = record({"engines": listed(ONE_ENGINE)})
+ENGINE_JOIN = record({"url": _TEXT}, name=_TEXT, kind={"type": "string", "enum": list(ENGINE_KINDS)})
 STATUS = record({"status": _TEXT}, reason=_TEXT)
 SESSION_START = record({"session_id": ID}, program_name=_MAYBE_TEXT, client=_MAYBE_TEXT)
 SESSION_STARTED = record(

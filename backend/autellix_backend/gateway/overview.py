@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autellix_backend.engines.base import Engine
-from autellix_backend.engines.supervisor import Supervisor
 from autellix_backend.gateway.calls import CallDesk, OpenCall
-from autellix_backend.gateway.dispatch import Dispatcher
+from autellix_backend.gateway.member import Member
+from autellix_backend.gateway.pool import EnginePool
 from autellix_backend.gateway.reports import EngineReports
 from autellix_backend.gateway.situation import EngineView, OpenCallView, Situation
 
@@ -17,16 +16,12 @@ class Overview:
 
     def __init__(
         self,
-        engine: Engine,
-        supervisor: Supervisor,
-        dispatcher: Dispatcher,
+        pool: EnginePool,
         desk: CallDesk,
         reports: EngineReports,
         clock: Callable[[], float],
     ) -> None:
-        self._engine = engine
-        self._supervisor = supervisor
-        self._dispatcher = dispatcher
+        self._pool = pool
         self._desk = desk
         self._reports = reports
         self._clock = clock
@@ -37,20 +32,22 @@ class Overview:
 
     def engines(self) -> dict[str, EngineView]:
         """Return the engines by name."""
-        engine = self._engine
-        report = self._reports.get(engine.name)
+        return {member.name: self.view(member) for member in self._pool}
+
+    def view(self, member: Member) -> EngineView:
+        """Return what is known of an engine."""
+        report = self._reports.get(member.name)
         failure = None
-        if not self._supervisor.is_up:
-            failure = engine.failure() or self._supervisor.problem
-        view = EngineView(
-            name=engine.name,
+        if not member.supervisor.is_up:
+            failure = member.engine.failure() or member.supervisor.problem
+        return EngineView(
+            name=member.name,
             failure=failure,
-            sends_snapshots=engine.accounting_socket is not None,
+            sends_snapshots=member.has_accounts,
             # What a dead engine told last is no longer so.
             snapshot=report.snapshot if report is not None and failure is None else None,
             age_s=self._clock() - report.received_s if report is not None and failure is None else None,
         )
-        return {engine.name: view}
 
     def situation(self) -> Situation:
         """Return the open calls and the engines of this moment."""
@@ -62,9 +59,9 @@ class Overview:
             call_id=call.identity.call,
             program_id=call.identity.program,
             thread_id=call.identity.thread,
-            engine=self._engine.name,
+            engine=call.engine,
             open_s=self._clock() - call.start_s,
             level=call.level,
             entry_service_s=call.entry_service_s,
-            held=self._dispatcher.hold(call),
+            held=self._pool.hold(call),
         )

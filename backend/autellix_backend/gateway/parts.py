@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
+from autellix_backend.core.balance import make_balancer
+from autellix_backend.core.snapshot import EngineSnapshot
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
 from autellix_backend.gateway.accounting import AccountingReceiver
@@ -17,7 +19,9 @@ from autellix_backend.gateway.events import EventFeed
 from autellix_backend.gateway.identity import Placement
 from autellix_backend.gateway.limiter import Limiter
 from autellix_backend.gateway.line import Line, OrderedLine, StraightLine
+from autellix_backend.gateway.member import MakeMember, Member
 from autellix_backend.gateway.observers import CallObservers
+from autellix_backend.gateway.pool import EnginePool
 from autellix_backend.gateway.record import ProgramRecorder
 from autellix_backend.gateway.reports import EngineReports
 from autellix_backend.gateway.sessions_api import LOST_HEARTBEATS
@@ -32,13 +36,15 @@ from autellix_backend.settings import GatewaySettings, Settings, TenantLimits
 from autellix_backend.stores.base import ProgramStore
 from autellix_backend.stores.factory import make_store
 
+USUAL_SLOTS = 256
+"""vLLM's batch in sequences on most devices, where nothing says how large an engine's is."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """The parts of one gateway, built but not running."""
 
     settings: Settings
-    engine: Engine
     clock: Callable[[], float]
     store: ProgramStore
     tenants: Tenants
@@ -53,21 +59,18 @@ class Parts:
     desk: CallDesk
     feed: EventFeed
     reports: EngineReports
-    supervisor: Supervisor
-    upstream: Upstream
-    dispatcher: Dispatcher
-    receiver: AccountingReceiver | None
+    pool: EnginePool
 
 
 def make_parts(
     settings: Settings,
-    engine: Engine,
+    engines: Iterable[Engine],
     *,
     store: ProgramStore | None,
     tenants: Tenants | None,
     clock: Callable[[], float],
 ) -> Parts:
-    """Build the parts in front of one engine; the arguments are those of `create_app`.
+    """Build the parts in front of the engines; the arguments are those of `create_app`.
 
     Raises:
         SettingsError: as `create_app` does.
@@ -79,16 +82,24 @@ def make_parts(
     recorder = _make_recorder(settings.gateway, metrics, clock)
     limiter = _make_limiter(settings, tenants, metrics, clock)
     outputs = CallOutputs(settings.observe, metrics.registry)
-    observers = _make_observers(engine, recorder, metrics, outputs)
-    desk = _make_desk(settings, engine, store, metrics, observers, limiter, recorder, clock)
+    observers = _make_observers(recorder, metrics, outputs)
+    desk = CallDesk(
+        store,
+        settings.scheduler,
+        metrics,
+        clock=clock,
+        account_wait_s=settings.gateway.account_wait_s,
+        observer=observers,
+        limiter=limiter,
+        # An account has better numbers than the answer, but for a call of several choices.
+        wants_usage=recorder is not None or limiter is not None,
+    )
     feed = _make_feed(desk, observers, store, metrics)
     reports = EngineReports(clock, feed.snapshot_taken)
-    supervisor = _make_supervisor(settings, engine, metrics, feed, reports, clock)
-    dispatcher = _make_dispatcher(settings, engine, supervisor, metrics, clock)
-    supervisor.watch_silence(partial(_silence_s, engine, dispatcher, reports, clock))
+    make_member = partial(_make_member, settings, tenants, metrics, desk, feed, reports, clock)
+    pool = _make_pool(settings, engines, make_member, observers, store, metrics, reports)
     return Parts(
         settings=settings,
-        engine=engine,
         clock=clock,
         store=store,
         tenants=tenants,
@@ -105,47 +116,19 @@ def make_parts(
         desk=desk,
         feed=feed,
         reports=reports,
-        supervisor=supervisor,
-        upstream=_make_upstream(settings, engine, tenants, metrics),
-        dispatcher=dispatcher,
-        receiver=_make_receiver(engine, desk, reports, metrics),
+        pool=pool,
     )
 
 
 def _make_observers(
-    engine: Engine, recorder: ProgramRecorder | None, metrics: GatewayMetrics, outputs: CallOutputs
+    recorder: ProgramRecorder | None, metrics: GatewayMetrics, outputs: CallOutputs
 ) -> CallObservers:
-    observers = CallObservers(engine=engine.name, wall_clock=time.time)
+    observers = CallObservers(wall_clock=time.time)
     if recorder is not None:
         observers.add(recorder)
     for sink in (metrics.call_facts.take, *outputs.sinks):
         observers.add_sink(sink)
     return observers
-
-
-def _make_desk(
-    settings: Settings,
-    engine: Engine,
-    store: ProgramStore,
-    metrics: GatewayMetrics,
-    observers: CallObservers,
-    limiter: Limiter | None,
-    recorder: ProgramRecorder | None,
-    clock: Callable[[], float],
-) -> CallDesk:
-    return CallDesk(
-        store,
-        settings.scheduler,
-        metrics,
-        engine=engine.name,
-        clock=clock,
-        # An engine that sends no accounts is not waited for.
-        account_wait_s=settings.gateway.account_wait_s if engine.accounting_socket is not None else 0.0,
-        observer=observers,
-        limiter=limiter,
-        # An account has better numbers than the answer, but for a call of several choices.
-        wants_usage=recorder is not None or limiter is not None or engine.accounting_socket is None,
-    )
 
 
 def _make_feed(
@@ -158,39 +141,43 @@ def _make_feed(
     return feed
 
 
-def _make_supervisor(
+def _make_pool(
     settings: Settings,
-    engine: Engine,
+    engines: Iterable[Engine],
+    make_member: MakeMember,
+    observers: CallObservers,
+    store: ProgramStore,
     metrics: GatewayMetrics,
+    reports: EngineReports,
+) -> EnginePool:
+    def left(engine: str) -> None:
+        reports.forget(engine)
+        metrics.forget_engine(engine)
+
+    balancer = make_balancer(settings.balancer.name, settings.balancer.threshold_tokens)
+    pool = EnginePool(balancer, make_member, left)
+    for engine in engines:
+        pool.join(engine)
+    observers.add(pool)
+    store.watch_ends(pool.program_left)
+    return pool
+
+
+def _make_member(
+    settings: Settings,
+    tenants: Tenants,
+    metrics: GatewayMetrics,
+    desk: CallDesk,
     feed: EventFeed,
     reports: EngineReports,
     clock: Callable[[], float],
-) -> Supervisor:
+    engine: Engine,
+) -> Member:
     supervisor = Supervisor(engine, settings.engine, clock=clock)
     metrics.set_engine(engine.name, is_up=True)
     supervisor.subscribe(partial(_count, metrics))
     supervisor.subscribe(partial(_follow_engine, feed, reports))
-    return supervisor
-
-
-def _make_upstream(settings: Settings, engine: Engine, tenants: Tenants, metrics: GatewayMetrics) -> Upstream:
-    return Upstream(
-        engine,
-        settings.gateway,
-        metrics.retries.labels(engine.name).inc,
-        api_key=settings.engine.api_key,
-        hides_keys=not tenants.is_open,
-    )
-
-
-def _make_dispatcher(
-    settings: Settings,
-    engine: Engine,
-    supervisor: Supervisor,
-    metrics: GatewayMetrics,
-    clock: Callable[[], float],
-) -> Dispatcher:
-    return Dispatcher(
+    dispatcher = Dispatcher(
         _make_line(settings, engine),
         supervisor,
         settings.engine,
@@ -199,16 +186,38 @@ def _make_dispatcher(
         recovery_wait_s=settings.gateway.recovery_wait_s,
         clock=clock,
     )
+    supervisor.watch_silence(partial(_silence_s, engine, dispatcher, reports, clock))
+    upstream = Upstream(
+        engine,
+        settings.gateway,
+        metrics.retries.labels(engine.name).inc,
+        api_key=settings.engine.api_key,
+        hides_keys=not tenants.is_open,
+    )
+    member = Member(
+        engine=engine,
+        supervisor=supervisor,
+        dispatcher=dispatcher,
+        upstream=upstream,
+        usual_slots=settings.engine.max_in_flight or settings.engine.max_num_seqs or USUAL_SLOTS,
+    )
+    member.receiver = _make_receiver(member, desk, reports, metrics)
+    return member
 
 
 def _make_receiver(
-    engine: Engine, desk: CallDesk, reports: EngineReports, metrics: GatewayMetrics
+    member: Member, desk: CallDesk, reports: EngineReports, metrics: GatewayMetrics
 ) -> AccountingReceiver | None:
-    if engine.accounting_socket is None:
+    path = member.engine.accounting_socket
+    if path is None:
         return None
-    take_snapshot = partial(reports.take, engine.name)
+
+    def take(snapshot: EngineSnapshot) -> None:
+        member.take(snapshot)
+        reports.take(member.name, snapshot)
+
     malformed = metrics.accounts.labels("malformed").inc
-    return AccountingReceiver(engine.accounting_socket, desk.deliver, malformed, take_snapshot)
+    return AccountingReceiver(path, desk.deliver, malformed, take)
 
 
 def _make_line(settings: Settings, engine: Engine) -> Line:

@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from autellix_backend.gateway.dialects import error_shape
 from autellix_backend.gateway.errors import GatewayError, InvalidRequestError
+from autellix_backend.gateway.pool import EnginePool
 from autellix_backend.gateway.requests import ClientGoneError, read_body, read_headers
 from autellix_backend.gateway.streaming import error_event
 from autellix_backend.gateway.upstream import Upstream, request_headers, response_headers
@@ -19,8 +20,8 @@ from autellix_backend.gateway.watches import disconnected
 class PassthroughEndpoint:
     """ASGI app of the paths that go to the engine and back unread, streams included."""
 
-    def __init__(self, upstream: Upstream, *, max_body_bytes: int) -> None:
-        self._upstream = upstream
+    def __init__(self, pool: EnginePool, *, max_body_bytes: int) -> None:
+        self._pool = pool
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,20 +48,29 @@ class PassthroughEndpoint:
         self, scope: Scope, target: str, headers: Mapping[str, str], body: bytes, send: Send
     ) -> None:
         forwarded = request_headers(headers)
-        response = await self._upstream.forward(scope["method"], target, forwarded, body or None)
+        with self._pool.visit() as member:
+            upstream = member.upstream
+            response = await upstream.forward(scope["method"], target, forwarded, body or None)
+            await self._answer(upstream, response, scope["path"], send)
+
+    async def _answer(
+        self, upstream: Upstream, response: aiohttp.ClientResponse, path: str, send: Send
+    ) -> None:
         head = list(response_headers(response.headers))
         if response.content_type == "text/event-stream":
             await _start(send, response.status, head)
-            await self._relay_stream(response, scope["path"], send)
+            await self._relay_stream(upstream, response, path, send)
             return
-        content = await self._upstream.read(response)
+        content = await upstream.read(response)
         await _start(send, response.status, [*head, (b"content-length", str(len(content)).encode())])
         await send({"type": "http.response.body", "body": content})
 
-    async def _relay_stream(self, response: aiohttp.ClientResponse, path: str, send: Send) -> None:
+    async def _relay_stream(
+        self, upstream: Upstream, response: aiohttp.ClientResponse, path: str, send: Send
+    ) -> None:
         last = b""
         try:
-            async for chunk in self._upstream.chunks(response):
+            async for chunk in upstream.chunks(response):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except GatewayError as error:
             last = error_event(error, error_shape(path))

@@ -39,6 +39,8 @@ class CallMetrics:
             ("engine", "kind"),
             registry=registry,
         )
+        self.of_engines = (self._first_token_s, self._tokens, self._moves)
+        """Those that have a label for the engine."""
 
     def take(self, facts: CallFacts) -> None:
         """Count a call."""

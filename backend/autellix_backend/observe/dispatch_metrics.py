@@ -45,6 +45,15 @@ class DispatchMetrics:
         self._unanswered_bytes = Gauge(
             "autellix_unanswered_bytes", "Bytes of the bodies of those calls.", ("engine",), registry=registry
         )
+        self.of_engines = (
+            self.redispatches,
+            self.held_s,
+            self._breaker_open,
+            self._held_calls,
+            self._unanswered_calls,
+            self._unanswered_bytes,
+        )
+        """Those that have a label for the engine."""
 
     def set_queue(
         self,

@@ -23,11 +23,11 @@ class EngineMetrics:
         self._age_s = gauge(
             "autellix_engine_snapshot_age_seconds", "Age of what the engine told of its queues last."
         )
-        self._gauges = (self._calls, self._slots, self._blocks, self._step_s, self._age_s)
+        self.of_engines = (self._calls, self._slots, self._blocks, self._step_s, self._age_s)
 
     def clear(self) -> None:
         """Drop all values: of an engine that tells nothing nothing is known."""
-        for gauge in self._gauges:
+        for gauge in self.of_engines:
             gauge.clear()
 
     def set(self, engine: str, snapshot: EngineSnapshot, age_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -125,6 +126,14 @@ class GatewayMetrics:
         """Record the state that an engine has entered."""
         self.engine_up.labels(engine).set(is_up)
         self.engine_restarts.labels(engine).inc(is_restarting)
+
+    def forget_engine(self, engine: str) -> None:
+        """Remove the series of an engine that has left."""
+        own = (self.calls, self.duration_s, self.wait_s, self.service_s, self.preemptions, self.retries)
+        more = (self.engine_up, self.engine_restarts)
+        parts = (self.call_facts.of_engines, self.dispatch.of_engines, self.engines.of_engines)
+        for metric in itertools.chain(own, more, *parts):
+            metric.remove_by_labels({"engine": engine})
 
     def follow_store(self, failure: Callable[[], str | None]) -> None:
         """Have the process table's state read whenever metrics are asked for."""

@@ -1,7 +1,9 @@
 """One frozen tree of settings, built at the edge from a file, the environment and the command line."""
 
+from autellix_backend.settings.balancer import BalancerSettings
 from autellix_backend.settings.base import (
     SettingsError,
+    check_url,
     child_environment,
     client_environment,
     default_cache_dir,
@@ -29,6 +31,7 @@ from autellix_backend.settings.tree import (
 __all__ = [
     "AUTO_KIND",
     "ENGINE_KINDS",
+    "BalancerSettings",
     "EngineSettings",
     "GatewaySettings",
     "Given",
@@ -38,6 +41,7 @@ __all__ = [
     "SettingsError",
     "TenantLimits",
     "build_settings",
+    "check_url",
     "child_environment",
     "client_environment",
     "convert",

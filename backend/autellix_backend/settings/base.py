@@ -62,6 +62,12 @@ def check_positive(section: str, owner: object, name: str, *, zero_allowed: bool
     check(holds, f"{section}.{name}", f"is {value}", f"a number {bound}")
 
 
+def check_url(name: str, url: str) -> None:
+    """Check that the setting `name` has the address of a server."""
+    is_http = url.startswith(("http://", "https://"))
+    check(is_http, name, f"is {url!r}", "an http:// or https:// address")
+
+
 def client_environment(environ: Mapping[str, str] | None = None) -> tuple[str, str | None]:
     """Return the address of the gateway that commands ask, and the key that they show it."""
     environ = os.environ if environ is None else environ

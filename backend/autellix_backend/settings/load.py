@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.settings.balancer import BalancerSettings
 from autellix_backend.settings.base import CACHE_DIR_VARIABLE, SettingsError, listed
 from autellix_backend.settings.convert import Given, convert
 from autellix_backend.settings.limits import TenantLimits
@@ -33,6 +34,7 @@ SECTIONS: dict[str, type[Any]] = {
     "limits": TenantLimits,
     "observe": ObserveSettings,
     "store": StoreSettings,
+    "balancer": BalancerSettings,
 }
 
 Layer = dict[str, Given]

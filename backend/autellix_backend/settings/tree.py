@@ -7,7 +7,15 @@ from pathlib import Path
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import LIVE_POLICY_NAMES
-from autellix_backend.settings.base import SettingsError, check, check_positive, default_cache_dir, listed
+from autellix_backend.settings.balancer import BalancerSettings
+from autellix_backend.settings.base import (
+    SettingsError,
+    check,
+    check_positive,
+    check_url,
+    default_cache_dir,
+    listed,
+)
 from autellix_backend.settings.limits import TenantLimits
 from autellix_backend.settings.store import StoreSettings
 
@@ -70,7 +78,7 @@ class GatewaySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """The engine behind the gateway: one that we start (`model`), or a running one (`url`)."""
+    """The engines behind the gateway: replicas that we start (`model`), running ones (`url`, `urls`)."""
 
     model: str | None = None
     served_model_name: str | None = None
@@ -78,7 +86,12 @@ class EngineSettings:
     """The engine's batch size in sequences; None leaves vLLM's default."""
     extra_args: tuple[str, ...] = ()
     """Further arguments for the vLLM server, as given on its command line."""
+    replicas: int = 1
+    """How many engines of the model are started, each with its share of the cores or GPUs."""
     url: str | None = None
+    """A running engine in place of one of ours."""
+    urls: tuple[str, ...] = ()
+    """Running engines, beside those that we start if there is a model."""
     kind: str = AUTO_KIND
     """What sort of server is at `url`, which decides whose fields it gets; `auto` asks it when it starts."""
     api_key: str | None = None
@@ -117,6 +130,7 @@ class EngineSettings:
             check_positive("engine", self, "max_num_seqs")
         for name in ("startup_timeout_s", "restart_window_s", "probe_period_s", "probe_timeout_s"):
             check_positive("engine", self, name)
+        check_positive("engine", self, "replicas")
         for name in ("max_failed_probes", "max_waiting_calls", "max_waiting_bytes", "breaker_failures"):
             check_positive("engine", self, name)
         for name in ("max_in_flight", "stall_timeout_s"):
@@ -126,9 +140,9 @@ class EngineSettings:
             check_positive("engine", self, name, zero_allowed=True)
         is_known = self.kind in ENGINE_KINDS
         check(is_known, "engine.kind", f"is {self.kind!r}", f"one of {listed(ENGINE_KINDS)}")
-        if self.url is not None:
-            is_http = self.url.startswith(("http://", "https://"))
-            check(is_http, "engine.url", f"is {self.url!r}", "an http:// or https:// address")
+        for name, urls in (("url", () if self.url is None else (self.url,)), ("urls", self.urls)):
+            for url in urls:
+                check_url(f"engine.{name}", url)
         is_header = self.api_key is None or (self.api_key.isascii() and self.api_key.isprintable())
         check(
             is_header and self.api_key != "", "engine.api_key", "cannot be sent", "printable ASCII characters"
@@ -166,6 +180,7 @@ class Settings:
     limits: TenantLimits = field(default_factory=TenantLimits)
     observe: ObserveSettings = field(default_factory=ObserveSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
+    balancer: BalancerSettings = field(default_factory=BalancerSettings)
 
     def __post_init__(self) -> None:
         if self.scheduler.policy not in LIVE_POLICY_NAMES:

@@ -1,0 +1,74 @@
+"""`autellix engines`: the engines of a gateway, and how they join and leave."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+from urllib.parse import quote
+
+from autellix_backend.cli.program_table import engine_table, make_console
+from autellix_backend.cli.remote import RemoteGateway, add_remote_options, print_json
+from autellix_backend.settings import ENGINE_KINDS
+
+ENGINES = "/engines"
+LOOK_PERIOD_S = 0.5
+ACTIONS = ("list", "add", "drain", "remove")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the gateway, and what is to be done with which engine."""
+    add_remote_options(parser)
+    parser.add_argument("action", choices=ACTIONS, nargs="?", default="list", help="default: %(default)s")
+    parser.add_argument(
+        "engine",
+        nargs="?",
+        metavar="URL|NAME",
+        help="address of a running server to add; name of the engine to drain or remove",
+    )
+    parser.add_argument("--name", help="add: what the engine is called, by default remote-0, remote-1, …")
+    parser.add_argument("--kind", choices=ENGINE_KINDS, help="add: what sort of server it is")
+    parser.add_argument("--no-wait", action="store_true", help="remove: leave before the engine has left")
+    parser.set_defaults(usage_error=parser.error)
+
+
+def run(args: argparse.Namespace) -> int:
+    """List the engines, or change one and say what became of it."""
+    if (args.engine is None) != (args.action == "list"):
+        expected = "no engine" if args.action == "list" else "the engine's address or name"
+        args.usage_error(f"{args.action}: expected {expected}")
+    gateway = RemoteGateway.from_args(args)
+    if args.action == "list":
+        return _list(gateway, is_json=args.json)
+    answer = _change(gateway, args)
+    if args.action == "remove" and not args.no_wait:
+        _wait_until_gone(gateway, args.engine)
+        answer["state"] = "left"
+    if args.json:
+        print_json(answer)
+    else:
+        print(f"{answer['name']} ({answer['base_url']}): {answer['state']}")
+    return 0
+
+
+def _list(gateway: RemoteGateway, *, is_json: bool) -> int:
+    answer = gateway.get(ENGINES)
+    if is_json:
+        print_json(answer)
+    else:
+        make_console().print(engine_table(answer["engines"]))
+    return 0
+
+
+def _change(gateway: RemoteGateway, args: argparse.Namespace) -> dict[str, Any]:
+    if args.action == "add":
+        named = {"name": args.name, "kind": args.kind}
+        body = {"url": args.engine, **{key: value for key, value in named.items() if value is not None}}
+        return gateway.ask("POST", ENGINES, body)
+    path = f"{ENGINES}/{quote(args.engine, safe='')}"
+    return gateway.ask("POST", f"{path}/drain") if args.action == "drain" else gateway.ask("DELETE", path)
+
+
+def _wait_until_gone(gateway: RemoteGateway, name: str) -> None:
+    while any(engine["name"] == name for engine in gateway.get(ENGINES)["engines"]):
+        time.sleep(LOOK_PERIOD_S)

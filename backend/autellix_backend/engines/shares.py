@@ -1,0 +1,68 @@
+"""The share of the machine that each of several replicas gets: cores of its own, or GPUs of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from autellix_backend.settings import SettingsError
+
+BIND = "VLLM_CPU_OMP_THREADS_BIND"
+THREADS = "OMP_NUM_THREADS"
+GPUS = "CUDA_VISIBLE_DEVICES"
+DEVICE = re.compile(r"nvidia\d+")
+_PARALLEL = {
+    "--tensor-parallel-size": 0,
+    "-tp": 0,
+    "--pipeline-parallel-size": 1,
+    "-pp": 1,
+}
+
+
+def core_shares(replicas: int, cores: Sequence[int], environ: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the variables of each of several CPU replicas: as many cores for one as for another.
+
+    Cores that the user has bound, and replicas that are more than the cores, are left as they are: then the
+    operating system shares the cores out, and each replica computes in one thread.
+    """
+    each = len(cores) // replicas
+    if BIND in environ or THREADS in environ:
+        return [{} for _ in range(replicas)]
+    if not each:
+        return [{THREADS: "1"} for _ in range(replicas)]
+    groups = [cores[number * each : (number + 1) * each] for number in range(replicas)]
+    return [{BIND: ",".join(map(str, group)), THREADS: str(each)} for group in groups]
+
+
+def gpu_shares(replicas: int, gpus: Sequence[str], gpus_each: int) -> list[dict[str, str]]:
+    """Return the variables of each of several GPU replicas.
+
+    Raises:
+        SettingsError: if there are not enough GPUs.
+    """
+    if replicas * gpus_each > len(gpus):
+        problem = f"is {replicas}, which takes {replicas * gpus_each} GPUs, and {len(gpus)} are visible"
+        raise SettingsError("engine.replicas", problem, f"at most {len(gpus) // gpus_each}")
+    return [
+        {GPUS: ",".join(gpus[number * gpus_each : (number + 1) * gpus_each])} for number in range(replicas)
+    ]
+
+
+def visible_gpus(environ: Mapping[str, str], device_folder: Path = Path("/dev")) -> list[str]:
+    """Return the GPUs that may be used: those of CUDA_VISIBLE_DEVICES, else all of the machine."""
+    if GPUS in environ:
+        return [name for name in environ[GPUS].split(",") if name]
+    count = sum(DEVICE.fullmatch(path.name) is not None for path in device_folder.iterdir())
+    return [str(number) for number in range(count)]
+
+
+def gpus_of_one(extra_args: Sequence[str]) -> int:
+    """Return how many GPUs one replica takes, by its arguments for parallel execution."""
+    sizes = [1, 1]
+    for argument, following in zip(extra_args, (*extra_args[1:], ""), strict=True):
+        name, is_joined, value = argument.replace("_", "-").partition("=")
+        if name in _PARALLEL:
+            size = value if is_joined else following
+            sizes[_PARALLEL[name]] = int(size) if size.isdecimal() else 1
+    return sizes[0] * sizes[1]
