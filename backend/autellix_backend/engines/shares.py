@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,7 +61,7 @@ def visible_gpus(environ: Mapping[str, str], device_folder: Path = Path("/dev"))
 def gpus_of_one(extra_args: Sequence[str]) -> int:
     """Return how many GPUs one replica takes, by its arguments for parallel execution."""
     sizes = [1, 1]
-    for argument, following in zip(extra_args, (*extra_args[1:], ""), strict=True):
+    for argument, following in itertools.zip_longest(extra_args, extra_args[1:], fillvalue=""):
         name, is_joined, value = argument.replace("_", "-").partition("=")
         if name in _PARALLEL:
             size = value if is_joined else following

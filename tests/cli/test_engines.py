@@ -1,0 +1,71 @@
+"""`autellix engines` against a running gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+
+import pytest
+from tests.serving import listening
+
+from autellix_backend.cli.main import main
+from autellix_backend.engines.fake import FakeEngine
+from autellix_backend.gateway.app import create_app
+from autellix_backend.settings import Settings
+
+
+def at_work(use: Callable[[str, str], None]) -> None:
+    """Run blocking code beside a gateway with two engines; it gets the addresses of it and of a third."""
+
+    async def run() -> None:
+        engines = [FakeEngine(name=name) for name in ("one", "two", "three")]
+        for engine in engines:
+            await engine.start()
+        async with listening(create_app(Settings(), *engines[:2])) as url:
+            await asyncio.to_thread(use, url, engines[2].base_url)
+        for engine in engines:
+            await engine.stop()
+
+    asyncio.run(run())
+
+
+def test_engines_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    def use(url: str, _third: str) -> None:
+        assert main(["engines", "--url", url]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[:2] for line in lines] == [["ENGINE", "STATE"], ["one", "up"], ["two", "up"]]
+        assert main(["engines", "list", "--url", url, "--json"]) == 0
+        assert [engine["name"] for engine in json.loads(capsys.readouterr().out)["engines"]] == ["one", "two"]
+
+    at_work(use)
+
+
+def test_engines_join_drain_and_leave(capsys: pytest.CaptureFixture[str]) -> None:
+    def use(url: str, third: str) -> None:
+        def told(*arguments: str) -> str:
+            assert main(["engines", *arguments, "--url", url]) == 0
+            return capsys.readouterr().out.strip()
+
+        assert told("add", third, "--name", "late", "--kind", "vllm") == f"late ({third}): up"
+        assert told("drain", "one").endswith(": draining")
+        assert told("remove", "two").endswith(": left")
+        assert [line.split()[:2] for line in told("list").splitlines()[1:]] == [
+            ["one", "draining"],
+            ["late", "up"],
+        ]
+        assert told("remove", "one", "--no-wait").endswith(": leaving")
+
+    at_work(use)
+
+
+def test_what_cannot_be_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    def use(url: str, _third: str) -> None:
+        assert main(["engines", "drain", "nobody", "--url", url]) == 1
+        assert "404: there is no engine 'nobody'" in capsys.readouterr().err
+        with pytest.raises(SystemExit) as ended:
+            main(["engines", "drain", "--url", url])
+        assert ended.value.code == 2
+        assert "expected the engine's address or name" in capsys.readouterr().err
+
+    at_work(use)

@@ -1,0 +1,45 @@
+"""Speeds of engines, learnt from their calls."""
+
+from __future__ import annotations
+
+import pytest
+
+from autellix_backend.core.balance.speed import DECODE_GUESS_S, FLOOR, PREFILL_GUESS_S, Speed
+
+CALLS = [(100, 20), (2000, 5), (10, 300), (700, 60)]
+
+
+def taught(prefill_s: float, decode_s: float, rounds: int = 60) -> Speed:
+    speed = Speed()
+    for _ in range(rounds):
+        for read, written in CALLS:
+            duration_s = read * prefill_s + written * decode_s
+            speed.learn(read_tokens=read, written_tokens=written, duration_s=duration_s)
+    return speed
+
+
+@pytest.mark.parametrize(("prefill_s", "decode_s"), [(0.001, 0.05), (0.00002, 0.004)])
+def test_it_finds_both_speeds(prefill_s: float, decode_s: float) -> None:
+    speed = taught(prefill_s, decode_s)
+    assert speed.prefill_s_per_token == pytest.approx(prefill_s, rel=0.1)
+    assert speed.decode_s_per_token == pytest.approx(decode_s, rel=0.05)
+
+
+def test_it_follows_an_engine_that_gets_slower() -> None:
+    speed = taught(0.0001, 0.01)
+    before_s = speed.decode_s_per_token
+    for read, written in CALLS * 60:
+        speed.learn(read_tokens=read, written_tokens=written, duration_s=read * 0.0001 + written * 0.03)
+    assert speed.decode_s_per_token > 2 * before_s
+
+
+def test_it_begins_with_a_guess_that_one_call_does_not_replace() -> None:
+    speed = Speed()
+    assert (speed.prefill_s_per_token, speed.decode_s_per_token) == (PREFILL_GUESS_S, DECODE_GUESS_S)
+    speed.learn(read_tokens=10, written_tokens=5, duration_s=3.0)
+    assert speed.decode_s_per_token < 2 * DECODE_GUESS_S
+
+
+def test_no_speed_falls_to_zero() -> None:
+    speed = taught(0.0, 0.05)
+    assert speed.prefill_s_per_token >= FLOOR * PREFILL_GUESS_S

@@ -1,0 +1,60 @@
+"""Which engines the settings make."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from autellix_backend.engines import factory
+from autellix_backend.engines.factory import make_engines
+from autellix_backend.engines.replica import VllmReplica
+from autellix_backend.settings import EngineSettings, Settings, SettingsError
+
+URLS = ("http://one:1", "http://two:2/v1")
+
+
+def names(**engine: object) -> list[tuple[str, str]]:
+    made = make_engines(Settings(engine=EngineSettings(**engine)))  # type: ignore[arg-type]
+    return [(engine.name, "" if isinstance(engine, VllmReplica) else engine.base_url) for engine in made]
+
+
+def test_one_model_or_one_url_is_one_engine(tmp_path: Path) -> None:
+    assert names(model="m", state_dir=tmp_path) == [("replica-0", "")]
+    assert names(url=URLS[0]) == [("remote-0", URLS[0])]
+
+
+def test_replicas_and_running_engines_mix(tmp_path: Path) -> None:
+    told = names(model="m", replicas=2, urls=URLS, state_dir=tmp_path)
+    remotes = [("remote-0", "http://one:1"), ("remote-1", "http://two:2")]
+    assert told == [("replica-0", ""), ("replica-1", ""), *remotes]
+
+
+def test_running_engines_need_no_model() -> None:
+    assert [name for name, _ in names(urls=URLS)] == ["remote-0", "remote-1"]
+    assert [name for name, _ in names(url="http://zero:0", urls=URLS)] == ["remote-0", "remote-1", "remote-2"]
+
+
+def test_replicas_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(factory, "is_cpu_engine", lambda: True)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3})
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+    settings = EngineSettings(model="m", replicas=2, state_dir=tmp_path)
+    bound = [
+        engine.spec.environment["VLLM_CPU_OMP_THREADS_BIND"]
+        for engine in make_engines(Settings(engine=settings))
+        if isinstance(engine, VllmReplica)
+    ]
+    assert bound == ["0,1", "2,3"]
+
+
+def test_nothing_to_serve_is_an_error() -> None:
+    with pytest.raises(SettingsError, match=r"engine.model: is not given"):
+        make_engines(Settings())
+
+
+def test_an_address_that_is_none_names_the_setting() -> None:
+    with pytest.raises(SettingsError, match=r"engine.urls: is 'host:1'"):
+        EngineSettings(urls=("host:1",))
