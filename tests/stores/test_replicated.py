@@ -18,7 +18,7 @@ from tests.stores.tables import LEASE_S, Table, end, start
 from autellix_backend.core.policies import make_policy
 from autellix_backend.stores.base import Counts, ProgramView, UnknownCallError
 
-SHORT_S = 0.2
+SHORT_S = 1.0
 
 
 @pytest.fixture
@@ -108,11 +108,15 @@ def test_a_call_whose_answer_got_lost_counts_once(shared: Table, pair: Pair, whe
     async def main() -> None:
         async with pair(timeout_s=SHORT_S) as (far, near, relay):
             await far.begin(start("first"), 0.0)
+            # A script that the server does not know yet would need a second message.
+            await far.begin(start("other", "other"), 0.0)
+            await far.settle(end("other", 1.0, program="other", is_final=True), 0.0)
             if when == "begin":
                 relay.deafen()
             await far.begin(start("a"), 0.0)
             relay.deafen()
             await far.settle(end("a", 3.0), 1.0)
+            assert (await view_of(near)).service_s == (3.0 if when == "settle" else 0.0)
             relay.cut()
             relay.mend()
             await returned(far, 2.0)

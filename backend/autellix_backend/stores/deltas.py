@@ -36,6 +36,25 @@ Running = Sequence[tuple[CallStart, float]]
 """Running calls with the moments of their starts."""
 
 
+@dataclass(slots=True)
+class OpenCall:
+    """A call that runs at this gateway."""
+
+    start: CallStart
+    start_s: float
+    is_entered: bool
+    """Whether the table has it for certain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A delta on its way to the table."""
+
+    message: dict[str, Any]
+    keys: tuple[str, ...]
+    """Its running calls."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ended:
     """A call that ended."""

@@ -12,7 +12,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from autellix_backend.core.policies import Policy
@@ -26,7 +25,7 @@ from autellix_backend.stores.base import (
     StoreUnavailableError,
     UnknownCallError,
 )
-from autellix_backend.stores.deltas import Delta, Ended
+from autellix_backend.stores.deltas import Delta, Ended, OpenCall, Upload
 from autellix_backend.stores.local_copy import LocalCopy
 from autellix_backend.stores.redis import Entered, RedisStore
 
@@ -34,21 +33,6 @@ MAX_UPLOADS = 64
 """Deltas that are on their way at a time."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Open:
-    start: CallStart
-    start_s: float
-    is_entered: bool
-    """Whether the table has it for certain."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Upload:
-    message: dict[str, Any]
-    keys: tuple[str, ...]
-    """Its running calls."""
 
 
 class ReplicatedStore:
@@ -76,8 +60,8 @@ class ReplicatedStore:
         self._on_fallback = on_fallback
         self._problem: str | None = "it was not opened"
         self._deltas: dict[str, Delta] = {}
-        self._uploads: dict[str, _Upload] = {}
-        self._open: dict[str, _Open] = {}
+        self._uploads: dict[str, Upload] = {}
+        self._open: dict[str, OpenCall] = {}
         self._beats: dict[str, float] = {}
         # A dict serves as a set that keeps its order.
         self._closed: dict[str, None] = {}
@@ -118,7 +102,7 @@ class ReplicatedStore:
             inherited = entered.inherited
             await self._local.begin(call, now)
             self._local.adopt(call.program_id, service_s=entered.service_s, wait_s=entered.wait_s)
-        self._open[call.key] = _Open(call, now, entered is not None)
+        self._open[call.key] = OpenCall(call, now, entered is not None)
         return inherited
 
     async def _enter(self, call: CallStart, now: float) -> Entered | None:
@@ -156,7 +140,7 @@ class ReplicatedStore:
             self._go_alone(error)
             self._charge(call, end, now, base)
 
-    def _charge(self, call: _Open, end: CallEnd, now: float, base: dict[str, float] | None) -> None:
+    def _charge(self, call: OpenCall, end: CallEnd, now: float, base: dict[str, float] | None) -> None:
         """Remember the end of a call for the table."""
         delta = self._delta(end.program_id, now, base)
         ended = Ended(call.start, call.start_s, end, now)
@@ -277,8 +261,9 @@ class ReplicatedStore:
 
     def _go_alone(self, error: StoreUnavailableError) -> None:
         if self._problem is None:
+            # The others that waited on the same connection only learn that it was given up.
+            self._problem = str(error)
             logger.warning("the shared process table cannot be used (%s): going on with the copy", error)
-        self._problem = str(error)
         self._shared.disconnect(error)
 
     def _delta(self, program_id: str, now: float, base: dict[str, float] | None = None) -> Delta:
@@ -322,7 +307,8 @@ class ReplicatedStore:
             self._prepare(is_lost=last_epoch not in ("", self._shared.epoch))
             await self._replay()
         except StoreUnavailableError as error:
-            self._go_alone(error)
+            self._problem = str(error)
+            self._shared.disconnect(error)
             return
         logger.info("the shared process table is back, %d programs are to be merged", len(self._deltas))
         self._problem = None
@@ -364,7 +350,7 @@ class ReplicatedStore:
                     self._uploads[program_id] = self._freeze(self._deltas.pop(program_id))
             await _all(self._send(name, upload) for name, upload in list(self._uploads.items()))
 
-    def _freeze(self, delta: Delta) -> _Upload:
+    def _freeze(self, delta: Delta) -> Upload:
         program_id = delta.program_id
         running = self._local.running(program_id)
         self._version += 1
@@ -373,9 +359,9 @@ class ReplicatedStore:
             "writer": self._writer,
             "version": self._version,
         }
-        return _Upload(message, tuple(start.key for start, _ in running))
+        return Upload(message, tuple(start.key for start, _ in running))
 
-    async def _send(self, program_id: str, upload: _Upload) -> None:
+    async def _send(self, program_id: str, upload: Upload) -> None:
         is_there = await self._shared.absorb(upload.message)
         del self._uploads[program_id]
         for key in upload.keys:
