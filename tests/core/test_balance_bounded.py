@@ -139,8 +139,9 @@ def test_a_pinned_program_leaves_a_slow_engine_for_an_idle_fast_one(balancer: Lo
 
 
 def test_contexts_are_spread_over_the_memory_of_engines(balancer: LocalityBounded) -> None:
-    slow = replace(IDLE, running=5, kv_tokens=2 * CONTEXT)
-    fast = replace(OTHER, running=5, kv_tokens=2 * CONTEXT, prefill_s_per_token=0.00008)
+    """Two of them are as much as counts as full, and the engine that reads faster is filled first."""
+    slow = replace(IDLE, running=5, kv_tokens=2 * CONTEXT / 0.8)
+    fast = replace(OTHER, running=5, kv_tokens=2 * CONTEXT / 0.8, prefill_s_per_token=0.00008)
 
     chosen = [balancer.assign(f"p{number}", CONTEXT, [slow, fast]) for number in range(4)]
 

@@ -10,6 +10,10 @@ engine where it costs least (`cost.py`). Two rules keep programs from hopping:
 
 A program that has no pin loses nothing by going anywhere, and binds all of its calls to come: then waiting
 counts more (NEW_WAIT_WEIGHT), which keeps slots of slow engines from idling while fast ones have queues.
+
+An engine's cache counts as full at FULL_SHARE of its blocks, for contexts grow. In a full one each context
+that is added pushes out several times its length, up to EVICTED_TIMES: the least recently used goes first,
+and that is whose turn comes next.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ __all__ = ["LocalityBounded"]
 
 MARGIN = 0.3
 NEW_WAIT_WEIGHT = 4.0
+FULL_SHARE = 0.8
+EVICTED_TIMES = 3.0
 FIRST_GUESS = UsualCall(new_tokens=300.0, output_tokens=200.0)
 LEARNING_RATE = 0.02
 """Weight of the latest call in the means: about the last fifty count."""
@@ -92,8 +98,8 @@ class LocalityBounded(Balancer):
         if pin is not None and pin.engine == load.name:
             pinned_tokens -= pin.context_tokens
             read_tokens = max(0, prompt_tokens - pin.context_tokens)
-        missing_tokens = pinned_tokens + prompt_tokens - load.kv_tokens
-        evicted_tokens = min(prompt_tokens, max(0, missing_tokens))
+        missing_tokens = pinned_tokens + prompt_tokens - FULL_SHARE * load.kv_tokens
+        evicted_tokens = min(EVICTED_TIMES * prompt_tokens, max(0.0, missing_tokens))
         wait_weight = NEW_WAIT_WEIGHT if pin is None else 1.0
         return cost_s(load, Placement(read_tokens, evicted_tokens), self._usual, wait_weight)
 

@@ -9,8 +9,8 @@
                the batch is full, which counts as well
     delays     every running call stands still while the prompt is read, and what comes behind it starts
                later: STALL_WEIGHT x reading x running; and half of those that wait start after this call
-    evictions  contexts for which the blocks do not suffice push out others' prefixes, which are read again;
-               they count as a reading with its delays, twice, for the prefixes are wanted more than once
+    evictions  what a context pushes out of a full cache belongs to programs that go on, and is read again and
+               again: EVICTION_WEIGHT x a reading of it with its delays
 
 Reading what another engine has in its cache delays a whole batch, so it costs much more than its own time:
 without that term programs hop between engines until no cache is worth anything.
@@ -26,7 +26,7 @@ __all__ = ["Placement", "UsualCall", "cost_s"]
 
 STALL_WEIGHT = 2.0
 BEHIND_SHARE = 0.5
-EVICTION_WEIGHT = 2.0
+EVICTION_WEIGHT = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Placement:
     read_tokens: float
     """Of its prompt, those that this engine has to read."""
     evicted_tokens: float
-    """Of the contexts of other programs, those that its own leaves no blocks for."""
+    """Of other programs' contexts, what its own pushes out of the cache."""
 
 
 def cost_s(load: EngineLoad, placement: Placement, usual: UsualCall, wait_weight: float) -> float:
