@@ -16,7 +16,7 @@ from autellix_backend.engines.base import Engine
 from autellix_backend.engines.demo_model import DEMO_MODEL_NAME
 from autellix_backend.engines.factory import make_engines
 from autellix_backend.gateway.app import create_app
-from autellix_backend.settings import BalancerSettings, EngineSettings, Settings
+from autellix_backend.settings import BalancerSettings, EngineSettings, GatewaySettings, Settings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -47,7 +47,10 @@ async def two_replicas(model: Path, folder: Path) -> AsyncIterator[list[Engine]]
 
 async def cached_share(engines: Sequence[Engine], balancer: str) -> tuple[float, dict[str, set[str]]]:
     """Play chats that grow; return the share of prompt tokens that were cached, and who ran where."""
-    settings = Settings(balancer=BalancerSettings(name=balancer, threshold_tokens=100))
+    settings = Settings(
+        gateway=GatewaySettings(account_wait_s=5.0),
+        balancer=BalancerSettings(name=balancer, threshold_tokens=100),
+    )
     cached = read = 0
     ran: dict[str, set[str]] = {}
     async with listening(create_app(settings, *engines)) as url, aiohttp.ClientSession() as client:
