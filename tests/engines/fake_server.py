@@ -15,6 +15,7 @@ from pathlib import Path
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/die":
+            sys.stderr.write("(Server pid=1) WARNING 01-01 00:00:00 [a.py:1] this may lead to OSError: 24\n")
             sys.stderr.write("RuntimeError: told to die\n")
             sys.stderr.flush()
             os._exit(7)

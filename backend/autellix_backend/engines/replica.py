@@ -47,6 +47,8 @@ LOG_TAIL_BYTES = 64 * 2**10
 MAX_PORT_TRIES = 3
 PORT_IN_USE = "ddress already in use"
 ERROR_LINE = re.compile(r"\b(?:[A-Za-z_.]*(?:Error|Exception)): \S.*")
+WARNING = " WARNING "
+"""In a line of vLLM's log; what it warns of may be named as an error."""
 CONSEQUENCE = "Engine core initialization failed"
 
 
@@ -268,7 +270,8 @@ class VllmReplica:
             text = self._spec.log_path.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
-        found = [match.group() for match in ERROR_LINE.finditer(text) if CONSEQUENCE not in match.group()]
+        lines = (line for line in text.splitlines() if WARNING not in line and CONSEQUENCE not in line)
+        found = [match.group() for line in lines if (match := ERROR_LINE.search(line))]
         return f": {found[0]}" if found else f"; see {self._spec.log_path}"
 
 
