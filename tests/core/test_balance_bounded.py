@@ -16,7 +16,7 @@ IDLE = EngineLoad(
     name="a", running=0, waiting=0, slots=8, prefill_s_per_token=0.0001, decode_s_per_token=0.015
 )
 OTHER = replace(IDLE, name="b")
-USUAL = UsualCall(new_tokens=300.0, output_tokens=200.0)
+USUAL = UsualCall(new_tokens=300.0, output_tokens=200.0, calls_after=4.0)
 CONTEXT = 4000
 
 
@@ -146,6 +146,19 @@ def test_contexts_are_spread_over_the_memory_of_engines(balancer: LocalityBounde
     chosen = [balancer.assign(f"p{number}", CONTEXT, [slow, fast]) for number in range(4)]
 
     assert chosen == ["b", "b", "a", "a"]
+
+
+def test_contexts_are_not_kept_for_programs_that_make_one_call(balancer: LocalityBounded) -> None:
+    """What nobody reads again may be pushed out: then the faster engine gets more than fits."""
+    slow = replace(IDLE, running=5, kv_tokens=2 * CONTEXT / 0.8)
+    fast = replace(OTHER, running=5, kv_tokens=2 * CONTEXT / 0.8, prefill_s_per_token=0.00008)
+    for number in range(300):
+        balancer.assign(f"old{number}", CONTEXT, [slow, fast])
+        balancer.forget(f"old{number}")
+
+    chosen = [balancer.assign(f"p{number}", CONTEXT, [slow, fast]) for number in range(4)]
+
+    assert chosen == ["b", "b", "b", "b"]
 
 
 def test_answers_count_as_context(balancer: LocalityBounded) -> None:

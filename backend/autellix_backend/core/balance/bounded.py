@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autellix_backend.core.balance.base import Balancer, Departures, EngineLoad, FinishedCall, accepting
@@ -32,16 +32,18 @@ MARGIN = 0.3
 NEW_WAIT_WEIGHT = 4.0
 FULL_SHARE = 0.8
 EVICTED_TIMES = 3.0
-FIRST_GUESS = UsualCall(new_tokens=300.0, output_tokens=200.0)
+FIRST_GUESS = UsualCall(new_tokens=300.0, output_tokens=200.0, calls_after=4.0)
 LEARNING_RATE = 0.02
-"""Weight of the latest call in the means: about the last fifty count."""
+"""Weight of the latest call, or program, in the means: about the last fifty count."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Pin:
     engine: str
     context_tokens: int
     """Of the program there: prompt and answer of its last call."""
+    calls: int
+    """That the program has made so far."""
 
 
 class LocalityBounded(Balancer):
@@ -71,7 +73,7 @@ class LocalityBounded(Balancer):
         engine = min(costs, key=costs.__getitem__)
         if pin is not None and costs[engine] > (1 - MARGIN) * costs[pin.engine]:
             engine = pin.engine
-        self._pin(program_id, engine, prompt_tokens)
+        self._pin(program_id, _Pin(engine, prompt_tokens, 1 if pin is None else pin.calls + 1))
         return engine
 
     def finished(self, call: FinishedCall) -> None:
@@ -80,10 +82,14 @@ class LocalityBounded(Balancer):
         pin = self._pins.get(call.program_id)
         if pin is not None and pin.engine == call.engine:
             context_tokens = max(pin.context_tokens, call.prompt_tokens + call.output_tokens)
-            self._pin(call.program_id, call.engine, context_tokens)
+            self._pin(call.program_id, _Pin(pin.engine, context_tokens, pin.calls))
 
     def forget(self, program_id: str) -> None:
-        """Forget a program that is over; it may be unknown."""
+        """Forget a program that is over, and learn how many calls it made; it may be unknown."""
+        pin = self._pins.get(program_id)
+        if pin is not None:
+            calls_after = _moved(self._usual.calls_after, pin.calls - 1)
+            self._usual = replace(self._usual, calls_after=calls_after)
         self._unpin((program_id,))
 
     def check(self) -> None:
@@ -103,10 +109,10 @@ class LocalityBounded(Balancer):
         wait_weight = NEW_WAIT_WEIGHT if pin is None else 1.0
         return cost_s(load, Placement(read_tokens, evicted_tokens), self._usual, wait_weight)
 
-    def _pin(self, program_id: str, engine: str, context_tokens: int) -> None:
+    def _pin(self, program_id: str, pin: _Pin) -> None:
         self._unpin((program_id,))
-        self._pins[program_id] = _Pin(engine, context_tokens)
-        self._pinned_tokens[engine] += context_tokens
+        self._pins[program_id] = pin
+        self._pinned_tokens[pin.engine] += pin.context_tokens
 
     def _unpin(self, program_ids: Iterable[str]) -> None:
         for program_id in program_ids:
@@ -120,6 +126,10 @@ class LocalityBounded(Balancer):
         usual = self._usual
         new_tokens = usual.new_tokens
         if call.cached_tokens is not None:
-            new_tokens += LEARNING_RATE * (call.prompt_tokens - call.cached_tokens - new_tokens)
-        output_tokens = usual.output_tokens + LEARNING_RATE * (call.output_tokens - usual.output_tokens)
-        self._usual = UsualCall(new_tokens, output_tokens)
+            new_tokens = _moved(new_tokens, call.prompt_tokens - call.cached_tokens)
+        output_tokens = _moved(usual.output_tokens, call.output_tokens)
+        self._usual = replace(usual, new_tokens=new_tokens, output_tokens=output_tokens)
+
+
+def _moved(mean: float, latest: float) -> float:
+    return mean + LEARNING_RATE * (latest - mean)

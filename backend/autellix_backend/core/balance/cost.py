@@ -9,8 +9,8 @@
                the batch is full, which counts as well
     delays     every running call stands still while the prompt is read, and what comes behind it starts
                later: STALL_WEIGHT x reading x running; and half of those that wait start after this call
-    evictions  what a context pushes out of a full cache belongs to programs that go on, and is read again and
-               again: EVICTION_WEIGHT x a reading of it with its delays
+    evictions  what a context pushes out of a full cache is read again, once for each call that its programs
+               still make, but MOST_REREADS times at most: so often a reading of it with its delays
 
 Reading what another engine has in its cache delays a whole batch, so it costs much more than its own time:
 without that term programs hop between engines until no cache is worth anything.
@@ -26,16 +26,18 @@ __all__ = ["Placement", "UsualCall", "cost_s"]
 
 STALL_WEIGHT = 2.0
 BEHIND_SHARE = 0.5
-EVICTION_WEIGHT = 4.0
+MOST_REREADS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class UsualCall:
-    """Means over the calls that ended: nobody knows the length of an answer beforehand."""
+    """Means over calls and programs that ended: nobody knows the length of an answer beforehand."""
 
     new_tokens: float
     """Of the prompt, those that were read."""
     output_tokens: float
+    calls_after: float
+    """Calls that a program makes after its first one."""
 
     def engine_s(self, load: EngineLoad) -> float:
         """Return the time that an engine with a full batch spends on such a call."""
@@ -64,4 +66,5 @@ def cost_s(load: EngineLoad, placement: Placement, usual: UsualCall, wait_weight
     write_s = usual.output_tokens * load.decode_s_per_token * (1 + fullness)
     own_s = read_s + evicted_s + usual.output_tokens * load.decode_s_per_token / load.slots
     behind_s = BEHIND_SHARE * own_s * load.waiting
-    return wait_weight * wait_s + read_s * stall + write_s + behind_s + EVICTION_WEIGHT * evicted_s * stall
+    rereads = min(MOST_REREADS, usual.calls_after)
+    return wait_weight * wait_s + read_s * stall + write_s + behind_s + rereads * evicted_s * stall
