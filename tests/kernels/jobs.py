@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -39,6 +40,9 @@ class Case:
     strategy: Strategy
 
 
+_KEPT: deque[Memory] = deque(maxlen=16)
+
+
 @dataclass(slots=True)
 class Memory:
     """Both sides' bytes, and the job between them."""
@@ -55,6 +59,8 @@ class Memory:
 
     def job(self, **changes: Any) -> Job:
         """Return the job, with the named fields changed."""
+        # A job is nothing but addresses: what is behind them must outlive whoever made it in passing.
+        _KEPT.append(self)
         job = Job(
             sources=_planes(self.case.sources, ctypes.addressof(self.source)),
             destinations=_planes(self.case.destinations, ctypes.addressof(self.destination)),
