@@ -1,0 +1,142 @@
+"""What an interruption costs: bringing a call's context back by a transfer, or computing it again.
+
+Both prices are learned from what the engine measures. A transfer of `b` bytes takes `f + s * b` seconds,
+a step that reads `n` tokens of prompts `f' + s' * n`; the lines are fitted by least squares in which old
+samples fade. Transferring a context then costs its line's value, since the call waits for all of it; reading
+it again costs `s' * n` alone, since the step would have been made anyway.
+
+A running call is interrupted only where that gains something: the one that takes its slot would otherwise
+wait for what is left of the running call's quantum, and the interruption must cost less than that. And a
+call that came back stays until it has run for as long as coming back took, so that no two calls spend their
+time on taking turns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["MIN_SAMPLES", "CostLine", "PreemptionCosts", "Resume", "ResumeKind", "is_worth_interrupting"]
+
+MIN_SAMPLES = 8
+"""Samples that a line needs before it says anything."""
+FADING = 0.98
+"""What a sample counts after each further one: about the latest fifty decide."""
+
+
+class ResumeKind(StrEnum):
+    """How a preempted call gets its context back."""
+
+    SWAP = "swap"
+    RECOMPUTE = "recompute"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """The cheaper way to bring a context back, and its price."""
+
+    kind: ResumeKind
+    seconds: float
+
+
+class CostLine:
+    """Seconds as a line over an amount, fitted to samples as they come; neither part is ever negative."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self._weight = 0.0
+        self._amount = 0.0
+        self._seconds = 0.0
+        self._amount_spread = 0.0
+        self._covariance = 0.0
+
+    def observe(self, amount: float, seconds: float) -> None:
+        """Take in one measured sample."""
+        self.samples += 1
+        kept = self._weight * FADING
+        self._weight = kept + 1.0
+        away = amount - self._amount
+        self._amount += away / self._weight
+        late = seconds - self._seconds
+        self._seconds += late / self._weight
+        # Welford's updates, with weights: sums of squares would lose all digits of large byte counts.
+        self._amount_spread = FADING * self._amount_spread + away * (amount - self._amount)
+        self._covariance = FADING * self._covariance + away * (seconds - self._seconds)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there are enough samples."""
+        return self.samples >= MIN_SAMPLES
+
+    @property
+    def slope(self) -> float:
+        """Seconds per unit; where all samples are of one amount, as if nothing were fixed."""
+        if self._amount_spread > 0.0:
+            slope = max(0.0, self._covariance / self._amount_spread)
+            if slope * self._amount <= self._seconds:
+                return slope
+        return self._seconds / self._amount if self._amount > 0.0 else 0.0
+
+    def estimate(self, amount: float) -> float:
+        """Return the seconds that an amount is expected to take."""
+        slope = self.slope
+        return max(0.0, self._seconds - slope * self._amount) + slope * amount
+
+
+class PreemptionCosts:
+    """Prices of bringing contexts back on one engine; all are unknown until enough was measured."""
+
+    def __init__(self) -> None:
+        self._loads = CostLine()
+        self._steps = CostLine()
+
+    def observe_load(self, moved_bytes: int, seconds: float) -> None:
+        """Take in a transfer into the engine's memory."""
+        self._loads.observe(moved_bytes, seconds)
+
+    def observe_step(self, read_tokens: int, seconds: float) -> None:
+        """Take in an executed step that read so many tokens of prompts; zero where it only wrote."""
+        self._steps.observe(read_tokens, seconds)
+
+    def load_s(self, moved_bytes: float) -> float | None:
+        """Return what a transfer of these bytes should take, or None while that is unknown."""
+        if moved_bytes <= 0:
+            return 0.0
+        return self._loads.estimate(moved_bytes) if self._loads.is_known else None
+
+    def recompute_s(self, tokens: float) -> float | None:
+        """Return what reading these tokens again should take, or None while that is unknown."""
+        if tokens <= 0:
+            return 0.0
+        return self._steps.slope * tokens if self._steps.is_known and self._steps.slope else None
+
+    def resume(self, tokens: int, *, stored_tokens: int, token_bytes: float) -> Resume | None:
+        """Return the cheaper way to bring a context back, or None while no price is known.
+
+        Args:
+            tokens: the context's.
+            stored_tokens: how many of them, from the front, a transfer could bring back.
+            token_bytes: what one token takes in the cache.
+
+        Where only one way has a price, it is that one, but nothing stored leaves recomputing alone.
+        """
+        read_s = self.recompute_s(tokens)
+        if stored_tokens <= 0:
+            return None if read_s is None else Resume(kind=ResumeKind.RECOMPUTE, seconds=read_s)
+        load_s = self.load_s(stored_tokens * token_bytes)
+        rest_s = self.recompute_s(tokens - stored_tokens)
+        swap_s = None if load_s is None else load_s + (rest_s or 0.0)
+        if swap_s is not None and (read_s is None or swap_s <= read_s):
+            return Resume(kind=ResumeKind.SWAP, seconds=swap_s)
+        return None if read_s is None else Resume(kind=ResumeKind.RECOMPUTE, seconds=read_s)
+
+
+def is_worth_interrupting(*, gain_s: float, ran_s: float, cost_s: float | None) -> bool:
+    """Say whether to interrupt a running call.
+
+    Args:
+        gain_s: what the call that takes its slot would otherwise wait at least.
+        ran_s: how long the running call has had its slot.
+        cost_s: what bringing the running call back will take; None if unknown, which stops nothing.
+    """
+    return cost_s is None or cost_s < min(gain_s, ran_s)

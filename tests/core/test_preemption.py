@@ -1,0 +1,142 @@
+"""The prices of bringing a context back, and when an interruption is worth one."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from autellix_backend.core.preemption import (
+    MIN_SAMPLES,
+    CostLine,
+    PreemptionCosts,
+    Resume,
+    ResumeKind,
+    is_worth_interrupting,
+)
+
+TOKEN_BYTES = 131_072.0
+
+
+def costs_of(load_fixed_s: float, load_byte_s: float, step_s: float, token_s: float) -> PreemptionCosts:
+    """Prices learned from an engine that keeps exactly to its lines."""
+    costs = PreemptionCosts()
+    for number in range(1, 40):
+        moved = number * 7 % 13 << 20
+        costs.observe_load(moved, load_fixed_s + load_byte_s * moved)
+        costs.observe_step(number % 5 * 64, step_s + token_s * (number % 5 * 64))
+    return costs
+
+
+def test_a_line_is_found() -> None:
+    """Samples on a line give back its fixed part and its slope, far beyond and far below them."""
+    line = CostLine()
+    for number in range(1, 30):
+        line.observe(number << 30, 0.25 + number * 0.5)
+    assert line.estimate(0) == pytest.approx(0.25)
+    assert line.estimate(100 << 30) == pytest.approx(50.25)
+
+
+def test_a_line_bears_noise() -> None:
+    """Noise of a tenth moves the price by a few hundredths."""
+    generator = random.Random(5)
+    line = CostLine()
+    for _ in range(2000):
+        amount = generator.uniform(1e6, 1e8)
+        line.observe(amount, (0.002 + amount * 1e-9) * generator.uniform(0.9, 1.1))
+    assert line.estimate(5e7) == pytest.approx(0.052, rel=0.05)
+
+
+def test_a_line_follows_the_machine() -> None:
+    """Old samples fade: after a hundred slower ones, the price is the slower one."""
+    line = CostLine()
+    for speed in (1.0, 3.0):
+        for number in range(100):
+            line.observe(1 + number % 4, speed * (1 + number % 4))
+    assert line.estimate(2) == pytest.approx(6.0, rel=0.2)
+
+
+def test_samples_of_one_amount_make_a_price_per_unit() -> None:
+    """Without two amounts no fixed part can be told, so nothing counts as fixed."""
+    line = CostLine()
+    for _ in range(MIN_SAMPLES):
+        line.observe(10, 2.0)
+    assert line.estimate(10) == pytest.approx(2.0)
+    assert line.estimate(20) == pytest.approx(4.0)
+
+
+def test_a_falling_line_is_flat() -> None:
+    """Larger amounts that took less, by chance, never make a negative price."""
+    line = CostLine()
+    for number in range(1, 20):
+        line.observe(number, 20.0 - number)
+    assert line.slope == 0.0
+    assert line.estimate(1000) > 0.0
+
+
+def test_prices_are_unknown_at_first() -> None:
+    """Nothing is said before there are samples enough."""
+    costs = PreemptionCosts()
+    for _ in range(MIN_SAMPLES - 1):
+        costs.observe_load(1 << 20, 0.1)
+        costs.observe_step(64, 0.1)
+    assert (costs.load_s(1.0), costs.recompute_s(1.0)) == (None, None)
+    assert costs.resume(1000, stored_tokens=960, token_bytes=TOKEN_BYTES) is None
+    assert costs.resume(1000, stored_tokens=0, token_bytes=TOKEN_BYTES) is None
+
+
+def test_steps_that_only_write_say_nothing_of_reading() -> None:
+    """Recomputing has no price before prompts were read."""
+    costs = PreemptionCosts()
+    for _ in range(MIN_SAMPLES):
+        costs.observe_step(0, 0.1)
+    assert costs.recompute_s(100) is None
+    assert costs.recompute_s(0) == 0.0
+
+
+def test_long_contexts_are_swapped_short_ones_read_again() -> None:
+    """A transfer's fixed cost makes it dearer for short contexts and cheaper for long ones."""
+    costs = costs_of(load_fixed_s=0.01, load_byte_s=2e-11, step_s=0.02, token_s=5e-5)
+    short = costs.resume(64, stored_tokens=64, token_bytes=TOKEN_BYTES)
+    long = costs.resume(4096, stored_tokens=4080, token_bytes=TOKEN_BYTES)
+    assert short is not None
+    assert short.kind is ResumeKind.RECOMPUTE
+    assert short.seconds == pytest.approx(64 * 5e-5)
+    assert long is not None
+    assert long.kind is ResumeKind.SWAP
+    assert long.seconds == pytest.approx(0.01 + 4080 * TOKEN_BYTES * 2e-11 + 16 * 5e-5)
+
+
+def test_what_is_not_stored_must_be_read() -> None:
+    """Without stored tokens there is only recomputing, however dear."""
+    costs = costs_of(load_fixed_s=0.0, load_byte_s=1e-12, step_s=0.0, token_s=1.0)
+    expected = Resume(kind=ResumeKind.RECOMPUTE, seconds=pytest.approx(100.0))
+    assert costs.resume(100, stored_tokens=0, token_bytes=1.0) == expected
+
+
+def test_a_known_transfer_is_taken_while_reading_is_unknown() -> None:
+    """One price is enough to choose its way."""
+    costs = PreemptionCosts()
+    for _ in range(MIN_SAMPLES):
+        costs.observe_load(100, 1.0)
+    assert costs.resume(50, stored_tokens=50, token_bytes=2.0) == Resume(kind=ResumeKind.SWAP, seconds=1.0)
+
+
+@pytest.mark.parametrize(
+    ("gain_s", "ran_s", "cost_s", "expected"),
+    [
+        (1.0, 1.0, 0.5, True),
+        (0.4, 1.0, 0.5, False),
+        (1.0, 0.4, 0.5, False),
+        (0.5, 1.0, 0.5, False),
+        (math.inf, 1.0, 0.5, True),
+        (0.0, 0.0, None, True),
+        (-0.1, 1.0, 0.0, False),
+    ],
+)
+def test_an_interruption_must_gain_more_than_it_costs(
+    gain_s: float, ran_s: float, cost_s: float | None, expected: bool
+) -> None:
+    """Neither for less gain than cost, nor of a call that has only just come back."""
+    assert is_worth_interrupting(gain_s=gain_s, ran_s=ran_s, cost_s=cost_s) is expected
