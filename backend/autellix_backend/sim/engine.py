@@ -16,18 +16,15 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.policies import Order
 from autellix_backend.core.table import ProcessTable
-from autellix_backend.sim.agenda import Agenda
+from autellix_backend.sim.call_blocks import CallBlocks
 from autellix_backend.sim.calls import EngineCall
-from autellix_backend.sim.kv import KvBlocks, Segment
 from autellix_backend.sim.model import EngineModel
+from autellix_backend.sim.writing import EPSILON, Writing
 
 __all__ = ["Decision", "SimEngine"]
 
 Decision = tuple[str, str, float]
 """What happened (`arrive`, `start`, `stop`, `finish`, or a reason of a level change), to which call, when."""
-
-# Times that differ by less are the same: sums of step times are rounded.
-_EPSILON = 1e-9
 
 
 @dataclass(slots=True)
@@ -60,26 +57,20 @@ class SimEngine:
         self.model = model
         self.config = config
         self.machine = Machine(config, table)
-        self.kv = KvBlocks(model.kv_blocks, model.block_tokens, has_prefix_cache=model.has_prefix_cache)
+        self.blocks = CallBlocks(model)
+        self.kv = self.blocks.kv
         self.calls: dict[str, EngineCall] = {}
         self.running: dict[str, EngineCall] = {}
         """Those that hold a slot, in the order in which they got it."""
         self.steps = 0
         self.busy_s = 0.0
         self.swap_s = 0.0
-        self.swapped_blocks = 0
         self.preemptions = 0
         self._reading: dict[str, EngineCall] = {}
         self._by_program: dict[str, dict[str, EngineCall]] = {}
-        self._cost_s = 0.0
-        """What a call would have been charged that wrote in every step so far."""
-        self._finishes = Agenda()
-        """By the step after which a call is done."""
-        self._turns = Agenda()
-        """By the cost at which a call has used up its quantum."""
+        self._writing = Writing(self.machine, self.blocks)
         self._inbox: list[EngineCall] = []
         self._stretch: _Stretch | None = None
-        self._delay_s = 0.0
         self._starts = 0
         """Calls that were let in since the last step."""
         self._refused: EngineCall | None = None
@@ -112,7 +103,7 @@ class SimEngine:
             return None
         passed = (now - stretch.start_s - stretch.delay_s) / stretch.step_s
         # Rounding must not add a step: a stretch that is over is over.
-        steps = max(1, math.ceil(passed - _EPSILON))
+        steps = max(1, math.ceil(passed - EPSILON))
         if self.model.holds_arrivals:
             steps += -(self.steps + steps) % self.config.period_steps
         if steps >= stretch.steps:
@@ -139,9 +130,9 @@ class SimEngine:
         step_s = self.model.step_time_s(len(self.running) - len(self._reading), tokens, self._starts)
         self._starts = 0
         steps = 1 if self._reading else self._alike(step_s, now)
-        self._stretch = _Stretch(now, step_s, steps, self._delay_s)
-        self.swap_s += self._delay_s
-        self._delay_s = 0.0
+        delay_s = self.blocks.take_delay_s()
+        self._stretch = _Stretch(now, step_s, steps, delay_s)
+        self.swap_s += delay_s
         return self._stretch.end_s
 
     def end(self, now: float) -> list[EngineCall]:
@@ -152,13 +143,11 @@ class SimEngine:
         self.kv.grow(self.steps, stretch.steps)
         self.steps += stretch.steps
         self.busy_s += stretch.end_s - stretch.start_s
-        self._cost_s += stretch.steps * self._cost(1, 0, stretch.step_s)
+        self._writing.advance(stretch.steps * self._cost(1, 0, stretch.step_s))
         for call in list(self._reading.values()):
             self._read(call, stretch.step_s, now)
-        for call in self._turns.due(self._cost_s + _EPSILON):
-            self._bring_up(call)
-            self._foresee_turn(call)
-        done = self._finishes.due(self.steps)
+        self._writing.end_turns(self.steps)
+        done = self._writing.finished(self.steps)
         done.sort(key=self._rank)
         for call in done:
             self._finish(call, now)
@@ -213,8 +202,7 @@ class SimEngine:
         self._leave_slot(call)
         call.record = self.machine.finish(call.call_id, now)
         del self.calls[call.call_id]
-        self._fill(call)
-        self.kv.let_go(call.segment)
+        self.blocks.leave(call)
         self._is_settled = False
         self._note("finish", call, now)
 
@@ -229,7 +217,7 @@ class SimEngine:
             call = self.calls[change.call_id]
             if call.is_writing:
                 self._bring_up(call)
-                self._foresee_turn(call)
+                self._writing.foresee_turn(call)
             self._note(change.reason, call, now)
         refused, self._refused = self._refused, None
         waiting = len(self.calls) - len(self.running)
@@ -263,7 +251,7 @@ class SimEngine:
         """Return the worst running calls whose blocks let the refused call in, if they suffice."""
         if refused is None or refused.record is not None or refused.is_running:
             return []
-        missing = self._blocks(refused.known) - self.kv.available
+        missing = self.blocks.needed(refused.known) - self.kv.available
         victims: list[EngineCall] = []
         for call in sorted(self.running.values(), key=self._rank, reverse=True):
             if missing <= 0 and victims:
@@ -279,8 +267,6 @@ class SimEngine:
         return self.machine.rank(call.call_id)
 
     def _preempt(self, call: EngineCall, now: float) -> None:
-        segment = call.segment
-        assert segment is not None
         self._bring_up(call)
         self._leave_slot(call)
         call.chunk = 0
@@ -288,22 +274,7 @@ class SimEngine:
         self.preemptions += 1
         self._is_settled = False
         self._note("stop", call, now)
-        self._fill(call)
-        self.kv.let_go(segment)
-        if self.model.preemption == "swap":
-            blocks = self._blocks(call.computed)
-            self._delay_s += self.model.swap_time_s(blocks)
-            self.swapped_blocks += blocks
-            if not segment.users:
-                self.kv.drop(segment)
-            # All of its content comes back as its own: what it shared may be gone by then.
-            call.segment, call.is_swapped = Segment(None, 0), True
-
-    def _fill(self, call: EngineCall) -> None:
-        """Note how many of a call's own blocks are full: others find them from that step on."""
-        assert call.segment is not None
-        full = (call.computed + call.chunk) // self.model.block_tokens
-        call.segment.full = max(0, full - call.segment.shared)
+        self.blocks.preempt(call)
 
     # A step.
 
@@ -314,7 +285,7 @@ class SimEngine:
         for call in list(self._reading.values()):
             call.chunk = min(call.known - call.computed, budget)
             budget -= call.chunk
-            while call.is_running and not self._extend(call):
+            while call.is_running and not self.blocks.extend(call):
                 self._preempt(self._worst(), now)
         while self.kv.growth(self.steps, 1) > self.kv.available:
             self._preempt(self._worst(), now)
@@ -324,14 +295,6 @@ class SimEngine:
         if self._is_ordering:
             return max(self.running.values(), key=self._rank)
         return next(reversed(self.running.values()))
-
-    def _extend(self, call: EngineCall) -> bool:
-        assert call.segment is not None
-        wanted = self._blocks(call.computed + call.chunk) - call.segment.shared - call.segment.blocks
-        if wanted > 0 and not self.kv.allocate(call.segment, wanted):
-            return False
-        self._fill(call)
-        return True
 
     def _admit(self, now: float) -> None:
         """Let waiting calls in, in the machine's order."""
@@ -346,7 +309,7 @@ class SimEngine:
                 continue
             call = self.calls[state.call_id]
             # Those that write need their next blocks before anybody new gets one.
-            if not self._enter(call, budget, self.kv.growth(self.steps, 1)):
+            if not self.blocks.enter(call, budget, self.kv.growth(self.steps, 1)):
                 self._refused = call
                 break
             admitted.append(call)
@@ -360,58 +323,6 @@ class SimEngine:
             self._by_program.setdefault(call.program_id, {})[call.call_id] = call
             self._note("start", call, now)
 
-    def _enter(self, call: EngineCall, budget: int, reserve: int) -> bool:
-        """Find what the cache has of a waiting call and get blocks for its first chunk."""
-        if call.is_swapped:
-            return self._swap_in(call, budget, reserve)
-        shared, parent = self._cached(call)
-        segment = call.segment
-        if segment is None or segment.shared != shared or segment.parent is not parent:
-            if segment is not None and not segment.users:
-                self.kv.drop(segment)
-            segment = call.segment = Segment(parent, shared)
-        own = min(segment.blocks, segment.full)
-        # The last token is always computed, for the next one comes from it.
-        start = min((shared + own) * self.model.block_tokens, call.known - 1)
-        tokens = min(call.known - start, budget)
-        self.kv.hold(segment)
-        # As vLLM does by default, it is let in only if all of its tokens fit, whatever the first chunk is.
-        whole = max(0, self._blocks(call.known) - shared - segment.blocks)
-        wanted = max(0, self._blocks(start + tokens) - shared - segment.blocks)
-        if whole + reserve > self.kv.available or not self.kv.allocate(segment, wanted):
-            # Its blocks, if any, age in the cache as others' do.
-            self.kv.let_go(segment)
-            return False
-        call.computed, call.chunk = start, tokens
-        self._fill(call)
-        if not call.has_started:
-            call.has_started, call.cached_tokens = True, start
-        return True
-
-    def _cached(self, call: EngineCall) -> tuple[int, Segment | None]:
-        """Return how many leading blocks others have for a call, and the segment in which they end."""
-        want = min(call.shared_tokens, call.known - 1) // self.model.block_tokens
-        base = call.base.segment if call.base is not None else None
-        shared = self.kv.reach(base, want) if self.model.has_prefix_cache else 0
-        parent = base if shared else None
-        while parent is not None and shared <= parent.shared:
-            parent = parent.parent
-        return shared, parent
-
-    def _swap_in(self, call: EngineCall, budget: int, reserve: int) -> bool:
-        assert call.segment is not None
-        blocks = self._blocks(call.computed)
-        tokens = min(call.known - call.computed, budget)
-        self.kv.hold(call.segment)
-        wanted = self._blocks(call.computed + tokens)
-        if wanted + reserve > self.kv.available or not self.kv.allocate(call.segment, wanted):
-            self.kv.let_go(call.segment)
-            return False
-        self._delay_s += self.model.swap_time_s(blocks)
-        self.swapped_blocks += blocks
-        call.is_swapped, call.chunk = False, tokens
-        return True
-
     def _read(self, call: EngineCall, step_s: float, now: float) -> None:
         """Count a step in which a call's tokens were read; after the last of them it writes."""
         if not call.chunk:
@@ -421,36 +332,11 @@ class SimEngine:
         call.chunk = 0
         if call.computed == call.known:
             call.generated += 1
-            self._start_writing(call)
-
-    # Writing: foreseen, and brought up to date when somebody asks.
-
-    def _start_writing(self, call: EngineCall) -> None:
-        del self._reading[call.call_id]
-        call.is_writing = True
-        call.epoch += 1
-        call.since_step, call.since_cost_s = self.steps, self._cost_s
-        self._finishes.add(self.steps + call.output_tokens - call.generated, call)
-        self._foresee_turn(call)
-        self.kv.start_growing(self.steps, call.computed)
+            del self._reading[call.call_id]
+            self._writing.start(call, self.steps)
 
     def _bring_up(self, call: EngineCall) -> None:
-        """Bring a running call's tokens, blocks and charge up to date."""
-        steps = self.steps - call.since_step
-        if not (call.is_writing and steps):
-            return
-        assert call.segment is not None
-        assert call.state is not None
-        call.computed += steps
-        call.generated += steps
-        held = call.segment.shared + call.segment.blocks
-        self.kv.assign(call.segment, max(0, self._blocks(call.computed) - held))
-        cost_s = self._cost_s - call.since_cost_s
-        # A quantum that rounding leaves a trace of is used up.
-        if abs(call.state.quantum_s - cost_s) < _EPSILON:
-            cost_s = call.state.quantum_s
-        self.machine.charge(call.call_id, cost_s, 0.0)
-        call.since_step, call.since_cost_s = self.steps, self._cost_s
+        self._writing.bring_up(call, self.steps)
 
     def _bring_up_program(self, program_id: str) -> None:
         # The machine is about to look at the service of all its calls.
@@ -464,24 +350,16 @@ class SimEngine:
         if not mates:
             del self._by_program[call.program_id]
         if call.is_writing:
-            self.kv.stop_growing(self.steps, call.computed)
-            call.is_writing = False
-            call.epoch += 1
+            self._writing.stop(call, self.steps)
         else:
             del self._reading[call.call_id]
             call.chunk = 0
-
-    def _foresee_turn(self, call: EngineCall) -> None:
-        state = call.state
-        assert state is not None
-        if state.level <= self.machine.last_turn_level and 0 < state.quantum_s < math.inf:
-            self._turns.add(call.since_cost_s + state.quantum_s, call)
 
     def _alike(self, step_s: float, now: float) -> int:
         """Return how many steps like the next one can be taken before anything may change."""
         if self._may_make_room():
             return 1
-        steps = min(self._finishes.next_at - self.steps, self._steps_to_change(step_s, now))
+        steps = min(self._writing.next_finish - self.steps, self._steps_to_change(step_s, now))
         free = self.model.max_num_seqs - len(self.running)
         has_unfilled = not self.model.overprovisions and free and len(self.calls) > len(self.running)
         waiting = len(self.calls) - len(self.running)
@@ -501,24 +379,20 @@ class SimEngine:
     def _steps_to_change(self, step_s: float, now: float) -> float:
         """Return the steps until a quantum is used up or a waiting call may starve, on a decision."""
         change = 0.0 if self.machine.has_turns_due else math.inf
-        turn_at = self._turns.next_at
-        if change and turn_at != math.inf:
-            change = (turn_at - self._cost_s) / self._cost(1, 0, step_s)
+        if change:
+            change = self._writing.steps_to_turn(self._cost(1, 0, step_s))
         deadline_s = self.machine.next_deadline_s
         if deadline_s != math.inf:
             change = min(change, (deadline_s - now) / step_s)
         if change == math.inf:
             return math.inf
-        steps = max(1, math.ceil(change - _EPSILON))
+        steps = max(1, math.ceil(change - EPSILON))
         return steps + -(self.steps + steps) % self.config.period_steps
 
     def _cost(self, written: int, read: int, step_s: float) -> float:
         if self.config.service == "measured":
             return step_s
         return self.config.nominal_service_s(read, written)
-
-    def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self.model.block_tokens)
 
     def _note(self, event: str, call: EngineCall, now: float) -> None:
         if self._log is not None:

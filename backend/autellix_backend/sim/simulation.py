@@ -10,7 +10,7 @@ import heapq
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from autellix_backend.core.balance import EngineLoad, FinishedCall, make_balancer
 from autellix_backend.core.config import SchedulerConfig
@@ -19,6 +19,7 @@ from autellix_backend.core.policies import make_policy
 from autellix_backend.core.table import ProcessTable
 from autellix_backend.sim.calls import EngineCall
 from autellix_backend.sim.engine import Decision, SimEngine
+from autellix_backend.sim.live_program import LiveProgram
 from autellix_backend.sim.model import EngineModel
 from autellix_backend.workload.schema import CallTrace, ProgramTrace
 
@@ -118,31 +119,6 @@ class SimResult:
     """Most programs alive at once."""
 
 
-@dataclass(slots=True)
-class _Program:
-    """A program that is alive."""
-
-    index: int
-    trace: ProgramTrace
-    arrival_s: float
-    missing: list[int]
-    """For each call, how many parents have not finished."""
-    children: list[list[int]]
-    left: int
-    to_come_s: float
-    """Model time of the calls that have not finished, for the clairvoyant."""
-    tokens_left: int
-    hint_error: float
-    """What its client's hints are off by: one that expects too much expects too much throughout."""
-    calls: dict[tuple[str, int], EngineCall] = field(default_factory=dict)
-    """By engine and number; those that have arrived."""
-    paths_s: dict[int, float] = field(default_factory=dict)
-    cached_tokens: int = 0
-    wait_s: float = 0.0
-    service_s: float = 0.0
-    preemptions: int = 0
-
-
 def simulate(
     arrivals: Arrivals,
     settings: SimSettings,
@@ -182,8 +158,8 @@ class _Simulation:
         self._source: Iterator[tuple[float, ProgramTrace]] = iter(arrivals)
         self._next: tuple[float, ProgramTrace] | None = None
         self._begun = 0
-        self._alive: dict[int, _Program] = {}
-        self._placed: dict[str, tuple[_Program, int]] = {}
+        self._alive: dict[int, LiveProgram] = {}
+        self._placed: dict[str, tuple[LiveProgram, int]] = {}
         # (time, kind, program or 0, call or number of the end): total, and arrivals go by program, then call.
         self._events: list[tuple[float, int, int, int, str]] = []
         self._ends: dict[str, int] = dict.fromkeys(self._engines, 0)
@@ -230,19 +206,11 @@ class _Simulation:
             raise ValueError(f"arrivals must not go back in time, as from {before} s to {self._next[0]} s")
 
     def _begin_program(self, now: float, trace: ProgramTrace) -> None:
-        children: list[list[int]] = [[] for _ in trace.calls]
-        for call in trace.calls:
-            for parent in set(call.parents):
-                children[parent].append(call.id)
-        program = _Program(
-            index=self._begun,
-            trace=trace,
-            arrival_s=now,
-            missing=[len(set(call.parents)) for call in trace.calls],
-            children=children,
-            left=len(trace.calls),
+        program = LiveProgram(
+            self._begun,
+            trace,
+            now,
             to_come_s=sum(self._true_cost_s(call) for call in trace.calls),
-            tokens_left=sum(max(1, call.decode_tokens) for call in trace.calls),
             hint_error=self._draw_hint_error(self._begun),
         )
         self._alive[self._begun] = program
@@ -258,11 +226,11 @@ class _Simulation:
             random.Random(f"hint:{self._settings.seed}:{index}").lognormvariate(0.0, sigma) if sigma else 1.0
         )
 
-    def _schedule_call(self, program: _Program, call: CallTrace, ready_s: float) -> None:
+    def _schedule_call(self, program: LiveProgram, call: CallTrace, ready_s: float) -> None:
         at_s = ready_s + (call.gap_before_s or 0.0)
         heapq.heappush(self._events, (at_s, _ARRIVAL, program.index, call.id, ""))
 
-    def _end_program(self, program: _Program, now: float) -> None:
+    def _end_program(self, program: LiveProgram, now: float) -> None:
         trace = program.trace
         del self._alive[program.index]
         self._table.end(str(program.index))
@@ -288,7 +256,7 @@ class _Simulation:
 
     # Calls.
 
-    def _arrive(self, program: _Program, number: int, now: float) -> SimEngine:
+    def _arrive(self, program: LiveProgram, number: int, now: float) -> SimEngine:
         trace = program.trace.calls[number]
         loads = [_load(engine) for engine in self._engines.values()]
         engine = self._engines[self._balancer.assign(str(program.index), trace.prefill_tokens, loads)]
@@ -311,7 +279,7 @@ class _Simulation:
             self._schedule_end(engine, end_s)
         return engine
 
-    def _expect(self, program: _Program, trace: CallTrace) -> float | None:
+    def _expect(self, program: LiveProgram, trace: CallTrace) -> float | None:
         if not self._policy.shares_size:
             return self._settings.scheduler.nominal_service_s(trace.prefill_tokens, trace.decode_tokens)
         if self._policy.is_clairvoyant:
@@ -338,7 +306,7 @@ class _Simulation:
             )
             self._finish_call(program, number, call, now)
 
-    def _finish_call(self, program: _Program, number: int, call: EngineCall, now: float) -> None:
+    def _finish_call(self, program: LiveProgram, number: int, call: EngineCall, now: float) -> None:
         trace, record = call.trace, call.record
         assert record is not None
         before_s = max((program.paths_s[parent] for parent in trace.parents), default=0.0)
@@ -397,7 +365,7 @@ def _totals(engine: SimEngine) -> EngineTotals:
         busy_s=engine.busy_s,
         preemptions=engine.preemptions,
         swap_s=engine.swap_s,
-        swapped_blocks=engine.swapped_blocks,
+        swapped_blocks=engine.blocks.swapped_blocks,
         evicted_blocks=engine.kv.evicted_blocks,
     )
 
