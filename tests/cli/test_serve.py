@@ -336,3 +336,33 @@ def test_sighup_reads_the_tenants_anew(tmp_path: Path, capsys: pytest.CaptureFix
 
     write("first", keys[0])
     assert asyncio.run(main()) == 0
+
+
+def test_serves_while_an_engine_is_missing_that_need_not_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls go to the engine that is there; the other one is down."""
+    monkeypatch.setattr("autellix_backend.engines.remote.DEFAULT_PATIENCE_S", 0.05)
+
+    async def use(root: str) -> None:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+        async with aiohttp.ClientSession() as client:
+            for _ in range(4):
+                async with client.post(root + "/v1/chat/completions", json=body) as response:
+                    assert response.status == 200
+                    assert response.headers["X-Autellix-Engine"] == "remote-1"
+
+    async def main() -> int:
+        engine = FakeEngine()
+        await engine.start()
+        gone = FakeEngine()
+        await gone.start()
+        missing_url = gone.base_url
+        await gone.stop()
+        settings = make_settings(tmp_path, urls=(missing_url, engine.base_url), must_answer=False)
+        try:
+            return await serve_and(settings, capsys, use)
+        finally:
+            await engine.stop()
+
+    assert asyncio.run(main()) == 0

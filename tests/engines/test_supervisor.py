@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.engines.test_replica import is_running, make_replica, read_pids
 
-from autellix_backend.engines.base import Engine, EngineError
+from autellix_backend.engines.base import Engine, EngineError, EngineUnreachableError
 from autellix_backend.engines.fake import FakeBehaviour, FakeEngine
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
 from autellix_backend.settings import EngineSettings
@@ -198,5 +198,38 @@ def test_a_real_process_comes_back(tmp_path: Path, end: signal.Signals, victim: 
             second = read_pids(pid_file)
             assert all(map(is_running, second)) and not set(first) & set(second)
         await watch.wait_for(lambda: not any(map(is_running, second)))
+
+    asyncio.run(main())
+
+
+class LateServer(FakeEngine):
+    """A server of somebody else's that answers from its third start on."""
+
+    def __init__(self) -> None:
+        super().__init__(is_owned=False)
+        self.starts = 0
+
+    async def start(self) -> None:
+        self.starts += 1
+        if self.starts < 3:
+            raise EngineUnreachableError("http://gpu1:8000", "does not answer")
+        await super().start()
+
+
+def test_a_server_that_was_not_there_at_the_start_is_up_once_it_answers() -> None:
+    async def main() -> None:
+        engine = LateServer()
+        with pytest.raises(EngineUnreachableError):
+            await engine.start()
+        watch = Watched(engine, EngineSettings(**QUICK))
+        watch.supervisor.open()
+        try:
+            await watch.wait_for(lambda: UP in watch.states)
+            assert set(watch.states[:-1]) == {DOWN}
+            assert "does not answer" in str(watch.changes[-2].reason)
+            assert watch.supervisor.is_up
+        finally:
+            await watch.supervisor.close()
+            await engine.stop()
 
     asyncio.run(main())

@@ -18,7 +18,7 @@ import uvloop
 from fastapi import FastAPI
 
 from autellix_backend.cli.options import add_setting_options, settings_from_args
-from autellix_backend.engines.base import Engine
+from autellix_backend.engines.base import Engine, EngineUnreachableError
 from autellix_backend.engines.factory import make_engines
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.engines.supervisor import EngineChange, EngineState
@@ -75,7 +75,7 @@ async def serve(settings: Settings) -> int:
             with _signals_cancel():
                 # In a thread: it may have to generate the demo model.
                 engines = await asyncio.to_thread(make_engines, settings)
-                await _start(engines)
+                await _start(engines, must_answer=settings.engine.must_answer)
             app = create_app(_with_token_secret(settings), *engines, tenants=tenants)
             pool = app.state.pool
             pool.subscribe(_tell)
@@ -177,21 +177,34 @@ class _Server(uvicorn.Server):
         self._app.state.watches.release()
 
 
-async def _start(engines: Sequence[Engine]) -> None:
-    """Start all engines at once; the first that fails ends the start of the others."""
+async def _start(engines: Sequence[Engine], *, must_answer: bool) -> None:
+    """Start all engines at once; the first that fails ends the start of the others.
+
+    A server that is not ours may be missing, if it need not answer: its supervisor waits for it.
+    """
     for engine in engines:
         if isinstance(engine, VllmReplica):
             print(
                 f"Starting {engine.name} with {engine.spec.model} (log: {engine.spec.log_path}) ...",
                 file=sys.stderr,
             )
-    starts = [asyncio.ensure_future(engine.start()) for engine in engines]
+    starts = [
+        asyncio.ensure_future(engine.start() if engine.is_owned or must_answer else _start_if_there(engine))
+        for engine in engines
+    ]
     try:
         await asyncio.gather(*starts)
     finally:
         for start in starts:
             start.cancel()
         await asyncio.gather(*starts, return_exceptions=True)
+
+
+async def _start_if_there(engine: Engine) -> None:
+    try:
+        await engine.start()
+    except EngineUnreachableError as error:
+        print(f"autellix: {error}; it gets calls once it answers", file=sys.stderr, flush=True)
 
 
 def _tell(change: EngineChange) -> None:

@@ -4,7 +4,8 @@ UP ──a probe is refused──► DOWN ──a probe is answered──► UP
 UP, DOWN ──the process ended, or was killed because it hangs or stalls──► RESTARTING ──► UP
 RESTARTING ──too many restarts, or none wanted──► FAILED, for good
 
-A server that is not ours is probed only: it goes DOWN and comes UP by itself.
+A server that is not ours is probed only: it goes DOWN and comes UP by itself, also if it was not there yet
+when the gateway started.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ class Supervisor:
 
     async def _recover(self, reason: str) -> None:
         if not self._engine.is_owned:
-            self._become(EngineState.DOWN, reason)
+            await self._await_server(reason)
             return
         while (delay_s := self._delay_s()) is not None:
             self._become(EngineState.RESTARTING, reason)
@@ -203,6 +204,16 @@ class Supervisor:
             self._become(EngineState.UP, None)
             return
         self._become(EngineState.FAILED, f"{reason}; {self._resignation()}")
+
+    async def _await_server(self, reason: str) -> None:
+        """Ask once more for a server that did not answer when the gateway started."""
+        self._become(EngineState.DOWN, self.reason or reason)
+        try:
+            await self._engine.start()
+        except EngineError as error:
+            self._become(EngineState.DOWN, str(error).partition("\n")[0])
+        else:
+            self._become(EngineState.UP, None)
 
     def _delay_s(self) -> float | None:
         return self._plan.next_delay_s(self._clock()) if self._settings.restart else None

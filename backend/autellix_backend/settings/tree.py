@@ -94,6 +94,8 @@ class EngineSettings:
     """Running engines, beside those that we start if there is a model."""
     kind: str = AUTO_KIND
     """What sort of server is at `url`, which decides whose fields it gets; `auto` asks it when it starts."""
+    must_answer: bool = True
+    """Whether the start fails where a running engine does not answer; else it gets calls once it does."""
     api_key: str | None = None
     """What the gateway shows to the engine in place of its client's key."""
     startup_timeout_s: float = 900.0

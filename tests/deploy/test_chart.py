@@ -1,0 +1,276 @@
+"""The Helm chart: linted and rendered by Helm, valid for Kubernetes, true to the program that it starts."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+import yaml
+from tests.deploy.chart import (
+    CHART,
+    NAMESPACE,
+    container,
+    kinds,
+    pods,
+    render,
+    the,
+    variables,
+)
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.engines.vllm_command import RESERVED_ARGUMENTS, SCHEDULER_CLASS
+from autellix_backend.settings import Settings, layer_from_environment, load_settings
+from autellix_backend.vllm_plugin.settings import PluginSettings
+
+KUBERNETES = ("1.27.0", "1.34.0")
+EVERYTHING: dict[str, Any] = {
+    "imagePullSecrets": [{"name": "registry"}],
+    "gateway": {
+        "autoscaling": {"enabled": True},
+        "podAnnotations": {"note": "a"},
+        "nodeSelector": {"pool": "cpu"},
+        "tolerations": [{"key": "cpu", "operator": "Exists"}],
+        "affinity": {"podAntiAffinity": {}},
+        "extraEnv": [{"name": "TZ", "value": "UTC"}],
+    },
+    "settings": {
+        "gateway": {"shutdown_grace_s": 7.5, "max_body_bytes": 67108864, "strict_identity": True},
+        "balancer": {"name": "locality"},
+        "limits": {"max_calls": 3},
+        "observe": {"call_log": "-"},
+        "store": {"lease_s": 10},
+    },
+    "scheduler": {"policy": "plas", "bounds": [0.5, 2, 8]},
+    "service": {"annotations": {"note": "a"}},
+    "ingress": {
+        "enabled": True,
+        "className": "nginx",
+        "host": "llm.example.org",
+        "tlsSecret": "tls",
+        "annotations": {"a": "b"},
+    },
+    "engine": {
+        "servedModelName": "m",
+        "extraArgs": ["--max-num-seqs=64"],
+        "huggingFaceSecret": "hf",
+        "cacheSize": "50Gi",
+        "storageClassName": "fast",
+        "extraEnv": [{"name": "VLLM_LOGGING_LEVEL", "value": "INFO"}],
+        "extraVolumes": [{"name": "data", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "data", "mountPath": "/data"}],
+        "podAnnotations": {"note": "a"},
+        "nodeSelector": {"pool": "gpu"},
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+    },
+    "externalEngines": ["http://gpu9:8000"],
+    "tenants": {"existingSecret": "tenants"},
+    "metrics": {"serviceMonitor": {"enabled": True, "labels": {"team": "a"}, "bearerSecret": "admin"}},
+}
+
+
+def settings_of(values: dict[str, Any] | None = None) -> Settings:
+    """Return the settings that a gateway of the chart builds from its variables."""
+    found = variables(render(values), "gateway")
+    # What comes from Secrets
+    plain = {name: value if isinstance(value, str) else "0123456789abcdef" for name, value in found.items()}
+    plain["AUTELLIX_STORE_URL"] = "redis://:secret@ax-redis:6379/0"
+    return load_settings(environ=plain)
+
+
+def test_helm_has_nothing_against_it() -> None:
+    helm = pytest.importorskip("helm_python", reason="Helm is not installed: `helm-python-sdk`")
+    for values in (None, EVERYTHING):
+        report = helm.lint(CHART, values, strict=True)
+        assert report["errors"] == []
+        assert [message for message in report["messages"] if message["severity"] > 1] == []
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
+def test_all_objects_are_valid_for_kubernetes(values: dict[str, Any], version: str) -> None:
+    validator = pytest.importorskip("kubernetes_validate")
+    manifests = render(values)
+    for manifest in manifests:
+        # Not Kubernetes' own, so its schema is not there.
+        if manifest["kind"] != "ServiceMonitor":
+            validator.validate(manifest, version, strict=True)
+    assert len(manifests) == (12 if values else 9)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"gateway": {"replicas": 0}}, "replicas"),
+        ({"gateway": {"replica": 2}}, "replica"),
+        ({"gateway": {"image": {"pullPolicy": "Sometimes"}}}, "pullPolicy"),
+        ({"settings": {"gateway": {"token_secret": "in the open 123"}}}, "token_secret"),
+        ({"settings": {"gateway": {"port": 80}}}, "port"),
+        ({"settings": {"gatway": {}}}, "gatway"),
+        ({"settings": {"store": {"url": "redis://:secret@host"}}}, "url"),
+        ({"settings": {"engine": {"max_in_flight": {"a": 1}}}}, "max_in_flight"),
+        ({"engine": {"model": ""}}, "model"),
+        ({"engine": {"extraArgs": ["--port=9"]}}, "extraArgs"),
+        ({"externalEngines": ["gpu1:8000"]}, "externalEngines"),
+        ({"ingress": {"enabled": True}}, "host"),
+        ({"engine": {"enabled": False}}, "there is no engine"),
+        ({"store": {"redis": {"enabled": False}}}, "one process table"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(values: dict[str, Any], named: str) -> None:
+    helm = pytest.importorskip("helm_python", reason="Helm is not installed: `helm-python-sdk`")
+    with pytest.raises(helm.HelmError, match=re.escape(named)):
+        render(values)
+
+
+def test_gateways_understand_their_variables() -> None:
+    """Each names a setting that exists, with a value that it takes."""
+    settings = settings_of()
+    assert settings.gateway.host == "0.0.0.0"
+    assert settings.engine.urls == (
+        f"http://ax-engine-0.ax-engine.{NAMESPACE}.svc:8000",
+        f"http://ax-engine-1.ax-engine.{NAMESPACE}.svc:8000",
+    )
+    assert not settings.engine.must_answer
+    assert settings.store.is_shared
+
+
+def test_settings_arrive_as_they_were_written() -> None:
+    """Whole numbers stay whole, lists are lists."""
+    settings = settings_of(EVERYTHING)
+    assert settings.gateway.shutdown_grace_s == 7.5
+    assert settings.gateway.max_body_bytes == 64 * 2**20
+    assert settings.gateway.strict_identity
+    assert settings.gateway.tenants_file is not None
+    assert settings.scheduler.bounds == (0.5, 2, 8)
+    assert settings.limits.max_calls == 3
+    assert settings.engine.urls[-1] == "http://gpu9:8000"
+
+
+def test_the_values_name_settings_that_exist() -> None:
+    """Those that the schema keeps for the chart itself too: a renamed setting would slip through."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    sections = schema["properties"]["settings"]["properties"]
+    known = Settings()
+    for section, rules in sections.items():
+        for field in rules["propertyNames"].get("not", {}).get("enum", ()):
+            assert hasattr(getattr(known, section), field), f"{section}.{field}"
+    layer = layer_from_environment(dict.fromkeys(variables(render(), "gateway"), ""))
+    assert set(sections) | {"scheduler"} >= {name.partition(".")[0] for name in layer}
+
+
+def test_engines_have_the_gateways_policy() -> None:
+    manifests = render({"scheduler": {"policy": "plas", "bounds": [0.5, 2], "period_steps": 4}})
+    args = container(manifests, "engine")["args"]
+    given = dict(zip(args[::2], args[1::2], strict=True))
+    assert given["--scheduler-cls"] == SCHEDULER_CLASS
+    told = PluginSettings.from_additional_config(json.loads(given["--additional-config"]))
+    expected = SchedulerConfig.from_mapping({"policy": "plas", "bounds": [0.5, 2], "period_steps": 4})
+    assert told.scheduler == expected
+    assert told.accounting_socket is None
+
+
+def test_extra_arguments_replace_none_of_ours() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    refused = re.compile(schema["properties"]["engine"]["properties"]["extraArgs"]["items"]["not"]["pattern"])
+    args = container(render(), "engine")["args"]
+    ours = {word for word in args if word.startswith("--")} | set(RESERVED_ARGUMENTS)
+    assert [name for name in ours if not refused.search(name)] == []
+
+
+def test_without_the_scheduler_engines_are_plain_vllm() -> None:
+    manifests = render({"engine": {"scheduler": False}})
+    assert "initContainers" not in pods(manifests)["engine"]
+    assert "--scheduler-cls" not in container(manifests, "engine")["args"]
+    assert "PYTHONPATH" not in variables(manifests, "engine")
+
+
+def test_gateways_and_engines_share_a_key() -> None:
+    manifests = render()
+    assert (
+        variables(manifests, "gateway")["AUTELLIX_ENGINE_API_KEY"]
+        == variables(manifests, "engine")["VLLM_API_KEY"]
+    )
+    secret = the(manifests, "Secret")
+    used = {
+        source["secretKeyRef"]["key"]
+        for component in pods(manifests)
+        for source in variables(manifests, component).values()
+        if isinstance(source, dict)
+    }
+    assert used == set(secret["data"])
+
+
+def test_kubernetes_adds_no_variables() -> None:
+    """It would name one AUTELLIX_GATEWAY_PORT for a Service `autellix-gateway`."""
+    assert all(spec["enableServiceLinks"] is False for spec in pods(render(EVERYTHING)).values())
+
+
+@pytest.mark.parametrize("grace_s", [0, 7.5, 60])
+def test_a_pod_may_take_as_long_to_end_as_its_calls(grace_s: float) -> None:
+    manifests = render({"settings": {"gateway": {"shutdown_grace_s": grace_s}}})
+    spec = pods(manifests)["gateway"]
+    [_, sleep_s] = container(manifests, "gateway")["lifecycle"]["preStop"]["exec"]["command"]
+    assert spec["terminationGracePeriodSeconds"] >= int(sleep_s) + grace_s + 5
+
+
+def test_probes_ask_paths_that_exist() -> None:
+    gateway = container(render(), "gateway")
+    paths = [gateway[name]["httpGet"]["path"] for name in ("startupProbe", "livenessProbe", "readinessProbe")]
+    assert paths == ["/healthz", "/healthz", "/readyz"]
+    monitor = the(render(EVERYTHING), "ServiceMonitor")
+    assert monitor["spec"]["endpoints"][0]["path"] == "/metrics"
+
+
+def test_ports_lead_to_each_other() -> None:
+    manifests = render()
+    for component in ("gateway", "engine", "redis"):
+        [port] = container(manifests, component)["ports"]
+        [outside] = the(manifests, "Service", component)["spec"]["ports"]
+        assert outside["targetPort"] == port["name"]
+    [port] = container(manifests, "gateway")["ports"]
+    assert variables(manifests, "gateway")["AUTELLIX_GATEWAY_PORT"] == str(port["containerPort"])
+    args = container(manifests, "engine")["args"]
+    [port] = container(manifests, "engine")["ports"]
+    assert args[args.index("--port") + 1] == str(port["containerPort"])
+
+
+def test_a_store_of_ones_own_leaves_out_the_charts() -> None:
+    manifests = render({"store": {"existingSecret": "redis"}})
+    assert "redis" not in pods(manifests)
+    url = variables(manifests, "gateway")["AUTELLIX_STORE_URL"]
+    assert url == {"secretKeyRef": {"name": "redis", "key": "url"}}
+
+
+def test_one_gateway_needs_no_store() -> None:
+    manifests = render({"gateway": {"replicas": 1}, "store": {"redis": {"enabled": False}}})
+    assert "AUTELLIX_STORE_URL" not in variables(manifests, "gateway")
+
+
+def test_the_autoscaler_and_the_deployment_do_not_fight() -> None:
+    assert "HorizontalPodAutoscaler" not in kinds(render())
+    manifests = render(EVERYTHING)
+    assert "replicas" not in the(manifests, "Deployment", "gateway")["spec"]
+    assert the(manifests, "HorizontalPodAutoscaler")["spec"]["maxReplicas"] == 8
+
+
+def test_engines_of_others_alone() -> None:
+    manifests = render({"engine": {"enabled": False}, "externalEngines": ["http://gpu9:8000"]})
+    assert kinds(manifests) == {"Deployment", "Service", "Secret", "PodDisruptionBudget"}
+    assert variables(manifests, "gateway")["AUTELLIX_ENGINE_URLS"] == "http://gpu9:8000"
+
+
+def test_a_secret_of_ones_own_takes_the_place_of_the_charts() -> None:
+    manifests = render({"existingSecret": "mine"})
+    assert "Secret" not in kinds(manifests)
+    source = variables(manifests, "gateway")["AUTELLIX_GATEWAY_TOKEN_SECRET"]
+    assert source == {"secretKeyRef": {"name": "mine", "key": "token-secret"}}
+
+
+def test_versions_agree() -> None:
+    """The chart's application is this package."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    project = (CHART.parents[2] / "pyproject.toml").read_text()
+    assert f'\nversion = "{chart["appVersion"]}"\n' in project

@@ -1,0 +1,111 @@
+"""The systemd units and the Dockerfile: valid, and true to the program that they start."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from tests.deploy.chart import DEPLOY
+
+from autellix_backend.cli.serve import LAST_WORDS_S
+from autellix_backend.engines.replica import EXIT_MARGIN_S
+from autellix_backend.engines.vllm_command import RESERVED_ARGUMENTS, SCHEDULER_CLASS
+from autellix_backend.settings import Settings, load_settings
+from autellix_backend.vllm_plugin.settings import PluginSettings
+
+ROOT = DEPLOY.parent
+UNITS = DEPLOY / "systemd"
+GATEWAY, ENGINE = UNITS / "autellix-gateway.service", UNITS / "autellix-engine@.service"
+VARIABLE = re.compile(r"\$\{?([A-Z][A-Z0-9_]*)\}?")
+
+
+def directives(unit: Path) -> dict[str, str]:
+    """Return what a unit sets, continued lines joined."""
+    text = unit.read_text().replace("\\\n", " ")
+    pairs = [line.partition("=") for line in text.splitlines() if line[:1].isalpha()]
+    return {name: value for name, _, value in pairs}
+
+
+def environment(path: Path) -> dict[str, str]:
+    """Return the variables of a file for EnvironmentFile=, those in comments too."""
+    lines = re.findall(r"^(?:# )?([A-Z][A-Z0-9_]*)=(.*)$", path.read_text(), re.MULTILINE)
+    return {name: value[1:-1] if value[:1] in "'\"" else value for name, value in lines}
+
+
+@pytest.mark.parametrize("unit", [GATEWAY, ENGINE], ids=lambda path: path.stem)
+def test_systemd_accepts_the_unit(unit: Path, tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd is not installed")
+    # It looks for the programs, which are not installed here.
+    copied = tmp_path / unit.name.replace("@", "@1")
+    copied.write_text(re.sub(r"/opt/autellix/bin/\w+", "/bin/true", unit.read_text()))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(copied)], capture_output=True, text=True, check=False
+    )
+    told = [line for line in done.stderr.splitlines() if copied.name in line]
+    assert (done.returncode, told) == (0, [])
+
+
+def test_the_gateways_variables_are_settings(tmp_path: Path) -> None:
+    settings = load_settings(environ=environment(UNITS / "gateway.env"))
+    assert len(settings.engine.urls) == 3
+    assert settings.store.is_shared
+    assert settings.gateway.token_secret
+    assert not settings.engine.must_answer
+    assert settings.engine.state_dir == Path("/var/lib") / directives(GATEWAY)["StateDirectory"]
+
+
+def test_a_gateway_has_the_time_to_drain_that_it_takes() -> None:
+    """With engines of its own too."""
+    settings = Settings()
+    longest_s = settings.gateway.shutdown_grace_s + LAST_WORDS_S
+    longest_s += settings.engine.shutdown_timeout_s + EXIT_MARGIN_S
+    assert int(directives(GATEWAY)["TimeoutStopSec"]) >= longest_s
+
+
+def test_an_engine_has_the_time_to_drain_that_it_is_given() -> None:
+    unit = directives(ENGINE)
+    words = shlex.split(unit["ExecStart"])
+    assert int(unit["TimeoutStopSec"]) >= int(words[words.index("--shutdown-timeout") + 1]) + EXIT_MARGIN_S
+
+
+def test_an_engine_schedules_by_programs() -> None:
+    words = shlex.split(directives(ENGINE)["ExecStart"])
+    assert words[words.index("--scheduler-cls") + 1] == SCHEDULER_CLASS
+    config = json.loads(environment(UNITS / "engine.env")["ENGINE_ADDITIONAL_CONFIG"])
+    assert PluginSettings.from_additional_config(config).scheduler == Settings().scheduler
+    assert [word for word in words if word.startswith("--") and word not in RESERVED_ARGUMENTS] == []
+
+
+def test_a_unit_uses_variables_that_its_file_has() -> None:
+    used = set(VARIABLE.findall(directives(ENGINE)["ExecStart"]))
+    assert used <= set(environment(UNITS / "engine.env"))
+    reload = set(VARIABLE.findall(directives(GATEWAY)["ExecReload"])) - {"MAINPID"}
+    assert reload <= set(environment(UNITS / "gateway.env"))
+
+
+def test_the_image_is_made_of_files_and_extras_that_exist() -> None:
+    text = (DEPLOY / "docker" / "Dockerfile").read_text()
+    copied = [word for line in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE) for word in line.split()]
+    assert copied
+    assert [name for name in copied if not (ROOT / name).exists()] == []
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    [extras] = re.findall(r'"\$wheel\[([a-z,]+)\]"', text)
+    assert set(extras.split(",")) <= set(project["project"]["optional-dependencies"])
+    # All that the wheel is made from.
+    folders = {
+        path.split("/")[0] for path in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    }
+    assert folders <= set(copied)
+
+
+def test_the_image_has_the_scheduler_where_the_chart_looks_for_it() -> None:
+    target = re.findall(r"--target (\S+)", (DEPLOY / "docker" / "Dockerfile").read_text())
+    template = (DEPLOY / "helm" / "autellix" / "templates" / "engine.yaml").read_text()
+    assert re.findall(r'"cp", "-r", "(\S+)/\."', template) == target
