@@ -39,6 +39,7 @@ WARM_UP_CALLS = 20
 PROGRAMS = 8
 PROMPT = "How long is the queue today? " * 70
 """About two kilobytes, as the prompt of a short agent step."""
+CALL_LIMIT_S = 30.0
 SHORT_TOKENS = 16
 LONG_TOKENS = 144
 TOKEN_DELAY_S = 0.002
@@ -80,15 +81,22 @@ LOADS = (
 )
 
 
-async def call(client: aiohttp.ClientSession, url: str, body: dict[str, Any], number: int) -> Sample:
+async def call(
+    client: aiohttp.ClientSession, way: proxies.Proxy, body: dict[str, Any], number: int
+) -> Sample:
     """Make one call and time it."""
     headers = {"X-Autellix-Program-ID": f"program-{number % PROGRAMS}"}
     start_s = time.perf_counter()
-    async with client.post(url + CHAT, json=body, headers=headers) as response:
-        response.raise_for_status()
-        await response.content.readany()
-        first_s = time.perf_counter()
-        await response.read()
+    try:
+        async with client.post(way.url + CHAT, json=body, headers=headers) as response:
+            response.raise_for_status()
+            await response.content.readany()
+            first_s = time.perf_counter()
+            await response.read()
+    except TimeoutError as error:
+        raise SystemExit(
+            f"call {number} through {way.name} was not answered in {CALL_LIMIT_S:g} s"
+        ) from error
     return Sample(first_s - start_s, time.perf_counter() - start_s)
 
 
@@ -101,7 +109,7 @@ async def one_at_a_time(
         for number in range(-WARM_UP_CALLS, rounds):
             turn = number % len(ways)
             for way in ways[turn:] + ways[:turn]:
-                sample = await call(client, way.url, {**body, "program_id": f"p-{number % PROGRAMS}"}, number)
+                sample = await call(client, way, {**body, "program_id": f"p-{number % PROGRAMS}"}, number)
                 if number >= 0:
                     samples[way.name].append(sample)
     return samples
@@ -115,7 +123,7 @@ async def many_at_once(
 
     async def worker(client: aiohttp.ClientSession) -> None:
         for number in numbers:
-            await call(client, way.url, {**body, "program_id": f"p-{number % PROGRAMS}"}, number)
+            await call(client, way, {**body, "program_id": f"p-{number % PROGRAMS}"}, number)
 
     async with _client() as client:
         before_s, start_s = way.processor_s(), time.perf_counter()
@@ -190,7 +198,8 @@ def token_costs(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _client() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2))
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(CALL_LIMIT_S))
 
 
 def _serve_fake(socket_path: Path, report: Connection) -> None:
@@ -247,7 +256,7 @@ async def benchmark(options: argparse.Namespace, folder: Path) -> dict[str, list
             ways.append(await stack.enter_async_context(proxies.bare(engine)))
             ways.append(await stack.enter_async_context(proxies.gateway(engine)))
             if options.thunderagent is not None:
-                for router in ("default", "tr"):
+                for router in options.routers.split(","):
                     other = proxies.thunderagent(engine, options.thunderagent, router)
                     ways.append(await stack.enter_async_context(other))
             found[name] = await measure(ways, model, options)
@@ -259,6 +268,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--engine", choices=("fake", "vllm", "both"), default="both")
     parser.add_argument("--thunderagent", type=Path, metavar="CHECKOUT", help="folder of its repository")
+    parser.add_argument("--routers", default="default,tr", help="modes of ThunderAgent, by commas")
     parser.add_argument("--rounds", type=int, default=200, help="calls of each load, one at a time, each way")
     parser.add_argument("--calls", type=int, default=300, help="calls of each batch, many at once")
     parser.add_argument("--at-once", type=int, default=16, help="how many at once")

@@ -116,7 +116,10 @@ async def thunderagent(engine: Engine, checkout: Path, router: str) -> AsyncIter
         yield Proxy(f"ThunderAgent ({router})", url, process.pid)
     finally:
         process.terminate()
-        await asyncio.to_thread(process.wait, END_S)
+        try:
+            await asyncio.to_thread(process.wait, END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 @asynccontextmanager

@@ -1,0 +1,261 @@
+"""Real engines are killed and stopped under calls, and the gateway is ended under load: programs go on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from autellix_backend.engines.demo_model import DEMO_MODEL_NAME
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
+
+CHAT = "/v1/chat/completions"
+STARTUP_S = 600.0
+RETURN_S = 1200.0
+SETTINGS = f"""
+[gateway]
+port = 0
+recovery_wait_s = {RETURN_S}
+shutdown_grace_s = 60
+[engine]
+max_num_seqs = 4
+max_restarts = 8
+restart_window_s = 3600
+restart_delay_s = 0.1
+probe_period_s = 1
+probe_timeout_s = 4
+max_failed_probes = 2
+shutdown_timeout_s = 5
+stall_timeout_s = 20
+"""
+
+
+@dataclass(slots=True)
+class Backend:
+    """A running `autellix serve`."""
+
+    process: subprocess.Popen[str]
+    url: str
+
+    def engine_pids(self) -> dict[int, str]:
+        """Return the processes of the engine with their command lines: all of its guard's session."""
+        names = (entry.name for entry in Path("/proc").iterdir())
+        stats = {int(name): _stat(int(name)) for name in names if name.isdigit()}
+        guards = {pid for pid, stat in stats.items() if stat and stat[1] == str(self.process.pid)}
+        return {
+            pid: Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+            for pid, stat in stats.items()
+            if stat and stat[0] != "Z" and stat[3].isdigit() and int(stat[3]) in guards
+        }
+
+    def core_pids(self) -> list[int]:
+        """Return the engine's core, which its HTTP server talks to."""
+        return [pid for pid, command in self.engine_pids().items() if "EngineCore" in command]
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Return a process's state, parent, group and session."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+@pytest.fixture(scope="module")
+def backend(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
+    pytest.importorskip("vllm")
+    folder = tmp_path_factory.mktemp("failures")
+    (folder / "settings.toml").write_text(SETTINGS)
+    command = [sys.executable, "-m", "autellix_backend.cli.main", "serve", str(demo_model)]
+    command += ["--config", str(folder / "settings.toml"), "--served-model-name", DEMO_MODEL_NAME]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, "AUTELLIX_CACHE_DIR": str(folder)},
+        )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert "is ready" in line, (folder / "log").read_text()
+        yield Backend(process, line.partition(" at ")[2].partition("/v1")[0])
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+@dataclass(slots=True)
+class Client:
+    """Calls to the backend, counted."""
+
+    backend: Backend
+    http: aiohttp.ClientSession
+
+    async def chat(self, program: str, *, max_tokens: int = 8) -> tuple[int, dict[str, Any]]:
+        async with self.http.post(self.backend.url + CHAT, **_call(program, max_tokens)) as response:
+            return response.status, await response.json()
+
+    async def stream(self, program: str, has_begun: asyncio.Event, *, max_tokens: int) -> bytes:
+        async with self.http.post(
+            self.backend.url + CHAT, **_call(program, max_tokens, stream=True)
+        ) as response:
+            assert response.status == 200
+            first = await response.content.readuntil(b"\n\n")
+            has_begun.set()
+            return first + await response.read()
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with self.http.get(self.backend.url + path) as response:
+            return response.status, await response.json()
+
+    async def metric(self, start: str) -> float:
+        async with self.http.get(self.backend.url + "/metrics") as response:
+            lines = (await response.text()).splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(start))
+
+    async def until(self, condition: Callable[[], Awaitable[bool]], timeout_s: float = 60.0) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not await condition():  # noqa: ASYNC110 - the backend tells when asked
+                await asyncio.sleep(0.1)
+
+    async def in_flight(self, count: int) -> None:
+        async def holds() -> bool:
+            shown = (await self.get("/autellix/v1/engines"))[1]["engines"][0]
+            return shown["open_calls"] == count and shown["held_calls"] == 0
+
+        await self.until(holds)
+        # On its way, a call is open as well.
+        await asyncio.sleep(0.3)
+
+    async def nothing_is_open(self) -> bool:
+        shown = (await self.get("/autellix/v1/engines"))[1]["engines"][0]
+        programs = (await self.get("/autellix/v1/programs"))[1]["programs"]
+        return not shown["open_calls"] and not any(program["active_calls"] for program in programs)
+
+
+def _call(program: str, max_tokens: int, **fields: object) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "Tell me about queues."}]
+    body = {"model": DEMO_MODEL_NAME, "messages": messages, "ignore_eos": True, "max_tokens": max_tokens}
+    return {"json": body | fields, "headers": {"X-Autellix-Program-ID": program}}
+
+
+def drill(backend: Backend, run: Callable[[Client], Awaitable[None]]) -> None:
+    """Run a drill; before and after it no call is open, and each was settled once."""
+
+    async def main() -> None:
+        timeout = aiohttp.ClientTimeout(total=RETURN_S)
+        async with aiohttp.ClientSession(timeout=timeout) as http:
+            client = Client(backend, http)
+            assert (await client.chat("warm-up"))[0] == 200
+            await run(client)
+            await client.until(client.nothing_is_open)
+            assert (await client.get("/readyz"))[0] == 200
+
+    asyncio.run(main())
+
+
+def killed_core(backend: Backend) -> tuple[list[int], signal.Signals]:
+    return backend.core_pids(), signal.SIGKILL
+
+
+def killed_tree(backend: Backend) -> tuple[list[int], signal.Signals]:
+    return list(backend.engine_pids()), signal.SIGKILL
+
+
+def stopped_tree(backend: Backend) -> tuple[list[int], signal.Signals]:
+    return list(backend.engine_pids()), signal.SIGSTOP
+
+
+def stopped_core(backend: Backend) -> tuple[list[int], signal.Signals]:
+    return backend.core_pids(), signal.SIGSTOP
+
+
+@pytest.mark.parametrize("fault", [killed_core, killed_tree, stopped_tree, stopped_core])
+def test_an_engine_fails_under_calls(backend: Backend, fault: Any) -> None:
+    """A stream ends with an error event; a call without a byte of its answer goes to the next engine."""
+
+    async def run(client: Client) -> None:
+        settled_before = await client.metric("autellix_calls_total")
+        restarts_before = await client.metric("autellix_engine_restarts_total")
+        has_begun = asyncio.Event()
+        stream = asyncio.create_task(client.stream("streaming", has_begun, max_tokens=1500))
+        await has_begun.wait()
+        waiting = asyncio.create_task(client.chat("waiting", max_tokens=1500))
+        await client.in_flight(2)
+        old = backend.engine_pids()
+        victims, number = fault(backend)
+        assert victims
+        for pid in victims:
+            os.kill(pid, number)
+        events = (await stream).split(b"\n\n")
+        errors = [json.loads(event[6:])["error"] for event in events if event.startswith(b'data: {"error"')]
+        assert [(error["code"], error["retryable"]) for error in errors] == [("engine_unavailable", False)]
+        # The programs go on, the one whose stream broke off as well.
+        assert (await client.chat("streaming"))[0] == 200
+        status, answer = await waiting
+        assert (status, answer["usage"]["completion_tokens"]) == (200, 1500)
+        await client.until(client.nothing_is_open)
+        assert await client.metric("autellix_engine_restarts_total") == restarts_before + 1
+        assert await client.metric("autellix_calls_total") == settled_before + 3
+        assert not old.keys() & backend.engine_pids().keys(), "nothing is left of the engine that failed"
+
+    drill(backend, run)
+
+
+def test_an_engine_dies_between_calls(backend: Backend) -> None:
+    """The next call waits for the engine's return."""
+
+    async def run(client: Client) -> None:
+        redispatched = await client.metric("autellix_redispatches_total")
+        for pid in backend.engine_pids():
+            os.kill(pid, signal.SIGKILL)
+        answers = await asyncio.gather(*(client.chat(f"p{number}") for number in range(3)))
+        assert [status for status, _ in answers] == [200] * 3
+        assert all(answer["autellix"]["wait_s"] > 1 for _, answer in answers)
+        assert await client.metric("autellix_redispatches_total") == redispatched, "none was under way"
+
+    drill(backend, run)
+
+
+def test_the_gateway_ends_under_load(backend: Backend) -> None:
+    """Running calls end, fresh ones are refused, no process is left, and all of it in time."""
+
+    async def main() -> None:
+        async with aiohttp.ClientSession() as http:
+            client = Client(backend, http)
+            has_begun = asyncio.Event()
+            stream = asyncio.create_task(client.stream("streaming", has_begun, max_tokens=1000))
+            await has_begun.wait()
+            calls = [asyncio.create_task(client.chat(f"p{number}", max_tokens=500)) for number in range(6)]
+            await client.in_flight(7)
+            engine = backend.engine_pids()
+            backend.process.send_signal(signal.SIGTERM)
+
+            async def is_draining() -> bool:
+                return (await client.get("/readyz"))[0] == 503
+
+            await client.until(is_draining)
+            status, answer = await client.chat("late")
+            assert (status, answer["error"]["code"]) == (503, "shutting_down")
+            assert (await stream).endswith(b"data: [DONE]\n\n")
+            assert [status for status, _ in await asyncio.gather(*calls)] == [200] * 6
+        started_s = time.monotonic()
+        assert await asyncio.to_thread(backend.process.wait, 60) == 0
+        assert time.monotonic() - started_s < 30
+        assert not any(map(_stat, engine))
+
+    asyncio.run(main())
