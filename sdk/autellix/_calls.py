@@ -24,6 +24,8 @@ TRUNCATED = "truncated"
 LONGEST_WAIT_S = 0.05
 """How long the first call to a host that nobody has configured waits to learn whether it is a backend."""
 POLL_S = 0.001
+_RAW_NAMES: dict[str, tuple[bytes, bytes]] = {}
+"""Our headers' names as they are sent and in lower case; there are a dozen."""
 
 
 class Call:
@@ -54,7 +56,7 @@ def annotate(backend: Backend, call: Call, request: Any) -> None:
         _add(request.headers, call.headers)
     link = session.link(backend)
     if link.state != REGISTERED:
-        backend.authorization = request.headers.get("Authorization")
+        backend.authorization = _authorization(request.headers)
     elif link.token is not None:
         # Not kept with the others: a retry sends the token that has arrived since.
         _add(request.headers, {names.SESSION_TOKEN: link.token})
@@ -63,24 +65,49 @@ def annotate(backend: Backend, call: Call, request: Any) -> None:
 
 def _add(headers: Any, ours: dict[str, str]) -> None:
     """Add headers to a request of httpx; one that the user has set stays."""
-    entries = getattr(headers, "_list", None)
-    if type(entries) is list and entries and len(entries[0]) == 3:
-        # What httpx and httpx2 keep: name, lower-case name, value. Their own way in takes ten times as long,
-        # and would be most of what a call costs with us.
-        taken = {entry[1] for entry in entries}
+    entries = _entries(headers)
+    if entries is None:
         for name, value in ours.items():
-            raw = name.encode("ascii")
-            lower = raw.lower()
-            if lower not in taken:
-                entries.append((raw, lower, value.encode("ascii")))
+            headers.setdefault(name, value)
         return
+    taken = {entry[1] for entry in entries}
     for name, value in ours.items():
-        headers.setdefault(name, value)
+        raw = _RAW_NAMES.get(name)
+        if raw is None:
+            raw = _RAW_NAMES[name] = (name.encode("ascii"), name.lower().encode("ascii"))
+        if raw[1] not in taken:
+            entries.append((*raw, value.encode("ascii")))
+
+
+def _authorization(headers: Any) -> str | None:
+    """Return what a request of httpx authorises itself with."""
+    entries = _entries(headers)
+    if entries is None:
+        found: str | None = headers.get("Authorization")
+        return found
+    for _, lower, value in entries:
+        if lower == b"authorization":
+            return str(value, "latin-1")
+    return None
+
+
+def _entries(headers: Any) -> list[tuple[bytes, bytes, bytes]] | None:
+    """Return what httpx and httpx2 keep: name, lower-case name, value; None if these headers are otherwise.
+
+    Their own ways in and out take ten times as long, and would be most of what a call costs with us.
+    """
+    entries = getattr(headers, "_list", None)
+    return entries if type(entries) is list and entries and len(entries[0]) == 3 else None
+
+
+def is_to_be_asked(backend: Backend) -> bool:
+    """Tell whether nobody has configured a host, and its answer is not known and was not waited for yet."""
+    return backend.state == _backends.ASKED and not backend.is_decided and not backend.is_waited_for
 
 
 def ask(backend: Backend, authorization: str | None) -> bool:
     """Ask a host that nobody has configured what it is; tell whether its answer is worth a wait."""
-    if backend.state != _backends.ASKED or backend.is_decided or backend.is_waited_for:
+    if not is_to_be_asked(backend):
         return False
     backend.authorization = authorization
     control().touch(backend, current_session())
