@@ -4,8 +4,8 @@
 
 Costs are differences of the same work with the client on and off, in one process: the median over many short
 rounds of the difference within a round, for a host's speed changes between rounds, and the difference of the
-fastest rounds. The transport is inside the process, so a call costs what the OpenAI client and we cost, and no
-network. Imports are those of an installed package, whose bytecode is there.
+fastest rounds. The transport is inside the process, so a call costs what the OpenAI client and we cost, and
+no network. Imports are those of an installed package, whose bytecode is there.
 """
 
 from __future__ import annotations
