@@ -151,6 +151,22 @@ def test_a_feed_ends_with_its_client(serve: Any, wait_until: Any) -> None:
     asyncio.run(main())
 
 
+def test_there_are_only_so_many_feeds(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events_api, "MAX_LISTENERS", 1)
+
+    async def main() -> None:
+        async with serve() as rig, rig.client.get(rig.url + EVENTS) as first:
+            await listening(first)
+            async with rig.client.get(rig.url + EVENTS) as second:
+                error = (await second.json())["error"]
+                assert (second.status, error["code"]) == (503, "too_many_listeners")
+                assert "1 clients listen" in error["message"]
+                assert second.headers["x-should-retry"] == "true"
+            assert "autellix_event_listeners 1.0" in await metrics_of(rig)
+
+    asyncio.run(main())
+
+
 def test_a_feed_ends_with_the_server(serve: Any) -> None:
     """The listener's connection is closed in good order, at once."""
 

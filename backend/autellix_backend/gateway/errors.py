@@ -218,6 +218,17 @@ class OverloadedError(UnavailableError):
         super().__init__(f"the queue before engine {engine} is full: the limit is {limit}")
 
 
+class TooManyListenersError(UnavailableError):
+    """As many listen to the feed of events as may."""
+
+    code = "too_many_listeners"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"{limit} clients listen to the events already, which is the limit; one must go first"
+        )
+
+
 class ShuttingDownError(UnavailableError):
     """The gateway ends and takes no more calls."""
 

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from autellix_backend.gateway.errors import InvalidRequestError
+from autellix_backend.gateway.errors import InvalidRequestError, TooManyListenersError
 from autellix_backend.gateway.events import Event, EventFeed, Subscription
 from autellix_backend.gateway.tenants import Tenant, Tenants
 from autellix_backend.gateway.watches import Watches
@@ -18,6 +18,8 @@ from autellix_wire import API_PREFIX, InvalidIdError, check_id
 EVENTS_PATH = API_PREFIX + "/events"
 KEEP_ALIVE_S = 15.0
 """How often a silent feed sends a comment, so that nobody in between takes the connection for dead."""
+MAX_LISTENERS = 256
+"""Feeds open at once: each may hold a thousand events in memory."""
 FAREWELL_S = 1.0
 """How long the end of a feed may take, whose client does not read."""
 
@@ -34,6 +36,8 @@ class EventsEndpoint:
         """Answer one request."""
         viewer = self._tenants.of(scope)
         program_ids = _program_ids(scope, viewer)
+        if self._feed.listener_count >= MAX_LISTENERS:
+            raise TooManyListenersError(MAX_LISTENERS)
         with self._feed.subscribe(viewer, program_ids) as subscription:
             headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
