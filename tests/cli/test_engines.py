@@ -49,6 +49,8 @@ def test_engines_join_drain_and_leave(capsys: pytest.CaptureFixture[str]) -> Non
 
         assert told("add", third, "--name", "late", "--kind", "vllm") == f"late ({third}): up"
         assert told("drain", "one").endswith(": draining")
+        assert told("undrain", "one").endswith(": up")
+        assert told("drain", "one").endswith(": draining")
         assert told("remove", "two").endswith(": left")
         assert [line.split()[:2] for line in told("list").splitlines()[1:]] == [
             ["one", "draining"],

@@ -236,6 +236,32 @@ def test_calls_in_line_for_a_drained_engine_go_elsewhere() -> None:
     asyncio.run(main())
 
 
+def test_a_drained_engine_is_taken_back() -> None:
+    """As is one that waiting calls were sent away from; one that leaves is not."""
+
+    async def main() -> None:
+        slow = FakeBehaviour(token_delay_s=0.05)
+        async with serving(slow, slow, max_in_flight=1) as rig:
+            await rig.ask("POST", "/fake-0/drain")
+            assert (await rig.chat())[1] == "fake-1"
+            status, told = await rig.ask("POST", "/fake-0/undrain")
+            assert (status, told["state"]) == (200, "up")
+            answers = await asyncio.gather(*(rig.chat(f"p{at}") for at in range(4)))
+            assert Counter(answers) == {(200, "fake-0"): 2, (200, "fake-1"): 2}
+            assert (await rig.ask("POST", "/fake-0/undrain"))[0] == 200
+            last = asyncio.create_task(rig.chat("p"))
+            pool = rig.app.state.pool
+            await until(lambda: any(member.open_calls for member in pool))
+            leaving = next(member.name for member in pool if member.open_calls)
+            await rig.ask("DELETE", f"/{leaving}")
+            status, told = await rig.ask("POST", f"/{leaving}/undrain")
+            assert (status, told["error"]["code"], told["error"]["param"]) == (409, "conflict", "name")
+            assert (await last)[0] == 200
+            assert (await rig.ask("POST", "/nobody/undrain"))[0] == 404
+
+    asyncio.run(main())
+
+
 def test_an_engine_joins_at_run_time() -> None:
     async def main() -> None:
         async with serving(FakeBehaviour()) as rig:

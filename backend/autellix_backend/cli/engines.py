@@ -13,7 +13,7 @@ from autellix_backend.settings import ENGINE_KINDS
 
 ENGINES = "/engines"
 LOOK_PERIOD_S = 0.5
-ACTIONS = ("list", "add", "drain", "remove")
+ACTIONS = ("list", "add", "drain", "undrain", "remove")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "engine",
         nargs="?",
         metavar="URL|NAME",
-        help="address of a running server to add; name of the engine to drain or remove",
+        help="address of a running server to add; name of the engine to drain, undrain or remove",
     )
     parser.add_argument("--name", help="add: what the engine is called, by default remote-0, remote-1, …")
     parser.add_argument("--kind", choices=ENGINE_KINDS, help="add: what sort of server it is")
@@ -66,7 +66,9 @@ def _change(gateway: RemoteGateway, args: argparse.Namespace) -> dict[str, Any]:
         body = {"url": args.engine, **{key: value for key, value in named.items() if value is not None}}
         return gateway.ask("POST", ENGINES, body)
     path = f"{ENGINES}/{quote(args.engine, safe='')}"
-    return gateway.ask("POST", f"{path}/drain") if args.action == "drain" else gateway.ask("DELETE", path)
+    if args.action == "remove":
+        return gateway.ask("DELETE", path)
+    return gateway.ask("POST", f"{path}/{args.action}")
 
 
 def _wait_until_gone(gateway: RemoteGateway, name: str) -> None:

@@ -25,7 +25,10 @@ PACKAGE = "autellix"
 COMMANDS = {
     "serve": ("autellix_backend.cli.serve", "serve a model behind program-aware scheduling"),
     "keys": ("autellix_backend.cli.keys", "make API keys for tenants"),
-    "engines": ("autellix_backend.cli.engines", "list, add, drain and remove the engines of a gateway"),
+    "engines": (
+        "autellix_backend.cli.engines",
+        "list, add, drain, undrain and remove the engines of a gateway",
+    ),
     "ps": ("autellix_backend.cli.ps", "list the programs that a gateway knows"),
     "why": ("autellix_backend.cli.why", "say why a program is not further"),
     "top": ("autellix_backend.cli.top", "watch engines and programs"),

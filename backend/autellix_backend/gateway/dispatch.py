@@ -203,6 +203,10 @@ class Dispatcher:
         for slot in list(self._held.values()):
             self._judge(slot)
 
+    def reinstate(self) -> None:
+        """Let calls wait here again."""
+        self._is_retired = False
+
     def drain(self) -> None:
         """Take no more calls and refuse those that wait; the ones at the engine go on."""
         self.is_draining = True

@@ -48,6 +48,7 @@ class EnginesApi:
             Route(ENGINES_PATH, self.list, methods=["GET"]),
             Route(ENGINES_PATH, self.add, methods=["POST"]),
             Route(ENGINES_PATH + "/{name}/drain", self.drain, methods=["POST"]),
+            Route(ENGINES_PATH + "/{name}/undrain", self.undrain, methods=["POST"]),
             Route(ENGINES_PATH + "/{name}", self.remove, methods=["DELETE"]),
         ]
 
@@ -86,6 +87,11 @@ class EnginesApi:
         """Send an engine no further calls."""
         self._tenants.of(request.scope).check_admin("draining engines")
         return self._answer(self._pool.drain(request.path_params["name"]), 200)
+
+    async def undrain(self, request: Request) -> Response:
+        """Send a drained engine calls again."""
+        self._tenants.of(request.scope).check_admin("draining engines")
+        return self._answer(self._pool.undrain(request.path_params["name"]), 200)
 
     async def remove(self, request: Request) -> Response:
         """Send an engine no further calls, and part with it once it has none left."""

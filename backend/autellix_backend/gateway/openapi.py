@@ -168,6 +168,14 @@ OPERATIONS = (
         errors=(403, 404, 409),
     ),
     _Operation(
+        path=ENGINES_PATH + "/{name}/undrain",
+        method="POST",
+        summary="Send a drained engine calls again",
+        parameters=_ENGINE,
+        answers=((200, schemas.ONE_ENGINE),),
+        errors=(403, 404, 409),
+    ),
+    _Operation(
         path=ENGINES_PATH + "/{name}",
         method="DELETE",
         summary="Part with an engine once its last call has ended",

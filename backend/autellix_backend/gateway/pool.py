@@ -131,6 +131,22 @@ class EnginePool:
         member.dispatcher.retire()
         return member
 
+    def undrain(self, name: str) -> Member:
+        """Send a drained engine calls again; one that was not drained stays as it is.
+
+        Raises:
+            NotFoundError: if there is no engine of this name.
+            ConflictError: if it is removed already, and leaves with its last call.
+        """
+        member = self.get(name)
+        if member.is_leaving:
+            raise ConflictError(
+                f"{name} is leaving; expected it to be added again once it has left", param="name"
+            )
+        member.is_draining = False
+        member.dispatcher.reinstate()
+        return member
+
     def remove(self, name: str) -> Member:
         """Drain an engine and let it leave with its last call; raises as drain() does."""
         member = self.drain(name)
