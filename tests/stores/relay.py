@@ -37,7 +37,11 @@ class Relay:
         if self._is_cut:
             writer.transport.abort()
             return
-        there, back = await asyncio.open_connection("127.0.0.1", self._server_port)
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", self._server_port)
+        except OSError:
+            writer.transport.abort()
+            return
         mine = {writer, back}
         self._writers |= mine
         try:

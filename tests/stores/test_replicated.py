@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -205,6 +206,53 @@ def test_what_ends_or_starts_out_of_sight_is_told_on_return(shared: Table, pair:
     shared.run(main())
 
 
+def test_a_program_that_only_a_parted_gateway_had_ends_with_the_other_side(shared: Table, pair: Pair) -> None:
+    """Both sides saw it for the first time while they were parted, and one was told of its end."""
+
+    async def main() -> None:
+        async with pair() as (far, near, relay):
+            relay.cut()
+            for name in ("deleted", "final", "running", "kept"):
+                for store, key in ((far, "far"), (near, "near")):
+                    await store.begin(start(f"{name}-{key}", name, "s"), 0.0)
+                    is_final = (name, key) == ("final", "near")
+                    if (name, key) != ("running", "far"):
+                        await store.settle(end(f"{name}-{key}", 1.0, program=name, is_final=is_final), 1.0)
+            assert await near.end_program("deleted", 2.0) is True
+            assert await near.end_program("running", 2.0) is True
+            relay.mend()
+            await returned(far, 3.0)
+            assert {view.program_id for view in await near.programs()} == {"running", "kept"}
+            await far.settle(end("running-far", 1.0, program="running"), 4.0)
+            assert [view.program_id for view in await far.programs()] == ["kept"]
+            assert (await view_of(near, "kept")).service_s == 2.0
+            await asyncio.to_thread(far.check)
+
+    shared.run(main())
+
+
+def test_a_session_that_ends_out_of_sight_takes_its_new_programs_along(shared: Table, pair: Pair) -> None:
+    async def main() -> None:
+        async with pair() as (far, near, relay):
+            relay.cut()
+            await far.open_session("s", 0.0)
+            for name in ("idle", "busy"):
+                await far.begin(start(f"{name}-1", name, "s"), 0.0)
+                await far.settle(end(f"{name}-1", 1.0, program=name), 1.0)
+            await far.begin(start("busy-2", "busy", "s"), 1.0)
+            await near.begin(start("idle-2", "idle"), 1.0)
+            await near.settle(end("idle-2", 1.0, program="idle"), 1.0)
+            assert await far.close_session("s", 2.0) is True
+            relay.mend()
+            await returned(far, 3.0)
+            assert [view.program_id for view in await near.programs()] == ["busy"]
+            await far.settle(end("busy-2", 1.0, program="busy"), 4.0)
+            assert await near.counts() == Counts(programs=0, sessions=0, active_calls=0)
+            await asyncio.to_thread(far.check)
+
+    shared.run(main())
+
+
 @pytest.fixture
 def own_server(redis_program: str, tmp_path: Path) -> Iterator[RedisServer]:
     """Yield a server that a test may kill."""
@@ -241,6 +289,35 @@ def test_a_table_that_comes_back_empty_is_restored(
             assert (await view_of(store, "quiet")).service_s == 1.0
         assert (await view_of(one)).session_ids == ("s",)
         assert await other.heartbeat("s", 6.0) is True
+        one.check()
+
+    table = Table("replicated", own_server.url)
+    table.run(main())
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_what_ended_while_the_table_was_lost_is_not_restored(own_server: RedisServer, is_known: bool) -> None:
+    """Whichever gateway returns first: the one that was told of the end, or the one that was not."""
+
+    async def main() -> None:
+        one, other = await table.open(), await table.open()
+
+        async def call(number: int) -> None:
+            for store, name in itertools.product((one, other), ("p", "q")):
+                key = f"{name}-{number}-{store is one}"
+                await store.begin(start(key, name), 0.0)
+                await store.settle(end(key, 1.0, program=name), 1.0)
+
+        if is_known:
+            await call(0)
+        own_server.stop()
+        await call(1)
+        await one.end_program("p", 2.0)
+        await other.end_program("q", 2.0)
+        own_server.start()
+        await returned(one, 3.0)
+        await returned(other, 3.0)
+        assert await one.counts() == Counts(programs=0, sessions=0, active_calls=0)
         one.check()
 
     table = Table("replicated", own_server.url)

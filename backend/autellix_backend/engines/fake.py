@@ -18,6 +18,7 @@ from typing import Any
 
 from aiohttp import web
 
+from autellix_backend.core.accounting import CallAccount
 from autellix_backend.engines.fake_answers import (
     CHAT_PATH,
     COMPLETIONS_PATH,
@@ -61,7 +62,22 @@ class FakeEngine:
         keeps_requests: bool = True,
         is_owned: bool = True,
         kind: EngineKind = EngineKind.VLLM,
+        port: int = 0,
+        on_account: Callable[[CallAccount], None] | None = None,
     ) -> None:
+        """Prepare a server; start() has it listen.
+
+        Args:
+            behaviour: How it answers at first.
+            name: What receipts show.
+            accounting_socket: Where it sends accounts; None for an engine that sends none.
+            keep_alive_s: How long it keeps an idle connection.
+            keeps_requests: Whether it remembers what it received.
+            is_owned: Whether a supervisor may kill and restart it.
+            kind: Whose fields its calls may have.
+            port: Where it listens; 0 is any free port, another one at each start.
+            on_account: Told what each call cost, whether or not that is sent anywhere.
+        """
         self.behaviour = behaviour or FakeBehaviour()
         self.requests: list[ReceivedRequest] = []
         self.completed_calls = 0
@@ -74,6 +90,8 @@ class FakeEngine:
         self._keeps_requests = keeps_requests
         self._is_owned = is_owned
         self._kind = kind
+        self._port = port
+        self._on_account = on_account
         self._runner: web.AppRunner | None = None
         self._base_url = ""
         self._failure: str | None = None
@@ -123,7 +141,7 @@ class FakeEngine:
         return self._is_owned
 
     async def start(self) -> None:
-        """Listen on a free port of the loopback address."""
+        """Listen on the loopback address."""
         if self._runner is not None:
             return
         app = web.Application(client_max_size=MAX_BODY_BYTES)
@@ -141,7 +159,7 @@ class FakeEngine:
             shutdown_timeout=0.1,
         )
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
         self._base_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         self._failure = None
 
@@ -303,11 +321,17 @@ class FakeEngine:
         return response
 
     def _account(self, call: FakeCall) -> None:
-        """Send the call's accounting datagram, once."""
-        if call.is_accounted or self._accounting_socket is None or not call.behaviour.sends_accounts:
+        """Tell what the call cost, once."""
+        if call.is_accounted or not call.behaviour.sends_accounts:
             return
         call.is_accounted = True
-        message = call.account(self._steps).to_bytes()
+        account = call.account(self._steps)
+        if self._on_account is not None:
+            self._on_account(account)
+        if self._accounting_socket is not None:
+            self._send(account.to_bytes())
+
+    def _send(self, message: bytes) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
             # As in the real plugin: with nobody listening, or the listener behind, the record is dropped.

@@ -41,6 +41,11 @@ class LocalCopy(MemoryStore):
         program = self._table.get(program_id)
         return {} if program is None else dict(program.path_ends_s)
 
+    def kept_by(self, session_id: str) -> list[str]:
+        """Return the programs that this session alone keeps."""
+        programs = self._programs_of.get(session_id, {})
+        return [name for name in programs if len(self._entries[name].session_ids) == 1]
+
     def sessions(self) -> dict[str, float]:
         """Return the sessions with their last heartbeats."""
         return dict(self._heartbeats)

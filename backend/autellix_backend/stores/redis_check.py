@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from redis import Redis
 
-SINGLE_KEYS = {"epoch", "gateways", "gone", "programs", "active", "idle", "sessions", "ends", "numbers"}
+SINGLE_KEYS = {
+    "epoch",
+    "gateways",
+    "gone",
+    "programs",
+    "active",
+    "idle",
+    "sessions",
+    "ends",
+    "ended",
+    "numbers",
+}
 
 
 def check_table(url: str, tag: str) -> None:

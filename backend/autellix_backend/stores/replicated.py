@@ -181,12 +181,18 @@ class ReplicatedStore:
 
     async def close_session(self, session_id: str, now: float) -> bool:
         """End a session with the programs that it alone keeps."""
+        ended = {name: self._local.standing(name) for name in self._local.kept_by(session_id)}
         was_here = await self._local.close_session(session_id, now)
-        if self._problem is None:
-            try:
+        try:
+            if self._problem is None:
                 return await self._shared.close_session(session_id, now)
-            except StoreUnavailableError as error:
-                self._go_alone(error)
+        except StoreUnavailableError as error:
+            self._go_alone(error)
+        finally:
+            # The table ends those that it knows the session of.
+            for program_id, base in ended.items():
+                if self._is_alone(program_id):
+                    self._note_end(program_id, now, base)
         self._beats.pop(session_id, None)
         self._closed[session_id] = None
         self._on_fallback()
@@ -202,9 +208,7 @@ class ReplicatedStore:
                 return await self._shared.end_program(program_id, now)
             except StoreUnavailableError as error:
                 self._go_alone(error)
-        delta = self._delta(program_id, now, base)
-        delta.is_ended = True
-        self._drop_if_private(delta)
+        self._note_end(program_id, now, base)
         self._on_fallback()
         return was_here
 
@@ -279,6 +283,12 @@ class ReplicatedStore:
                 base=base or {},
             )
         return delta
+
+    def _note_end(self, program_id: str, now: float, base: dict[str, float] | None) -> None:
+        """Remember for the table that a program ended, at once or with its last running call."""
+        delta = self._delta(program_id, now, base)
+        delta.is_ended = True
+        self._drop_if_private(delta)
 
     def _drop_if_private(self, delta: Delta) -> None:
         """Forget what happened to a program that came and went out of the table's sight, but not its end.

@@ -9,7 +9,9 @@ local gateway, delta = ARGV[1], cjson.decode(ARGV[2])
 local program = delta.program
 local p, r = key('p', program), key('r', program)
 local is_gone = false
-if call('EXISTS', p) == 0 and delta.is_known and not delta.base then
+local ended = call('ZSCORE', ENDED, program)
+local has_ended = delta.is_known and not delta.base or ended and number(ended) >= delta.created
+if call('EXISTS', p) == 0 and has_ended then
   if next(delta.running) == nil then
     return 0
   end

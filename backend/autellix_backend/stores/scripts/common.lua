@@ -9,6 +9,7 @@
 --   active, idle          sorted sets: programs with running calls -> number; without -> last event
 --   sessions              sorted set: session -> last heartbeat
 --   ends                  stream of the programs that left, the last ones
+--   ended                 sorted set: program -> when it left, or was ended without being here; the last ones
 --   p:<program>           hash: everything that is one value
 --   r:<program>           hash: running call -> order and start
 --   l:<program>           hash: calls that were given up with their gateway
@@ -27,6 +28,7 @@ end
 
 local PROGRAMS, ACTIVE, IDLE = tag .. ':programs', tag .. ':active', tag .. ':idle'
 local SESSIONS, ENDS = tag .. ':sessions', tag .. ':ends'
+local ENDED = tag .. ':ended'
 local GATEWAYS, GONE = tag .. ':gateways', tag .. ':gone'
 local KEPT_ENDS = 10000
 
@@ -139,6 +141,13 @@ local function charge(program, rule, ending)
   end
 end
 
+-- Remember that a program ended, for gateways that had it out of the table's sight and come back later.
+local function note_end(program)
+  local now = call('TIME')
+  call('ZADD', ENDED, text(now[1] + now[2] / 1e6), program)
+  call('ZREMRANGEBYRANK', ENDED, 0, -KEPT_ENDS - 1)
+end
+
 -- Remove a program; return what its class learns from it.
 local function drop(program, gateway)
   local known = call('HMGET', key('p', program), 'name', 'total_service_s', 'finished')
@@ -151,6 +160,7 @@ local function drop(program, gateway)
   call('ZREM', PROGRAMS, program)
   call('ZREM', ACTIVE, program)
   call('ZREM', IDLE, program)
+  note_end(program)
   local gone = {program, known[1] or '', known[2] or '0', known[3] or '0'}
   call('XADD', ENDS, 'MAXLEN', '~', KEPT_ENDS, '*',
     'gateway', gateway, 'program', gone[1], 'name', gone[2], 'service', gone[3], 'finished', gone[4])

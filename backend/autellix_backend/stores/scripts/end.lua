@@ -3,4 +3,7 @@ if not is_member(ARGV[1]) then
   return redis.error_reply(NOT_MEMBER)
 end
 local was_there, entry = finish(ARGV[2], ARGV[1])
+if not was_there then
+  note_end(ARGV[2])
+end
 return {was_there and 1 or 0, {entry}}

@@ -1,0 +1,19 @@
+"""`autellix serve` that tells on SIGUSR1 how many tasks its event loop has, as a line on standard output."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+from autellix_backend.cli.main import main
+
+
+def tell(*_: object) -> None:
+    os.write(sys.stdout.fileno(), f"tasks: {len(asyncio.all_tasks())}\n".encode())
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGUSR1, tell)
+    sys.exit(main())
