@@ -54,7 +54,7 @@ class Cluster:
     ledgers: list[Path]
     """What the engines wrote down of each call; none of them where they are real."""
     idle: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Tasks and sockets of a gateway that has just started."""
+    """Tasks and sockets of each gateway before it had any work."""
 
     def start(self) -> None:
         """Start everything."""
@@ -66,12 +66,8 @@ class Cluster:
         for gateway in self.gateways:
             gateway.launch()
         for gateway in self.gateways:
-            self._note_idle(gateway)
-
-    def start_gateway(self, gateway: Server) -> None:
-        """Start one gateway that was killed."""
-        gateway.launch()
-        self._note_idle(gateway)
+            gateway.await_ready()
+            self.idle[gateway.name] = gateway.tasks(), gateway.sockets()
 
     def kill(self) -> None:
         """End everything."""
@@ -113,10 +109,6 @@ class Cluster:
                 service_s = SCHEDULER.nominal_service_s(prompt_tokens, output_tokens)
                 totals[program] = totals.get(program, 0.0) + service_s
         return totals
-
-    def _note_idle(self, gateway: Server) -> None:
-        gateway.await_ready()
-        self.idle[gateway.name] = gateway.tasks(), gateway.sockets()
 
 
 class Line:

@@ -77,7 +77,7 @@ class Operator:
     async def sees(self, gateway: Server, engine: str, state: str) -> bool:
         """Say whether an engine is in a state, as a gateway sees it."""
         states = {one["name"]: one["state"] for one in await self.engines(gateway)}
-        return states[engine] == state
+        return bool(states[engine] == state)
 
 
 @asynccontextmanager

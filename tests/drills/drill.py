@@ -34,7 +34,7 @@ async def drilling(
 ) -> AsyncIterator[Drill]:
     """Load a cluster; at the end, when all works again, check what must hold after every drill."""
     begun_s = time.monotonic()
-    async with operating() as operator, working(cluster.gateways, model) as load:
+    async with operating() as operator, working(cluster.gateways, name=name, model=model) as load:
         await load.more(WARM_CALLS)
         yield Drill(cluster, load, operator)
         await load.rest()

@@ -231,6 +231,22 @@ def test_a_program_that_only_a_parted_gateway_had_ends_with_the_other_side(share
     shared.run(main())
 
 
+def test_a_program_that_was_to_end_with_a_parted_gateways_call_does(shared: Table, pair: Pair) -> None:
+    async def main() -> None:
+        async with pair() as (far, near, relay):
+            await far.begin(start("a"), 0.0)
+            relay.cut()
+            assert await near.end_program("p", 1.0) is True
+            await far.settle(end("a", 1.0), 2.0)
+            assert (await near.counts()).programs == 1
+            relay.mend()
+            await returned(far, 3.0)
+            assert await near.counts() == Counts(programs=0, sessions=0, active_calls=0)
+            await asyncio.to_thread(far.check)
+
+    shared.run(main())
+
+
 def test_a_session_that_ends_out_of_sight_takes_its_new_programs_along(shared: Table, pair: Pair) -> None:
     async def main() -> None:
         async with pair() as (far, near, relay):
@@ -318,6 +334,31 @@ def test_what_ended_while_the_table_was_lost_is_not_restored(own_server: RedisSe
         await returned(one, 3.0)
         await returned(other, 3.0)
         assert await one.counts() == Counts(programs=0, sessions=0, active_calls=0)
+        one.check()
+
+    table = Table("replicated", own_server.url)
+    table.run(main())
+
+
+@pytest.mark.parametrize("is_heard_first", [True, False])
+def test_what_ended_just_before_the_table_was_lost_is_not_restored(
+    own_server: RedisServer, is_heard_first: bool
+) -> None:
+    """One gateway has not heard of the end that another one brought about."""
+
+    async def main() -> None:
+        one, other = await table.open(), await table.open()
+        for store, key in ((one, "a"), (other, "b")):
+            await store.begin(start(key), 0.0)
+            await store.settle(end(key, 1.0), 1.0)
+        assert await one.end_program("p", 2.0) is True
+        own_server.stop()
+        for store in (one, other):
+            await store.heartbeat("nobody", 3.0)
+        own_server.start()
+        for store in (one, other) if is_heard_first else (other, one):
+            await returned(store, 4.0)
+        assert await other.counts() == Counts(programs=0, sessions=0, active_calls=0)
         one.check()
 
     table = Table("replicated", own_server.url)

@@ -31,6 +31,8 @@ from autellix_backend.stores.redis import Entered, RedisStore
 
 MAX_UPLOADS = 64
 """Deltas that are on their way at a time."""
+MAX_LATEST_ENDS = 1000
+"""Far more than end between two rounds of the reaper, when each gateway learns of the others' ends."""
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +68,7 @@ class ReplicatedStore:
         # A dict serves as a set that keeps its order.
         self._closed: dict[str, None] = {}
         self._ended: dict[str, None] = {}
+        self._latest_ends: dict[str, None] = {}
         self._writer = secrets.token_hex(6)
         self._version = 0
         self._end_listeners: list[Callable[[str], None]] = []
@@ -100,6 +103,7 @@ class ReplicatedStore:
             self._on_fallback()
         else:
             inherited = entered.inherited
+            self._latest_ends.pop(call.program_id, None)
             await self._local.begin(call, now)
             self._local.adopt(call.program_id, service_s=entered.service_s, wait_s=entered.wait_s)
         self._open[call.key] = OpenCall(call, now, entered is not None)
@@ -328,6 +332,8 @@ class ReplicatedStore:
         if is_lost:
             # What a table that is gone has taken in counts for nothing.
             self._beats = self._local.sessions()
+            # Another gateway may not have heard of them, and restore those programs.
+            self._ended = {**self._latest_ends, **self._ended}
         for program_id in self._local.program_ids():
             # Calls may have been given up for lost.
             copy = self._local.view(program_id)
@@ -384,6 +390,9 @@ class ReplicatedStore:
     def _left_table(self, program_id: str) -> None:
         if not self._is_alone(program_id):
             self._local.forget(program_id)
+            self._latest_ends[program_id] = None
+            if len(self._latest_ends) > MAX_LATEST_ENDS:
+                del self._latest_ends[next(iter(self._latest_ends))]
             self._tell_end(program_id)
 
     def _left_copy(self, program_id: str) -> None:

@@ -10,7 +10,8 @@ local program = delta.program
 local p, r = key('p', program), key('r', program)
 local is_gone = false
 local ended = call('ZSCORE', ENDED, program)
-local has_ended = delta.is_known and not delta.base or ended and number(ended) >= delta.created
+local ended_meanwhile = ended and number(ended) >= delta.created - CLOCK_ERROR_S
+local has_ended = delta.is_known and not delta.base or ended_meanwhile
 if call('EXISTS', p) == 0 and has_ended then
   if next(delta.running) == nil then
     return 0
@@ -80,7 +81,7 @@ for id, start in pairs(delta.running) do
 end
 local event = math.max(number(call('HGET', p, 'arrival')), number(call('HGET', p, 'completion')), delta.event)
 call('HSET', p, 'completion', text(event))
-if is_gone or delta.is_ended then
+if is_gone or delta.is_ended or call('HEXISTS', p, 'ended') == 1 then
   local _, entry = finish(program, gateway)
   if entry then
     return {entry}

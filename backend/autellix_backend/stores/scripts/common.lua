@@ -31,6 +31,8 @@ local SESSIONS, ENDS = tag .. ':sessions', tag .. ':ends'
 local ENDED = tag .. ':ended'
 local GATEWAYS, GONE = tag .. ':gateways', tag .. ':gone'
 local KEPT_ENDS = 10000
+-- By how much a busy gateway may be wrong about the time here.
+local CLOCK_ERROR_S = 1
 
 local function text(number)
   return string.format('%.17g', number)
