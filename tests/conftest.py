@@ -6,8 +6,10 @@ import asyncio
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.ray_cluster import running_cluster
 from tests.redis_server import RedisServer, find_server, own_all_slots
 
 from autellix_backend.core.config import SchedulerConfig
@@ -46,6 +48,13 @@ def redis_server(redis_program: str, tmp_path_factory: pytest.TempPathFactory) -
         yield server
     finally:
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[Any]:
+    """Yield a Ray cluster of two nodes with one CPU each."""
+    with running_cluster() as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import re
@@ -16,8 +17,9 @@ import aiohttp
 import pytest
 
 from autellix_backend.cli.main import main
-from autellix_backend.cli.serve import serve
-from autellix_backend.engines import factory
+from autellix_backend.cli.options import settings_from_args
+from autellix_backend.cli.serve import add_arguments, serve
+from autellix_backend.engines import replica_spec
 from autellix_backend.engines.base import EngineError
 from autellix_backend.engines.fake import FakeBehaviour, FakeEngine
 from autellix_backend.engines.replica import ReplicaSpec, VllmReplica
@@ -261,9 +263,9 @@ def test_the_demo_model_is_generated_on_demand(tmp_path: Path, monkeypatch: pyte
         built.append(directory)
         return directory
 
-    monkeypatch.setattr(factory, "build_demo_model", build)
+    monkeypatch.setattr(replica_spec, "build_demo_model", build)
 
-    spec = factory.replica_spec(make_settings(tmp_path, model="demo", max_num_seqs=3))
+    spec = replica_spec.replica_spec(make_settings(tmp_path, model="demo", max_num_seqs=3))
 
     assert built == [Path(spec.model)]
     assert built[0].parent == tmp_path
@@ -366,3 +368,13 @@ def test_serves_while_an_engine_is_missing_that_need_not_answer(
             await engine.stop()
 
     assert asyncio.run(main()) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "address"), [([], None), (["--ray"], "auto"), (["--ray", "head:6379"], "head:6379")]
+)
+def test_ray_needs_no_address(words: list[str], address: str | None) -> None:
+    """`--ray` alone means the cluster that this machine is a node of."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert settings_from_args(parser.parse_args(["demo", *words])).ray.address == address

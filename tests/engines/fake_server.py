@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,13 +21,29 @@ class Handler(BaseHTTPRequestHandler):
             sys.stderr.write("RuntimeError: told to die\n")
             sys.stderr.flush()
             os._exit(7)
+        if self.path == "/tell":
+            self.server.tell()  # type: ignore[attr-defined]
         self.send_response(200)
         self.end_headers()
 
 
+class Server(HTTPServer):
+    def __init__(self, address: tuple[str, int], config: str) -> None:
+        super().__init__(address, Handler)
+        self._config = config
+
+    def tell(self) -> None:
+        """Send a datagram to where vLLM's scheduler would send its accounts."""
+        path = json.loads(self._config)["autellix"]["accounting_socket"]
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"told", path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int)
+    parser.add_argument("--additional-config", default="{}")
     parser.add_argument("--fail", default="")
     parser.add_argument("--busy-once", type=Path)
     parser.add_argument("--pid-file", type=Path)
@@ -46,7 +64,7 @@ def main() -> None:
         time.sleep(600)
     if options.fail == "stop":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    HTTPServer(("127.0.0.1", options.port), Handler).serve_forever()
+    Server((options.host, options.port), options.additional_config).serve_forever()
 
 
 if __name__ == "__main__":

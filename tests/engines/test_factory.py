@@ -9,8 +9,9 @@ import pytest
 
 from autellix_backend.engines import factory
 from autellix_backend.engines.factory import make_engines
+from autellix_backend.engines.ray_replica import RayReplica
 from autellix_backend.engines.replica import VllmReplica
-from autellix_backend.settings import EngineSettings, Settings, SettingsError
+from autellix_backend.settings import EngineSettings, RaySettings, Settings, SettingsError
 
 URLS = ("http://one:1", "http://two:2/v1")
 
@@ -58,3 +59,21 @@ def test_nothing_to_serve_is_an_error() -> None:
 def test_an_address_that_is_none_names_the_setting() -> None:
     with pytest.raises(SettingsError, match=r"engine.urls: is 'host:1'"):
         EngineSettings(urls=("host:1",))
+
+
+def test_ray_places_the_replicas_of_a_model() -> None:
+    settings = Settings(engine=EngineSettings(model="m", replicas=2), ray=RaySettings(address="auto"))
+    engines = make_engines(settings)
+    assert [engine.name for engine in engines] == ["replica-0", "replica-1"]
+    assert all(isinstance(engine, RayReplica) for engine in engines)
+
+
+def test_running_engines_join_those_that_ray_places() -> None:
+    engine = EngineSettings(model="m", urls=("http://gpu9:8000",))
+    engines = make_engines(Settings(engine=engine, ray=RaySettings(address="auto")))
+    assert [engine.name for engine in engines] == ["replica-0", "remote-0"]
+
+
+def test_ray_without_a_model_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"ray\.address: is given without engine\.model"):
+        make_engines(Settings(ray=RaySettings(address="auto")))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autellix_backend.core.balance import BALANCER_NAMES
 from autellix_backend.core.policies import LIVE_POLICY_NAMES
-from autellix_backend.settings import Given, Layer, Settings, build_settings, merged_layer
+from autellix_backend.settings import ANY_CLUSTER, Given, Layer, Settings, build_settings, merged_layer
 
 PREFIX = "setting:"
 
@@ -30,6 +30,7 @@ OPTIONS = {
         "engine.replicas",
         "how many engines of the model to start, on cores or GPUs of their own",
     ),
+    "--ray": ("ray.address", "place the engines over a Ray cluster: auto, or HOST:PORT of its head"),
     "--engine": ("engine.urls", "send calls to this running server too; may be given several times"),
     "--balancer": ("balancer.name", f"which engine gets a call: {', '.join(BALANCER_NAMES)}"),
     "--engine-url": ("engine.url", "use this running OpenAI-compatible server instead of starting one"),
@@ -38,6 +39,8 @@ OPTIONS = {
 }
 """Dotted field and help by option."""
 REPEATED = frozenset({"--engine"})
+IMPLIED = {"--ray": ANY_CLUSTER}
+"""What an option means that is given without a value."""
 
 
 def add_setting_options(parser: argparse.ArgumentParser, *names: str) -> None:
@@ -51,6 +54,8 @@ def add_setting_options(parser: argparse.ArgumentParser, *names: str) -> None:
             name,
             dest=PREFIX + field_name,
             action="append" if name in REPEATED else "store",
+            nargs="?" if name in IMPLIED else None,
+            const=IMPLIED.get(name),
             metavar=name[2:].upper().replace("-", "_"),
             help=f"{text}{default}".replace("%", "%%"),
         )

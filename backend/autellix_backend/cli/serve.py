@@ -20,6 +20,7 @@ from fastapi import FastAPI
 from autellix_backend.cli.options import add_setting_options, settings_from_args
 from autellix_backend.engines.base import Engine, EngineUnreachableError
 from autellix_backend.engines.factory import make_engines
+from autellix_backend.engines.ray_replica import RayReplica
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.engines.supervisor import EngineChange, EngineState
 from autellix_backend.gateway import record
@@ -188,6 +189,8 @@ async def _start(engines: Sequence[Engine], *, must_answer: bool) -> None:
                 f"Starting {engine.name} with {engine.spec.model} (log: {engine.spec.log_path}) ...",
                 file=sys.stderr,
             )
+        elif isinstance(engine, RayReplica):
+            print(f"Having Ray place {engine.name} with {engine.model} ...", file=sys.stderr)
     starts = [
         asyncio.ensure_future(engine.start() if engine.is_owned or must_answer else _start_if_there(engine))
         for engine in engines
@@ -274,6 +277,8 @@ def _ready_line(settings: Settings, engines: Sequence[Engine], listener: socket.
 def _described(engine: Engine) -> str:
     if isinstance(engine, VllmReplica):
         return str(engine.spec.served_model_name or engine.spec.model)
+    if isinstance(engine, RayReplica):
+        return engine.model
     return engine.base_url
 
 

@@ -6,15 +6,11 @@ import os
 from dataclasses import replace
 
 from autellix_backend.engines.base import Engine
-from autellix_backend.engines.demo_model import (
-    DEMO_ALIASES,
-    DEMO_MODEL_NAME,
-    build_demo_model,
-    demo_model_directory,
-)
 from autellix_backend.engines.kind import EngineKind
+from autellix_backend.engines.ray_replica import RayCluster, RayReplica
 from autellix_backend.engines.remote import RemoteEngine
-from autellix_backend.engines.replica import ReplicaSpec, VllmReplica
+from autellix_backend.engines.replica import VllmReplica
+from autellix_backend.engines.replica_spec import replica_spec
 from autellix_backend.engines.shares import core_shares, gpu_shares, gpus_of_one, visible_gpus
 from autellix_backend.engines.vllm_command import is_cpu_engine
 from autellix_backend.settings import (
@@ -48,13 +44,15 @@ def make_engines(settings: Settings) -> list[Engine]:
     """Return all engines, not yet started: the replicas of the model, then the running ones.
 
     Raises:
-        SettingsError: if there is none, a URL in place of a model is given beside one, or the machine has too
-            few GPUs.
+        SettingsError: if there is none, a URL in place of a model is given beside one, the machine has too
+            few GPUs, or Ray is to place engines of no model.
         EngineError: if the demo model cannot be generated.
     """
     engine = settings.engine
     engines: list[Engine] = []
-    if engine.model is not None and engine.replicas > 1 and engine.url is None:
+    if settings.ray.address is not None:
+        engines += _ray_replicas(settings)
+    elif engine.model is not None and engine.replicas > 1 and engine.url is None:
         engines += _replicas(settings)
     elif engine.model is not None or engine.url is not None or not engine.urls:
         engines.append(make_engine(settings))
@@ -76,32 +74,6 @@ def make_remote(settings: EngineSettings, url: str, *, name: str, kind: str | No
     return RemoteEngine(url, name=name, kind=None if kind == AUTO_KIND else EngineKind(kind))
 
 
-def replica_spec(settings: Settings, *, name: str = "replica-0", stock: bool = False) -> ReplicaSpec:
-    """Return what the settings say of a replica."""
-    engine = settings.engine
-    model, served_model_name = _model(engine)
-    return ReplicaSpec(
-        model=model,
-        served_model_name=served_model_name,
-        scheduler=settings.scheduler,
-        max_num_seqs=engine.max_num_seqs,
-        extra_args=engine.extra_args,
-        log_path=engine.log_dir / f"{name}.log",
-        startup_timeout_s=engine.startup_timeout_s,
-        shutdown_timeout_s=engine.shutdown_timeout_s,
-        stock=stock,
-    )
-
-
-def _model(engine: EngineSettings) -> tuple[str, str | None]:
-    if engine.model is None:
-        raise SettingsError("engine.model", "is not given", "a model, 'demo', or an engine's address instead")
-    if engine.model not in DEMO_ALIASES:
-        return engine.model, engine.served_model_name
-    directory = build_demo_model(demo_model_directory(engine.state_dir))
-    return str(directory), engine.served_model_name or DEMO_MODEL_NAME
-
-
 def _replicas(settings: Settings) -> list[Engine]:
     count, extra_args = settings.engine.replicas, settings.engine.extra_args
     environ = child_environment({})
@@ -114,3 +86,13 @@ def _replicas(settings: Settings) -> list[Engine]:
         VllmReplica(replace(replica_spec(settings, name=name), environment=share), name=name)
         for name, share in zip(names, shares, strict=True)
     ]
+
+
+def _ray_replicas(settings: Settings) -> list[Engine]:
+    engine = settings.engine
+    if engine.model is None or engine.url is not None:
+        raise SettingsError(
+            "ray.address", "is given without engine.model", "the model of the engines to place"
+        )
+    cluster = RayCluster(settings.ray)
+    return [RayReplica(settings, cluster, name=f"replica-{number}") for number in range(engine.replicas)]

@@ -64,6 +64,8 @@ class ReplicaSpec:
     extra_args: tuple[str, ...] = ()
     stock: bool = False
     """Start vLLM without our scheduler."""
+    host: str = "127.0.0.1"
+    """The address that it listens on and is reached by."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that win over our own: its share of the machine."""
     startup_timeout_s: float = 900.0
@@ -99,7 +101,8 @@ class VllmReplica:
     @property
     def base_url(self) -> str:
         """Root of the server; valid after start()."""
-        return f"http://127.0.0.1:{self._port}"
+        host = self._spec.host
+        return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
 
     @property
     def kind(self) -> EngineKind:
@@ -177,7 +180,7 @@ class VllmReplica:
     def command(self, port: int) -> list[str]:
         """Return the server's command line."""
         spec, is_cpu = self._spec, is_cpu_engine()
-        arguments = ["--model", str(spec.model), "--host", "127.0.0.1", "--port", str(port)]
+        arguments = ["--model", str(spec.model), "--host", spec.host, "--port", str(port)]
         arguments += ["--shutdown-timeout", str(int(spec.shutdown_timeout_s))]
         if spec.served_model_name is not None:
             arguments += ["--served-model-name", spec.served_model_name]
@@ -195,7 +198,7 @@ class VllmReplica:
             await asyncio.to_thread(check_model, str(self._spec.model))
 
     async def _start_once(self) -> None:
-        self._port = _free_port()
+        self._port = _free_port(self._spec.host)
         self._process = self._spawn()
         try:
             await self._wait_ready(self._process)
@@ -275,9 +278,10 @@ class VllmReplica:
         return f": {found[0]}" if found else f"; see {self._spec.log_path}"
 
 
-def _free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
+def _free_port(host: str) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
 

@@ -19,6 +19,7 @@ from autellix_backend.settings.load import (
     merged_layer,
     settings_to_mapping,
 )
+from autellix_backend.settings.ray import ANY_CLUSTER, RaySettings
 from autellix_backend.settings.tree import (
     AUTO_KIND,
     ENGINE_KINDS,
@@ -29,6 +30,7 @@ from autellix_backend.settings.tree import (
 )
 
 __all__ = [
+    "ANY_CLUSTER",
     "AUTO_KIND",
     "ENGINE_KINDS",
     "BalancerSettings",
@@ -37,6 +39,7 @@ __all__ = [
     "Given",
     "Layer",
     "ObserveSettings",
+    "RaySettings",
     "Settings",
     "SettingsError",
     "TenantLimits",

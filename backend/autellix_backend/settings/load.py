@@ -19,6 +19,7 @@ from autellix_backend.settings.balancer import BalancerSettings
 from autellix_backend.settings.base import CACHE_DIR_VARIABLE, SettingsError, listed
 from autellix_backend.settings.convert import Given, convert
 from autellix_backend.settings.limits import TenantLimits
+from autellix_backend.settings.ray import RaySettings
 from autellix_backend.settings.store import StoreSettings
 from autellix_backend.settings.tree import EngineSettings, GatewaySettings, ObserveSettings, Settings
 
@@ -35,6 +36,7 @@ SECTIONS: dict[str, type[Any]] = {
     "observe": ObserveSettings,
     "store": StoreSettings,
     "balancer": BalancerSettings,
+    "ray": RaySettings,
 }
 
 Layer = dict[str, Given]

@@ -17,6 +17,7 @@ from autellix_backend.settings.base import (
     listed,
 )
 from autellix_backend.settings.limits import TenantLimits
+from autellix_backend.settings.ray import RaySettings
 from autellix_backend.settings.store import StoreSettings
 
 MAX_PORT = 65535
@@ -183,6 +184,7 @@ class Settings:
     observe: ObserveSettings = field(default_factory=ObserveSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     balancer: BalancerSettings = field(default_factory=BalancerSettings)
+    ray: RaySettings = field(default_factory=RaySettings)
 
     def __post_init__(self) -> None:
         if self.scheduler.policy not in LIVE_POLICY_NAMES:

@@ -1,0 +1,260 @@
+"""A vLLM server of ours that Ray places on one of its nodes, as an Engine.
+
+Ray finds the node; whether and when a dead server is started again is its supervisor's decision, as for any
+engine of ours. Each start is a new actor, so a restart may find another node. The scheduler's accounts come
+back through the actor and go to the same socket as those of an engine on this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import tempfile
+import uuid
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from autellix_backend.engines.base import EngineError
+from autellix_backend.engines.kind import EngineKind
+from autellix_backend.engines.probe import Health, probe
+from autellix_backend.engines.ray_host import Place, ReplicaHost, Start
+from autellix_backend.engines.shares import gpus_of_one
+from autellix_backend.engines.vllm_command import VLLM_SERVER, is_cpu_engine
+from autellix_backend.settings import RaySettings, Settings
+
+MARGIN_S = 15.0
+"""How much longer than the server's own bound an answer of its actor may take."""
+SEND_PERIOD_S = 0.001
+
+Answer = TypeVar("Answer")
+
+
+class RayError(EngineError):
+    """Ray is missing, has no cluster or no room, or lost the node."""
+
+
+class RayCluster:
+    """The connection of this process to a Ray cluster, made when the first engine starts."""
+
+    def __init__(self, settings: RaySettings) -> None:
+        self._settings = settings
+        self._lock = asyncio.Lock()
+
+    async def connect(self) -> Any:
+        """Return the `ray` module, connected; a second call does nothing.
+
+        Raises:
+            RayError: if Ray is not installed, or the cluster cannot be reached.
+        """
+        async with self._lock:
+            # In a thread: it takes seconds, and only there Ray leaves our handlers of signals alone.
+            return await asyncio.to_thread(self._connect)
+
+    def _connect(self) -> Any:
+        try:
+            import ray
+        except ImportError as error:
+            raise RayError(
+                "ray.address: Ray is not installed; expected `pip install 'autellix[ray]'`"
+            ) from error
+        if not ray.is_initialized():
+            try:
+                ray.init(self._settings.address, log_to_driver=False, logging_level=logging.ERROR)
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                first_line = str(error).strip().partition("\n")[0]
+                raise RayError(
+                    f"ray.address: there is no cluster at {self._settings.address!r} ({first_line}); "
+                    "expected this machine to be a node of one: `ray start`"
+                ) from error
+        return ray
+
+
+class RayReplica:
+    """One vLLM server on a node of the cluster; start() and stop() may follow each other at will."""
+
+    def __init__(
+        self, settings: Settings, cluster: RayCluster, *, name: str, server: Sequence[str] = VLLM_SERVER
+    ) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._name = name
+        self._server = tuple(server)
+        self._accounting_socket = Path(tempfile.gettempdir()) / f"autellix-{uuid.uuid4().hex[:12]}.sock"
+        self._ray: Any = None
+        self._host: Any = None
+        self._tasks: tuple[asyncio.Task[None], ...] = ()
+        self._base_url = ""
+        self._is_ready = False
+        self._failure: str | None = None
+        self.place: Place | None = None
+        """Where it is, or was last."""
+
+    @property
+    def name(self) -> str:
+        """The name that receipts and logs show."""
+        return self._name
+
+    @property
+    def model(self) -> str:
+        """What it serves, as clients call it."""
+        return str(self._settings.engine.served_model_name or self._settings.engine.model)
+
+    @property
+    def base_url(self) -> str:
+        """Root of the server; valid after start()."""
+        return self._base_url
+
+    @property
+    def kind(self) -> EngineKind:
+        """Whose fields its calls may have: vLLM's."""
+        return EngineKind.VLLM
+
+    @property
+    def accounting_socket(self) -> Path | None:
+        """Where the accounts arrive that the actor has passed on."""
+        return self._accounting_socket
+
+    @property
+    def is_owned(self) -> bool:
+        """True: it is started here, if not on this machine."""
+        return True
+
+    async def start(self) -> None:
+        """Have Ray place an actor, and return when its server answers.
+
+        Raises:
+            EngineError: Ray is not there or has no room in time; or as the start on that node says.
+        """
+        if self.is_alive():
+            return
+        await self.stop()
+        self._failure = None
+        self._ray = await self._cluster.connect()
+        self._host = self._make_host()
+        try:
+            await self._start_on(self._host)
+        except BaseException:
+            # Also when cancelled: a half-started server must not stay.
+            self._drop()
+            raise
+        self._is_ready = True
+        self._tasks = (
+            asyncio.create_task(self._watch(self._host)),
+            asyncio.create_task(self._fetch_accounts(self._host)),
+        )
+
+    async def stop(self) -> None:
+        """Drain the server, end it, and give its place back to Ray."""
+        self._is_ready = False
+        if self._host is not None:
+            limit_s = self._settings.engine.shutdown_timeout_s + MARGIN_S
+            with contextlib.suppress(TimeoutError, self._ray.exceptions.RayError):
+                await _within(limit_s, self._host.stop.remote())
+            self._drop()
+
+    async def kill(self, reason: str) -> None:
+        """End the server at once, and its actor with it."""
+        self._is_ready = False
+        self._failure = reason
+        if self._host is not None:
+            # A node that is gone does not answer; then Ray has ended the actor, or will.
+            with contextlib.suppress(TimeoutError, self._ray.exceptions.RayError):
+                await _within(MARGIN_S, self._host.kill.remote(reason))
+            self._drop()
+
+    async def probe(self, timeout_s: float) -> Health:
+        """Ask the server's health path."""
+        return await probe(self._base_url, timeout_s)
+
+    def is_alive(self) -> bool:
+        """Say whether the server was ready and nobody has told of its end."""
+        return self._is_ready
+
+    def failure(self) -> str | None:
+        """Say why the server is gone, if it went by itself."""
+        return self._failure
+
+    def _make_host(self) -> Any:
+        wanted = self._settings.ray
+        gpus = wanted.gpus
+        if gpus is None:
+            gpus = 0 if is_cpu_engine() else gpus_of_one(self._settings.engine.extra_args)
+        actor = self._ray.remote(ReplicaHost).options(
+            num_cpus=wanted.cpus, num_gpus=gpus, scheduling_strategy="SPREAD", max_restarts=0
+        )
+        return actor.remote(self._settings, self._name, self._server)
+
+    async def _start_on(self, host: Any) -> None:
+        wanted, engine = self._settings.ray, self._settings.engine
+        try:
+            place: Place = await _within(wanted.placement_timeout_s, host.place.remote())
+        except TimeoutError:
+            raise RayError(
+                f"{self._name} found no node with room within {wanted.placement_timeout_s:g} s "
+                "(ray.placement_timeout_s); expected one with ray.cpus and ray.gpus of its own free"
+            ) from None
+        except self._ray.exceptions.RayError as error:
+            raise RayError(f"{self._name} could not be placed: {_first_line(error)}") from error
+        self.place = place
+        try:
+            start: Start = await _within(engine.startup_timeout_s + MARGIN_S, host.start.remote())
+        except TimeoutError:
+            raise RayError(f"{self._name} did not say in time whether it started") from None
+        except self._ray.exceptions.RayError as error:
+            raise RayError(f"{self._name} was lost as it started: {_first_line(error)}") from error
+        if start.problem is not None:
+            raise RayError(f"on node {place.node}: {start.problem}")
+        self._base_url = start.base_url
+
+    async def _watch(self, host: Any) -> None:
+        try:
+            reason: str = await host.ended.remote()
+        except self._ray.exceptions.RayError as error:
+            reason = f"{self._name} was lost with its actor: {_first_line(error)}"
+        if self._host is host:
+            self._is_ready = False
+            self._failure = self._failure or reason
+
+    async def _fetch_accounts(self, host: Any) -> None:
+        with (
+            contextlib.suppress(self._ray.exceptions.RayError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
+        ):
+            sender.setblocking(False)
+            while True:
+                datagrams: list[bytes] = await host.datagrams.remote()
+                for datagram in datagrams:
+                    await self._pass_on(sender, datagram)
+
+    async def _pass_on(self, sender: socket.socket, datagram: bytes) -> None:
+        # Without a gateway that listens the datagram is lost, as it is on one machine.
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+            while True:
+                try:
+                    sender.sendto(datagram, str(self._accounting_socket))
+                except BlockingIOError:
+                    # The gateway reads in this same loop.
+                    await asyncio.sleep(SEND_PERIOD_S)
+                else:
+                    return
+
+    def _drop(self) -> None:
+        """Let the actor end, and with it whatever is left of the server."""
+        host, self._host = self._host, None
+        for task in self._tasks:
+            task.cancel()
+        self._tasks = ()
+        if host is not None:
+            self._ray.kill(host)
+
+
+async def _within(limit_s: float, answer: Awaitable[Answer]) -> Answer:
+    async with asyncio.timeout(limit_s):
+        return await answer
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,45 @@
+"""Turns the settings into what a replica is started with."""
+
+from __future__ import annotations
+
+from autellix_backend.engines.demo_model import (
+    DEMO_ALIASES,
+    DEMO_MODEL_NAME,
+    build_demo_model,
+    demo_model_directory,
+)
+from autellix_backend.engines.replica import ReplicaSpec
+from autellix_backend.settings import EngineSettings, Settings, SettingsError
+
+
+def replica_spec(settings: Settings, *, name: str = "replica-0", stock: bool = False) -> ReplicaSpec:
+    """Return what the settings say of a replica.
+
+    For the model `demo` the generated model is written first, if it is not there.
+
+    Raises:
+        SettingsError: if there is no model.
+        EngineError: if the demo model cannot be generated.
+    """
+    engine = settings.engine
+    model, served_model_name = _model(engine)
+    return ReplicaSpec(
+        model=model,
+        served_model_name=served_model_name,
+        scheduler=settings.scheduler,
+        max_num_seqs=engine.max_num_seqs,
+        extra_args=engine.extra_args,
+        log_path=engine.log_dir / f"{name}.log",
+        startup_timeout_s=engine.startup_timeout_s,
+        shutdown_timeout_s=engine.shutdown_timeout_s,
+        stock=stock,
+    )
+
+
+def _model(engine: EngineSettings) -> tuple[str, str | None]:
+    if engine.model is None:
+        raise SettingsError("engine.model", "is not given", "a model, 'demo', or an engine's address instead")
+    if engine.model not in DEMO_ALIASES:
+        return engine.model, engine.served_model_name
+    directory = build_demo_model(demo_model_directory(engine.state_dir))
+    return str(directory), engine.served_model_name or DEMO_MODEL_NAME

@@ -1,0 +1,197 @@
+"""Engines that a Ray cluster places: on which nodes, what happens when they die, and what comes back.
+
+The cluster is real, two nodes on this machine; the servers are small stand-ins, in the last test real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from tests.ray_cluster import NODES
+from tests.serving import listening
+
+from autellix_backend.engines.base import EngineError
+from autellix_backend.engines.factory import make_engines
+from autellix_backend.engines.ray_replica import RayCluster, RayReplica
+from autellix_backend.engines.supervisor import EngineState, Supervisor
+from autellix_backend.gateway.app import create_app
+from autellix_backend.settings import EngineSettings, GatewaySettings, RaySettings, Settings
+
+FAKE_SERVER = (sys.executable, "-S", str(Path(__file__).parent / "fake_server.py"))
+
+
+def test_an_address_that_is_none_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ValueError, match=r"ray\.address: is 'demo'; expected auto, or HOST:PORT"):
+        RaySettings(address="demo")
+
+
+def test_without_ray_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    replica = RayReplica(Settings(), RayCluster(RaySettings(address="auto")), name="replica-0")
+    with pytest.raises(EngineError, match=r"pip install 'autellix\[ray\]'"):
+        asyncio.run(replica.start())
+
+
+def settings_for(ray_cluster: Any, folder: Path, *extra_args: str, **ray: Any) -> Settings:
+    return Settings(
+        engine=EngineSettings(
+            model="m",
+            extra_args=extra_args,
+            state_dir=folder,
+            startup_timeout_s=60.0,
+            shutdown_timeout_s=1.0,
+            restart_delay_s=0.01,
+        ),
+        ray=RaySettings(address=ray_cluster.address, **ray),
+    )
+
+
+@contextlib.asynccontextmanager
+async def replicas(settings: Settings, count: int) -> AsyncIterator[list[RayReplica]]:
+    connection = RayCluster(settings.ray)
+    made = [
+        RayReplica(settings, connection, name=f"replica-{number}", server=FAKE_SERVER)
+        for number in range(count)
+    ]
+    try:
+        await asyncio.gather(*(replica.start() for replica in made))
+        yield made
+    finally:
+        await asyncio.gather(*(replica.stop() for replica in made))
+
+
+async def wait_until(condition: Any) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - a process's end shows by itself
+            await asyncio.sleep(0.02)
+
+
+async def die(replica: RayReplica) -> None:
+    async with aiohttp.ClientSession() as client:
+        with contextlib.suppress(aiohttp.ClientError):
+            await client.get(replica.base_url + "/die")
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+# Ray's own, of the Python that it runs on
+@pytest.mark.filterwarnings("ignore")
+class TestOnACluster:
+    def test_replicas_are_spread_over_the_nodes_and_answer(self, ray_cluster: Any, tmp_path: Path) -> None:
+        async def main() -> None:
+            async with replicas(settings_for(ray_cluster, tmp_path), NODES) as made:
+                assert len({replica.place.node for replica in made if replica.place}) == NODES
+                assert [(await replica.probe(5)).problem for replica in made] == [None] * NODES
+            assert not any(replica.is_alive() for replica in made)
+            assert (await made[0].probe(5)).problem is not None
+
+        asyncio.run(main())
+
+    def test_more_engines_than_there_is_room_for_fail_in_time(self, ray_cluster: Any, tmp_path: Path) -> None:
+        async def main() -> None:
+            settings = settings_for(ray_cluster, tmp_path, cpus=NODES + 1.0, placement_timeout_s=1.0)
+            with pytest.raises(EngineError, match="found no node with room within 1 s"):
+                async with replicas(settings, 1):
+                    pass
+
+        asyncio.run(main())
+
+    def test_a_server_that_cannot_start_says_why(self, ray_cluster: Any, tmp_path: Path) -> None:
+        async def main() -> None:
+            with pytest.raises(EngineError, match=r"on node \w+: .*the model is too large"):
+                async with replicas(settings_for(ray_cluster, tmp_path, "--fail=start"), 1):
+                    pass
+
+        asyncio.run(main())
+
+    @pytest.mark.parametrize("way", ["server", "actor"])
+    def test_a_dead_replica_is_placed_anew_by_its_supervisor(
+        self, ray_cluster: Any, tmp_path: Path, way: str
+    ) -> None:
+        """Whether the server died or the actor's process with it."""
+
+        async def main() -> None:
+            settings = settings_for(ray_cluster, tmp_path)
+            async with replicas(settings, 1) as [replica]:
+                supervisor = Supervisor(replica, settings.engine)
+                told: list[tuple[EngineState, str | None]] = []
+                supervisor.subscribe(lambda change: told.append((change.state, change.reason)))
+                supervisor.open()
+                try:
+                    before = replica.base_url
+                    if way == "server":
+                        await die(replica)
+                    else:
+                        assert replica.place is not None
+                        os.kill(replica.place.pid, signal.SIGKILL)
+                    await wait_until(lambda: EngineState.UP in [state for state, _ in told])
+                    assert [state for state, _ in told] == [EngineState.RESTARTING, EngineState.UP]
+                    expected = "told to die" if way == "server" else "was lost with its actor"
+                    assert expected in str(told[0][1])
+                    assert (await replica.probe(5)).problem is None
+                    assert replica.base_url != before
+                finally:
+                    await supervisor.close()
+
+        asyncio.run(main())
+
+    def test_what_the_scheduler_tells_arrives_at_the_gateways_socket(
+        self, ray_cluster: Any, tmp_path: Path
+    ) -> None:
+        """The stand-in sends a datagram where vLLM's scheduler would."""
+
+        async def main() -> None:
+            async with replicas(settings_for(ray_cluster, tmp_path), 1) as [replica]:
+                assert replica.accounting_socket is not None
+                with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+                    receiver.setblocking(False)
+                    receiver.bind(str(replica.accounting_socket))
+                    async with (
+                        aiohttp.ClientSession() as client,
+                        client.get(replica.base_url + "/tell") as response,
+                    ):
+                        assert response.status == 200
+                    loop = asyncio.get_running_loop()
+                    async with asyncio.timeout(20):
+                        assert await loop.sock_recv(receiver, 100) == b"told"
+                replica.accounting_socket.unlink()
+
+        asyncio.run(main())
+
+    @pytest.mark.vllm
+    @pytest.mark.timeout(600)
+    def test_real_vllm_on_a_node_sends_its_accounts(
+        self, ray_cluster: Any, tmp_path: Path, demo_model: Path
+    ) -> None:
+        """Calls through the gateway are charged what the engine on the node says."""
+        settings = settings_for(ray_cluster, tmp_path, "--max-num-seqs=4")
+        engine = replace(settings.engine, model=str(demo_model), startup_timeout_s=500.0)
+        settings = replace(settings, engine=engine, gateway=GatewaySettings(account_wait_s=10.0))
+
+        async def main() -> None:
+            [replica] = make_engines(settings)
+            await replica.start()
+            try:
+                async with listening(create_app(settings, replica)) as url, aiohttp.ClientSession() as client:
+                    body = {"model": str(demo_model), "prompt": "a b c", "max_tokens": 8, "ignore_eos": True}
+                    async with client.post(url + "/v1/completions", json=body) as response:
+                        assert response.status == 200, await response.text()
+                        receipt = (await response.json())["autellix"]
+                    assert receipt["estimated"] is False
+                    assert receipt["output_tokens"] == 8
+            finally:
+                await replica.stop()
+
+        asyncio.run(main())
