@@ -11,6 +11,7 @@ import pytest
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.settings import (
+    EngineSettings,
     GatewaySettings,
     Given,
     Settings,
@@ -207,3 +208,9 @@ def test_a_store_that_cannot_work_is_refused(values: dict[str, Any], field: str)
     with pytest.raises(SettingsError, match=field) as caught:
         StoreSettings(**values)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["Authorization", "X-", "X-A: b", ""])
+def test_a_session_header_takes_no_other_headers_place(name: str) -> None:
+    with pytest.raises(SettingsError, match=r"engine\.session_header: is .* begins with X-"):
+        EngineSettings(session_header=name)

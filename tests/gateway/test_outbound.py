@@ -93,6 +93,15 @@ def test_only_vllm_gets_the_program_as_its_session() -> None:
     assert "x-session-id" not in engine_headers({}, EngineKind.OPENAI, "run")
 
 
+@pytest.mark.parametrize("kind", list(EngineKind))
+def test_a_router_behind_the_gateway_gets_the_program_under_its_own_name(kind: EngineKind) -> None:
+    """In place of what the client says there."""
+    headers = {"x-dynamo-session-id": "another's"}
+    sent_on = engine_headers(headers, kind, "lab/run", session_header="X-Dynamo-Session-ID")
+    assert sent_on["x-dynamo-session-id"] == "lab/run"
+    assert "x-dynamo-session-id" not in engine_headers(headers, kind, "lab/run")
+
+
 @pytest.mark.parametrize("kind", [EngineKind.VLLM, EngineKind.SGLANG])
 def test_a_tenants_prefix_cache_is_its_own_and_its_clients_salts_divide_it(kind: EngineKind) -> None:
     def salt(tenant: str, *own: Any) -> Any:

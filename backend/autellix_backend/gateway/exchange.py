@@ -94,7 +94,9 @@ class Exchange:
 
     async def _send_to_engine(self, slot: Slot, headers: Mapping[str, str], body: CallBody) -> bool:
         upstream = self._member.upstream
-        sent = engine_headers(headers, upstream.kind, self._call.identity.program)
+        sent = engine_headers(
+            headers, upstream.kind, self._call.identity.program, session_header=upstream.session_header
+        )
         try:
             response = await upstream.post(self._dialect.path, sent, lambda: self._encode(body))
             slot.reached()

@@ -79,9 +79,16 @@ def engine_body(
     return msgspec.json.encode(fields)
 
 
-def engine_headers(headers: Mapping[str, str], kind: EngineKind, program: str) -> dict[str, str]:
-    """Return the headers for an engine: for vLLM with its session, the program. Names are in lower case."""
+def engine_headers(
+    headers: Mapping[str, str], kind: EngineKind, program: str, *, session_header: str | None = None
+) -> dict[str, str]:
+    """Return the headers for an engine, with the program: as vLLM's session, and under a name that is given.
+
+    Names are in lower case.
+    """
     picked = request_headers(headers)
+    if session_header is not None:
+        picked[session_header.lower()] = program
     if kind is EngineKind.VLLM:
         picked[SESSION_HEADER] = program
     return picked

@@ -193,6 +193,7 @@ def _make_member(
         metrics.retries.labels(engine.name).inc,
         api_key=settings.engine.api_key,
         hides_keys=not tenants.is_open,
+        session_header=settings.engine.session_header,
     )
     member = Member(
         engine=engine,

@@ -59,6 +59,7 @@ class Upstream:
         *,
         api_key: str | None = None,
         hides_keys: bool = False,
+        session_header: str | None = None,
     ) -> None:
         """Prepare the way.
 
@@ -68,10 +69,12 @@ class Upstream:
             on_retry: Is told of each request that is sent again.
             api_key: What the engine is shown instead of the client's key.
             hides_keys: Whether clients' keys are the gateway's own, which no engine may see.
+            session_header: In which header the engine is told the program, beside its own kind's.
         """
         self._engine = engine
         self._authorization = None if api_key is None else f"Bearer {api_key}"
         self._hides_keys = hides_keys or api_key is not None
+        self.session_header = session_header
         self._settings = settings
         self._on_retry = on_retry
         self._session: aiohttp.ClientSession | None = None

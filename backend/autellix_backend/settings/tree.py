@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -99,6 +100,8 @@ class EngineSettings:
     """Whether the start fails where a running engine does not answer; else it gets calls once it does."""
     api_key: str | None = None
     """What the gateway shows to the engine in place of its client's key."""
+    session_header: str | None = None
+    """A header in which engines are told the program too, for routers behind the gateway that go by one."""
     startup_timeout_s: float = 900.0
     shutdown_timeout_s: float = 30.0
     """How long the engine's running calls may go on after it is told to stop."""
@@ -150,6 +153,11 @@ class EngineSettings:
         check(
             is_header and self.api_key != "", "engine.api_key", "cannot be sent", "printable ASCII characters"
         )
+
+        # The other headers are the connection's, the body's and the key's.
+        is_free = self.session_header is None or re.fullmatch(r"[Xx]-[A-Za-z0-9-]+", self.session_header)
+        problem = f"is {self.session_header!r}"
+        check(bool(is_free), "engine.session_header", problem, "the name of a header that begins with X-")
 
     @property
     def log_dir(self) -> Path:
