@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
 CHAT = "/v1/chat/completions"
 STARTUP_S = 600.0
 RETURN_S = 1200.0
+LONG_TOKENS = 600
 SETTINGS = f"""
 [gateway]
 port = 0
@@ -71,6 +72,11 @@ def _stat(pid: int) -> list[str] | None:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
+
+
+def _runs(pid: int) -> bool:
+    stat = _stat(pid)
+    return stat is not None and stat[0] != "Z"
 
 
 @pytest.fixture(scope="module")
@@ -172,19 +178,11 @@ def killed_core(backend: Backend) -> tuple[list[int], signal.Signals]:
     return backend.core_pids(), signal.SIGKILL
 
 
-def killed_tree(backend: Backend) -> tuple[list[int], signal.Signals]:
-    return list(backend.engine_pids()), signal.SIGKILL
-
-
-def stopped_tree(backend: Backend) -> tuple[list[int], signal.Signals]:
-    return list(backend.engine_pids()), signal.SIGSTOP
-
-
 def stopped_core(backend: Backend) -> tuple[list[int], signal.Signals]:
     return backend.core_pids(), signal.SIGSTOP
 
 
-@pytest.mark.parametrize("fault", [killed_core, killed_tree, stopped_tree, stopped_core])
+@pytest.mark.parametrize("fault", [killed_core, stopped_core])
 def test_an_engine_fails_under_calls(backend: Backend, fault: Any) -> None:
     """A stream ends with an error event; a call without a byte of its answer goes to the next engine."""
 
@@ -192,9 +190,9 @@ def test_an_engine_fails_under_calls(backend: Backend, fault: Any) -> None:
         settled_before = await client.metric("autellix_calls_total")
         restarts_before = await client.metric("autellix_engine_restarts_total")
         has_begun = asyncio.Event()
-        stream = asyncio.create_task(client.stream("streaming", has_begun, max_tokens=1500))
+        stream = asyncio.create_task(client.stream("streaming", has_begun, max_tokens=LONG_TOKENS))
         await has_begun.wait()
-        waiting = asyncio.create_task(client.chat("waiting", max_tokens=1500))
+        waiting = asyncio.create_task(client.chat("waiting", max_tokens=LONG_TOKENS))
         await client.in_flight(2)
         old = backend.engine_pids()
         victims, number = fault(backend)
@@ -207,7 +205,7 @@ def test_an_engine_fails_under_calls(backend: Backend, fault: Any) -> None:
         # The programs go on, the one whose stream broke off as well.
         assert (await client.chat("streaming"))[0] == 200
         status, answer = await waiting
-        assert (status, answer["usage"]["completion_tokens"]) == (200, 1500)
+        assert (status, answer["usage"]["completion_tokens"]) == (200, LONG_TOKENS)
         await client.until(client.nothing_is_open)
         assert await client.metric("autellix_engine_restarts_total") == restarts_before + 1
         assert await client.metric("autellix_calls_total") == settled_before + 3
@@ -220,13 +218,11 @@ def test_an_engine_dies_between_calls(backend: Backend) -> None:
     """The next call waits for the engine's return."""
 
     async def run(client: Client) -> None:
-        redispatched = await client.metric("autellix_redispatches_total")
         for pid in backend.engine_pids():
             os.kill(pid, signal.SIGKILL)
         answers = await asyncio.gather(*(client.chat(f"p{number}") for number in range(3)))
         assert [status for status, _ in answers] == [200] * 3
         assert all(answer["autellix"]["wait_s"] > 1 for _, answer in answers)
-        assert await client.metric("autellix_redispatches_total") == redispatched, "none was under way"
 
     drill(backend, run)
 
@@ -256,6 +252,8 @@ def test_the_gateway_ends_under_load(backend: Backend) -> None:
         started_s = time.monotonic()
         assert await asyncio.to_thread(backend.process.wait, 60) == 0
         assert time.monotonic() - started_s < 30
-        assert not any(map(_stat, engine))
+        async with asyncio.timeout(10):
+            while any(map(_runs, engine)):  # noqa: ASYNC110 - they are nobody's children now
+                await asyncio.sleep(0.1)
 
     asyncio.run(main())
