@@ -38,12 +38,13 @@ def program_table(programs: list[dict[str, Any]], *, has_more: bool) -> Table:
 def engine_table(engines: list[dict[str, Any]]) -> Table:
     """Return a table with a line for each engine."""
     table = Table(box=None, header_style="bold")
-    for heading in ("ENGINE", "STATE", "RUNNING", "SLOTS", "WAITING", "KV", "STEP", "TOLD"):
+    for heading in ("ENGINE", "STATE", "CALLS", "RUNNING", "SLOTS", "WAITING", "KV", "STEP", "TOLD"):
         table.add_column(heading, no_wrap=True)
     for engine in engines:
         table.add_row(
             engine["name"],
             engine["state"],
+            _number(engine["open_calls"]),
             _number(engine["running"]),
             _number(engine["slots"]),
             _number(engine["waiting"]),
