@@ -247,6 +247,27 @@ def test_a_program_that_was_to_end_with_a_parted_gateways_call_does(shared: Tabl
     shared.run(main())
 
 
+def test_a_program_that_ends_while_its_gateway_comes_back_has_ended(shared: Table, pair: Pair) -> None:
+    async def main() -> None:
+        async with pair() as (far, near, relay):
+            relay.cut()
+            await far.open_session("s", 0.0)
+            for store, key in ((far, "far"), (near, "near")):
+                await store.begin(start(key), 0.0)
+            await near.settle(end("near", 1.0), 1.0)
+            relay.mend()
+            returning = asyncio.create_task(far.reap(1.0))
+            while far._beats:  # noqa: ASYNC110 - what is told of them is on its way
+                await asyncio.sleep(0)
+            await far.settle(end("far", 1.0, is_final=True), 1.0)
+            await returning
+            await returned(far, 2.0)
+            assert (await near.counts()).programs == 0
+            await asyncio.to_thread(far.check)
+
+    shared.run(main())
+
+
 def test_a_session_that_ends_out_of_sight_takes_its_new_programs_along(shared: Table, pair: Pair) -> None:
     async def main() -> None:
         async with pair() as (far, near, relay):

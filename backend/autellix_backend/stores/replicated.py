@@ -300,7 +300,12 @@ class ReplicatedStore:
         Another gateway may have had the program too.
         """
         is_here = self._local.standing(delta.program_id) is not None
-        if delta.is_ended and not (is_here or delta.is_known or delta.was_tried):
+        # While the table is used, deltas go there by themselves, and mere ends do not.
+        if (
+            self._problem is not None
+            and delta.is_ended
+            and not (is_here or delta.is_known or delta.was_tried)
+        ):
             del self._deltas[delta.program_id]
             self._ended[delta.program_id] = None
 
@@ -319,7 +324,8 @@ class ReplicatedStore:
         try:
             await self._shared.open()
             self._prepare(is_lost=last_epoch not in ("", self._shared.epoch))
-            await self._replay()
+            while self._beats or self._closed or self._ended:
+                await self._replay()
         except StoreUnavailableError as error:
             self._problem = str(error)
             self._shared.disconnect(error)
@@ -344,7 +350,7 @@ class ReplicatedStore:
                 delta.restore(self._local.view(program_id), self._local.path_ends_s(program_id))
 
     async def _replay(self) -> None:
-        """Tell of sessions and ends, all at once; what happens meanwhile waits for another round."""
+        """Tell of sessions and ends, all at once; what happens meanwhile is left to be told."""
         beats, self._beats = self._beats, {}
         closed, self._closed = self._closed, {}
         ended, self._ended = self._ended, {}
