@@ -39,7 +39,7 @@ probe_period_s = 1
 probe_timeout_s = 4
 max_failed_probes = 2
 shutdown_timeout_s = 5
-stall_timeout_s = 20
+stall_timeout_s = 45
 """
 
 
