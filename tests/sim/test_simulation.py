@@ -190,6 +190,19 @@ def test_scarce_blocks_preempt_and_lose_nothing() -> None:
     assert poor.makespan_s > rich.makespan_s
 
 
+@pytest.mark.usefixtures("checked")
+def test_without_preemption_only_missing_blocks_take_a_slot() -> None:
+    arrivals = workload(rate_per_s=5.0)
+    free, _ = play(arrivals, kv_blocks=None)
+    held, _ = play(arrivals, kv_blocks=None, preemption="none")
+    scarce, log = play(arrivals, kv_blocks=60, preemption="none")
+    assert free.engines[0].preemptions > held.engines[0].preemptions == 0
+    assert scarce.engines[0].preemptions > 0 == scarce.engines[0].swapped_blocks
+    assert len(held.programs) == len(scarce.programs) == len(arrivals)
+    # The order is still the policy's.
+    assert [entry for entry in log if entry[1][0] == "demotion"]
+
+
 def test_bulk_swaps_cost_less_than_one_copy_per_block() -> None:
     arrivals = workload(rate_per_s=5.0)
     bulk, each = (

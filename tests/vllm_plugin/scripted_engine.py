@@ -39,8 +39,9 @@ from autellix_backend.core.call import CallRecord
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.estimate import Hint, SizeEstimator
 from autellix_backend.core.policies import make_policy
+from autellix_backend.core.table import ProcessTable
 from autellix_backend.sim.model import EngineModel
-from autellix_backend.vllm_plugin.scheduler import SyncProgramScheduler
+from autellix_backend.vllm_plugin.scheduler import AsyncProgramScheduler, SyncProgramScheduler
 from autellix_backend.workload.schema import CallTrace, ProgramTrace, program_from_mapping
 
 VOCABULARY = 1 << 20
@@ -61,7 +62,12 @@ _MODEL_CONFIG = {
 }
 
 
-def make_scheduler(directory: Path, model: EngineModel, scheduler: dict[str, Any]) -> SyncProgramScheduler:
+ProgramScheduler = AsyncProgramScheduler | SyncProgramScheduler
+
+
+def make_scheduler(
+    directory: Path, model: EngineModel, scheduler: dict[str, Any], *, is_async: bool
+) -> ProgramScheduler:
     """Build the scheduler of an engine like `model`, as the engine core does."""
     config = EngineArgs(
         model=str(directory),
@@ -72,13 +78,15 @@ def make_scheduler(directory: Path, model: EngineModel, scheduler: dict[str, Any
         max_num_seqs=model.max_num_seqs,
         max_num_batched_tokens=model.token_budget,
         enable_prefix_caching=model.has_prefix_cache,
+        async_scheduling=is_async,
         additional_config={"autellix": {"scheduler": scheduler}},
     ).create_engine_config()
     # One block is vLLM's null block, which no call gets.
     blocks = 1 + (PLENTY_OF_BLOCKS if model.kv_blocks is None else model.kv_blocks)
     config.cache_config.num_gpu_blocks = blocks
     spec = FullAttentionSpec(block_size=model.block_tokens, num_kv_heads=1, head_size=1, dtype=torch.float32)
-    return SyncProgramScheduler(
+    scheduler_class = AsyncProgramScheduler if is_async else SyncProgramScheduler
+    return scheduler_class(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
             num_blocks=blocks,
@@ -93,7 +101,9 @@ def make_scheduler(directory: Path, model: EngineModel, scheduler: dict[str, Any
 class ScriptedEngine:
     """vLLM's scheduler, stepped in virtual time; logs what its machine is told and decides."""
 
-    def __init__(self, directory: Path, model: EngineModel, scheduler: dict[str, Any]) -> None:
+    def __init__(
+        self, directory: Path, model: EngineModel, scheduler: dict[str, Any], *, is_async: bool
+    ) -> None:
         self.model = model
         self.now = 0.0
         self.steps = 0
@@ -102,7 +112,7 @@ class ScriptedEngine:
         self._finished: list[CallRecord] = []
         self._writing: set[str] = set()
         self._answers: dict[str, list[int]] = {}
-        self._scheduler = make_scheduler(directory, model, scheduler)
+        self._scheduler = make_scheduler(directory, model, scheduler, is_async=is_async)
         self._scheduler.clock = lambda: self.now
         self._hasher = None
         if model.has_prefix_cache:
@@ -161,6 +171,7 @@ class ScriptedEngine:
             "steps": self.steps,
             "empty_steps": self.empty_steps,
             "is_degraded": self._scheduler.is_degraded,
+            "scheduler": type(self._scheduler).__name__,
             "slot_preemptions": self._scheduler.slot_preemptions,
             "block_preemptions": self._scheduler.block_preemptions,
         }
@@ -214,7 +225,11 @@ class _Program:
 
 
 class Client:
-    """Makes the calls of programs, each when its parents have finished and its gap has passed."""
+    """Makes the calls of programs, each when its parents have finished and its gap has passed.
+
+    Where the policy reads the parents of calls, it tells the engine what a call inherits, as a gateway does:
+    the engine is told no parents.
+    """
 
     def __init__(self, engine: ScriptedEngine, config: SchedulerConfig, has_hints: bool) -> None:
         self._engine = engine
@@ -222,6 +237,7 @@ class Client:
         self._estimator = SizeEstimator()
         self._has_hints = has_hints
         self._programs: list[_Program] = []
+        self._table = ProcessTable()
         # In the order in which the simulator lets calls arrive that arrive at once.
         self._arrivals: list[tuple[float, int, int]] = []
 
@@ -264,9 +280,17 @@ class Client:
         expected_s = self._expect(program)
         if expected_s is not None:
             identity["autellix_expected_s"] = expected_s
+        if self._policy.reads_parents:
+            identity |= self._inherited(number, call)
         context = program.contexts[call_number]
         prompt, answer = context[: call.prefill_tokens], context[call.prefill_tokens :]
         self._engine.submit(f"{number}.{call_number}", prompt, answer, identity)
+
+    def _inherited(self, number: int, call: CallTrace) -> dict[str, float]:
+        entry = self._table.begin(str(number), f"{number}.{call.id}", self._engine.now)
+        parents = [f"{number}.{parent}" for parent in call.parents]
+        service_s = self._policy.inherit(entry.service_s, self._table.parent_ends_s(str(number), parents))
+        return {"autellix_service_s": service_s, "autellix_wait_s": entry.wait_s}
 
     def _expect(self, program: _Program) -> float | None:
         if not self._policy.shares_size:
@@ -278,6 +302,8 @@ class Client:
         for record in records:
             number, call_number = map(int, record.call_id.split("."))
             program = self._programs[number]
+            if self._policy.reads_parents:
+                self._complete(record)
             tokens = max(1, program.trace.calls[call_number].decode_tokens)
             program.tokens_left -= tokens
             program.service_s += record.service_s
@@ -290,6 +316,17 @@ class Client:
                         self._plan(number, child, self._engine.now)
             if program.left == 0:
                 self._estimator.observe_program(program.trace.source, program.service_s)
+
+    def _complete(self, record: CallRecord) -> None:
+        self._table.complete(
+            record.program_id,
+            record.call_id,
+            record.finish_s,
+            policy=self._policy,
+            inherited_service_s=record.inherited_service_s,
+            service_s=record.service_s,
+            wait_s=record.table_wait_s,
+        )
 
 
 def _write_contexts(program: _Program, number: int) -> None:
@@ -306,7 +343,8 @@ def _write_contexts(program: _Program, number: int) -> None:
 def run(scenario: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Play one scenario and return its log."""
     config = SchedulerConfig.from_mapping(scenario["scheduler"])
-    engine = ScriptedEngine(directory, EngineModel(**scenario["model"]), scenario["scheduler"])
+    model = EngineModel(**scenario["model"])
+    engine = ScriptedEngine(directory, model, scenario["scheduler"], is_async=scenario["is_async"])
     arrivals = [(arrival_s, program_from_mapping(item)) for arrival_s, item in scenario["arrivals"]]
     Client(engine, config, scenario["has_hints"]).play(arrivals)
     return engine.report()

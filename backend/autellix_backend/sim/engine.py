@@ -77,6 +77,7 @@ class SimEngine:
         self._is_settled = False
         """Whether the last decision changed nothing, and nothing has happened since."""
         self._is_ordering = self.machine.policy.order is not Order.ARRIVAL
+        self._preempts = self._is_ordering and model.preemption != "none"
         self._log = log
 
     @property
@@ -221,7 +222,7 @@ class SimEngine:
             self._note(change.reason, call, now)
         refused, self._refused = self._refused, None
         waiting = len(self.calls) - len(self.running)
-        if not (self._is_ordering and waiting and self.running):
+        if not (self._preempts and waiting and self.running):
             return
         victims: list[EngineCall] = []
         if refused is not None and len(self.running) < self.model.max_num_seqs:
@@ -363,7 +364,7 @@ class SimEngine:
         free = self.model.max_num_seqs - len(self.running)
         has_unfilled = not self.model.overprovisions and free and len(self.calls) > len(self.running)
         waiting = len(self.calls) - len(self.running)
-        is_undecided = self._is_ordering and waiting and not self._is_settled and self._refused is None
+        is_undecided = self._preempts and waiting and not self._is_settled and self._refused is None
         if self._inbox or has_unfilled or is_undecided:
             # The next decision may let somebody in.
             steps = min(steps, self.config.period_steps - self.steps % self.config.period_steps)
@@ -372,15 +373,14 @@ class SimEngine:
     def _may_make_room(self) -> bool:
         """Say whether the next decision may preempt for a call that was refused its blocks."""
         refused = self._refused
-        if refused is None or refused.record is not None or refused.is_running or not self._is_ordering:
+        if refused is None or refused.record is not None or refused.is_running or not self._preempts:
             return False
         return self._rank(self._worst()) > self._rank(refused)
 
     def _steps_to_change(self, step_s: float, now: float) -> float:
         """Return the steps until a quantum is used up or a waiting call may starve, on a decision."""
-        change = 0.0 if self.machine.has_turns_due else math.inf
-        if change:
-            change = self._writing.steps_to_turn(self._cost(1, 0, step_s))
+        cost_s = self._cost(1, 0, step_s)
+        change = 0.0 if self.machine.has_turns_due else self._writing.steps_to_turn(cost_s)
         deadline_s = self.machine.next_deadline_s
         if deadline_s != math.inf:
             change = min(change, (deadline_s - now) / step_s)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 __all__ = ["PREEMPTION_KINDS", "SWAP_KINDS", "UNIT", "EngineModel"]
 
-PREEMPTION_KINDS = ("recompute", "swap")
+PREEMPTION_KINDS = ("recompute", "swap", "none")
 SWAP_KINDS = ("per_block", "bulk")
 
 
@@ -37,7 +37,11 @@ class EngineModel:
     """KV blocks of the engine; None is as many as are ever needed."""
     has_prefix_cache: bool = True
     preemption: str = "recompute"
-    """What happens to the KV blocks of a preempted call: left to the prefix cache, or moved to the host."""
+    """What happens to the KV blocks of a preempted call: left to the prefix cache, or moved to the host.
+
+    With `none` a running call keeps its slot; only one that finds no further block is preempted, and its
+    blocks are left.
+    """
     swap: str = "bulk"
     """How blocks move: one copy for each, or gathered into one transfer (section 4.2.2)."""
     swap_block_s: float = 0.0

@@ -1,0 +1,220 @@
+"""Simulate the balancers on recorded programs, and how the rate at one latency grows with the engines.
+
+    balance_study.py traces DATA    four balancers on 4 equal engines, and on 2 slow and 2 fast ones
+    balance_study.py scaling DATA   the highest rate at one latency, for 1 to 64 engines
+
+DATA/public has the traces. All balancers see the same programs and arrivals; ratios are taken seed by seed,
+with Student's 95 % interval. Writes JSON and a page of tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from policy_study import FEW_SLOTS, fit_note, load_programs
+
+from autellix_backend.core.balance import BALANCER_NAMES
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.sim.experiment import Sweep, SweepResult, drain_rate_per_s, run_sweep, summarise_runs
+from autellix_backend.sim.presets import PRESETS
+from autellix_backend.sim.simulation import SimSettings
+from autellix_backend.sim.table import load_at
+from autellix_backend.workload.schema import ProgramTrace
+from autellix_backend.workload.statistics import Interval
+
+PRESET = PRESETS["llama3.1-8b-a100"]
+SLOTS = 16
+KV_SHARE = 0.25
+"""Share of the engine's KV blocks: with few slots, as much for each call as large batches leave."""
+BASELINE = "round_robin"
+OURS = "locality-bounded"
+ENGINE_SETS = {"4 equal": (1.0, 1.0, 1.0, 1.0), "2 slow, 2 fast": (0.6, 0.6, 1.4, 1.4)}
+"""Speeds; the sum is the same, so a load is the same rate."""
+COUNTS = {"chat": 300, "tools": 120, "tree": 20, "mixed": 60, "coding": 40}
+LOADS = (0.8, 1.0, 1.2)
+METRICS = {
+    "mean latency": "latency_s.mean",
+    "p95 latency": "latency_s.p95",
+    "mean token latency": "token_latency_s.mean",
+}
+CACHED = "cached_share"
+TOLERANCE = 0.02
+"""A mean that is further above the best of the others is marked."""
+
+SCALED = ("locality", OURS)
+PROGRAMS_PER_ENGINE = 80
+SEEDS_BY_ENGINES = {1: 8, 2: 4, 4: 3, 8: 2, 16: 1, 32: 1, 64: 1}
+"""Small clusters need more draws: one long program weighs more there."""
+SCALING_LOADS = (0.9, 1.1, 1.3, 1.5)
+SCALING_SLOTS = 8
+"""Fewer slots than above, so that an engine's programs last longer than its queue takes to build."""
+SCALING_WORKLOAD = "chat"
+SLO_METRIC = "token_latency_s.p95"
+SLO_S = 0.025
+"""Of 95 % of the programs (s per token): about twice an idle engine's."""
+
+
+def settings(balancer: str, speeds: Sequence[float], slots: int) -> SimSettings:
+    """Return engines of these speeds under the default scheduler and a balancer."""
+    assert PRESET.kv_blocks is not None
+    model = replace(PRESET, max_num_seqs=slots, kv_blocks=int(PRESET.kv_blocks * KV_SHARE))
+    return SimSettings(
+        model=model,
+        scheduler=SchedulerConfig(),
+        engines=len(speeds),
+        engine_speeds=tuple(speeds),
+        balancer=balancer,
+    )
+
+
+def show(interval: Interval, digits: int = 2) -> str:
+    """Write a mean with its interval."""
+    return f"{interval.mean:.{digits}f} ± {interval.half_width:.{digits}f}"
+
+
+def excess(result: SweepResult, load: float, metric: str) -> float:
+    """Return how far ours lies above the best of the other balancers, by mean ratios to the baseline."""
+    means = {name: result.ratio(name, BASELINE, load, metric).mean for name in BALANCER_NAMES}
+    return means.pop(OURS) / min(means.values()) - 1
+
+
+def trace_table(result: SweepResult) -> list[str]:
+    """Return one table: loads by balancers."""
+    titles = ("load", "balancer", "cached", *METRICS)
+    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    for load in LOADS:
+        for name in BALANCER_NAMES:
+            cells = []
+            for metric in METRICS.values():
+                mark = " (!)" if name == OURS and excess(result, load, metric) > TOLERANCE else ""
+                cells.append(show(result.ratio(name, BASELINE, load, metric)) + mark)
+            cached = f"{result.interval(name, load, CACHED).mean:.0%}"
+            lines.append(f"| {load:g} | {name} | {cached} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def write(folder: Path, name: str, rows: Mapping[str, Any], lines: Sequence[str]) -> None:
+    """Write the results so far."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    (folder / f"{name}-tables.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def run_traces(arguments: argparse.Namespace) -> None:
+    """Compare the balancers on every workload and set of engines."""
+    rows: dict[str, Any] = {}
+    lines: list[str] = []
+    for workload in arguments.workloads:
+        programs = load_programs(arguments.data, workload)
+        count = max(4, round(COUNTS[workload] * arguments.scale))
+        for title, speeds in ENGINE_SETS.items():
+            started = time.perf_counter()
+            sweep = Sweep(
+                programs=programs,
+                count=count,
+                cases={
+                    name: settings(name, speeds, FEW_SLOTS.get(workload, SLOTS)) for name in BALANCER_NAMES
+                },
+                loads=LOADS,
+                seeds=range(arguments.seeds),
+            )
+            result = run_sweep(sweep, workers=arguments.workers)
+            rows[f"{workload}, {title}"] = {
+                "count": count,
+                "fit": fit_note(workload),
+                "rows": summarise_runs(result, [*METRICS.values(), CACHED, "makespan_s"]),
+                "excess": {
+                    f"{load:g}": {metric: excess(result, load, metric) for metric in METRICS.values()}
+                    for load in LOADS
+                },
+            }
+            base = ", ".join(
+                f"{result.interval(BASELINE, load, 'latency_s.mean').mean:.1f} s" for load in LOADS
+            )
+            lines += [f"## {workload}, {title} engines", ""]
+            lines += [
+                f"{count} programs per run, {fit_note(workload)}. Mean latency of `{BASELINE}`: {base}.",
+                "",
+            ]
+            lines += [*trace_table(result), ""]
+            write(arguments.out, "balance-traces", rows, lines)
+            print(f"{workload}, {title}: {time.perf_counter() - started:.0f} s", flush=True)
+
+
+def highest_load(result: SweepResult, balancer: str, slo_s: float) -> float:
+    """Return the load at which the mean over the seeds reaches the SLO; infinite if outside the range."""
+    curve = [(load, result.interval(balancer, load, SLO_METRIC).mean) for load in SCALING_LOADS]
+    return load_at(curve, slo_s)
+
+
+def run_scaling(arguments: argparse.Namespace) -> None:
+    """Find the highest rate at one latency by number of engines."""
+    programs: list[ProgramTrace] = load_programs(arguments.data, SCALING_WORKLOAD)
+    rows: dict[str, Any] = {"slo_s": SLO_S, "loads": SCALING_LOADS, "engines": {}}
+    rates: dict[tuple[str, int], float] = {}
+    for engines in arguments.engines:
+        started = time.perf_counter()
+        cases = {name: settings(name, (1.0,) * engines, SCALING_SLOTS) for name in SCALED}
+        sweep = Sweep(
+            programs=programs,
+            count=max(4, round(PROGRAMS_PER_ENGINE * arguments.scale * engines)),
+            cases=cases,
+            loads=SCALING_LOADS,
+            seeds=range(SEEDS_BY_ENGINES[engines]),
+        )
+        result = run_sweep(sweep, workers=arguments.workers)
+        drain = drain_rate_per_s(programs, cases[OURS])
+        found = {name: highest_load(result, name, SLO_S) for name in SCALED}
+        for name, load in found.items():
+            rates[name, engines] = load * drain
+        latencies = summarise_runs(result, [SLO_METRIC, "token_latency_s.mean", CACHED])
+        # An end of the range stands for what lies beyond it: JSON has no infinity.
+        rows["engines"][engines] = {"load_at_slo": {name: str(load) for name, load in found.items()}}
+        rows["engines"][engines]["rows"] = latencies
+        done = [number for number in arguments.engines if (OURS, number) in rates]
+        write(arguments.out, "balance-scaling", rows, scaling_table(rates, done))
+        print(f"{engines} engines: {time.perf_counter() - started:.0f} s", flush=True)
+
+
+def scaling_table(rates: Mapping[tuple[str, int], float], engines: Sequence[int]) -> list[str]:
+    """Return the table: engines by balancers, with the straight line through one engine's rate."""
+    titles = ["engines", *(f"{name}, programs/s | each | over the straight line" for name in SCALED)]
+    lines = ["| " + " | ".join(titles) + " |", "|---" * (1 + 3 * len(SCALED)) + "|"]
+    for number in engines:
+        cells = []
+        for name in SCALED:
+            rate, each = rates[name, number], rates[name, number] / number
+            line = each / rates[name, 1] if (name, 1) in rates else math.nan
+            cells.append(f"{rate:.2f} | {each:.3f} | {line:.3f}")
+        lines.append(f"| {number} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def main() -> None:
+    """Run the study from the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("study", choices=("traces", "scaling"))
+    parser.add_argument("data", type=Path, help="folder whose public/ has the traces")
+    parser.add_argument("--workloads", type=lambda text: text.split(","), default=list(COUNTS))
+    parser.add_argument(
+        "--engines", type=lambda text: [*map(int, text.split(","))], default=list(SEEDS_BY_ENGINES)
+    )
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the programs of a run")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("study-results"))
+    arguments = parser.parse_args()
+    (run_traces if arguments.study == "traces" else run_scaling)(arguments)
+
+
+if __name__ == "__main__":
+    main()
