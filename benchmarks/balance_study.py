@@ -33,6 +33,10 @@ PRESET = PRESETS["llama3.1-8b-a100"]
 SLOTS = 16
 KV_SHARE = 0.25
 """Share of the engine's KV blocks: with few slots, as much for each call as large batches leave."""
+BETA = SchedulerConfig().beta
+UNBOUNDED = ("tools", "mixed", "coding")
+"""Without a bound on starvation: with it, overloaded engines can come to a standstill on long prompts, where
+starving calls take turns and each loses what it has read before it is next."""
 BASELINE = "round_robin"
 OURS = "locality-bounded"
 ENGINE_SETS = {"4 equal": (1.0, 1.0, 1.0, 1.0), "2 slow, 2 fast": (0.6, 0.6, 1.4, 1.4)}
@@ -61,13 +65,13 @@ SLO_S = 0.025
 """Of 95 % of the programs (s per token): about twice an idle engine's."""
 
 
-def settings(balancer: str, speeds: Sequence[float], slots: int) -> SimSettings:
+def settings(balancer: str, speeds: Sequence[float], slots: int, beta: float = BETA) -> SimSettings:
     """Return engines of these speeds under the default scheduler and a balancer."""
     assert PRESET.kv_blocks is not None
     model = replace(PRESET, max_num_seqs=slots, kv_blocks=int(PRESET.kv_blocks * KV_SHARE))
     return SimSettings(
         model=model,
-        scheduler=SchedulerConfig(),
+        scheduler=SchedulerConfig(beta=beta),
         engines=len(speeds),
         engine_speeds=tuple(speeds),
         balancer=balancer,
@@ -114,14 +118,14 @@ def run_traces(arguments: argparse.Namespace) -> None:
     for workload in arguments.workloads:
         programs = load_programs(arguments.data, workload)
         count = max(4, round(COUNTS[workload] * arguments.scale))
+        slots = FEW_SLOTS.get(workload, SLOTS)
+        beta = math.inf if workload in UNBOUNDED else BETA
         for title, speeds in ENGINE_SETS.items():
             started = time.perf_counter()
             sweep = Sweep(
                 programs=programs,
                 count=count,
-                cases={
-                    name: settings(name, speeds, FEW_SLOTS.get(workload, SLOTS)) for name in BALANCER_NAMES
-                },
+                cases={name: settings(name, speeds, slots, beta) for name in BALANCER_NAMES},
                 loads=LOADS,
                 seeds=range(arguments.seeds),
             )
