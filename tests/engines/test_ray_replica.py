@@ -8,26 +8,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from tests.ray_cluster import NODES
-from tests.serving import listening
 
 from autellix_backend.engines.base import EngineError
-from autellix_backend.engines.factory import make_engines
 from autellix_backend.engines.ray_replica import RayCluster, RayReplica
 from autellix_backend.engines.supervisor import EngineState, Supervisor
-from autellix_backend.gateway.app import create_app
-from autellix_backend.settings import EngineSettings, GatewaySettings, RaySettings, Settings
+from autellix_backend.settings import EngineSettings, RaySettings, Settings
 
+READY = re.compile(r"Autellix is ready: demo at (http://127\.0\.0\.1:\d+)/v1")
 FAKE_SERVER = (sys.executable, "-S", str(Path(__file__).parent / "fake_server.py"))
 
 
@@ -81,6 +79,14 @@ async def die(replica: RayReplica) -> None:
     async with aiohttp.ClientSession() as client:
         with contextlib.suppress(aiohttp.ClientError):
             await client.get(replica.base_url + "/die")
+
+
+def test_a_head_that_does_not_answer_ends_the_start_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    replica = RayReplica(Settings(), RayCluster(RaySettings(address=f"127.0.0.1:{port}")), name="replica-0")
+    with pytest.raises(EngineError, match=rf"ray\.address: nothing answers at '127\.0\.0\.1:{port}'"):
+        asyncio.run(replica.start())
 
 
 @pytest.mark.ray
@@ -172,26 +178,41 @@ class TestOnACluster:
 
     @pytest.mark.vllm
     @pytest.mark.timeout(600)
-    def test_real_vllm_on_a_node_sends_its_accounts(
+    def test_the_command_serves_real_vllm_from_a_node(
         self, ray_cluster: Any, tmp_path: Path, demo_model: Path
     ) -> None:
-        """Calls through the gateway are charged what the engine on the node says."""
-        settings = settings_for(ray_cluster, tmp_path, "--max-num-seqs=4")
-        engine = replace(settings.engine, model=str(demo_model), startup_timeout_s=500.0)
-        settings = replace(settings, engine=engine, gateway=GatewaySettings(account_wait_s=10.0))
+        """A call is charged what the engine says, and a signal ends gateway, actor and server."""
+        command = [sys.executable, "-m", "autellix_backend.cli.main", "serve", str(demo_model)]
+        options = ["--port=0", f"--ray={ray_cluster.address}", "--served-model-name=demo", "--max-num-seqs=4"]
+        environment = {**os.environ, "AUTELLIX_CACHE_DIR": str(tmp_path)}
 
         async def main() -> None:
-            [replica] = make_engines(settings)
-            await replica.start()
+            process = await asyncio.create_subprocess_exec(
+                *command, *options, stdout=asyncio.subprocess.PIPE, env=environment
+            )
             try:
-                async with listening(create_app(settings, replica)) as url, aiohttp.ClientSession() as client:
-                    body = {"model": str(demo_model), "prompt": "a b c", "max_tokens": 8, "ignore_eos": True}
-                    async with client.post(url + "/v1/completions", json=body) as response:
-                        assert response.status == 200, await response.text()
-                        receipt = (await response.json())["autellix"]
-                    assert receipt["estimated"] is False
-                    assert receipt["output_tokens"] == 8
+                assert process.stdout is not None
+                ready = READY.search((await process.stdout.readline()).decode())
+                assert ready is not None
+                engine_url = await use(ready[1])
             finally:
-                await replica.stop()
+                process.terminate()
+                code = await process.wait()
+            assert code == 0
+            async with aiohttp.ClientSession() as client:
+                with pytest.raises(aiohttp.ClientConnectorError):
+                    await client.get(engine_url + "/health")
+
+        async def use(root: str) -> str:
+            body = {"model": "demo", "prompt": "a b c", "max_tokens": 8, "ignore_eos": True}
+            async with aiohttp.ClientSession() as client:
+                async with client.post(root + "/v1/completions", json=body) as response:
+                    assert response.status == 200, await response.text()
+                    receipt = (await response.json())["autellix"]
+                async with client.get(root + "/autellix/v1/engines") as response:
+                    [engine] = (await response.json())["engines"]
+            assert (receipt["estimated"], receipt["output_tokens"]) == (False, 8)
+            assert engine["has_accounting"]
+            return str(engine["base_url"])
 
         asyncio.run(main())

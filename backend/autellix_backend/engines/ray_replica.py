@@ -23,11 +23,12 @@ from autellix_backend.engines.probe import Health, probe
 from autellix_backend.engines.ray_host import Place, ReplicaHost, Start
 from autellix_backend.engines.shares import gpus_of_one
 from autellix_backend.engines.vllm_command import VLLM_SERVER, is_cpu_engine
-from autellix_backend.settings import RaySettings, Settings
+from autellix_backend.settings import ANY_CLUSTER, RaySettings, Settings
 
 MARGIN_S = 15.0
 """How much longer than the server's own bound an answer of its actor may take."""
 SEND_PERIOD_S = 0.001
+CONNECT_TIMEOUT_S = 5.0
 
 Answer = TypeVar("Answer")
 
@@ -50,8 +51,24 @@ class RayCluster:
             RayError: if Ray is not installed, or the cluster cannot be reached.
         """
         async with self._lock:
+            await self._check_head()
             # In a thread: it takes seconds, and only there Ray leaves our handlers of signals alone.
             return await asyncio.to_thread(self._connect)
+
+    async def _check_head(self) -> None:
+        """Find out what Ray would try for minutes, without a way to stop it."""
+        address = self._settings.address
+        if address is None or address == ANY_CLUSTER:
+            return
+        host, _, port = address.rpartition(":")
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except (OSError, TimeoutError) as error:
+            raise RayError(
+                f"ray.address: nothing answers at {address!r}; expected the address that `ray start` tells"
+            ) from error
+        writer.close()
 
     def _connect(self) -> Any:
         try:
@@ -64,7 +81,7 @@ class RayCluster:
             try:
                 ray.init(self._settings.address, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, RuntimeError, ValueError) as error:
-                first_line = str(error).strip().partition("\n")[0]
+                first_line = _first_line(error).rstrip(".")
                 raise RayError(
                     f"ray.address: there is no cluster at {self._settings.address!r} ({first_line}); "
                     "expected this machine to be a node of one: `ray start`"
