@@ -21,6 +21,10 @@ from autellix_backend.ray.placing import Placing, Replica, ServedCall, read_call
 class ProgramRouter(RequestRouter):
     """Sends the calls of a program to the replica that has its context, as a balancer of ours decides."""
 
+    # Ray Serve's tenth of a second takes a replica that is busy for one that is full, and programs stray.
+    queue_len_response_deadline_s = 2.0
+    max_queue_len_response_deadline_s = 2.0
+
     def initialize_state(self, **kwargs: Any) -> None:
         """Take the deployment's `request_router_kwargs`: those of `Placing`."""
         self._placing = Placing(**kwargs)
