@@ -55,7 +55,8 @@ def url(ray_cluster: Any) -> Iterator[str]:
 
     port = free_port()
     ray.init(ray_cluster.address, log_to_driver=False, ignore_reinit_error=True)
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    # One proxy, for each remembers programs for itself; two nodes of one machine would share the port.
+    serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
     serve.run(make_application(), name="echo", route_prefix="/")
     yield f"http://127.0.0.1:{port}"
     serve.shutdown()

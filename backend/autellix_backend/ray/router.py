@@ -10,6 +10,7 @@ Every proxy and every handle of a deployment has a router of its own, which reme
 
 from __future__ import annotations
 
+import pickle
 import time
 from typing import Any
 
@@ -55,4 +56,12 @@ class ProgramRouter(RequestRouter):
 
 
 def _call(request: PendingRequest) -> ServedCall:
-    return read_call(request.args, getattr(request.metadata, "session_id", ""))
+    return read_call(_arguments(request), getattr(request.metadata, "session_id", ""))
+
+
+def _arguments(request: PendingRequest) -> list[object]:
+    """Return the arguments; an HTTP request comes pickled by the proxy, which is this same process."""
+    arguments = list(request.args)
+    if request.metadata.is_http_request and arguments and isinstance(arguments[0], bytes):
+        arguments[0] = pickle.loads(arguments[0])
+    return arguments
