@@ -361,6 +361,30 @@ def test_what_ended_while_the_table_was_lost_is_not_restored(own_server: RedisSe
     table.run(main())
 
 
+@pytest.mark.parametrize("is_told_first", [True, False])
+def test_a_program_whose_session_another_gateway_closed_is_not_restored(
+    own_server: RedisServer, is_told_first: bool
+) -> None:
+    """The one that was told of the session's end never had the program."""
+
+    async def main() -> None:
+        told, other = await table.open(), await table.open()
+        await told.open_session("s", 0.0)
+        await other.begin(start("a", session="s"), 0.0)
+        await other.settle(end("a", 1.0), 1.0)
+        own_server.stop()
+        assert await told.close_session("s", 2.0) is True
+        await other.heartbeat("nobody", 2.0)
+        own_server.start()
+        for store in (told, other) if is_told_first else (other, told):
+            await returned(store, 3.0)
+        assert await told.counts() == Counts(programs=0, sessions=0, active_calls=0)
+        told.check()
+
+    table = Table("replicated", own_server.url)
+    table.run(main())
+
+
 @pytest.mark.parametrize("is_heard_first", [True, False])
 def test_what_ended_just_before_the_table_was_lost_is_not_restored(
     own_server: RedisServer, is_heard_first: bool

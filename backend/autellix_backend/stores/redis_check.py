@@ -14,6 +14,7 @@ SINGLE_KEYS = {
     "sessions",
     "ends",
     "ended",
+    "closed",
     "numbers",
 }
 

@@ -9,9 +9,7 @@ local gateway, delta = ARGV[1], cjson.decode(ARGV[2])
 local program = delta.program
 local p, r = key('p', program), key('r', program)
 local is_gone = false
-local ended = call('ZSCORE', ENDED, program)
-local ended_meanwhile = ended and number(ended) >= delta.created - CLOCK_ERROR_S
-local has_ended = delta.is_known and not delta.base or ended_meanwhile
+local has_ended = delta.is_known and not delta.base or ended_since(ENDED, program, delta.created)
 if call('EXISTS', p) == 0 and has_ended then
   if next(delta.running) == nil then
     return 0
@@ -64,9 +62,15 @@ if delta.name then
   call('HSETNX', p, 'name', delta.name)
 end
 add_flags(p, delta.flags, delta.most_flags)
+local is_forsaken = false
 for _, session in ipairs(delta.sessions) do
-  keep(program, session)
+  if ended_since(CLOSED, session, delta.created) and not call('ZSCORE', SESSIONS, session) then
+    is_forsaken = true
+  else
+    keep(program, session)
+  end
 end
+is_forsaken = is_forsaken and call('EXISTS', key('ps', program)) == 0
 -- What it runs here is what it says that it runs.
 for _, id in ipairs(call('HKEYS', r)) do
   if not delta.running[id] and call('HDEL', key('g', gateway), id) == 1 then
@@ -81,7 +85,7 @@ for id, start in pairs(delta.running) do
 end
 local event = math.max(number(call('HGET', p, 'arrival')), number(call('HGET', p, 'completion')), delta.event)
 call('HSET', p, 'completion', text(event))
-if is_gone or delta.is_ended or call('HEXISTS', p, 'ended') == 1 then
+if is_gone or is_forsaken or delta.is_ended or call('HEXISTS', p, 'ended') == 1 then
   local _, entry = finish(program, gateway)
   if entry then
     return {entry}

@@ -10,6 +10,7 @@
 --   sessions              sorted set: session -> last heartbeat
 --   ends                  stream of the programs that left, the last ones
 --   ended                 sorted set: program -> when it left, or was ended without being here; the last ones
+--   closed                sorted set: session -> when it was closed; the last ones
 --   p:<program>           hash: everything that is one value
 --   r:<program>           hash: running call -> order and start
 --   l:<program>           hash: calls that were given up with their gateway
@@ -28,7 +29,7 @@ end
 
 local PROGRAMS, ACTIVE, IDLE = tag .. ':programs', tag .. ':active', tag .. ':idle'
 local SESSIONS, ENDS = tag .. ':sessions', tag .. ':ends'
-local ENDED = tag .. ':ended'
+local ENDED, CLOSED = tag .. ':ended', tag .. ':closed'
 local GATEWAYS, GONE = tag .. ':gateways', tag .. ':gone'
 local KEPT_ENDS = 10000
 -- By how much a busy gateway may be wrong about the time here.
@@ -143,11 +144,18 @@ local function charge(program, rule, ending)
   end
 end
 
--- Remember that a program ended, for gateways that had it out of the table's sight and come back later.
-local function note_end(program)
+-- Remember that a program ended or a session was closed, for gateways that come back later and had it out of
+-- the table's sight.
+local function note_end(ends, id)
   local now = call('TIME')
-  call('ZADD', ENDED, text(now[1] + now[2] / 1e6), program)
-  call('ZREMRANGEBYRANK', ENDED, 0, -KEPT_ENDS - 1)
+  call('ZADD', ends, text(now[1] + now[2] / 1e6), id)
+  call('ZREMRANGEBYRANK', ends, 0, -KEPT_ENDS - 1)
+end
+
+-- Say whether that was after a moment that a gateway tells.
+local function ended_since(ends, id, moment)
+  local ended = call('ZSCORE', ends, id)
+  return ended and number(ended) >= moment - CLOCK_ERROR_S
 end
 
 -- Remove a program; return what its class learns from it.
@@ -162,7 +170,7 @@ local function drop(program, gateway)
   call('ZREM', PROGRAMS, program)
   call('ZREM', ACTIVE, program)
   call('ZREM', IDLE, program)
-  note_end(program)
+  note_end(ENDED, program)
   local gone = {program, known[1] or '', known[2] or '0', known[3] or '0'}
   call('XADD', ENDS, 'MAXLEN', '~', KEPT_ENDS, '*',
     'gateway', gateway, 'program', gone[1], 'name', gone[2], 'service', gone[3], 'finished', gone[4])
@@ -185,6 +193,7 @@ end
 -- Close a session; put the programs that ended into `ended`, and what left into `gone`.
 local function close(session, gateway, ended, gone)
   local was_open = call('ZREM', SESSIONS, session) == 1
+  note_end(CLOSED, session)
   local programs = call('ZRANGE', key('sp', session), 0, -1)
   call('DEL', key('sp', session))
   for _, program in ipairs(programs) do

@@ -4,6 +4,6 @@ if not is_member(ARGV[1]) then
 end
 local was_there, entry = finish(ARGV[2], ARGV[1])
 if not was_there then
-  note_end(ARGV[2])
+  note_end(ENDED, ARGV[2])
 end
 return {was_there and 1 or 0, {entry}}
