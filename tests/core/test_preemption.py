@@ -115,6 +115,15 @@ def test_what_is_not_stored_must_be_read() -> None:
     assert costs.resume(100, stored_tokens=0, token_bytes=1.0) == expected
 
 
+def test_an_unknown_transfer_is_tried() -> None:
+    """What is stored is loaded at first, or its price would never be learned."""
+    costs = PreemptionCosts()
+    for number in range(MIN_SAMPLES):
+        costs.observe_step(number, 0.1 * number)
+    assert costs.resume(100, stored_tokens=64, token_bytes=1.0) is None
+    assert costs.resume(100, stored_tokens=0, token_bytes=1.0) is not None
+
+
 def test_a_known_transfer_is_taken_while_reading_is_unknown() -> None:
     """One price is enough to choose its way."""
     costs = PreemptionCosts()

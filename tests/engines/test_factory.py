@@ -56,6 +56,24 @@ def test_nothing_to_serve_is_an_error() -> None:
         make_engines(Settings())
 
 
+def test_host_memory_for_kv_blocks_is_that_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All engines of ours together must leave some of it; a running engine's is not ours to give."""
+    monkeypatch.setattr(factory, "_physical_bytes", lambda: 64 << 30)
+    assert len(names(model="m", state_dir=tmp_path, kv_host_gib=63.5)) == 1
+    with pytest.raises(SettingsError, match=r"engine.kv_host_gib: is 32 for each of 2 engines.*64\.0 GiB"):
+        names(model="m", state_dir=tmp_path, kv_host_gib=32, replicas=2)
+    with pytest.raises(SettingsError, match=r"engine.kv_host_gib: is given without engine.model"):
+        names(url=URLS[0], kv_host_gib=1)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf")])
+def test_host_memory_for_kv_blocks_is_a_size(value: float) -> None:
+    with pytest.raises(SettingsError, match=r"engine.kv_host_gib"):
+        EngineSettings(kv_host_gib=value)
+
+
 def test_an_address_that_is_none_names_the_setting() -> None:
     with pytest.raises(SettingsError, match=r"engine.urls: is 'host:1'"):
         EngineSettings(urls=("host:1",))

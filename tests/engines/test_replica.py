@@ -11,15 +11,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
 import pytest
 
+import autellix_backend
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.base import Engine, EngineStartError, ModelNotFoundError
 from autellix_backend.engines.replica import ReplicaSpec, VllmReplica
-from autellix_backend.engines.vllm_command import EngineArgumentError
+from autellix_backend.engines.vllm_command import KV_SPEC, EngineArgumentError, check_arguments
 
 FAKE_SERVER = (sys.executable, "-S", str(Path(__file__).parent / "fake_server.py"))
 
@@ -201,12 +203,40 @@ def test_the_command_carries_the_plugin(tmp_path: Path) -> None:
     assert command[-2:] == ["--dtype", "float32"]
 
 
+def test_host_memory_for_kv_blocks_becomes_a_connector(tmp_path: Path) -> None:
+    """In GiB for the user, in bytes for vLLM; what cannot be loaded is computed."""
+    spec = ReplicaSpec(model="m", log_path=tmp_path / "log", kv_host_gib=1.5)
+    command = VllmReplica(spec).command(1)
+    config = json.loads(command[command.index("--kv-transfer-config") + 1])
+
+    assert config["kv_connector_extra_config"]["cpu_bytes_to_use"] == 3 << 29
+    assert (config["kv_role"], config["kv_load_failure_policy"]) == ("kv_both", "recompute")
+    for path, name in (
+        (config["kv_connector_module_path"], config["kv_connector"]),
+        (config["kv_connector_extra_config"]["spec_module_path"], KV_SPEC.rpartition(".")[2]),
+    ):
+        source = Path(autellix_backend.__file__).parents[1] / (path.replace(".", "/") + ".py")
+        assert f"class {name}(" in source.read_text()
+    assert "--kv-transfer-config" not in VllmReplica(replace(spec, kv_host_gib=None)).command(1)
+
+
+def test_a_kv_connector_of_the_user_collides_with_ours(tmp_path: Path) -> None:
+    """Two could not share the engine; without ours the user's own goes through."""
+    arguments = ("--kv-transfer-config={}",)
+    spec = ReplicaSpec(model="m", log_path=tmp_path / "log", extra_args=arguments, kv_host_gib=1.0)
+
+    with pytest.raises(EngineArgumentError, match="--kv-transfer-config is set by autellix"):
+        asyncio.run(VllmReplica(spec).start())
+    check_arguments(arguments)
+
+
 def test_a_stock_engine_has_no_plugin(tmp_path: Path) -> None:
     """With `stock` neither scheduler nor accounting is set."""
-    spec = ReplicaSpec(model="m", log_path=tmp_path / "log", stock=True)
+    spec = ReplicaSpec(model="m", log_path=tmp_path / "log", stock=True, kv_host_gib=1.0)
     replica = VllmReplica(spec)
 
     assert "--scheduler-cls" not in replica.command(1)
+    assert "--kv-transfer-config" not in replica.command(1)
     assert replica.accounting_socket is None
 
 

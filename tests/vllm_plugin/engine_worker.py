@@ -28,12 +28,27 @@ os.environ.update(
     VLLM_CPU_OMP_THREADS_BIND="nobind",
 )
 
+import torch
 from vllm import SamplingParams
+from vllm.config import KVTransferConfig
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.request_queue import PriorityRequestQueue
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.kv_offload.base import (
+    CanonicalKVCacheRef,
+    CanonicalKVCaches,
+    CanonicalKVCacheTensor,
+    GPULoadStoreSpec,
+)
+from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
+from autellix_backend.engines.vllm_command import kv_transfer_config
+from autellix_backend.kernels.errors import Code, SwapError
+from autellix_backend.kernels.job import Direction, Job, Strategy, SwapStats
+from autellix_backend.kernels.swap import open_swapper
+from autellix_backend.vllm_plugin.offload import spec
+from autellix_backend.vllm_plugin.offload.worker import SwapWorker
 from autellix_backend.vllm_plugin.ranked_queue import RankedRequestQueue
 from autellix_backend.vllm_plugin.scheduler import (
     AsyncProgramScheduler,
@@ -73,6 +88,49 @@ class _FailingSync(_FailsToDecide, SyncProgramScheduler):
     pass
 
 
+class _Swapper:
+    """The machine's own swapper; deliberate faults drop or fail the transfers of a direction.
+
+    `{"drop": "load"}` reports each as done and moves nothing; `{"fail": "store", "every": n}` fails each n-th
+    try, the others are done.
+    """
+
+    def __init__(self, faults: dict[str, Any]) -> None:
+        self._swapper = open_swapper()
+        self._faults = faults
+        self._tries = {Direction.STORE: 0, Direction.LOAD: 0}
+        self._outcomes: dict[int, SwapStats | SwapError] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._swapper, name)
+
+    def submit(self, job: Job) -> int:
+        name = job.direction.name.lower()
+        self._tries[job.direction] += 1
+        handle = -len(self._outcomes) - 1
+        if self._faults.get("drop") == name:
+            self._outcomes[handle] = SwapStats(
+                strategy=Strategy.PER_PAGE, transfers=0, pages=0, bytes=0, seconds=0.0
+            )
+        elif self._faults.get("fail") == name and self._tries[job.direction] % self._faults["every"] == 0:
+            self._outcomes[handle] = SwapError(Code.DEVICE, "")
+        else:
+            return self._swapper.submit(job)
+        return handle
+
+    def poll(self, handle: int) -> SwapStats | None:
+        return self._outcome(handle) if handle < 0 else self._swapper.poll(handle)
+
+    def wait(self, handle: int) -> SwapStats:
+        return self._outcome(handle) if handle < 0 else self._swapper.wait(handle)
+
+    def _outcome(self, handle: int) -> SwapStats:
+        outcome = self._outcomes[handle]
+        if isinstance(outcome, SwapError):
+            raise outcome
+        return outcome
+
+
 def _scheduler_class(scenario: dict[str, Any]) -> Any:
     is_async = scenario["is_async"]
     return {
@@ -81,6 +139,14 @@ def _scheduler_class(scenario: dict[str, Any]) -> Any:
         "keeps_computed_tokens": _FaultyAsync if is_async else _FaultySync,
         "fails_to_decide": _FailingSync,
     }[scenario["scheduler"]]
+
+
+def _kv_transfer_config(scenario: dict[str, Any]) -> KVTransferConfig | None:
+    host_bytes = scenario.get("kv_host_bytes")
+    if host_bytes is None:
+        return None
+    spec.open_swapper = lambda *_args: _Swapper(scenario.get("swap_faults", {}))
+    return KVTransferConfig(**kv_transfer_config(host_bytes))
 
 
 def _make_engine(scenario: dict[str, Any]) -> LLMEngine:
@@ -98,6 +164,7 @@ def _make_engine(scenario: dict[str, Any]) -> LLMEngine:
         async_scheduling=scenario["is_async"],
         scheduler_cls=_scheduler_class(scenario),
         additional_config=scenario["additional_config"],
+        kv_transfer_config=_kv_transfer_config(scenario),
         disable_log_stats=True,
     )
     config = arguments.create_engine_config()
@@ -156,6 +223,7 @@ def _report(scheduler: Any, free_before: int) -> dict[str, Any]:
     if tracker is not None:
         tracker.machine.check()
         report |= {
+            "refused_preemptions": scheduler.prices.refused,
             "calls_left": len(tracker),
             "is_degraded": scheduler.is_degraded,
             "slot_preemptions": scheduler.slot_preemptions,
@@ -163,6 +231,11 @@ def _report(scheduler: Any, free_before: int) -> dict[str, Any]:
             "programs_left": len(list(tracker.machine.table.programs())),
             "tenants_left": len(tracker.machine.shares),
         }
+    if scheduler.connector is not None:
+        manager = scheduler.connector.manager
+        manager._policy.retention.check()
+        report["swap"] = {".".join(key): value for key, value in manager.tally.items()}
+        report["swap_calls_left"] = len(manager._calls)
     return report
 
 
@@ -240,8 +313,66 @@ def _compare_queues(seed: int) -> dict[str, Any]:
     return {"held": len(held)}
 
 
+def _compare_swaps(seed: int) -> dict[str, Any]:
+    """Store random blocks of random caches, spoil them, load them back, and compare every byte."""
+    generator = random.Random(seed)
+    tensors, per_chunk = _random_cache(generator), generator.choice([1, 2, 3])
+    pages = [tensor.shape[1] for tensor in tensors]
+    groups = [[0, 1], [2]] if generator.random() < 0.5 else [[0, 1, 2]]
+    caches = CanonicalKVCaches(
+        [CanonicalKVCacheTensor(tensor, page) for tensor, page in zip(tensors, pages, strict=True)],
+        [[CanonicalKVCacheRef(index, pages[index]) for index in group] for group in groups],
+    )
+    worker = SwapWorker(caches, swapper=open_swapper(), chunks=16, blocks_per_chunk=per_chunk)
+    blocks = tensors[0].shape[0]
+    before = [tensor.clone() for tensor in tensors]
+    chunks = generator.sample(range(16), 2 * len(groups))
+    # Whole chunks go out; what comes back begins and ends within one.
+    out = [generator.sample(range(blocks), 2 * per_chunk) for _ in groups]
+    skipped = generator.randrange(per_chunk)
+    size = 2 * per_chunk - skipped - generator.randrange(per_chunk)
+    back = [generator.sample(range(blocks), size) for _ in groups]
+    worker.submit_store(1, _blocks(out, [0] * len(groups)), CPULoadStoreSpec(chunks))
+    worker.wait({1})
+    for tensor in tensors:
+        tensor.fill_(7)
+    worker.submit_load(2, CPULoadStoreSpec(chunks), _blocks(back, [skipped] * len(groups)))
+    worker.wait({2})
+    assert [result.job_id for result in worker.get_finished()] == [1, 2]
+    moved = 0
+    for group, stored, loaded in zip(groups, out, back, strict=True):
+        for index in group:
+            expected = torch.full_like(tensors[index], 7)
+            for place, block in enumerate(loaded):
+                expected[block] = before[index][stored[skipped + place]]
+                moved += pages[index]
+            assert torch.equal(expected, tensors[index]), (seed, index)
+    report = worker.take_report()
+    assert report.counts["bytes", "load"] == moved
+    assert not worker.take_failed_loads()
+    worker.shutdown()
+    worker.shutdown()
+    return {"moved": moved}
+
+
+def _random_cache(generator: random.Random) -> list[Any]:
+    """Three layers, each in memory of its own or all side by side in each block."""
+    blocks, pages = generator.randrange(8, 20), [8 * generator.randrange(1, 40) for _ in range(3)]
+    if generator.random() < 0.5:
+        return [torch.randint(-128, 127, (blocks, page), dtype=torch.int8) for page in pages]
+    whole = torch.randint(-128, 127, (blocks, sum(pages)), dtype=torch.int8)
+    return list(whole.split(pages, dim=1))
+
+
+def _blocks(lists: list[list[int]], first_blocks: list[int]) -> GPULoadStoreSpec:
+    return GPULoadStoreSpec(
+        [block for blocks in lists for block in blocks],
+        group_sizes=[len(blocks) for blocks in lists],
+        block_indices=first_blocks,
+    )
+
+
 def _build_model(directory: Path) -> None:
-    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -270,12 +401,12 @@ def main() -> None:
     for line in sys.stdin:
         try:
             message = json.loads(line)
-            is_check = "compare_queues" in message
-            reply = (
-                _compare_queues(message["compare_queues"])
-                if is_check
-                else _run(message | {"model": str(model)})
-            )
+            if "compare_queues" in message:
+                reply = _compare_queues(message["compare_queues"])
+            elif "compare_swaps" in message:
+                reply = _compare_swaps(message["compare_swaps"])
+            else:
+                reply = _run(message | {"model": str(model)})
         except Exception:  # noqa: BLE001 -- process boundary: the test reads the error
             reply = {"error": traceback.format_exc()}
         replies.write(json.dumps(reply) + "\n")

@@ -48,6 +48,11 @@ def test_unusable_seconds_count_as_absent(value: Any) -> None:
     assert (identity.service_s, identity.wait_s) == (None, None)
 
 
+@pytest.mark.parametrize(("value", "expected"), [(1, True), (1.0, True), (0, False), ("1", False)])
+def test_reads_which_call_is_a_programs_last(value: Any, expected: bool) -> None:
+    assert read_identity("r", {"autellix_last": value}, None).is_last is expected
+
+
 def test_reads_the_tenant_and_its_weight() -> None:
     identity = read_identity("r", {"autellix_tenant": "acme", "autellix_weight": 2}, None)
     assert (identity.tenant, identity.weight) == ("acme", 2.0)

@@ -25,6 +25,7 @@ OPTIONS = {
     "--beta": ("scheduler.beta", "starvation threshold: promote a call once wait/service reaches it"),
     "--period-steps": ("scheduler.period_steps", "decide once every so many engine steps"),
     "--max-num-seqs": ("engine.max_num_seqs", "batch size of the engine in sequences"),
+    "--kv-host-gib": ("engine.kv_host_gib", "host memory in GiB for KV blocks of each engine, see its guide"),
     "--served-model-name": ("engine.served_model_name", "name that clients use for the model"),
     "--replicas": (
         "engine.replicas",

@@ -111,24 +111,27 @@ class PreemptionCosts:
         return self._steps.slope * tokens if self._steps.is_known and self._steps.slope else None
 
     def resume(self, tokens: int, *, stored_tokens: int, token_bytes: float) -> Resume | None:
-        """Return the cheaper way to bring a context back, or None while no price is known.
+        """Return the cheaper way to bring a context back, or None while its price is unknown.
 
         Args:
             tokens: the context's.
             stored_tokens: how many of them, from the front, a transfer could bring back.
             token_bytes: what one token takes in the cache.
 
-        Where only one way has a price, it is that one, but nothing stored leaves recomputing alone.
+        Where something is stored and transfers have no price yet, there is none: one learns it by loading.
+        Where reading has none, it is loading.
         """
         read_s = self.recompute_s(tokens)
         if stored_tokens <= 0:
             return None if read_s is None else Resume(kind=ResumeKind.RECOMPUTE, seconds=read_s)
         load_s = self.load_s(stored_tokens * token_bytes)
         rest_s = self.recompute_s(tokens - stored_tokens)
-        swap_s = None if load_s is None else load_s + (rest_s or 0.0)
-        if swap_s is not None and (read_s is None or swap_s <= read_s):
+        if load_s is None:
+            return None
+        swap_s = load_s + (rest_s or 0.0)
+        if read_s is None or swap_s <= read_s:
             return Resume(kind=ResumeKind.SWAP, seconds=swap_s)
-        return None if read_s is None else Resume(kind=ResumeKind.RECOMPUTE, seconds=read_s)
+        return Resume(kind=ResumeKind.RECOMPUTE, seconds=read_s)
 
 
 def is_worth_interrupting(*, gain_s: float, ran_s: float, cost_s: float | None) -> bool:

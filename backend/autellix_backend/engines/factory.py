@@ -12,7 +12,7 @@ from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.engines.replica_spec import replica_spec
 from autellix_backend.engines.shares import core_shares, gpu_shares, gpus_of_one, visible_gpus
-from autellix_backend.engines.vllm_command import is_cpu_engine
+from autellix_backend.engines.vllm_command import GIB, is_cpu_engine
 from autellix_backend.settings import (
     AUTO_KIND,
     EngineSettings,
@@ -45,10 +45,12 @@ def make_engines(settings: Settings) -> list[Engine]:
 
     Raises:
         SettingsError: if there is none, a URL in place of a model is given beside one, the machine has too
-            few GPUs, or Ray is to place engines of no model.
+            few GPUs, KV blocks are to have more host memory than it has, or that of an engine that is not
+            ours, or Ray is to place engines of no model.
         EngineError: if the demo model cannot be generated.
     """
     engine = settings.engine
+    _check_host_memory(settings, _physical_bytes())
     engines: list[Engine] = []
     if settings.ray.address is not None:
         engines += _ray_replicas(settings)
@@ -72,6 +74,26 @@ def make_remote(settings: EngineSettings, url: str, *, name: str, kind: str | No
     check_url("engine.url", url)
     kind = settings.kind if kind is None else kind
     return RemoteEngine(url, name=name, kind=None if kind == AUTO_KIND else EngineKind(kind))
+
+
+def _check_host_memory(settings: Settings, physical_bytes: int) -> None:
+    engine = settings.engine
+    if engine.kv_host_gib is None:
+        return
+    if engine.model is None:
+        problem = "is given without engine.model"
+        raise SettingsError("engine.kv_host_gib", problem, "a model: a running engine has its own settings")
+    wanted_gib, physical_gib = engine.kv_host_gib * engine.replicas, physical_bytes / GIB
+    # What Ray places may be on other machines.
+    if settings.ray.address is None and wanted_gib >= physical_gib:
+        problem = f"is {engine.kv_host_gib:g} for each of {engine.replicas} engines"
+        raise SettingsError(
+            "engine.kv_host_gib", problem, f"less than the machine's {physical_gib:.1f} GiB in all"
+        )
+
+
+def _physical_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _replicas(settings: Settings) -> list[Engine]:

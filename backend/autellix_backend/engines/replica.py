@@ -33,6 +33,7 @@ from autellix_backend.engines.vllm_command import (
     device_arguments,
     environment_defaults,
     is_cpu_engine,
+    kv_arguments,
     plugin_arguments,
 )
 from autellix_backend.settings import child_environment
@@ -61,6 +62,8 @@ class ReplicaSpec:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     served_model_name: str | None = None
     max_num_seqs: int | None = None
+    kv_host_gib: float | None = None
+    """Host memory for KV blocks; a stock engine uses none."""
     extra_args: tuple[str, ...] = ()
     stock: bool = False
     """Start vLLM without our scheduler."""
@@ -188,11 +191,12 @@ class VllmReplica:
             arguments += ["--max-num-seqs", str(spec.max_num_seqs)]
         if not spec.stock:
             arguments += plugin_arguments(spec.scheduler, self._accounting_socket)
+            arguments += kv_arguments(spec.kv_host_gib)
         arguments += device_arguments(spec.extra_args, is_cpu=is_cpu)
         return [*self._server, *arguments, *spec.extra_args]
 
     async def _check(self) -> None:
-        check_arguments(self._spec.extra_args)
+        check_arguments(self._spec.extra_args, offloads_kv=self._spec.kv_host_gib is not None)
         if self._server == VLLM_SERVER:
             check_engine_installed()
             await asyncio.to_thread(check_model, str(self._spec.model))

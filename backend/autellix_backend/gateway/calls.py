@@ -124,6 +124,8 @@ class OpenCall:
         if self.tenant.name:
             args["autellix_tenant"] = self.tenant.name
             args["autellix_weight"] = self.tenant.weight
+        if self.identity.is_final or self.identity.is_anonymous:
+            args["autellix_last"] = 1
         return args
 
     @property

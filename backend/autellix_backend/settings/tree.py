@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,6 +89,8 @@ class EngineSettings:
     """The engine's batch size in sequences; None leaves vLLM's default."""
     extra_args: tuple[str, ...] = ()
     """Further arguments for the vLLM server, as given on its command line."""
+    kv_host_gib: float | None = None
+    """Host memory (GiB) of each engine of ours for KV blocks of calls that do not run; None: none."""
     replicas: int = 1
     """How many engines of the model are started, each with its share of the cores or GPUs."""
     url: str | None = None
@@ -137,6 +140,10 @@ class EngineSettings:
         for name in ("startup_timeout_s", "restart_window_s", "probe_period_s", "probe_timeout_s"):
             check_positive("engine", self, name)
         check_positive("engine", self, "replicas")
+        if self.kv_host_gib is not None:
+            check_positive("engine", self, "kv_host_gib")
+            is_finite = self.kv_host_gib < math.inf
+            check(is_finite, "engine.kv_host_gib", f"is {self.kv_host_gib}", "a finite number of GiB")
         for name in ("max_failed_probes", "max_waiting_calls", "max_waiting_bytes", "breaker_failures"):
             check_positive("engine", self, name)
         for name in ("max_in_flight", "stall_timeout_s"):

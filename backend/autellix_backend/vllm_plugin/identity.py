@@ -30,6 +30,8 @@ class CallIdentity:
     """Who shares the engine with other tenants."""
     weight: float = DEFAULT_WEIGHT
     """The tenant's part of the engine, in proportion to those of the others."""
+    is_last: bool = False
+    """Whether the program ends with this call."""
 
     @property
     def is_told(self) -> bool:
@@ -53,6 +55,7 @@ def read_identity(request_id: str, extra_args: object, session_id: object) -> Ca
         expected_s=_seconds(args.get("autellix_expected_s")),
         tenant=_identifier(args.get("autellix_tenant")) or "",
         weight=_weight(args.get("autellix_weight")),
+        is_last=args.get("autellix_last") == 1,
     )
 
 

@@ -19,6 +19,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -31,6 +32,7 @@ from vllm.v1.request import Request, RequestStatus
 from autellix_backend.core.call import Call
 from autellix_backend.core.policies import Order
 from autellix_backend.vllm_plugin.identity import read_identity
+from autellix_backend.vllm_plugin.interruption import InterruptionPrices
 from autellix_backend.vllm_plugin.ranked_queue import RankedRequestQueue
 from autellix_backend.vllm_plugin.report import SnapshotReporter, load_of
 from autellix_backend.vllm_plugin.settings import PluginSettings
@@ -81,6 +83,9 @@ class ProgramSchedulerMixin(_Host):
         self._beneficiaries: list[str] = []
         self._cooling: dict[str, int] = {}
         self._shortage = BlockShortage()
+        self.prices = InterruptionPrices(
+            getattr(self, "connector", None), self.tracker.machine, self.block_size
+        )
         self._queues: list[RankedRequestQueue] = []
         if self._is_ordering:
             self._take_over_queues()
@@ -124,6 +129,7 @@ class ProgramSchedulerMixin(_Host):
         # Ours and vLLM's own preemptions both pass here.
         self._guard(self._stop, request)
         super()._preempt_request(request, *args, **kwargs)
+        self.prices.note_preempted(request.request_id)
 
     def _handle_stopped_request(self, request: Request) -> bool:
         # A streaming-input session that waits for its next part gives its slot back without a preemption.
@@ -175,6 +181,7 @@ class ProgramSchedulerMixin(_Host):
         cost_s = now - max(started_s, self._last_step_end_s)
         self._last_step_end_s = now
         self.tracker.charge(output.num_scheduled_tokens, cost_s, now)
+        self.prices.observe_step(output.num_scheduled_tokens, cost_s)
         self._reporter.note_step(cost_s)
 
     def _step_start(self, output: SchedulerOutput, default_s: float) -> float:
@@ -227,8 +234,8 @@ class ProgramSchedulerMixin(_Host):
         free = self._free_slots()
         self._place_tenants(len(self.running) + free)
         if refused is not None and free > 0:
-            return self._block_victims(refused)
-        return self._slot_victims(free)
+            return self._block_victims(refused, now)
+        return self._slot_victims(free, now)
 
     def _place_tenants(self, slots: int) -> None:
         """Where several tenants share the engine, put the calls that are next to run in front of all others.
@@ -242,7 +249,7 @@ class ProgramSchedulerMixin(_Host):
         for request_id in self.tracker.place(order):
             self._reposition(self.requests[request_id])
 
-    def _slot_victims(self, free: int) -> list[Request]:
+    def _slot_victims(self, free: int, now: float) -> list[Request]:
         """Return the running requests that the machine's batch replaces, worst first."""
         if not self._has_better_waiting():
             return []
@@ -252,12 +259,13 @@ class ProgramSchedulerMixin(_Host):
         gaining = [call_id for call_id in chosen if call_id not in running]
         losing = [r for r in self.running if r.request_id not in chosen and self._is_evictable(r)]
         losing.sort(key=_priority, reverse=True)
-        victims = losing[: max(0, len(gaining) - max(0, free))]
+        worst = losing[: max(0, len(gaining) - max(0, free))]
+        victims = [request for request in worst if self.prices.is_worth(request, now)]
         self.slot_preemptions += len(victims)
         self._beneficiaries = gaining if victims else []
         return victims
 
-    def _block_victims(self, refused: Request | None) -> list[Request]:
+    def _block_victims(self, refused: Request | None, now: float) -> list[Request]:
         """Return the worst running requests whose KV blocks let the refused request in, if they suffice."""
         if refused is None or not self._is_ready(refused):
             return []
@@ -268,7 +276,8 @@ class ProgramSchedulerMixin(_Host):
                 break
             if request.priority <= refused.priority:
                 break
-            if self._is_evictable(request) and self._request_blocks_can_be_freed(request):
+            can_go = self._is_evictable(request) and self._request_blocks_can_be_freed(request)
+            if can_go and self.prices.is_worth(request, now):
                 victims.append(request)
                 missing -= self._held_blocks(request.request_id)
         # Too little to help: preempting would only make both wait.
@@ -317,7 +326,9 @@ class ProgramSchedulerMixin(_Host):
     def _is_ready(self, request: Request) -> bool:
         """Whether vLLM would let a waiting request in now, as far as one can tell from outside."""
         has_stale = bool(request.num_stale_output_tokens) and not request.drop_stale_output
-        return request.status in _READY_STATUSES and not has_stale
+        # vLLM looks at the status of one whose load is over only when it has a slot for it.
+        is_loaded = request.request_id in self.finished_recving_kv_req_ids
+        return (request.status in _READY_STATUSES or is_loaded) and not has_stale
 
     def _is_evictable(self, request: Request) -> bool:
         if request.status != RequestStatus.RUNNING:
@@ -363,8 +374,7 @@ class ProgramSchedulerMixin(_Host):
             return None
 
 
-def _priority(request: Request) -> int:
-    return int(request.priority)
+_priority = attrgetter("priority")
 
 
 def _cached_tokens(request: Request) -> int:

@@ -1,0 +1,180 @@
+"""The KV connector that vLLM loads by name: its own for offloading, told of programs and of failures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorMetadata,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+    OffloadingConnectorMetadata,
+    OffloadingWorkerMetadata,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.forward_context import ForwardContext
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import Request
+
+from autellix_backend.core.preemption import PreemptionCosts, Resume, ResumeKind
+from autellix_backend.vllm_plugin.identity import read_identity
+from autellix_backend.vllm_plugin.offload.manager import ProgramOffloadingManager
+from autellix_backend.vllm_plugin.offload.transfers import TransferReport
+from autellix_backend.vllm_plugin.offload.worker import SwapWorker
+
+__all__ = ["ProgramOffloadingConnector"]
+
+
+@dataclass
+class _WorkerMetadata(OffloadingWorkerMetadata):
+    """What a worker tells the scheduler with every step, and our report of its transfers."""
+
+    report: TransferReport = field(default_factory=TransferReport)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        both = super().aggregate(other)
+        assert isinstance(both, OffloadingWorkerMetadata)
+        assert isinstance(other, _WorkerMetadata)
+        self.report.add(other.report)
+        return _WorkerMetadata(both.completed_jobs, both.transfer_stats, self.report)
+
+
+class ProgramOffloadingConnector(OffloadingConnector):
+    """One object in the scheduler and one in each worker, as vLLM has it.
+
+    The scheduler's knows the prices of bringing contexts back (`costs`), and does not load what is cheaper
+    to compute again.
+    """
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self.costs = PreemptionCosts()
+        self._token_bytes = _token_bytes(kv_cache_config)
+        self._load_requests: dict[int, str] = {}
+        self._preempted: set[str] = set()
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:  # noqa: ARG003 - vLLM's
+        """Ask for all layers of a block side by side; vLLM drops the wish where it cannot be had."""
+        return "BLHNC"
+
+    # In the scheduler.
+
+    @property
+    def manager(self) -> ProgramOffloadingManager:
+        """What is in host memory."""
+        manager = self.scheduler.manager
+        assert isinstance(manager, ProgramOffloadingManager)
+        return manager
+
+    def on_new_request(self, request: Request) -> None:
+        """Note a request's program, then let vLLM see it."""
+        extra_args = getattr(request.sampling_params, "extra_args", None)
+        identity = read_identity(request.request_id, extra_args, getattr(request, "session_id", None))
+        is_last = identity.is_last or identity.program_id == request.request_id
+        self.manager.begin_call(request.request_id, identity.program_id, is_last=is_last)
+        super().on_new_request(request)
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Return how many tokens to load: those that are stored, unless computing them is cheaper."""
+        tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if not tokens:
+            return tokens, is_async
+        if request.request_id in self._preempted:
+            # Its stores are flushed with this step; vLLM takes no load of it before.
+            return None, False
+        resume = self._resume(request.num_tokens - num_computed_tokens, tokens)
+        if resume is None or resume.kind is ResumeKind.SWAP:
+            return tokens, is_async
+        self.manager.tally["recomputed_tokens",] += tokens
+        return 0, False
+
+    def note_preempted(self, request_id: str) -> None:
+        """Note that a request was preempted for the step that is being scheduled."""
+        self._preempted.add(request_id)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        """Return the step's transfers."""
+        self._preempted.clear()
+        return super().build_connector_meta(scheduler_output)
+
+    def resume_s(self, request: Request, full_block_tokens: int) -> float | None:
+        """Return what bringing back a running request would take, were it preempted; None if unknown.
+
+        Args:
+            request: the request.
+            full_block_tokens: how many of its computed tokens fill blocks, which is what is ever stored.
+        """
+        stored = full_block_tokens if self.manager.is_stored(request.request_id) else 0
+        resume = self._resume(request.num_computed_tokens, stored)
+        return None if resume is None else resume.seconds
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """Take in what workers tell, before vLLM declares their transfers done."""
+        meta = connector_output.kv_connector_worker_meta
+        if isinstance(meta, _WorkerMetadata):
+            self.manager.take_report(meta.report)
+            for moved_bytes, seconds in meta.report.loads:
+                self.costs.observe_load(moved_bytes, seconds)
+        for request_id in connector_output.failed_recving or ():
+            self.manager.give_up_load(request_id)
+        super().update_connector_output(connector_output)
+
+    def _resume(self, tokens: int, stored_tokens: int) -> Resume | None:
+        return self.costs.resume(tokens, stored_tokens=stored_tokens, token_bytes=self._token_bytes)
+
+    # In a worker.
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        """Start the step's transfers."""
+        assert isinstance(self._connector_metadata, OffloadingConnectorMetadata)
+        for job_id, job in self._connector_metadata.load_jobs.items():
+            self._load_requests[job_id] = job.req_id
+        super().start_load_kv(forward_context, **kwargs)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        """Return the requests whose transfers are over, and those among them whose load was given up."""
+        results = super().get_transfer_results(finished_req_ids)
+        failed = {self._load_requests[job_id] for job_id in self._swap_worker.take_failed_loads()}
+        results.failed_recving |= failed
+        for job_id, request_id in list(self._load_requests.items()):
+            if request_id in results.finished_recving:
+                del self._load_requests[job_id]
+        return results
+
+    def build_connector_worker_meta(self) -> OffloadingWorkerMetadata | None:
+        """Return what the scheduler is told: transfers that are over, and our report."""
+        meta = super().build_connector_worker_meta()
+        if meta is None:
+            return None
+        report = self._swap_worker.take_report()
+        return _WorkerMetadata(meta.completed_jobs, meta.transfer_stats, report)
+
+    @property
+    def _swap_worker(self) -> SwapWorker:
+        assert self.connector_worker is not None
+        worker = self.connector_worker.worker
+        assert isinstance(worker, SwapWorker)
+        return worker
+
+
+def _token_bytes(kv_cache_config: KVCacheConfig) -> float:
+    """Return what one token takes in one worker's cache, over all its layers."""
+    groups = kv_cache_config.kv_cache_groups
+    return float(
+        sum(
+            len(group.layer_names) * group.kv_cache_spec.page_size_bytes / group.kv_cache_spec.block_size
+            for group in groups
+        )
+    )

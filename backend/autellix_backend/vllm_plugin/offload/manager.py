@@ -1,0 +1,137 @@
+"""The scheduler's side: which chunks are in host memory, for whom, and what became of their transfers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
+from vllm.v1.kv_offload.base import LoadStoreSpec, LookupResult, OffloadKey, PrepareStoreOutput, ReqContext
+from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+
+from autellix_backend.vllm_plugin.offload.metrics import add_counts
+from autellix_backend.vllm_plugin.offload.policy import ProgramCachePolicy
+from autellix_backend.vllm_plugin.offload.transfers import TransferReport
+
+__all__ = ["ProgramOffloadingManager"]
+
+
+@dataclass(slots=True)
+class _Call:
+    program_id: str
+    is_last: bool
+    is_loadable: bool = True
+    is_stored: bool = True
+
+
+class ProgramOffloadingManager(CPUOffloadingManager):
+    """vLLM's own manager, told of programs and of transfers that were given up."""
+
+    def __init__(
+        self,
+        num_chunks: int,
+        *,
+        enable_events: bool = False,
+        store_threshold: int = 0,
+        max_tracker_size: int = 64_000,
+    ) -> None:
+        super().__init__(
+            num_chunks,
+            cache_policy=ProgramCachePolicy.__name__,
+            cache_policy_module_path=ProgramCachePolicy.__module__,
+            enable_events=enable_events,
+            store_threshold=store_threshold,
+            max_tracker_size=max_tracker_size,
+        )
+        assert isinstance(self._policy, ProgramCachePolicy)
+        self._retention = self._policy.retention
+        self._calls: dict[str, _Call] = {}
+        self._lost_chunks: set[int] = set()
+        self.tally: Counter[tuple[str, ...]] = Counter()
+        """All that was ever counted, by what and, of transfers, direction."""
+        self._told: Counter[tuple[str, ...]] = Counter()
+
+    def begin_call(self, request_id: str, program_id: str, *, is_last: bool) -> None:
+        """Note a request before vLLM's side of the connector sees it."""
+        if request_id not in self._calls:
+            self._calls[request_id] = _Call(program_id, is_last)
+            self._retention.begin_call(program_id)
+
+    def give_up_load(self, request_id: str) -> None:
+        """Let a request whose load failed find nothing more: what it lacks, it computes."""
+        if (call := self._calls.get(request_id)) is not None:
+            call.is_loadable = False
+
+    def is_stored(self, request_id: str) -> bool:
+        """Whether all full blocks of a request found room, as far as they were stored yet."""
+        call = self._calls.get(request_id)
+        return call is not None and call.is_stored
+
+    def take_report(self, report: TransferReport) -> None:
+        """Take in what workers counted and lost, before the transfers' ends are told."""
+        self.tally.update(report.counts)
+        self._lost_chunks |= report.lost_chunks
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """Say whether a chunk can be loaded for a request."""
+        call = self._calls.get(req_context.req_id)
+        if call is not None and not call.is_loadable:
+            return LookupResult.MISS
+        return super().lookup(key, req_context)
+
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
+        """Choose where to load from."""
+        self._use(keys, req_context)
+        self.tally["hit_chunks",] += len(keys)
+        return super().prepare_load(keys, req_context)
+
+    def prepare_store(
+        self, keys: Collection[OffloadKey], req_context: ReqContext
+    ) -> PrepareStoreOutput | None:
+        """Choose where to store to; None if there is no room for these chunks."""
+        prepared = super().prepare_store(keys, req_context)
+        if prepared is None:
+            self.tally["refused_chunks",] += len(keys)
+            if (call := self._calls.get(req_context.req_id)) is not None:
+                call.is_stored = False
+            return None
+        self.tally["evicted_chunks",] += len(prepared.evicted_keys)
+        self._use(keys, req_context)
+        return prepared
+
+    def complete_store(
+        self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
+    ) -> None:
+        """Make chunks loadable, but for those whose store was given up."""
+        lost = [key for key in keys if self._take_lost(key)]
+        if lost:
+            super().complete_store(lost, req_context, success=False)
+        super().complete_store([key for key in keys if key not in lost], req_context, success=success)
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        """Let a call leave its program."""
+        super().on_request_finished(req_context)
+        call = self._calls.pop(req_context.req_id, None)
+        if call is not None:
+            self._retention.end_call(call.program_id, is_last=call.is_last)
+
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        """Return what is new since the last time."""
+        stats = super().get_stats() or OffloadingConnectorStats()
+        fresh = self.tally - self._told
+        self._told = self.tally.copy()
+        add_counts(stats, fresh)
+        return stats
+
+    def _take_lost(self, key: OffloadKey) -> bool:
+        chunk = self._policy.get(key)
+        if chunk is None or chunk.is_ready or chunk.chunk_id not in self._lost_chunks:
+            return False
+        self._lost_chunks.remove(chunk.chunk_id)
+        return True
+
+    def _use(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        call = self._calls.get(req_context.req_id)
+        if call is not None:
+            self._retention.use(list(keys), call.program_id)

@@ -1,0 +1,174 @@
+"""Which chunks go first: those of nobody, then of the longest idle program, from the end of its context."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from autellix_backend.vllm_plugin.offload import retention as retention_module
+from autellix_backend.vllm_plugin.offload.retention import MAX_OWNERS, Retention
+
+
+@pytest.fixture
+def retention() -> Iterator[Retention]:
+    """An empty one, checked at the end."""
+    one = Retention()
+    yield one
+    one.check()
+
+
+def call(
+    retention: Retention, program: str, keys: str, *, is_last: bool = False, leaves: bool = True
+) -> None:
+    """Let a call of a program come, use chunks (a letter each), and leave."""
+    retention.begin_call(program)
+    names = [letter.encode() for letter in keys]
+    known = set(retention.worst_first())
+    for name in names:
+        if name not in known:
+            retention.add(name)
+    retention.use(names, program)
+    if leaves:
+        retention.end_call(program, is_last=is_last)
+
+
+def order(retention: Retention) -> str:
+    """All chunks, the first to go first."""
+    return b"".join(retention.worst_first()).decode()
+
+
+def test_a_context_goes_from_its_end(retention: Retention) -> None:
+    """The front of a context is of use without its end, not the other way round."""
+    call(retention, "p", "abc")
+    call(retention, "p", "abcd")
+    assert order(retention) == "dcba"
+
+
+def test_the_longest_idle_program_goes_first(retention: Retention) -> None:
+    """A program's place is that of its latest call's end."""
+    call(retention, "p", "ab")
+    call(retention, "q", "cd")
+    call(retention, "p", "ab")
+    assert order(retention) == "dcba"
+
+
+def test_programs_that_ended_go_before_idle_ones(retention: Retention) -> None:
+    """However recently they ended."""
+    call(retention, "waits", "ab")
+    call(retention, "ends", "cd", is_last=True)
+    assert order(retention) == "dcba"
+
+
+def test_a_program_ends_with_its_last_call_in_the_engine(retention: Retention) -> None:
+    """A final call beside another does not end the program early."""
+    call(retention, "p", "ab", leaves=False)
+    call(retention, "p", "ac", is_last=True)
+    call(retention, "q", "d")
+    assert order(retention) == "dcba"
+    retention.end_call("p", is_last=False)
+    assert order(retention) == "cbad"
+
+
+def test_a_tool_call_does_not_cost_a_running_program_its_context(retention: Retention) -> None:
+    """A program with a call in the engine goes last, although others used their chunks later."""
+    call(retention, "runs", "ab", leaves=False)
+    call(retention, "idles", "cd")
+    assert order(retention) == "dcba"
+    retention.end_call("runs", is_last=False)
+
+
+def test_a_shared_front_stays_with_its_best_program(retention: Retention) -> None:
+    """What another program still uses does not go with the one that ended."""
+    call(retention, "p", "sab")
+    call(retention, "q", "scd", is_last=True)
+    assert order(retention) == "dcbas"
+
+
+def test_a_shared_front_goes_with_the_later_program(retention: Retention) -> None:
+    """A chunk counts as its best-placed program's, and is that one's front."""
+    call(retention, "p", "stab")
+    call(retention, "q", "stcd")
+    assert order(retention) == "badcts"
+
+
+def test_a_front_taken_over_returns_to_the_one_that_is_left(retention: Retention) -> None:
+    """When the later program ends, the shared front is the earlier one's again."""
+    call(retention, "p", "stab")
+    call(retention, "q", "stcd")
+    call(retention, "q", "stcd", is_last=True)
+    assert order(retention) == "dcbats"
+
+
+def test_chunks_of_nobody_can_be_used_again(retention: Retention) -> None:
+    """A front that one call after another uses lives on."""
+    call(retention, "one", "sa", is_last=True)
+    call(retention, "two", "sb", is_last=True)
+    assert order(retention) == "abs"
+
+
+def test_a_chunk_that_is_gone_is_forgotten(retention: Retention) -> None:
+    """Its program goes on with the others."""
+    call(retention, "p", "abc")
+    retention.discard(b"c")
+    assert order(retention) == "ba"
+    retention.clear()
+    assert order(retention) == ""
+
+
+def test_too_many_idle_programs_end(retention: Retention, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is remembered of programs has a bound."""
+    monkeypatch.setattr(retention_module, "MAX_IDLE_PROGRAMS", 2)
+    for name in "pqr":
+        call(retention, name, name)
+    call(retention, "q", "q")
+    assert order(retention) == "prq"
+    assert len(retention._idle) == 2
+
+
+def test_owners_have_a_bound(retention: Retention) -> None:
+    """A chunk that thousands used remembers the latest few."""
+    for number in range(3 * MAX_OWNERS):
+        call(retention, f"p{number}", "s")
+    assert order(retention) == "s"
+    assert len(retention._chunks[b"s"].owners) == MAX_OWNERS
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_histories_keep_the_order(seed: int) -> None:
+    """After any history each chunk has one place, that of its best program."""
+    generator = random.Random(seed)
+    retention = Retention()
+    calls: list[str] = []
+    live: set[bytes] = set()
+    for _ in range(400):
+        action = generator.choice(["begin", "begin", "use", "use", "use", "end", "evict"])
+        if action == "begin":
+            program = f"p{generator.randrange(MAX_OWNERS)}"
+            retention.begin_call(program)
+            calls.append(program)
+        elif action == "use" and calls:
+            keys = [bytes([generator.randrange(24)]) for _ in range(4)]
+            for key in dict.fromkeys(keys):
+                if key not in live:
+                    retention.add(key)
+                    live.add(key)
+            retention.use(keys, generator.choice(calls))
+        elif action == "end" and calls:
+            program = calls.pop(generator.randrange(len(calls)))
+            retention.end_call(program, is_last=generator.random() < 0.4)
+        elif action == "evict" and live:
+            worst = next(retention.worst_first())
+            retention.discard(worst)
+            live.discard(worst)
+        retention.check()
+        walked = list(retention.worst_first())
+        assert sorted(walked) == sorted(live)
+        places = [_place(retention, key) for key in walked]
+        assert places == sorted(places)
+
+
+def _place(retention: Retention, key: bytes) -> tuple[bool, int]:
+    best = retention._best_owner(key)
+    return (False, -1) if best is None else retention._place(best)

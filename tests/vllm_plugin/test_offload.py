@@ -1,0 +1,139 @@
+"""KV offload inside real vLLM engines: preempted calls come back from host memory with the same outputs."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+# The first test pays for vLLM's imports, on a machine that may be busy.
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+# The worker's clock counts looks at it as milliseconds: a step costs a few of them.
+SCHEDULER = {"policy": "atlas", "bounds": [0.004, 0.008, 0.016, 0.03, 0.06, 0.12, 0.25], "beta": 1.0}
+PLENTY_BYTES = 64 << 20
+LITTLE_BYTES = 16 << 16
+
+Scenario = dict[str, Any]
+
+
+def make_calls(seed: int = 1, count: int = 64) -> list[Scenario]:
+    """Calls of several programs, more than slots and KV blocks can hold, long enough for whole blocks."""
+    generator = random.Random(seed)
+    return [
+        {
+            "id": f"call-{number}",
+            "step": generator.randrange(0, 150),
+            "prompt": [generator.randrange(2, 512) for _ in range(generator.choice([20, 40, 70, 100]))],
+            "max_tokens": generator.choice([16, 32, 48, 64]),
+            "extra_args": {"autellix_program": f"program-{generator.randrange(12)}"},
+        }
+        for number in range(count)
+    ]
+
+
+def scenario(**changes: Any) -> Scenario:
+    """A small engine under more work than it holds, with host memory for all of it."""
+    base: Scenario = {
+        "scheduler": "autellix",
+        "calls": make_calls(),
+        "max_num_seqs": 4,
+        "kv_blocks": 18,
+        "is_async": False,
+        # Without the engine's own prefix cache each return needs a load, or all of the prompt again.
+        "has_prefix_caching": False,
+        "additional_config": {"autellix": {"scheduler": SCHEDULER}},
+        "kv_host_bytes": PLENTY_BYTES,
+    }
+    return base | changes
+
+
+@pytest.fixture(scope="module")
+def expected(engine_worker: Any) -> Scenario:
+    """The outputs of vLLM's own first come, first served, without offload."""
+    run: Scenario = engine_worker.run(scenario(scheduler="stock", additional_config={}, kv_host_bytes=None))
+    assert "error" not in run, run["error"]
+    outputs: Scenario = run["outputs"]
+    return outputs
+
+
+def assert_clean(run: Scenario) -> None:
+    """Nothing may be left in the engine, the machine or the connector."""
+    assert "error" not in run, run["error"]
+    assert run["is_degraded"] is False
+    assert (run["leaked_blocks"], run["requests_left"], run["calls_left"]) == (0, 0, 0)
+    assert run["swap_calls_left"] == 0
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_preempted_calls_come_back_from_host_memory(
+    engine_worker: Any, expected: Scenario, is_async: bool
+) -> None:
+    """Two hundred and fifty preemptions, most of them undone by a load, change no greedy token."""
+    run = engine_worker.run(scenario(is_async=is_async))
+    assert_clean(run)
+    assert expected == run["outputs"]
+    assert run["slot_preemptions"] + run["block_preemptions"] >= 250
+    assert run["swap"]["jobs.load"] >= 200
+    assert run["swap"]["bytes.load"] > 0
+    assert run["swap"].get("failures.load", 0) + run["swap"].get("failures.store", 0) == 0
+
+
+@pytest.mark.parametrize("direction", ["load", "store"])
+def test_dropped_transfers_show(engine_worker: Any, expected: Scenario, direction: str) -> None:
+    """The comparison can fail: transfers that move nothing give other outputs."""
+    run = engine_worker.run(scenario(swap_faults={"drop": direction}))
+    assert_clean(run)
+    assert expected != run["outputs"]
+
+
+@pytest.mark.parametrize(("direction", "every"), [("load", 2), ("load", 1), ("store", 2), ("store", 1)])
+def test_failed_transfers_are_tried_again_or_computed(
+    engine_worker: Any, expected: Scenario, direction: str, every: int
+) -> None:
+    """Where every second try fails, all are done in the end; where each does, all is computed."""
+    run = engine_worker.run(scenario(swap_faults={"fail": direction, "every": every}))
+    assert_clean(run)
+    assert expected == run["outputs"]
+    assert run["swap"][f"retries.{direction}"] > 0
+    if every == 1:
+        assert run["swap"][f"failures.{direction}"] > 0
+        assert run["swap"].get("jobs.load", 0) == 0
+
+
+def test_little_host_memory_is_shared_by_eviction(engine_worker: Any, expected: Scenario) -> None:
+    """With room for a few blocks some are evicted, and what is gone is computed."""
+    run = engine_worker.run(scenario(kv_host_bytes=LITTLE_BYTES))
+    assert_clean(run)
+    assert expected == run["outputs"]
+    assert run["swap"]["evicted_chunks"] > 0
+
+
+def test_programs_that_come_back_find_their_contexts(engine_worker: Any) -> None:
+    """A program's second call, after others took the engine's blocks, loads what the first one left."""
+    generator = random.Random(3)
+    prompts = [[generator.randrange(2, 512) for _ in range(96)] for _ in range(12)]
+    calls = [
+        {
+            "id": f"{turn}-{number}",
+            "step": turn * 400 + number,
+            "prompt": prompt,
+            "max_tokens": 8,
+            "extra_args": {"autellix_program": f"program-{number}"},
+        }
+        for turn in range(2)
+        for number, prompt in enumerate(prompts)
+    ]
+    run = engine_worker.run(scenario(calls=calls, has_prefix_caching=True))
+    assert_clean(run)
+    for number in range(len(prompts)):
+        assert run["outputs"][f"0-{number}"] == run["outputs"][f"1-{number}"]
+    assert run["swap"]["hit_chunks"] > 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_blocks_come_back_byte_for_byte(engine_worker: Any, seed: int) -> None:
+    """For caches of any layout, one group of layers or two, and chunks of one block or more."""
+    reply = engine_worker.run({"compare_swaps": seed})
+    assert reply.get("moved", 0) > 0, reply
