@@ -198,6 +198,39 @@ def test_a_promotion_makes_good_the_waiting_and_the_service_of_the_call(machine:
     assert (call.wait_at(7.0), call.service_s) == (6.0, 1.0)
 
 
+def test_a_promoted_call_writes_for_as_long_as_it_read_before_it_is_demoted(machine: Machine) -> None:
+    call = machine.arrive("a", "p", 0.0, service_s=2.0)
+    machine.tick(4.0)
+    machine.start("a", 4.0)
+    machine.charge("a", 3.0, 7.0, is_reading=True)
+    assert (machine.tick(7.0), machine.has_held_turns, call.is_catching_up) == ([], True, True)
+    machine.charge("a", 2.0, 9.0)
+    assert (machine.tick(9.0), call.level) == ([], 1)
+    machine.charge("a", 1.0, 10.0)
+
+    assert [change.reason for change in machine.tick(10.0)] == [ChangeReason.DEMOTION]
+    assert not machine.has_held_turns
+
+
+def test_a_promoted_call_without_its_slot_is_demoted_as_others_are(machine: Machine) -> None:
+    machine.arrive("a", "p", 0.0, service_s=2.0)
+    machine.tick(4.0)
+    machine.start("a", 4.0)
+    machine.charge("a", 3.0, 7.0, is_reading=True)
+    machine.tick(7.0)
+    machine.stop("a", 7.0)
+
+    assert [change.reason for change in machine.tick(7.0)] == [ChangeReason.DEMOTION]
+
+
+def test_a_call_that_did_not_starve_is_demoted_while_it_reads(machine: Machine) -> None:
+    machine.arrive("a", "p", 0.0)
+    machine.start("a", 0.0)
+    machine.charge("a", 1.0, 1.0, is_reading=True)
+
+    assert [change.reason for change in machine.tick(1.0)] == [ChangeReason.DEMOTION]
+
+
 def test_the_first_service_of_a_long_wait_may_promote_at_once() -> None:
     machine = Machine(SchedulerConfig(policy="mlfq", bounds=(1,), beta=2.0))
     machine.arrive("a", "p", 0.0)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from autellix_backend.core.balance import BALANCER_NAMES
+from autellix_backend.core.call import Call
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import POLICY_NAMES
 from autellix_backend.sim.engine import Decision, SimEngine
@@ -210,6 +211,34 @@ def test_bulk_swaps_cost_less_than_one_copy_per_block() -> None:
     )
     assert bulk.swapped_blocks > 0
     assert bulk.swap_s / bulk.swapped_blocks < each.swap_s / each.swapped_blocks
+
+
+@pytest.mark.parametrize("catches_up", [True, False])
+def test_starving_calls_with_long_prompts_do_not_take_turns_for_ever(
+    catches_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their prompts take ten quanta to read, and the cache holds only some; the control shows the trap."""
+    if not catches_up:
+        monkeypatch.setattr(Call, "is_catching_up", False)
+    long = CallTrace(id=0, parents=(), thread="0", prefill_tokens=4000, decode_tokens=40)
+    programs = [(0.0, ProgramTrace(source="s", program_id=str(n), calls=(long,))) for n in range(12)]
+    settings = SimSettings(
+        model=replace(SMALL, max_num_seqs=4, kv_blocks=700),
+        scheduler=SchedulerConfig(policy="atlas", bounds=BOUNDS, beta=1.0),
+    )
+    decisions = 0
+
+    def count(_engine: str, _decision: Decision) -> None:
+        nonlocal decisions
+        decisions += 1
+        if decisions > 20_000:
+            raise TimeoutError
+
+    if catches_up:
+        assert len(simulate(programs, settings, log=count).programs) == 12
+    else:
+        with pytest.raises(TimeoutError):
+            simulate(programs, settings, log=count)
 
 
 def test_a_call_that_can_never_fit_is_named() -> None:

@@ -28,6 +28,7 @@ class ChangeReason(StrEnum):
     """Its expected size is another; the level stays."""
 
 
+_ROUNDING_S = 1e-9
 # The legal moves of an active call; it may leave (finish, abort) from either state.
 _MOVES = {
     ("start", CallState.WAITING): CallState.RUNNING,
@@ -98,6 +99,8 @@ class Call:
     wait_mark_s: float = 0.0
     service_s: float = 0.0
     service_mark_s: float = 0.0
+    catch_up_s: float = 0.0
+    """Since it last got a slot: model time of the steps that read its context, less that of the others."""
     preemptions: int = 0
     demotions: int = 0
     promotions: int = 0
@@ -112,6 +115,7 @@ class Call:
         self.wait_s = self.wait_at(now)
         self.state = self._move("start")
         self.running_since_s = now
+        self.catch_up_s = 0.0
 
     def stop(self, now: float) -> None:
         """Take the call's slot away."""
@@ -126,6 +130,11 @@ class Call:
     def unpaid_wait_at(self, now: float) -> float:
         """Return the waiting since the last promotion: W_c."""
         return self.wait_at(now) - self.wait_mark_s
+
+    @property
+    def is_catching_up(self) -> bool:
+        """Whether a starved call has not yet got as much out of its slot as reading its context cost."""
+        return self.promotions > 0 and self.is_running and self.catch_up_s > _ROUNDING_S
 
     @property
     def unpaid_service_s(self) -> float:

@@ -41,6 +41,8 @@ class Machine:
         """The last level in which anything happens when a quantum is used up."""
         self._calls: dict[str, Call] = {}
         self._exhausted: dict[str, Call] = {}
+        self._held: dict[str, Call] = {}
+        """Those of the exhausted that keep their level for now."""
         self._watch = StarvationWatch(config.beta)
 
     def __len__(self) -> int:
@@ -147,8 +149,18 @@ class Machine:
         self.shares.wait(call.tenant)
         self._watch_call(call, now)
 
-    def charge(self, call_id: str, cost_s: float, now: float) -> None:  # noqa: ARG002 - every event has a time
+    def charge(
+        self,
+        call_id: str,
+        cost_s: float,
+        now: float,  # noqa: ARG002 - every event has a time
+        *,
+        is_reading: bool = False,
+    ) -> None:
         """Charge a call the model time of a step it was part of; it may have been preempted since.
+
+        Args:
+            is_reading: whether the step read several tokens of its context.
 
         Raises:
             UnknownCallError: no active call has this id.
@@ -156,6 +168,7 @@ class Machine:
         call = self.call(call_id)
         call.service_s += cost_s
         call.quantum_s -= cost_s
+        call.catch_up_s += cost_s if is_reading else -cost_s
         self.shares.charge(call.tenant, cost_s)
         if call.quantum_s <= 0 and call.level <= self.last_turn_level:
             self._exhausted[call_id] = call
@@ -179,20 +192,32 @@ class Machine:
     def tick(self, now: float) -> list[LevelChange]:
         """Demote and promote what has to be, in queue order (Alg. 1, lines 20-30).
 
+        Beyond the paper, a promoted call keeps its level until it has written for as long as it read since it
+        got its slot. Else calls whose contexts are longer to read than a quantum, and together larger than
+        the cache, could take turns for ever: each loses what it has read before its next turn.
+
         The cost is that of the calls concerned: those whose quantum is used up or whose deadline has passed.
         """
         due = {call.call_id: call for call in self._watch.pop_due(now)}
         concerned = sorted({**due, **self._exhausted}.values(), key=_queue_order)
         changes: list[LevelChange] = []
+        self._held = {}
         for call in concerned:
             program = self.table[call.program_id]
-            if call.call_id in self._exhausted:  # Alg. 1, line 20
+            if call.call_id in self._exhausted and self._keeps_level(call):
+                self._held[call.call_id] = call
+            elif call.call_id in self._exhausted:  # Alg. 1, line 20
                 changes.append(self._take_turn(call, program))
             if call.level > 1 and self._watch.is_starving(call, program, now):  # Alg. 1, lines 24-26
                 changes.append(self._promote(call, now))
             self._watch.watch(call, program, now)
-        self._exhausted.clear()
+        self._exhausted = dict(self._held)
         return changes
+
+    @property
+    def has_held_turns(self) -> bool:
+        """Whether the last tick put off the end of a turn until its call has written more."""
+        return bool(self._held)
 
     @property
     def has_turns_due(self) -> bool:
@@ -246,7 +271,7 @@ class Machine:
             assert call_id in self.table[call.program_id].active_calls, call
             assert call.wait_mark_s >= 0, call
             assert call.service_mark_s <= call.service_s, call
-        assert self._exhausted.keys() <= self._calls.keys()
+        assert self._held.keys() <= self._exhausted.keys() <= self._calls.keys()
         self._watch.check()
 
     def _leave(self, call_id: str, now: float, *, is_aborted: bool) -> CallRecord:
@@ -265,6 +290,7 @@ class Machine:
         self.shares.leave(call)
         del self._calls[call_id]
         self._exhausted.pop(call_id, None)
+        self._held.pop(call_id, None)
         self._watch.forget(call)
         self._watch_program(program, now)
         self._review_sizes(program)
@@ -295,6 +321,9 @@ class Machine:
                 call = self._calls.get(call_id)
                 if call is not None and call is not other_than and call.level > 1:
                     self._exhausted[call_id] = call
+
+    def _keeps_level(self, call: Call) -> bool:
+        return self.policy.order is Order.LEVELS and call.is_catching_up
 
     def _take_turn(self, call: Call, program: Program) -> LevelChange:
         """Give a call whose quantum is used up the place that the policy has for it."""

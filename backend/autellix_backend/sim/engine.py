@@ -235,7 +235,7 @@ class SimEngine:
 
     def _tick_reads_charges(self, now: float) -> bool:
         """Say whether a tick will look at charges that may be older than now."""
-        if self.machine.next_deadline_s <= now:
+        if self.machine.next_deadline_s <= now or self.machine.has_held_turns:
             return True
         may_be_late = self.config.period_steps > 1 or self.machine.policy.shares_size
         return may_be_late and self.machine.has_turns_due
@@ -328,7 +328,7 @@ class SimEngine:
         """Count a step in which a call's tokens were read; after the last of them it writes."""
         if not call.chunk:
             return
-        self.machine.charge(call.call_id, self._cost(0, call.chunk, step_s), now)
+        self.machine.charge(call.call_id, self._cost(0, call.chunk, step_s), now, is_reading=call.chunk > 1)
         call.computed += call.chunk
         call.chunk = 0
         if call.computed == call.known:

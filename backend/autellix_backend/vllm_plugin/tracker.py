@@ -142,7 +142,7 @@ class CallTracker:
                     cost_s = self.machine.config.nominal_service_s(
                         *((tokens, 0) if tokens > 1 else (0, tokens))
                     )
-                self.machine.charge(request_id, cost_s, now)
+                self.machine.charge(request_id, cost_s, now, is_reading=tokens > 1)
 
     def tick(self, now: float) -> list[str]:
         """Let time pass; return the calls whose level changed."""
