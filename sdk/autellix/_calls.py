@@ -49,17 +49,20 @@ def annotate(backend: Backend, call: Call, request: Any) -> None:
         # The answer has come while the call waited for it.
         return
     session = call.session or current_session()
+    ours: dict[str, str] = {}
     if backend.state != _backends.ASKED:
         if call.headers is None:
             call.headers, session = _headers(backend)
             call.session = session
-        _add(request.headers, call.headers)
+        ours = call.headers
     link = session.link(backend)
     if link.state != REGISTERED:
         backend.authorization = _authorization(request.headers)
     elif link.token is not None:
         # Not kept with the others: a retry sends the token that has arrived since.
-        _add(request.headers, {names.SESSION_TOKEN: link.token})
+        ours = {**ours, names.SESSION_TOKEN: link.token}
+    if ours:
+        _add(request.headers, ours)
     control().touch(backend, session)
 
 

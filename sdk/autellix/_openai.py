@@ -89,13 +89,15 @@ class Calls:
 
 def _backend_of_client(client: Any) -> Backend | None:
     """Return the backend of a client's own address; looked up once, for addresses are slow to read."""
-    url = client.base_url
-    known = client.__dict__.get(BACKEND)
+    attributes = client.__dict__
+    # What `base_url` returns: in openai's clients that runs an import at each look.
+    url = attributes.get("_base_url") or client.base_url
+    known = attributes.get(BACKEND)
     if known is not None and known[0] is url and known[1] is backends.origins:
         found: Backend | None = known[2]
         return found if found is not None and found.state != FOREIGN else None
     backend = _calls.backend_of(url)
-    client.__dict__[BACKEND] = (url, backends.origins, backend)
+    attributes[BACKEND] = (url, backends.origins, backend)
     return backend
 
 
