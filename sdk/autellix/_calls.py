@@ -108,13 +108,10 @@ def is_to_be_asked(backend: Backend) -> bool:
     return backend.state == _backends.ASKED and not backend.is_decided and not backend.is_waited_for
 
 
-def ask(backend: Backend, authorization: str | None) -> bool:
-    """Ask a host that nobody has configured what it is; tell whether its answer is worth a wait."""
-    if not is_to_be_asked(backend):
-        return False
+def ask(backend: Backend, authorization: str | None) -> None:
+    """Ask a host that nobody has configured what it is; its answer is worth a wait."""
     backend.authorization = authorization
     control().touch(backend, current_session())
-    return True
 
 
 def wait_for_answer(backend: Backend) -> None:

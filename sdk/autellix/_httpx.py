@@ -35,7 +35,9 @@ def _annotate(backend: Backend, request: Any) -> None:
 
 def _begin(request: Any) -> tuple[Backend | None, bool]:
     backend = _call_backend(request)
-    must_wait = backend is not None and _calls.ask(backend, request.headers.get("Authorization"))
+    must_wait = backend is not None and _calls.is_to_be_asked(backend)
+    if backend is not None and must_wait:
+        _calls.ask(backend, request.headers.get("Authorization"))
     return backend, must_wait
 
 

@@ -64,7 +64,9 @@ class Calls:
             return None
         if key is None or other is not None:
             key = options.idempotency_key = ids.make("key")
-        must_wait = _calls.is_to_be_asked(backend) and _calls.ask(backend, _authorization(client))
+        must_wait = _calls.is_to_be_asked(backend)
+        if must_wait:
+            _calls.ask(backend, _authorization(client))
         begun = self._in_flight[key] = Begun(key, options, backend, must_wait=must_wait)
         return begun
 
