@@ -45,7 +45,17 @@ class Desk:
             {"x-autellix-program-id": program, **named}, {}, lambda: f"made-{self.count}"
         )
         key = f"{identity.call}~{self.count}"
-        call = OpenCall(Tenant(), identity, key, key, 1, Inherited(service_s=0.0, wait_s=0.0), 0.0, 1, now)
+        call = OpenCall(
+            Tenant(),
+            identity,
+            key,
+            key,
+            1,
+            Inherited(service_s=0.0, program_service_s=0.0, wait_s=0.0),
+            0.0,
+            1,
+            now,
+        )
         self.recorder.began(call)
         return call
 

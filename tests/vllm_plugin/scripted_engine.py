@@ -290,7 +290,11 @@ class Client:
         entry = self._table.begin(str(number), f"{number}.{call.id}", self._engine.now)
         parents = [f"{number}.{parent}" for parent in call.parents]
         service_s = self._policy.inherit(entry.service_s, self._table.parent_ends_s(str(number), parents))
-        return {"autellix_service_s": service_s, "autellix_wait_s": entry.wait_s}
+        return {
+            "autellix_service_s": service_s,
+            "autellix_program_service_s": entry.service_s,
+            "autellix_wait_s": entry.wait_s,
+        }
 
     def _expect(self, program: _Program) -> float | None:
         if not self._policy.shares_size:

@@ -9,15 +9,18 @@ from autellix_backend.vllm_plugin.identity import MAX_ID_LENGTH, CallIdentity, r
 
 
 def test_reads_what_the_gateway_sends() -> None:
-    """All five keys arrive in the identity."""
+    """All keys arrive in the identity."""
     args = {
         "autellix_program": "p",
         "autellix_call": "c",
         "autellix_thread": "2",
         "autellix_service_s": 1.5,
+        "autellix_program_service_s": 4,
         "autellix_wait_s": 2,
     }
-    expected = CallIdentity(call_id="c", program_id="p", thread_id="2", service_s=1.5, wait_s=2.0)
+    expected = CallIdentity(
+        call_id="c", program_id="p", thread_id="2", service_s=1.5, program_service_s=4.0, wait_s=2.0
+    )
     assert expected == read_identity("r", args, "session")
     assert expected.is_told
 

@@ -13,7 +13,6 @@ are expected to fail.
 from __future__ import annotations
 
 import json
-import math
 import os
 import random
 import subprocess
@@ -209,7 +208,7 @@ def test_slots(live: ScriptedEngines, policy: str, period_steps: int) -> None:
 
 
 @pytest.mark.parametrize("period_steps", PERIODS)
-@pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "atlas-dag"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_slots_at_overload(live: ScriptedEngines, policy: str, period_steps: int) -> None:
     """The same with many calls waiting, starving and being promoted."""
     simulated, lived = play_both(live, BUSY, ROOMY, policy=policy, period_steps=period_steps)
@@ -236,15 +235,6 @@ def test_asynchronous_class(live: ScriptedEngines, policy: str, changes: dict[st
 def test_asynchronous_class_at_overload(live: ScriptedEngines, policy: str) -> None:
     """The same with many calls waiting."""
     simulated, lived = play_both(live, BUSY, ROOMY, is_async=True, policy=policy)
-    assert simulated == lived
-
-
-@pytest.mark.parametrize("period_steps", PERIODS)
-def test_atlas_dag_without_a_bound_on_starvation(live: ScriptedEngines, period_steps: int) -> None:
-    """Without a bound on starvation, `atlas-dag` is equal at overload too."""
-    simulated, lived = play_both(
-        live, BUSY, ROOMY, policy="atlas-dag", period_steps=period_steps, beta=math.inf
-    )
     assert simulated == lived
 
 
@@ -319,13 +309,6 @@ def test_prefix_cache_of_finished_calls(live: ScriptedEngines, policy: str, kind
     ("policy", "arrivals", "changes"),
     [
         failing(
-            "atlas-dag",
-            BUSY,
-            {},
-            why="the engine is told where a call starts, not its program's longest path, by which the "
-            "simulator divides in the starvation test: live promotions can come earlier",
-        ),
-        failing(
             "plas",
             workload("tree", rate_per_s=4.0, is_sharing=True),
             {"has_prefix_cache": True},
@@ -338,7 +321,7 @@ def test_prefix_cache_of_finished_calls(live: ScriptedEngines, policy: str, kind
             why="evictions: the simulator counts blocks by segment, vLLM one by one; hits differ by a block",
         ),
     ],
-    ids=["starvation under atlas-dag", "running siblings", "evictions"],
+    ids=["running siblings", "evictions"],
 )
 def test_what_differs(
     live: ScriptedEngines, policy: str, arrivals: Arrivals, changes: dict[str, Any]

@@ -75,6 +75,7 @@ class Machine:
         *,
         service_s: float | None = None,
         wait_s: float | None = None,
+        inherited_s: float | None = None,
         thread_id: str = "0",
         parents: Sequence[str] | None = None,
         expected_s: float | None = None,
@@ -85,8 +86,9 @@ class Machine:
 
         Args:
             service_s, wait_s: what the caller knows of the program; the table keeps the larger value.
-            parents: the calls that it follows, for policies that read them; None if they are unknown. The
-                `service_s` that comes without parents is then what the call itself inherits.
+            inherited_s: what the call itself starts with, for policies that read parents, where the caller
+                has looked that up; None if it has not.
+            parents: the calls that it follows, for such policies; None if they are unknown.
             expected_s: the service expected of the call (`sjf`) or of its program from now on (`hinted`,
                 `srpt`), in seconds; None if nobody has said.
             tenant, weight: who shares the engine with the others, and its part in proportion to theirs.
@@ -110,7 +112,7 @@ class Machine:
             tenant=tenant,
             arrival_s=now,
             waiting_since_s=now,
-            inherited_service_s=self._inherited(program, service_s, parents),  # Alg. 1, line 11
+            inherited_service_s=self._inherited(program, inherited_s, parents),  # Alg. 1, line 11
             expected_s=expected_s,
         )
         call.size_s = self._size(call, program)
@@ -296,11 +298,11 @@ class Machine:
         self._review_sizes(program)
         return record
 
-    def _inherited(self, program: Program, service_s: float | None, parents: Sequence[str] | None) -> float:
+    def _inherited(self, program: Program, inherited_s: float | None, parents: Sequence[str] | None) -> float:
         if not self.policy.reads_parents:
             return self.policy.inherit(program.service_s)
-        if parents is None and service_s is not None:
-            return service_s
+        if inherited_s is not None:
+            return inherited_s
         return self.policy.inherit(program.service_s, self.table.parent_ends_s(program.program_id, parents))
 
     def _size(self, call: Call, program: Program) -> float:

@@ -119,6 +119,8 @@ class OpenCall:
             "autellix_service_s": self.inherited.service_s,
             "autellix_wait_s": self.inherited.wait_s,
         }
+        if self.inherited.program_service_s != self.inherited.service_s:
+            args["autellix_program_service_s"] = self.inherited.program_service_s
         if self.inherited.expected_s is not None:
             args["autellix_expected_s"] = self.inherited.expected_s
         if self.tenant.name:

@@ -329,7 +329,8 @@ def _caller(call: OpenCall) -> Caller:
         thread=call.identity.thread,
         tenant=call.tenant.name,
         weight=call.tenant.weight,
-        service_s=call.inherited.service_s,
+        service_s=call.inherited.program_service_s,
+        inherited_s=call.inherited.service_s,
         wait_s=call.inherited.wait_s,
         expected_s=call.inherited.expected_s,
     )

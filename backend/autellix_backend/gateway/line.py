@@ -26,7 +26,9 @@ class Caller:
     tenant: str = ""
     weight: float = 1.0
     service_s: float = 0.0
-    """What it inherits from its program."""
+    """What its program has received."""
+    inherited_s: float | None = None
+    """What it starts with, where that is less."""
     wait_s: float = 0.0
     """Its program's waiting so far."""
     expected_s: float | None = None
@@ -107,6 +109,7 @@ class OrderedLine:
             thread_id=caller.thread,
             service_s=caller.service_s,
             wait_s=caller.wait_s,
+            inherited_s=caller.inherited_s,
             expected_s=caller.expected_s,
             tenant=caller.tenant,
             weight=caller.weight,

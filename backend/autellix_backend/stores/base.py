@@ -61,6 +61,8 @@ class Inherited:
 
     service_s: float
     """Where the policy lets this call start: the program's service, or the end of its parents' paths."""
+    program_service_s: float
+    """The program's own entry."""
     wait_s: float
     expected_s: float | None = None
     """Service that the program is expected to need from now on; None if nothing is known."""

@@ -98,6 +98,7 @@ class MemoryStore:
         parent_ends_s = self._table.parent_ends_s(call.program_id, call.parents)
         return Inherited(
             service_s=self._policy.inherit(program.service_s, parent_ends_s),
+            program_service_s=program.service_s,
             wait_s=program.wait_s,
             expected_s=self._expect(entry, call),
         )

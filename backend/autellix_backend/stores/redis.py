@@ -51,17 +51,6 @@ MAX_VIEWS = 200
 NO_EVENT = "0-0"
 
 
-class Entered:
-    """What the table says of a program at the start of a call."""
-
-    __slots__ = ("inherited", "service_s", "wait_s")
-
-    def __init__(self, inherited: Inherited, service_s: float, wait_s: float) -> None:
-        self.inherited = inherited
-        self.service_s = service_s
-        self.wait_s = wait_s
-
-
 class RedisStore:
     """A ProgramStore in Redis; every method may raise StoreUnavailableError."""
 
@@ -127,10 +116,6 @@ class RedisStore:
 
     async def begin(self, call: CallStart, now: float) -> Inherited:
         """Enter a call; its program inherits to it."""
-        return (await self.enter(call, now)).inherited
-
-    async def enter(self, call: CallStart, now: float) -> Entered:
-        """Enter a call; return what it inherits and what its program has."""
         now_s = self.clock.shared(now)
         start: dict[str, Any] = {
             "program": call.program_id,
@@ -154,19 +139,19 @@ class RedisStore:
         answer = await self._link.run("begin", self._gateway, msgspec.json.encode(start))
         if answer == 0:
             raise DuplicateCallError(call.program_id, call.key)
-        return self._entered(call, *answer)
+        return self._inherited(call, *answer)
 
-    def _entered(self, call: CallStart, known: Sequence[bytes | None], ends: Sequence[bytes]) -> Entered:
+    def _inherited(self, call: CallStart, known: Sequence[bytes | None], ends: Sequence[bytes]) -> Inherited:
         service_s, wait_s = float(known[0] or 0), float(known[1] or 0)
         parent_ends_s: list[float] | None = None
         if call.parents is not None and self._policy.reads_parents and all(ends):
             parent_ends_s = [float(end) for end in ends]
-        inherited = Inherited(
+        return Inherited(
             service_s=self._policy.inherit(service_s, parent_ends_s),
+            program_service_s=service_s,
             wait_s=wait_s,
             expected_s=self._expect(known) if self._policy.shares_size else None,
         )
-        return Entered(inherited, service_s, wait_s)
 
     def _expect(self, known: Sequence[bytes | None]) -> float | None:
         name = (known[2] or b"").decode()

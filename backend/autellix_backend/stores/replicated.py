@@ -27,7 +27,7 @@ from autellix_backend.stores.base import (
 )
 from autellix_backend.stores.deltas import Delta, Ended, OpenCall, Upload
 from autellix_backend.stores.local_copy import LocalCopy
-from autellix_backend.stores.redis import Entered, RedisStore
+from autellix_backend.stores.redis import RedisStore
 
 MAX_UPLOADS = 64
 """Deltas that are on their way at a time."""
@@ -93,8 +93,9 @@ class ReplicatedStore:
 
     async def begin(self, call: CallStart, now: float) -> Inherited:
         """Enter a call; its program inherits to it."""
-        entered = await self._enter(call, now)
-        if entered is None:
+        inherited = await self._begin_shared(call, now)
+        is_shared = inherited is not None
+        if inherited is None:
             delta = self._delta(call.program_id, now)
             inherited = await self._local.begin(call, now)
             delta.is_ended = False
@@ -102,18 +103,17 @@ class ReplicatedStore:
             self._ended.pop(call.program_id, None)
             self._on_fallback()
         else:
-            inherited = entered.inherited
             self._latest_ends.pop(call.program_id, None)
             await self._local.begin(call, now)
-            self._local.adopt(call.program_id, service_s=entered.service_s, wait_s=entered.wait_s)
-        self._open[call.key] = OpenCall(call, now, entered is not None)
+            self._local.adopt(call.program_id, service_s=inherited.program_service_s, wait_s=inherited.wait_s)
+        self._open[call.key] = OpenCall(call, now, is_shared)
         return inherited
 
-    async def _enter(self, call: CallStart, now: float) -> Entered | None:
+    async def _begin_shared(self, call: CallStart, now: float) -> Inherited | None:
         if self._is_alone(call.program_id):
             return None
         try:
-            return await self._shared.enter(call, now)
+            return await self._shared.begin(call, now)
         except (StoreUnavailableError, asyncio.CancelledError) as error:
             # Whether the call has begun there is unknown: the next delta settles it.
             self._delta(call.program_id, now).was_tried = True

@@ -23,6 +23,9 @@ class CallIdentity:
     program_id: str
     thread_id: str = DEFAULT_THREAD
     service_s: float | None = None
+    """What the call starts with by its policy."""
+    program_service_s: float | None = None
+    """What its program has received, where that is not the same."""
     wait_s: float | None = None
     expected_s: float | None = None
     """Service that the program is expected to need from now on."""
@@ -51,6 +54,7 @@ def read_identity(request_id: str, extra_args: object, session_id: object) -> Ca
         program_id=program_id,
         thread_id=_identifier(args.get("autellix_thread")) or DEFAULT_THREAD,
         service_s=_seconds(args.get("autellix_service_s")),
+        program_service_s=_seconds(args.get("autellix_program_service_s")),
         wait_s=_seconds(args.get("autellix_wait_s")),
         expected_s=_seconds(args.get("autellix_expected_s")),
         tenant=_identifier(args.get("autellix_tenant")) or "",

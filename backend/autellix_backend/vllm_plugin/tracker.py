@@ -100,12 +100,14 @@ class CallTracker:
         expected_s = identity.expected_s
         if not self.machine.policy.shares_size:
             expected_s = self.machine.config.nominal_service_s(prompt_tokens, max_tokens)
+        program_service_s = identity.program_service_s
         self.machine.arrive(
             request_id,
             identity.program_id,
             now,
-            service_s=identity.service_s,
+            service_s=identity.service_s if program_service_s is None else program_service_s,
             wait_s=identity.wait_s,
+            inherited_s=identity.service_s,
             thread_id=identity.thread_id,
             expected_s=expected_s,
             tenant=identity.tenant,
