@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from autellix_backend.engines.shares import core_shares, gpu_shares, gpus_of_one, visible_gpus
+from autellix_backend.engines.shares import core_shares, gpu_shares, visible_gpus, workers_of_one
 from autellix_backend.settings import SettingsError
 
 
@@ -17,8 +17,9 @@ def test_each_replica_gets_as_many_cores() -> None:
     ]
 
 
-def test_more_replicas_than_cores_compute_in_one_thread_each() -> None:
-    assert core_shares(3, [0, 1], {}) == [{"OMP_NUM_THREADS": "1"}] * 3
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_replicas_of_one_core_or_less_compute_in_one_thread_each(replicas: int) -> None:
+    assert core_shares(replicas, [0, 1], {}) == [{"OMP_NUM_THREADS": "1"}] * replicas
 
 
 @pytest.mark.parametrize("name", ["VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS"])
@@ -55,4 +56,4 @@ def test_the_gpus_are_those_that_the_user_left_visible(tmp_path: Path) -> None:
     ],
 )
 def test_parallel_execution_takes_several_gpus(arguments: tuple[str, ...], expected: int) -> None:
-    assert gpus_of_one(arguments) == expected
+    assert workers_of_one(arguments) == expected

@@ -11,7 +11,7 @@ from autellix_backend.engines.ray_replica import RayCluster, RayReplica
 from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.engines.replica_spec import replica_spec
-from autellix_backend.engines.shares import core_shares, gpu_shares, gpus_of_one, visible_gpus
+from autellix_backend.engines.shares import core_shares, gpu_shares, visible_gpus, workers_of_one
 from autellix_backend.engines.vllm_command import GIB, is_cpu_engine
 from autellix_backend.settings import (
     AUTO_KIND,
@@ -102,7 +102,7 @@ def _replicas(settings: Settings) -> list[Engine]:
     if is_cpu_engine():
         shares = core_shares(count, sorted(os.sched_getaffinity(0)), environ)
     else:
-        shares = gpu_shares(count, visible_gpus(environ), gpus_of_one(extra_args))
+        shares = gpu_shares(count, visible_gpus(environ), workers_of_one(extra_args))
     names = [f"replica-{number}" for number in range(count)]
     return [
         VllmReplica(replace(replica_spec(settings, name=name), environment=share), name=name)

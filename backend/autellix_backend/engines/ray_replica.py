@@ -21,7 +21,7 @@ from autellix_backend.engines.base import EngineError
 from autellix_backend.engines.kind import EngineKind
 from autellix_backend.engines.probe import Health, probe
 from autellix_backend.engines.ray_host import Place, ReplicaHost, Start
-from autellix_backend.engines.shares import gpus_of_one
+from autellix_backend.engines.shares import workers_of_one
 from autellix_backend.engines.vllm_command import VLLM_SERVER, is_cpu_engine
 from autellix_backend.settings import ANY_CLUSTER, RaySettings, Settings
 
@@ -198,7 +198,7 @@ class RayReplica:
         wanted = self._settings.ray
         gpus = wanted.gpus
         if gpus is None:
-            gpus = 0 if is_cpu_engine() else gpus_of_one(self._settings.engine.extra_args)
+            gpus = 0 if is_cpu_engine() else workers_of_one(self._settings.engine.extra_args)
         actor = self._ray.remote(ReplicaHost).options(
             num_cpus=wanted.cpus, num_gpus=gpus, scheduling_strategy="SPREAD", max_restarts=0
         )

@@ -192,7 +192,7 @@ class VllmReplica:
         if not spec.stock:
             arguments += plugin_arguments(spec.scheduler, self._accounting_socket)
             arguments += kv_arguments(spec.kv_host_gib)
-        arguments += device_arguments(spec.extra_args, is_cpu=is_cpu)
+        arguments += device_arguments(spec.extra_args, self._environment(), is_cpu=is_cpu)
         return [*self._server, *arguments, *spec.extra_args]
 
     async def _check(self) -> None:
@@ -216,8 +216,6 @@ class VllmReplica:
         spec = self._spec
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         guarded = [sys.executable, "-I", "-S", guard.__file__, str(spec.shutdown_timeout_s)]
-        defaults = environment_defaults(str(spec.model), is_cpu=is_cpu_engine())
-        environment = {**child_environment(defaults), **spec.environment}
         if spec.log_path.exists():
             # What the last one said before it died is worth a look after the restart, too.
             spec.log_path.replace(spec.log_path.with_suffix(".previous.log"))
@@ -227,9 +225,13 @@ class VllmReplica:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env=self._environment(),
                 start_new_session=True,
             )
+
+    def _environment(self) -> dict[str, str]:
+        defaults = environment_defaults(str(self._spec.model), is_cpu=is_cpu_engine())
+        return {**child_environment(defaults), **self._spec.environment}
 
     async def _wait_ready(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + self._spec.startup_timeout_s

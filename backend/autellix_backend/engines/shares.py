@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autellix_backend.settings import SettingsError
 
-BIND = "VLLM_CPU_OMP_THREADS_BIND"
+THREAD_BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 THREADS = "OMP_NUM_THREADS"
 GPUS = "CUDA_VISIBLE_DEVICES"
 DEVICE = re.compile(r"nvidia\d+")
@@ -24,16 +24,16 @@ _PARALLEL = {
 def core_shares(replicas: int, cores: Sequence[int], environ: Mapping[str, str]) -> list[dict[str, str]]:
     """Return the variables of each of several CPU replicas: as many cores for one as for another.
 
-    Cores that the user has bound, and replicas that are more than the cores, are left as they are: then the
-    operating system shares the cores out, and each replica computes in one thread.
+    Cores that the user has bound are left as they are. Replicas of one core or less are not bound, but
+    compute in one thread each: their other processes need a core too, and the operating system finds one.
     """
     each = len(cores) // replicas
-    if BIND in environ or THREADS in environ:
+    if THREAD_BINDING in environ or THREADS in environ:
         return [{} for _ in range(replicas)]
-    if not each:
+    if each <= 1:
         return [{THREADS: "1"} for _ in range(replicas)]
     groups = [cores[number * each : (number + 1) * each] for number in range(replicas)]
-    return [{BIND: ",".join(map(str, group)), THREADS: str(each)} for group in groups]
+    return [{THREAD_BINDING: ",".join(map(str, group)), THREADS: str(each)} for group in groups]
 
 
 def gpu_shares(replicas: int, gpus: Sequence[str], gpus_each: int) -> list[dict[str, str]]:
@@ -58,8 +58,8 @@ def visible_gpus(environ: Mapping[str, str], device_folder: Path = Path("/dev"))
     return [str(number) for number in range(count)]
 
 
-def gpus_of_one(extra_args: Sequence[str]) -> int:
-    """Return how many GPUs one replica takes, by its arguments for parallel execution."""
+def workers_of_one(extra_args: Sequence[str]) -> int:
+    """Return how many workers, each with a device of its own, one replica has by its arguments."""
     sizes = [1, 1]
     for argument, following in itertools.zip_longest(extra_args, extra_args[1:], fillvalue=""):
         name, is_joined, value = argument.replace("_", "-").partition("=")

