@@ -7,12 +7,14 @@ import random
 
 import pytest
 
+from autellix_backend.core.call import Call
 from autellix_backend.core.preemption import (
     MIN_SAMPLES,
     CostLine,
     PreemptionCosts,
     Resume,
     ResumeKind,
+    is_interruption_worth,
     is_worth_interrupting,
 )
 
@@ -149,3 +151,22 @@ def test_an_interruption_must_gain_more_than_it_costs(
 ) -> None:
     """Neither for less gain than cost, nor of a call that has only just come back."""
     assert is_worth_interrupting(gain_s=gain_s, ran_s=ran_s, cost_s=cost_s) is expected
+
+
+@pytest.mark.parametrize(
+    ("quantum_s", "now", "expected"),
+    [(1.0, 9.0, True), (0.4, 9.0, False), (1.0, 4.4, False), (-0.1, 9.0, True)],
+)
+def test_a_call_tells_what_interrupting_it_gains(quantum_s: float, now: float, expected: bool) -> None:
+    """What is left of its quantum, or any time beyond it; and it keeps its slot for as long as it cost."""
+    call = Call(
+        call_id="c",
+        program_id="p",
+        thread_id="0",
+        arrival_s=0.0,
+        inherited_service_s=0.0,
+        waiting_since_s=0.0,
+        running_since_s=4.0,
+        quantum_s=quantum_s,
+    )
+    assert is_interruption_worth(call, now, 0.5) is expected

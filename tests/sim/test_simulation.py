@@ -85,6 +85,9 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> None:
         {},
         {"preemption": "swap"},
         {"preemption": "swap", "swap": "per_block"},
+        {"preemption": "priced"},
+        {"preemption": "priced", "period_steps": 4},
+        {"preemption": "priced", "prefill_s": 0.00001},
         {"has_prefix_cache": False},
         {"period_steps": 4},
         {"period_steps": 4, "overprovisions": False, "holds_arrivals": True},
@@ -211,6 +214,32 @@ def test_bulk_swaps_cost_less_than_one_copy_per_block() -> None:
     )
     assert bulk.swapped_blocks > 0
     assert bulk.swap_s / bulk.swapped_blocks < each.swap_s / each.swapped_blocks
+
+
+@pytest.mark.parametrize(("swap_block_s", "better"), [(0.0001, "swap"), (0.02, "recompute")])
+@pytest.mark.usefixtures("checked")
+def test_priced_contexts_come_back_the_cheaper_way(swap_block_s: float, better: str) -> None:
+    """Without a prefix cache each return costs a transfer or all of the context."""
+    arrivals = workload(rate_per_s=5.0)
+    makespan_s, moved = {}, {}
+    for preemption in ("swap", "recompute", "priced"):
+        result, _ = play(arrivals, preemption=preemption, swap_block_s=swap_block_s, has_prefix_cache=False)
+        makespan_s[preemption], moved[preemption] = result.makespan_s, result.engines[0].swapped_blocks
+    assert min(makespan_s, key=lambda name: makespan_s[name] + (name == "priced") * 1e9) == better
+    # The first few loads are made to learn what they cost.
+    assert makespan_s["priced"] <= 1.08 * makespan_s[better]
+    assert 0 < moved["priced"] < moved["swap"]
+
+
+def test_a_price_stops_interruptions() -> None:
+    """Where coming back costs more than a quantum, only who is beyond its quantum makes room."""
+    arrivals = workload(rate_per_s=5.0)
+    dear = {"kv_blocks": None, "prefill_s": 0.005, "swap_block_s": 0.5, "has_prefix_cache": False}
+    free, priced = (
+        play(arrivals, preemption=preemption, **dear)[0].engines[0].preemptions
+        for preemption in ("recompute", "priced")
+    )
+    assert priced < free
 
 
 @pytest.mark.parametrize("catches_up", [True, False])

@@ -13,10 +13,21 @@ time on taking turns.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["MIN_SAMPLES", "CostLine", "PreemptionCosts", "Resume", "ResumeKind", "is_worth_interrupting"]
+from autellix_backend.core.call import Call
+
+__all__ = [
+    "MIN_SAMPLES",
+    "CostLine",
+    "PreemptionCosts",
+    "Resume",
+    "ResumeKind",
+    "is_interruption_worth",
+    "is_worth_interrupting",
+]
 
 MIN_SAMPLES = 8
 """Samples that a line needs before it says anything."""
@@ -143,3 +154,13 @@ def is_worth_interrupting(*, gain_s: float, ran_s: float, cost_s: float | None) 
         cost_s: what bringing the running call back will take; None if unknown, which stops nothing.
     """
     return cost_s is None or cost_s < min(gain_s, ran_s)
+
+
+def is_interruption_worth(call: Call, now: float, cost_s: float | None) -> bool:
+    """Say whether to interrupt a running call, by what its state says; see is_worth_interrupting()."""
+    return is_worth_interrupting(
+        # Who is beyond its quantum may run for any time yet.
+        gain_s=call.quantum_s if call.quantum_s > 0 else math.inf,
+        ran_s=now - call.running_since_s if call.running_since_s is not None else 0.0,
+        cost_s=cost_s,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from autellix_backend.sim.calls import EngineCall
 from autellix_backend.sim.kv import KvBlocks, Segment
 from autellix_backend.sim.model import EngineModel
+from autellix_backend.sim.resume_prices import ResumePrices
 
 __all__ = ["CallBlocks"]
 
@@ -14,6 +15,8 @@ class CallBlocks:
 
     def __init__(self, model: EngineModel) -> None:
         self.kv = KvBlocks(model.kv_blocks, model.block_tokens, has_prefix_cache=model.has_prefix_cache)
+        self.prices = ResumePrices(model.block_tokens) if model.preemption == "priced" else None
+        """What coming back costs; None where a context comes back in one way only."""
         self.swapped_blocks = 0
         self._model = model
         self._delay_s = 0.0
@@ -49,6 +52,9 @@ class CallBlocks:
         own = min(segment.blocks, segment.full)
         # The last token is always computed, for the next one comes from it.
         start = min((shared + own) * self._model.block_tokens, call.known - 1)
+        # From the host, into blocks of its own.
+        loaded = self.prices.tokens_to_load(call, start) if self.prices is not None else 0
+        start += loaded
         tokens = min(call.known - start, budget)
         self.kv.hold(segment)
         # As vLLM does by default, it is let in only if all of its tokens fit, whatever the first chunk is.
@@ -60,6 +66,8 @@ class CallBlocks:
             return False
         call.computed, call.chunk = start, tokens
         self._fill(call)
+        if loaded:
+            self._load(loaded // self._model.block_tokens)
         if not call.has_started:
             call.has_started, call.cached_tokens = True, start
         return True
@@ -91,6 +99,9 @@ class CallBlocks:
         segment = call.segment
         assert segment is not None
         self.leave(call)
+        if self.prices is not None:
+            full = call.computed // self._model.block_tokens
+            call.stored_tokens = max(call.stored_tokens, full * self._model.block_tokens)
         if self._model.preemption == "swap":
             self._swap(self.needed(call.computed))
             if not segment.users:
@@ -125,6 +136,11 @@ class CallBlocks:
         self._swap(self.needed(call.computed))
         call.is_swapped, call.chunk = False, tokens
         return True
+
+    def _load(self, blocks: int) -> None:
+        assert self.prices is not None
+        self.prices.observe_load(blocks, self._model.swap_time_s(blocks))
+        self._swap(blocks)
 
     def _swap(self, blocks: int) -> None:
         self._delay_s += self._model.swap_time_s(blocks)

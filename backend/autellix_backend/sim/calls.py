@@ -39,6 +39,7 @@ class EngineCall:
         "since_cost_s",
         "since_step",
         "state",
+        "stored_tokens",
         "trace",
     )
 
@@ -71,6 +72,8 @@ class EngineCall:
         self.has_started = False
         self.is_writing = False
         self.is_swapped = False
+        self.stored_tokens = 0
+        """Tokens, from the front, that the host has a copy of where swaps are priced."""
         self.epoch = 0
         """Grows whenever it starts or stops writing: what was foreseen of it before is void."""
         self.since_step = 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
@@ -19,25 +18,13 @@ from autellix_backend.core.table import ProcessTable
 from autellix_backend.sim.call_blocks import CallBlocks
 from autellix_backend.sim.calls import EngineCall
 from autellix_backend.sim.model import EngineModel
+from autellix_backend.sim.stretch import Stretch
 from autellix_backend.sim.writing import EPSILON, Writing
 
 __all__ = ["Decision", "SimEngine"]
 
 Decision = tuple[str, str, float]
 """What happened (`arrive`, `start`, `stop`, `finish`, or a reason of a level change), to which call, when."""
-
-
-@dataclass(slots=True)
-class _Stretch:
-    start_s: float
-    step_s: float
-    steps: int
-    delay_s: float = 0.0
-    """Swaps that the first step waits for."""
-
-    @property
-    def end_s(self) -> float:
-        return self.start_s + self.delay_s + self.steps * self.step_s
 
 
 class SimEngine:
@@ -70,7 +57,7 @@ class SimEngine:
         self._by_program: dict[str, dict[str, EngineCall]] = {}
         self._writing = Writing(self.machine, self.blocks)
         self._inbox: list[EngineCall] = []
-        self._stretch: _Stretch | None = None
+        self._stretch: Stretch | None = None
         self._starts = 0
         """Calls that were let in since the last step."""
         self._refused: EngineCall | None = None
@@ -102,9 +89,7 @@ class SimEngine:
         stretch = self._stretch
         if stretch is None or stretch.steps == 1:
             return None
-        passed = (now - stretch.start_s - stretch.delay_s) / stretch.step_s
-        # Rounding must not add a step: a stretch that is over is over.
-        steps = max(1, math.ceil(passed - EPSILON))
+        steps = stretch.steps_by(now)
         if self.model.holds_arrivals:
             steps += -(self.steps + steps) % self.config.period_steps
         if steps >= stretch.steps:
@@ -132,7 +117,7 @@ class SimEngine:
         self._starts = 0
         steps = 1 if self._reading else self._alike(step_s, now)
         delay_s = self.blocks.take_delay_s()
-        self._stretch = _Stretch(now, step_s, steps, delay_s)
+        self._stretch = Stretch(now, step_s, steps, delay_s)
         self.swap_s += delay_s
         return self._stretch.end_s
 
@@ -144,6 +129,10 @@ class SimEngine:
         self.kv.grow(self.steps, stretch.steps)
         self.steps += stretch.steps
         self.busy_s += stretch.end_s - stretch.start_s
+        if self.running and self.blocks.prices is not None:
+            # As live, a call that has one token in a step counts as writing.
+            read = sum(call.chunk for call in self._reading.values() if call.chunk > 1)
+            self.blocks.prices.observe_steps(read, stretch.step_s, stretch.steps)
         self._writing.advance(stretch.steps * self._cost(1, 0, stretch.step_s))
         for call in list(self._reading.values()):
             self._read(call, stretch.step_s, now)
@@ -195,7 +184,7 @@ class SimEngine:
         """Let time pass to the next decision, at which calls will be seen or let in again."""
         period = self.config.period_steps
         missing = period - self.steps % period
-        self._stretch = _Stretch(now, self.model.step_s, missing)
+        self._stretch = Stretch(now, self.model.step_s, missing)
         return self._stretch.end_s
 
     def _finish(self, call: EngineCall, now: float) -> None:
@@ -226,10 +215,9 @@ class SimEngine:
             return
         victims: list[EngineCall] = []
         if refused is not None and len(self.running) < self.model.max_num_seqs:
-            victims = self._block_victims(refused)
+            victims = self._block_victims(refused, now)
         elif not self._is_settled:
-            victims = self._slot_victims()
-            self._is_settled = not victims
+            victims = self._slot_victims(now)
         for victim in victims:
             self._preempt(victim, now)
 
@@ -240,17 +228,20 @@ class SimEngine:
         may_be_late = self.config.period_steps > 1 or self.machine.policy.shares_size
         return may_be_late and self.machine.has_turns_due
 
-    def _slot_victims(self) -> list[EngineCall]:
+    def _slot_victims(self, now: float) -> list[EngineCall]:
         """Return the running calls that the machine's batch replaces."""
         chosen = {call.call_id for call in self.machine.batch(self.model.max_num_seqs)}
         losing = [call for call_id, call in self.running.items() if call_id not in chosen]
         gaining = sum(call_id not in self.running for call_id in chosen)
         free = self.model.max_num_seqs - len(self.running)
-        return sorted(losing, key=self._rank, reverse=True)[: max(0, gaining - free)]
+        worst = sorted(losing, key=self._rank, reverse=True)[: max(0, gaining - free)]
+        # Who is not worth its price now may be worth it after the next step.
+        self._is_settled = not worst
+        return [call for call in worst if self._is_worth(call, now)]
 
-    def _block_victims(self, refused: EngineCall | None) -> list[EngineCall]:
+    def _block_victims(self, refused: EngineCall, now: float) -> list[EngineCall]:
         """Return the worst running calls whose blocks let the refused call in, if they suffice."""
-        if refused is None or refused.record is not None or refused.is_running:
+        if refused.record is not None or refused.is_running:
             return []
         missing = self.blocks.needed(refused.known) - self.kv.available
         victims: list[EngineCall] = []
@@ -259,10 +250,18 @@ class SimEngine:
                 break
             if self._rank(call) <= self._rank(refused):
                 break
+            if not self._is_worth(call, now):
+                continue
             self._bring_up(call)
             victims.append(call)
             missing -= call.segment.blocks if call.segment else 0
         return victims if missing <= 0 else []
+
+    def _is_worth(self, call: EngineCall, now: float) -> bool:
+        if self.blocks.prices is None:
+            return True
+        self._bring_up(call)
+        return self.blocks.prices.is_worth(call, now)
 
     def _rank(self, call: EngineCall) -> tuple[int, float, int]:
         return self.machine.rank(call.call_id)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 __all__ = ["PREEMPTION_KINDS", "SWAP_KINDS", "UNIT", "EngineModel"]
 
-PREEMPTION_KINDS = ("recompute", "swap", "none")
+PREEMPTION_KINDS = ("recompute", "swap", "priced", "none")
 SWAP_KINDS = ("per_block", "bulk")
 
 
@@ -39,6 +39,9 @@ class EngineModel:
     preemption: str = "recompute"
     """What happens to the KV blocks of a preempted call: left to the prefix cache, or moved to the host.
 
+    With `priced` they are left to the prefix cache, and the host has a copy of the full ones, made beside the
+    steps. What the cache has lost when the call comes back is loaded or read again, whichever costs less; and
+    no running call is interrupted for less than that costs.
     With `none` a running call keeps its slot; only one that finds no further block is preempted, and its
     blocks are left.
     """

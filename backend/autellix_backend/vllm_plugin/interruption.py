@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from autellix_backend.core.machine import Machine
-from autellix_backend.core.preemption import is_worth_interrupting
+from autellix_backend.core.preemption import is_interruption_worth
 
 __all__ = ["InterruptionPrices"]
 
@@ -42,11 +41,7 @@ class InterruptionPrices:
             return True
         call = self._machine.call(request.request_id)
         full_block_tokens = request.num_computed_tokens // self._block_tokens * self._block_tokens
-        is_worth = is_worth_interrupting(
-            # Who is beyond its quantum may run for any time yet.
-            gain_s=call.quantum_s if call.quantum_s > 0 else math.inf,
-            ran_s=now - call.running_since_s if call.running_since_s is not None else 0.0,
-            cost_s=self._connector.resume_s(request, full_block_tokens),
-        )
+        cost_s = self._connector.resume_s(request, full_block_tokens)
+        is_worth = is_interruption_worth(call, now, cost_s)
         self.refused += not is_worth
         return is_worth
