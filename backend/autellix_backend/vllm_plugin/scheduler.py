@@ -35,9 +35,10 @@ from autellix_backend.vllm_plugin.identity import read_identity
 from autellix_backend.vllm_plugin.interruption import InterruptionPrices
 from autellix_backend.vllm_plugin.ranked_queue import RankedRequestQueue
 from autellix_backend.vllm_plugin.report import SnapshotReporter, load_of
+from autellix_backend.vllm_plugin.request_facts import cached_tokens_of, is_last_token_in_flight, usage_of
 from autellix_backend.vllm_plugin.settings import PluginSettings
 from autellix_backend.vllm_plugin.shortage import BlockShortage, watch_allocations
-from autellix_backend.vllm_plugin.tracker import UNRANKED, CallTracker, Usage
+from autellix_backend.vllm_plugin.tracker import UNRANKED, CallTracker
 
 __all__ = ["AsyncProgramScheduler", "AutellixScheduler", "ProgramSchedulerMixin", "SyncProgramScheduler"]
 
@@ -167,7 +168,7 @@ class ProgramSchedulerMixin(_Host):
         for request_id in output.num_scheduled_tokens:
             if request_id in self.tracker and not self.tracker.is_running(request_id):
                 request = self.requests[request_id]
-                self.tracker.start(request_id, now, _cached_tokens(request))
+                self.tracker.start(request_id, now, cached_tokens_of(request))
                 # Under a policy that holds slots, a call's place is another once it runs.
                 self._rank(request)
         self._cool_down(is_budget_spent=output.total_num_scheduled_tokens >= self.max_num_scheduled_tokens)
@@ -200,14 +201,7 @@ class ProgramSchedulerMixin(_Host):
         if request.request_id not in self.tracker:
             return
         self._cooling.pop(request.request_id, None)
-        reason = request.get_finished_reason()
-        usage = Usage(
-            prompt_tokens=request.num_prompt_tokens,
-            output_tokens=request.num_output_tokens,
-            finish_reason=str(reason) if reason is not None else "unknown",
-            is_aborted=request.status in (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR),
-        )
-        self.tracker.close(request.request_id, self.clock(), usage)
+        self.tracker.close(request.request_id, self.clock(), usage_of(request))
 
     def _report(self) -> None:
         if self._reporter.is_due(self.clock):
@@ -331,15 +325,8 @@ class ProgramSchedulerMixin(_Host):
         return (request.status in _READY_STATUSES or is_loaded) and not has_stale
 
     def _is_evictable(self, request: Request) -> bool:
-        if request.status != RequestStatus.RUNNING:
-            return False
-        placeholders = request.num_output_placeholders
-        if not placeholders:
-            return True
-        # The same bound by which vLLM knows that no further step is needed: the last token is in flight.
-        known_tokens = request.num_computed_tokens + 2 - placeholders
-        last = min(request.num_prompt_tokens + request.max_tokens, self.max_model_len)
-        return bool(known_tokens < last)
+        is_running = request.status == RequestStatus.RUNNING
+        return is_running and not is_last_token_in_flight(request, self.max_model_len)
 
     def _held_blocks(self, request_id: str) -> int:
         return sum(map(len, self.kv_cache_manager.get_block_ids(request_id)))
@@ -375,14 +362,6 @@ class ProgramSchedulerMixin(_Host):
 
 
 _priority = attrgetter("priority")
-
-
-def _cached_tokens(request: Request) -> int:
-    stats = getattr(request, "prefill_stats", None)
-    cached = getattr(stats, "num_cached_tokens", None)
-    if cached is None:
-        cached = getattr(request, "num_cached_tokens", 0)
-    return max(0, int(cached or 0))
 
 
 class AsyncProgramScheduler(ProgramSchedulerMixin, AsyncScheduler):
