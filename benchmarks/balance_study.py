@@ -10,15 +10,21 @@ with Student's 95 % interval. Writes JSON and a page of tables.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from policy_study import FEW_SLOTS, fit_note, load_programs
+from recorded import (
+    FEW_SLOTS,
+    LEAST_PROGRAMS,
+    fit_note,
+    load_programs,
+    show,
+    study_parser,
+    write_results,
+)
 
 from autellix_backend.core.balance import BALANCER_NAMES
 from autellix_backend.core.config import SchedulerConfig
@@ -27,7 +33,6 @@ from autellix_backend.sim.presets import PRESETS
 from autellix_backend.sim.simulation import SimSettings
 from autellix_backend.sim.table import load_at
 from autellix_backend.workload.schema import ProgramTrace
-from autellix_backend.workload.statistics import Interval
 
 PRESET = PRESETS["llama3.1-8b-a100"]
 SLOTS = 16
@@ -78,11 +83,6 @@ def settings(balancer: str, speeds: Sequence[float], slots: int, beta: float = B
     )
 
 
-def show(interval: Interval, digits: int = 2) -> str:
-    """Write a mean with its interval."""
-    return f"{interval.mean:.{digits}f} ± {interval.half_width:.{digits}f}"
-
-
 def excess(result: SweepResult, load: float, metric: str) -> float:
     """Return how far ours lies above the best of the other balancers, by mean ratios to the baseline."""
     means = {name: result.ratio(name, BASELINE, load, metric).mean for name in BALANCER_NAMES}
@@ -104,20 +104,13 @@ def trace_table(result: SweepResult) -> list[str]:
     return lines
 
 
-def write(folder: Path, name: str, rows: Mapping[str, Any], lines: Sequence[str]) -> None:
-    """Write the results so far."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    (folder / f"{name}-tables.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
 def run_traces(arguments: argparse.Namespace) -> None:
     """Compare the balancers on every workload and set of engines."""
     rows: dict[str, Any] = {}
     lines: list[str] = []
     for workload in arguments.workloads:
         programs = load_programs(arguments.data, workload)
-        count = max(4, round(COUNTS[workload] * arguments.scale))
+        count = max(LEAST_PROGRAMS, round(COUNTS[workload] * arguments.scale))
         slots = FEW_SLOTS.get(workload, SLOTS)
         beta = math.inf if workload in UNBOUNDED else BETA
         for title, speeds in ENGINE_SETS.items():
@@ -148,7 +141,7 @@ def run_traces(arguments: argparse.Namespace) -> None:
                 "",
             ]
             lines += [*trace_table(result), ""]
-            write(arguments.out, "balance-traces", rows, lines)
+            write_results(arguments.out, "balance-traces", rows, lines)
             print(f"{workload}, {title}: {time.perf_counter() - started:.0f} s", flush=True)
 
 
@@ -168,7 +161,7 @@ def run_scaling(arguments: argparse.Namespace) -> None:
         cases = {name: settings(name, (1.0,) * engines, SCALING_SLOTS) for name in SCALED}
         sweep = Sweep(
             programs=programs,
-            count=max(4, round(PROGRAMS_PER_ENGINE * arguments.scale * engines)),
+            count=max(LEAST_PROGRAMS, round(PROGRAMS_PER_ENGINE * arguments.scale * engines)),
             cases=cases,
             loads=SCALING_LOADS,
             seeds=range(SEEDS_BY_ENGINES[engines]),
@@ -183,7 +176,7 @@ def run_scaling(arguments: argparse.Namespace) -> None:
         rows["engines"][engines] = {"load_at_slo": {name: str(load) for name, load in found.items()}}
         rows["engines"][engines]["rows"] = latencies
         done = [number for number in arguments.engines if (OURS, number) in rates]
-        write(arguments.out, "balance-scaling", rows, scaling_table(rates, done))
+        write_results(arguments.out, "balance-scaling", rows, scaling_table(rates, done))
         print(f"{engines} engines: {time.perf_counter() - started:.0f} s", flush=True)
 
 
@@ -203,19 +196,10 @@ def scaling_table(rates: Mapping[tuple[str, int], float], engines: Sequence[int]
 
 def main() -> None:
     """Run the study from the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("study", choices=("traces", "scaling"))
-    parser.add_argument("data", type=Path, help="folder whose public/ has the traces")
-    parser.add_argument("--workloads", type=lambda text: text.split(","), default=list(COUNTS))
+    parser = study_parser(__doc__, COUNTS, studies=("traces", "scaling"))
     parser.add_argument(
         "--engines", type=lambda text: [*map(int, text.split(","))], default=list(SEEDS_BY_ENGINES)
     )
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--scale", type=float, default=1.0, help="factor on the programs of a run")
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path("study-results"))
     arguments = parser.parse_args()
     (run_traces if arguments.study == "traces" else run_scaling)(arguments)
 

@@ -10,38 +10,24 @@ with the same programs and arrivals. Writes JSON and a page of tables, workload 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
+
+from recorded import FEW_SLOTS, Chapter, fit_note, study_parser, study_workloads
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.sim.experiment import Sweep, SweepResult, run_sweep, summarise_runs
 from autellix_backend.sim.presets import PRESETS
 from autellix_backend.sim.simulation import SimSettings
-from autellix_backend.workload.fit import Fit, GapRule, apply_fit, describe_fit
-from autellix_backend.workload.schema import ProgramTrace, read_traces
+from autellix_backend.workload.schema import ProgramTrace
 from autellix_backend.workload.statistics import Interval
 
 PRESET = PRESETS["llama3.1-8b-a100"]
 SLOTS = 16
 BASE = SchedulerConfig()
-SOURCES = {
-    "chat": ("sharegpt_en", "sharegpt_zh"),
-    "tools": ("bfcl_gt",),
-    "tree": ("tot_game24", "lats_hotpot_model"),
-    "coding": ("claude_code",),
-}
-FITS = {
-    # Prompts of 119,000 tokens on average: brought to a fiftieth, so that one engine holds several programs.
-    "coding": Fit(length_scale=0.02, max_context_tokens=8_000, gap_rule=GapRule(0.0)),
-}
-FEW_SLOTS = {"coding": 4}
-"""Batch of the engine where programs are so long that only few can be played."""
 COUNTS = {"chat": 200, "tools": 150, "mixed": 60, "coding": 30, "tree": 12}
 LOADS = (0.5, 0.8, 1.0, 1.3, 1.6)
 METRICS = {
@@ -97,27 +83,6 @@ def on_engine_of(workload: str, cases: Mapping[str, SimSettings]) -> dict[str, S
     }
 
 
-def load_programs(data: Path, workload: str) -> list[ProgramTrace]:
-    """Read a workload's programs and fit them to the engine; mixed takes equal shares of the first three."""
-    if workload == "mixed":
-        pools = [load_programs(data, name) for name in ("chat", "tools", "tree")]
-        share = min(len(pool) for pool in pools)
-        return [program for pool in pools for program in pool[:share]]
-    programs = [
-        program
-        for source in SOURCES[workload]
-        for program in read_traces(data / "public" / f"{source}.jsonl.gz")
-    ]
-    fit = FITS.get(workload)
-    return programs if fit is None else [apply_fit(program, fit) for program in programs]
-
-
-def fit_note(workload: str) -> str:
-    """Say how lengths and gaps were changed."""
-    fit = FITS.get(workload)
-    return "lengths and gaps as recorded" if fit is None else describe_fit(fit)
-
-
 def show(interval: Interval) -> str:
     """Write a ratio with its interval."""
     return (
@@ -136,7 +101,9 @@ def verdict(ratio: Interval) -> str:
     return "equal" if abs(ratio.mean - 1) <= SAME else "open"
 
 
-def page(workload: str, result: SweepResult, cases: Sequence[str], loads: Iterable[float], count: int) -> str:
+def page(
+    workload: str, result: SweepResult, cases: Sequence[str], loads: Iterable[float], count: int
+) -> list[str]:
     """Return one workload's tables."""
     slots = FEW_SLOTS.get(workload, SLOTS)
     lines = [f"## {workload}", "", f"{count} programs per run, {slots} slots, {fit_note(workload)}.", ""]
@@ -157,51 +124,33 @@ def page(workload: str, result: SweepResult, cases: Sequence[str], loads: Iterab
                 f"| {case} | " + " | ".join(cells) + f" | {preemptions:.2f} | {verdict(ratios[0])} |"
             )
         lines.append("")
-    return "\n".join(lines)
+    return lines
 
 
 def run(
     arguments: argparse.Namespace, cases: Mapping[str, SimSettings], loads: Sequence[float], out: str
 ) -> None:
     """Sweep every workload and write the results as they come."""
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    rows: dict[str, Any] = {}
-    pages: list[str] = []
-    for workload in arguments.workloads:
-        started = time.perf_counter()
-        count = max(3, round(COUNTS[workload] * arguments.scale))
+
+    def chapter(workload: str, programs: Sequence[ProgramTrace], count: int) -> Chapter:
         sweep = Sweep(
-            programs=load_programs(arguments.data, workload),
+            programs=programs,
             count=count,
             cases=on_engine_of(workload, cases),
             loads=loads,
             seeds=range(arguments.seeds),
         )
         result = run_sweep(sweep, workers=arguments.workers)
-        rows[workload] = {
-            "count": count,
-            "fit": fit_note(workload),
-            "rows": summarise_runs(result, [*METRICS.values(), *EXTRA]),
-        }
-        pages.append(page(workload, result, list(cases), loads, count))
-        (arguments.out / f"{out}.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-        (arguments.out / f"{out}-tables.md").write_text("\n".join(pages), encoding="utf-8")
-        print(f"{workload}: {len(result.points)} runs in {time.perf_counter() - started:.0f} s", flush=True)
+        rows = summarise_runs(result, [*METRICS.values(), *EXTRA])
+        return Chapter({"rows": rows}, page(workload, result, list(cases), loads, count))
+
+    study_workloads(arguments, out, COUNTS, chapter)
 
 
 def main() -> None:
     """Run the study from the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("study", choices=("traces", "sensitivity"))
-    parser.add_argument("data", type=Path, help="folder whose public/ has the traces")
-    parser.add_argument("--workloads", type=lambda text: text.split(","), default=list(COUNTS))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--scale", type=float, default=1.0, help="factor on the programs of a run")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser = study_parser(__doc__, COUNTS, studies=("traces", "sensitivity"), workers=os.cpu_count() or 1)
     parser.add_argument("--load", type=float, default=1.3, help="of the sensitivity study")
-    parser.add_argument("--out", type=Path, default=Path("study-results"))
     arguments = parser.parse_args()
     if arguments.study == "traces":
         run(arguments, policies(), LOADS, "real-traces")

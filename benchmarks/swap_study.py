@@ -1,40 +1,47 @@
 """Simulate what becomes of preempted calls' KV blocks: moved to the host, read again, or nobody preempted.
 
-    swap_study.py DATA
+    swap_study.py DATA                  stated costs, of an A100
+    swap_study.py DATA --costs FILE     costs that swap_costs.py has measured on the CPU engine
 
-DATA/public has the traces. The engine has 64 slots and an eighth of its KV blocks, so that blocks run out
-before slots do. Two measures: the mean token latency beyond saturation, and the tokens per second of a batch
-of programs that are all there from the start. Ratios are taken seed by seed, with Student's 95 %
-interval. Writes JSON and a page of tables.
+DATA/public has the traces. KV blocks are few, so that they run out before slots do. Two measures: the mean
+token latency beyond saturation, and the tokens per second of a batch of programs that are all there from the
+start. Ratios are taken seed by seed, with Student's 95 % interval. Writes JSON and a page of tables.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from policy_study import fit_note, load_programs
+from recorded import FITS, Chapter, fit_note, show, study_parser, study_workloads
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.sim.experiment import Sweep, SweepResult, run_sweep, summarise_runs
 from autellix_backend.sim.model import EngineModel
 from autellix_backend.sim.presets import LLAMA_31_8B, MEMCPY_LAUNCH_S, PRESETS
 from autellix_backend.sim.simulation import SimSettings
-from autellix_backend.workload.statistics import Interval
+from autellix_backend.workload.fit import RECORDED_GAPS, Fit
+from autellix_backend.workload.schema import ProgramTrace
 
 PRESET = PRESETS["llama3.1-8b-a100"]
 SLOTS = 64
 KV_SHARE = 0.125
 COPIES_PER_BLOCK = 2 * LLAMA_31_8B.layers
 """vLLM 0.6.1, the paper's baseline, copies keys and values of each layer of a block apart."""
+COUNTS = {"chat": 220, "tools": 60, "tree": 8, "coding": 24}
+
+MEASURED_KV_TOKENS = 3072
+"""One and a half of the longest contexts below, for the measured engine's slots together."""
+MEASURED_CONTEXT_TOKENS = 2048
+MEASURED_SCALE = 0.25
+"""Of lengths, as in the demo: the measured engine's contexts are those that were measured."""
+MEASURED_COUNTS = {"chat": 100, "tools": 60, "tree": 8, "coding": 24}
+
 BASELINE = "plas, recompute"
 LOAD = 1.5
-COUNTS = {"chat": 220, "tools": 60, "tree": 8, "coding": 24}
 LATENCY = "token_latency_s.mean"
 THROUGHPUT = "tokens_per_s"
 METRICS = (
@@ -48,17 +55,68 @@ METRICS = (
 )
 
 
-def cases() -> dict[str, SimSettings]:
-    """Return the ways to treat a running call that others should run before."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Engines under memory pressure, and the programs that fit them."""
+
+    name: str
+    engine: EngineModel
+    storing: EngineModel
+    """The same where blocks are stored beside the steps, which may make them longer."""
+    block_transfer_s: float
+    """What starting the copies of one block costs, where blocks move one by one."""
+    counts: Mapping[str, int]
+    fits: Mapping[str, Fit]
+
+
+def stated_costs() -> Costs:
+    """Return the A100's, with a share of its KV blocks."""
     assert PRESET.kv_blocks is not None
     engine = replace(PRESET, max_num_seqs=SLOTS, kv_blocks=int(PRESET.kv_blocks * KV_SHARE))
+    return Costs(
+        name="swap",
+        engine=engine,
+        storing=engine,
+        block_transfer_s=COPIES_PER_BLOCK * MEMCPY_LAUNCH_S,
+        counts=COUNTS,
+        fits=FITS,
+    )
+
+
+def measured_costs(path: Path) -> Costs:
+    """Return what swap_costs.py has written, for programs of the size that it has measured."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    engine, storing = (EngineModel(**found[name]) for name in ("engine", "engine_storing"))
+    kv_blocks = MEASURED_KV_TOKENS // engine.block_tokens
+    return Costs(
+        name="swap-measured",
+        engine=replace(engine, kv_blocks=kv_blocks),
+        storing=replace(storing, kv_blocks=kv_blocks),
+        block_transfer_s=engine.swap_transfer_s,
+        counts=MEASURED_COUNTS,
+        fits={workload: _smaller(FITS.get(workload)) for workload in MEASURED_COUNTS},
+    )
+
+
+def _smaller(fit: Fit | None) -> Fit:
+    return Fit(
+        length_scale=MEASURED_SCALE * (fit.length_scale if fit else 1.0),
+        max_context_tokens=MEASURED_CONTEXT_TOKENS,
+        gap_rule=fit.gap_rule if fit else RECORDED_GAPS,
+    )
+
+
+def cases(costs: Costs) -> dict[str, SimSettings]:
+    """Return the ways to treat a running call that others should run before."""
+    engine = costs.engine
     swap = replace(engine, preemption="swap")
-    per_block = replace(swap, swap="per_block", swap_transfer_s=COPIES_PER_BLOCK * MEMCPY_LAUNCH_S)
+    per_block = replace(swap, swap="per_block", swap_transfer_s=costs.block_transfer_s)
     return {
         BASELINE: _settings(engine, "plas"),
         "plas, swap in bulk": _settings(swap, "plas"),
         "plas, swap by block": _settings(per_block, "plas"),
         "plas, swap at no cost": _settings(replace(swap, swap_block_s=0.0, swap_transfer_s=0.0), "plas"),
+        "plas, by price": _settings(replace(costs.storing, preemption="priced"), "plas"),
         "plas, no preemption": _settings(replace(engine, preemption="none"), "plas"),
         "fcfs, recompute": _settings(engine, "fcfs"),
     }
@@ -66,11 +124,6 @@ def cases() -> dict[str, SimSettings]:
 
 def _settings(model: EngineModel, policy: str) -> SimSettings:
     return SimSettings(model=model, scheduler=SchedulerConfig(policy=policy))
-
-
-def show(interval: Interval, digits: int = 2) -> str:
-    """Write a mean with its interval."""
-    return f"{interval.mean:.{digits}f} ± {interval.half_width:.{digits}f}"
 
 
 def table(open_loop: SweepResult, at_once: SweepResult, names: Sequence[str]) -> list[str]:
@@ -97,45 +150,38 @@ def table(open_loop: SweepResult, at_once: SweepResult, names: Sequence[str]) ->
     return lines
 
 
-def main() -> None:
-    """Run the study from the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("data", type=Path, help="folder whose public/ has the traces")
-    parser.add_argument("--workloads", type=lambda text: text.split(","), default=list(COUNTS))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--scale", type=float, default=1.0, help="factor on the programs of a run")
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path("study-results"))
-    arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    rows: dict[str, Any] = {}
-    lines: list[str] = []
-    for workload in arguments.workloads:
-        started = time.perf_counter()
-        count = max(4, round(COUNTS[workload] * arguments.scale))
+def run(arguments: argparse.Namespace, costs: Costs) -> None:
+    """Simulate every workload, and write the results as they come."""
+
+    def chapter(workload: str, programs: Sequence[ProgramTrace], count: int) -> Chapter:
         sweep = Sweep(
-            programs=load_programs(arguments.data, workload),
+            programs=programs,
             count=count,
-            cases=cases(),
+            cases=cases(costs),
             loads=(LOAD,),
             seeds=range(arguments.seeds),
         )
         open_loop = run_sweep(sweep, workers=arguments.workers)
         batch = replace(sweep, loads=(1.0,), arrivals="at_once")
         at_once = run_sweep(batch, workers=arguments.workers)
-        rows[workload] = {
-            "count": count,
-            "fit": fit_note(workload),
+        rows = {
             "open_loop": summarise_runs(open_loop, METRICS),
             "at_once": summarise_runs(at_once, METRICS),
         }
-        lines += [f"## {workload}", "", f"{count} programs per run, {fit_note(workload)}.", ""]
-        lines += [*table(open_loop, at_once, list(sweep.cases)), ""]
-        (arguments.out / "swap.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-        (arguments.out / "swap-tables.md").write_text("\n".join(lines), encoding="utf-8")
-        print(f"{workload}: {time.perf_counter() - started:.0f} s", flush=True)
+        note = f"{count} programs per run, {fit_note(workload, costs.fits)}."
+        return Chapter(
+            rows, [f"## {workload}", "", note, "", *table(open_loop, at_once, list(sweep.cases)), ""]
+        )
+
+    study_workloads(arguments, costs.name, costs.counts, chapter, fits=costs.fits)
+
+
+def main() -> None:
+    """Run the study from the command line."""
+    parser = study_parser(__doc__, COUNTS)
+    parser.add_argument("--costs", type=Path, metavar="FILE", help="what swap_costs.py has written")
+    arguments = parser.parse_args()
+    run(arguments, stated_costs() if arguments.costs is None else measured_costs(arguments.costs))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,117 @@
+"""What the studies on recorded programs share: the programs, the loop over workloads, and what it writes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autellix_backend.workload.fit import Fit, GapRule, apply_fit, describe_fit
+from autellix_backend.workload.schema import ProgramTrace, read_traces
+from autellix_backend.workload.statistics import Interval
+
+SOURCES = {
+    "chat": ("sharegpt_en", "sharegpt_zh"),
+    "tools": ("bfcl_gt",),
+    "tree": ("tot_game24", "lats_hotpot_model"),
+    "coding": ("claude_code",),
+}
+FITS = {
+    # Prompts of 119,000 tokens on average: brought to a fiftieth, so that one engine holds several programs.
+    "coding": Fit(length_scale=0.02, max_context_tokens=8_000, gap_rule=GapRule(0.0)),
+}
+FEW_SLOTS = {"coding": 4}
+"""Batch of the engine where programs are so long that only few can be played."""
+LEAST_PROGRAMS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Chapter:
+    """What a study found on one workload."""
+
+    rows: Mapping[str, Any]
+    lines: Sequence[str]
+
+
+def load_programs(data: Path, workload: str, fits: Mapping[str, Fit] = FITS) -> list[ProgramTrace]:
+    """Read a workload's programs and fit them to the engine; mixed takes equal shares of the first three."""
+    if workload == "mixed":
+        pools = [load_programs(data, name, fits) for name in ("chat", "tools", "tree")]
+        share = min(len(pool) for pool in pools)
+        return [program for pool in pools for program in pool[:share]]
+    programs = [
+        program
+        for source in SOURCES[workload]
+        for program in read_traces(data / "public" / f"{source}.jsonl.gz")
+    ]
+    fit = fits.get(workload)
+    return programs if fit is None else [apply_fit(program, fit) for program in programs]
+
+
+def fit_note(workload: str, fits: Mapping[str, Fit] = FITS) -> str:
+    """Say how lengths and gaps were changed."""
+    fit = fits.get(workload)
+    return "lengths and gaps as recorded" if fit is None else describe_fit(fit)
+
+
+def study_parser(
+    description: str | None, workloads: Iterable[str], *, studies: Sequence[str] = (), workers: int = 1
+) -> argparse.ArgumentParser:
+    """Return a parser of what all studies are told; a study adds its own arguments."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    if studies:
+        parser.add_argument("study", choices=studies)
+    parser.add_argument("data", type=Path, help="folder whose public/ has the traces")
+    parser.add_argument("--workloads", type=lambda text: text.split(","), default=list(workloads))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the programs of a run")
+    parser.add_argument("--workers", type=int, default=workers)
+    parser.add_argument("--out", type=Path, default=Path("study-results"))
+    return parser
+
+
+def study_workloads(
+    arguments: argparse.Namespace,
+    name: str,
+    counts: Mapping[str, int],
+    chapter_of: Callable[[str, Sequence[ProgramTrace], int], Chapter],
+    *,
+    fits: Mapping[str, Fit] = FITS,
+) -> None:
+    """Study one workload after the other, and write the results as they come.
+
+    Args:
+        arguments: of study_parser().
+        name: of the files.
+        counts: programs of a run, by workload, before they are scaled.
+        chapter_of: studies a workload, given its name, its programs and how many make a run.
+        fits: how programs are brought to the engine's size, by workload.
+    """
+    rows: dict[str, Any] = {}
+    lines: list[str] = []
+    for workload in arguments.workloads:
+        started_s = time.perf_counter()
+        count = max(LEAST_PROGRAMS, round(counts[workload] * arguments.scale))
+        chapter = chapter_of(workload, load_programs(arguments.data, workload, fits), count)
+        rows[workload] = {"count": count, "fit": fit_note(workload, fits), **chapter.rows}
+        lines += chapter.lines
+        write_results(arguments.out, name, rows, lines)
+        print(f"{workload}: {time.perf_counter() - started_s:.0f} s", flush=True)
+
+
+def write_results(folder: Path, name: str, rows: Mapping[str, Any], lines: Sequence[str]) -> None:
+    """Write the results so far, as JSON and as a page of tables."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    (folder / f"{name}-tables.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def show(interval: Interval, digits: int = 2) -> str:
+    """Write a mean with its interval."""
+    return f"{interval.mean:.{digits}f} ± {interval.half_width:.{digits}f}"
