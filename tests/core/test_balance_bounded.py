@@ -232,3 +232,20 @@ def test_pins_are_bounded_by_the_programs_that_live(balancer: LocalityBounded) -
     for program in alive:
         balancer.forget(program)
     assert balancer.pins == {}
+
+
+# What engines tell of their caches.
+
+
+def test_a_program_goes_where_its_context_is_known_to_be(balancer: LocalityBounded) -> None:
+    """Also if it has no pin yet, as after a gateway's restart."""
+    there = [replace(IDLE, held_tokens=0), replace(OTHER, held_tokens=CONTEXT)]
+    assert balancer.assign("p", CONTEXT, there) == "b"
+    assert balancer.pins == {"p": "b"}
+
+
+def test_a_pin_is_worth_what_its_engine_still_holds(balancer: LocalityBounded) -> None:
+    assert balancer.assign("p", CONTEXT, [IDLE, OTHER]) == "a"
+    busy = replace(IDLE, running=4)
+    assert balancer.assign("p", CONTEXT, [replace(busy, held_tokens=CONTEXT), OTHER]) == "a"
+    assert balancer.assign("p", CONTEXT, [replace(busy, held_tokens=0), OTHER]) == "b"

@@ -38,6 +38,7 @@ def snapshot(count: int = 3, id_length: int = 8) -> EngineSnapshot:
         slots=1,
         kv_used_blocks=3,
         kv_total_blocks=9,
+        kv_block_tokens=16,
         is_block_short=True,
         level_calls=machine.level_sizes(),
         calls=calls,

@@ -44,6 +44,7 @@ def snapshot(*calls: CallStanding, **fields: Any) -> EngineSnapshot:
         "slots": 2,
         "kv_used_blocks": 6,
         "kv_total_blocks": 12,
+        "kv_block_tokens": 16,
         "is_block_short": False,
         "level_calls": (0, 0, 0),
         "calls": calls,

@@ -50,6 +50,7 @@ SNAPSHOT = EngineSnapshot(
     slots=4,
     kv_used_blocks=0,
     kv_total_blocks=8,
+    kv_block_tokens=16,
     is_block_short=False,
     level_calls=(0, 0),
     calls=(),

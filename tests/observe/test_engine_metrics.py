@@ -15,6 +15,7 @@ SNAPSHOT = EngineSnapshot(
     slots=4,
     kv_used_blocks=6,
     kv_total_blocks=8,
+    kv_block_tokens=16,
     is_block_short=False,
     level_calls=(8,),
     calls=(),

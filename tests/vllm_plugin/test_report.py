@@ -21,7 +21,9 @@ from autellix_backend.vllm_plugin.report import (
 from autellix_backend.vllm_plugin.settings import PluginSettings
 from autellix_backend.vllm_plugin.tracker import CallTracker, Usage
 
-LOAD = EngineLoad(running=1, slots=4, kv_used_blocks=6, kv_total_blocks=10, is_block_short=False)
+LOAD = EngineLoad(
+    running=1, slots=4, kv_used_blocks=6, kv_total_blocks=10, kv_block_tokens=16, is_block_short=False
+)
 DONE = Usage(prompt_tokens=10, output_tokens=3, finish_reason="stop", is_aborted=False)
 
 
@@ -77,9 +79,10 @@ def test_a_snapshot_tells_the_queue_in_order(tracker: CallTracker, receiver: soc
     assert (
         told.kv_used_blocks,
         told.kv_total_blocks,
+        told.kv_block_tokens,
         told.level_calls,
         told.left_out,
-    ) == (6, 10, (1, 1, 0), 0)
+    ) == (6, 10, 16, (1, 1, 0), 0)
     assert told.mean_step_s == pytest.approx(0.03)
     assert [
         (call.call_id, call.program_id, call.place, call.is_running, call.kv_blocks) for call in told.calls

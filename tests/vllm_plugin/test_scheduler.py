@@ -221,7 +221,7 @@ def test_every_call_sends_its_account_and_the_engine_its_queues(engine_worker: A
     assert json.loads(received[0].to_bytes())["dropped_records"] == 0
     last = snapshots[-1]
     assert (last.running, last.waiting, last.calls, sum(last.level_calls)) == (0, 0, (), 0)
-    assert (last.slots, last.kv_total_blocks) == (4, 12)
+    assert (last.slots, last.kv_total_blocks, last.kv_block_tokens) == (4, 12, 32)
     busy = [snapshot for snapshot in snapshots if snapshot.calls]
     assert busy
     for snapshot in busy:

@@ -26,6 +26,8 @@ OPTIONS = {
     "--period-steps": ("scheduler.period_steps", "decide once every so many engine steps"),
     "--max-num-seqs": ("engine.max_num_seqs", "batch size of the engine in sequences"),
     "--kv-host-gib": ("engine.kv_host_gib", "host memory in GiB for KV blocks of each engine, see its guide"),
+    "--kv-events": ("engine.kv_events", "let the balancer go by what the engines' caches hold"),
+    "--kv-events-port": ("engine.kv_events_port", "port at which running vLLM engines publish that"),
     "--served-model-name": ("engine.served_model_name", "name that clients use for the model"),
     "--replicas": (
         "engine.replicas",
@@ -40,7 +42,7 @@ OPTIONS = {
 }
 """Dotted field and help by option."""
 REPEATED = frozenset({"--engine"})
-IMPLIED = {"--ray": ANY_CLUSTER}
+IMPLIED = {"--ray": ANY_CLUSTER, "--kv-events": "true"}
 """What an option means that is given without a value."""
 
 

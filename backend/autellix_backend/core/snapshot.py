@@ -72,6 +72,8 @@ class EngineSnapshot:
     """How many calls the engine runs at once."""
     kv_used_blocks: int
     kv_total_blocks: int
+    kv_block_tokens: int
+    """Tokens that one KV block holds."""
     is_block_short: bool
     """Whether a waiting call was refused KV blocks in the latest step."""
     level_calls: tuple[int, ...]

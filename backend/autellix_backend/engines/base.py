@@ -86,6 +86,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def kv_events_endpoint(self) -> str | None:
+        """Where it publishes over ZeroMQ what its KV cache holds; None if it does not."""
+        ...
+
+    @property
     def is_owned(self) -> bool:
         """Whether start() makes the server's process, so that it can be killed and started again."""
         ...

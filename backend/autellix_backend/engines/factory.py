@@ -46,7 +46,7 @@ def make_engines(settings: Settings) -> list[Engine]:
     Raises:
         SettingsError: if there is none, a URL in place of a model is given beside one, the machine has too
             few GPUs, KV blocks are to have more host memory than it has, or that of an engine that is not
-            ours, or Ray is to place engines of no model.
+            ours, or Ray is to place engines of no model, or engines whose KV events would have to travel.
         EngineError: if the demo model cannot be generated.
     """
     engine = settings.engine
@@ -73,7 +73,12 @@ def make_remote(settings: EngineSettings, url: str, *, name: str, kind: str | No
     """
     check_url("engine.url", url)
     kind = settings.kind if kind is None else kind
-    return RemoteEngine(url, name=name, kind=None if kind == AUTO_KIND else EngineKind(kind))
+    return RemoteEngine(
+        url,
+        name=name,
+        kind=None if kind == AUTO_KIND else EngineKind(kind),
+        kv_events_port=settings.kv_events_port,
+    )
 
 
 def _check_host_memory(settings: Settings, physical_bytes: int) -> None:
@@ -116,5 +121,7 @@ def _ray_replicas(settings: Settings) -> list[Engine]:
         raise SettingsError(
             "ray.address", "is given without engine.model", "the model of the engines to place"
         )
+    if engine.kv_events:
+        raise SettingsError("engine.kv_events", "is set beside ray.address", "one of the two")
     cluster = RayCluster(settings.ray)
     return [RayReplica(settings, cluster, name=f"replica-{number}") for number in range(engine.replicas)]

@@ -121,6 +121,11 @@ class FakeEngine:
         return self._accounting_socket
 
     @property
+    def kv_events_endpoint(self) -> str | None:
+        """None: it has no cache."""
+        return None
+
+    @property
     def calls(self) -> list[ReceivedRequest]:
         """The received requests that are calls, oldest first."""
         return [request for request in self.requests if request.path in SHAPES]

@@ -135,6 +135,11 @@ class RayReplica:
         return self._accounting_socket
 
     @property
+    def kv_events_endpoint(self) -> str | None:
+        """None: it may be on another machine."""
+        return None
+
+    @property
     def is_owned(self) -> bool:
         """True: it is started here, if not on this machine."""
         return True

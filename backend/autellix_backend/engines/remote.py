@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from autellix_backend.engines.base import EngineUnreachableError
 from autellix_backend.engines.kind import EngineKind, detect_kind
@@ -29,8 +30,10 @@ class RemoteEngine:
         name: str = "remote-0",
         patience_s: float | None = None,
         kind: EngineKind | None = None,
+        kv_events_port: int | None = None,
     ) -> None:
         """Take the address; a `kind` that is None is found out when the server first answers."""
+        self._kv_events_port = kv_events_port
         self._base_url = url.rstrip("/").removesuffix("/v1")
         self._name = name
         self._patience_s = DEFAULT_PATIENCE_S if patience_s is None else patience_s
@@ -58,6 +61,18 @@ class RemoteEngine:
     def accounting_socket(self) -> Path | None:
         """None: accounts travel only within one machine."""
         return None
+
+    @property
+    def kv_events_endpoint(self) -> str | None:
+        """The server's host at the port that was given."""
+        if self._kv_events_port is None:
+            return None
+        host = urlsplit(self._base_url).hostname or ""
+        return (
+            f"tcp://[{host}]:{self._kv_events_port}"
+            if ":" in host
+            else f"tcp://{host}:{self._kv_events_port}"
+        )
 
     @property
     def is_owned(self) -> bool:

@@ -34,6 +34,7 @@ from autellix_backend.engines.vllm_command import (
     environment_defaults,
     is_cpu_engine,
     kv_arguments,
+    kv_event_arguments,
     plugin_arguments,
 )
 from autellix_backend.settings import child_environment
@@ -64,6 +65,8 @@ class ReplicaSpec:
     max_num_seqs: int | None = None
     kv_host_gib: float | None = None
     """Host memory for KV blocks; a stock engine uses none."""
+    kv_events: bool = False
+    """Whether it publishes what its KV cache holds."""
     extra_args: tuple[str, ...] = ()
     stock: bool = False
     """Start vLLM without our scheduler."""
@@ -116,6 +119,11 @@ class VllmReplica:
     def accounting_socket(self) -> Path | None:
         """Where the plugin sends accounts; None for a stock engine."""
         return None if self._spec.stock else self._accounting_socket
+
+    @property
+    def kv_events_endpoint(self) -> str | None:
+        """A socket beside that of the accounts."""
+        return f"ipc://{self._accounting_socket}.kv" if self._spec.kv_events else None
 
     @property
     def is_owned(self) -> bool:
@@ -192,11 +200,16 @@ class VllmReplica:
         if not spec.stock:
             arguments += plugin_arguments(spec.scheduler, self._accounting_socket)
             arguments += kv_arguments(spec.kv_host_gib)
+        arguments += kv_event_arguments(self.kv_events_endpoint)
         arguments += device_arguments(spec.extra_args, self._environment(), is_cpu=is_cpu)
         return [*self._server, *arguments, *spec.extra_args]
 
     async def _check(self) -> None:
-        check_arguments(self._spec.extra_args, offloads_kv=self._spec.kv_host_gib is not None)
+        check_arguments(
+            self._spec.extra_args,
+            offloads_kv=self._spec.kv_host_gib is not None,
+            publishes_kv=self._spec.kv_events,
+        )
         if self._server == VLLM_SERVER:
             check_engine_installed()
             await asyncio.to_thread(check_model, str(self._spec.model))

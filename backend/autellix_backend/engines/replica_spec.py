@@ -29,6 +29,7 @@ def replica_spec(settings: Settings, *, name: str = "replica-0", stock: bool = F
         scheduler=settings.scheduler,
         max_num_seqs=engine.max_num_seqs,
         kv_host_gib=engine.kv_host_gib,
+        kv_events=engine.kv_events,
         extra_args=engine.extra_args,
         log_path=engine.log_dir / f"{name}.log",
         startup_timeout_s=engine.startup_timeout_s,

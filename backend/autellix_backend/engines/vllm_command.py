@@ -36,6 +36,8 @@ RESERVED_ARGUMENTS = (
 
 KV_ARGUMENTS = ("--kv-offloading-backend", "--kv-offloading-size", "--kv-transfer-config")
 """Reserved too where we offload KV blocks."""
+KV_EVENTS_ARGUMENT = "--kv-events-config"
+"""Reserved where the balancer goes by KV events."""
 GIB = 1 << 30
 
 
@@ -79,13 +81,17 @@ def check_engine_installed(device_folder: Path = Path("/dev")) -> None:
         raise NoGpuError
 
 
-def check_arguments(extra_args: Sequence[str], *, offloads_kv: bool = False) -> None:
+def check_arguments(
+    extra_args: Sequence[str], *, offloads_kv: bool = False, publishes_kv: bool = False
+) -> None:
     """Check that no argument of the user's replaces one of ours.
 
     Raises:
         EngineArgumentError: naming the first that does.
     """
-    reserved = RESERVED_ARGUMENTS + (KV_ARGUMENTS if offloads_kv else ())
+    reserved = [*RESERVED_ARGUMENTS]
+    reserved += KV_ARGUMENTS if offloads_kv else ()
+    reserved += [KV_EVENTS_ARGUMENT] if publishes_kv else ()
     for argument in extra_args:
         name = argument.partition("=")[0].replace("_", "-")
         if name in reserved:
@@ -122,6 +128,14 @@ def kv_transfer_config(host_bytes: int) -> dict[str, object]:
             "cpu_bytes_to_use": host_bytes,
         },
     }
+
+
+def kv_event_arguments(endpoint: str | None) -> list[str]:
+    """Return the arguments that make an engine publish what its KV cache holds, if it should."""
+    if endpoint is None:
+        return []
+    config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
+    return [KV_EVENTS_ARGUMENT, json.dumps(config)]
 
 
 def device_arguments(extra_args: Sequence[str], environ: Mapping[str, str], *, is_cpu: bool) -> list[str]:

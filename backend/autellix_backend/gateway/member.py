@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from autellix_backend.core.balance import EngineLoad
+from autellix_backend.core.balance.cache_map import CacheMap
 from autellix_backend.core.balance.speed import Speed
 from autellix_backend.core.snapshot import EngineSnapshot
 from autellix_backend.engines.base import Engine
+from autellix_backend.engines.kv_events import KvEventListener
 from autellix_backend.engines.supervisor import Supervisor
 from autellix_backend.gateway.accounting import AccountingReceiver
 from autellix_backend.gateway.dispatch import Dispatcher
@@ -26,6 +29,10 @@ class Member:
     usual_slots: int
     """Calls that it is taken to run at once, until it tells."""
     receiver: AccountingReceiver | None = None
+    cache: CacheMap | None = None
+    """What its cache holds, where it publishes that."""
+    kv_events: KvEventListener | None = None
+    """Keeps the map true."""
     open_calls: int = 0
     """Requests of this gateway that it has, or that wait for it here."""
     is_draining: bool = False
@@ -62,6 +69,8 @@ class Member:
         """Listen to it and watch it; must be called in the event loop."""
         if self.receiver is not None:
             self.receiver.open()
+        if self.kv_events is not None:
+            self.kv_events.open()
         self.upstream.open()
         self.supervisor.open()
 
@@ -69,6 +78,8 @@ class Member:
         """Undo open(); its connections end. The engine itself goes on."""
         await self.supervisor.close()
         await self.upstream.close()
+        if self.kv_events is not None:
+            await self.kv_events.close()
         if self.receiver is not None:
             self.receiver.close()
 
@@ -77,16 +88,17 @@ class Member:
         self.snapshot = snapshot
         self._reported_calls = self.open_calls
 
-    def load(self, *, is_accepting: bool) -> EngineLoad:
-        """Return its load at this moment.
+    def load(self, program_id: str, *, is_accepting: bool) -> EngineLoad:
+        """Return its load at this moment, and what it has cached of a program.
 
         Our own calls are counted here and now; what its last snapshot has beyond them are other gateways'.
         """
         snapshot = self.snapshot if self.supervisor.is_up else None
-        slots, others = self.usual_slots, 0
+        slots, others, kv_tokens = self.usual_slots, 0, math.inf
         if snapshot is not None:
             slots = max(1, snapshot.slots)
             others = max(0, snapshot.running + snapshot.waiting - self._reported_calls)
+            kv_tokens = snapshot.kv_total_blocks * snapshot.kv_block_tokens
         calls = self.open_calls + others
         # Short of KV blocks, it runs fewer calls than it has slots.
         is_short = snapshot is not None and snapshot.is_block_short
@@ -98,6 +110,8 @@ class Member:
             slots=slots,
             prefill_s_per_token=self.speed.prefill_s_per_token,
             decode_s_per_token=self.speed.decode_s_per_token,
+            kv_tokens=kv_tokens,
+            held_tokens=self.cache.held_tokens(program_id) if self.cache is not None else None,
             is_accepting=is_accepting,
         )
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from autellix_backend.core.balance import make_balancer
+from autellix_backend.core.balance.cache_map import CacheMap
 from autellix_backend.core.snapshot import EngineSnapshot
 from autellix_backend.engines.base import Engine
+from autellix_backend.engines.kv_events import KvEventListener, check_kv_events_installed
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
 from autellix_backend.gateway.accounting import AccountingReceiver
 from autellix_backend.gateway.calls import CallDesk
@@ -75,6 +77,8 @@ def make_parts(
     Raises:
         SettingsError: as `create_app` does.
     """
+    if settings.engine.kv_events or settings.engine.kv_events_port is not None:
+        check_kv_events_installed()
     tenants = tenants or load_tenants(settings)
     metrics = GatewayMetrics()
     store = store or _make_store(settings, metrics, clock)
@@ -203,6 +207,11 @@ def _make_member(
         usual_slots=settings.engine.max_in_flight or settings.engine.max_num_seqs or USUAL_SLOTS,
     )
     member.receiver = _make_receiver(member, desk, reports, metrics)
+    if engine.kv_events_endpoint is not None:
+        member.cache = CacheMap()
+        member.kv_events = KvEventListener(engine.kv_events_endpoint, member.cache)
+        metrics.kv_event_blocks.labels(engine.name).set_function(partial(len, member.cache))
+        supervisor.subscribe(partial(_follow_cache, member.cache))
     return member
 
 
@@ -265,6 +274,12 @@ def _follow_engine(feed: EventFeed, reports: EngineReports, change: EngineChange
         # What it told last is no longer so.
         reports.forget(change.engine)
     feed.engine_changed(change.engine, change.state.value, change.reason)
+
+
+def _follow_cache(cache: CacheMap, change: EngineChange) -> None:
+    if change.state is not EngineState.UP:
+        # What it had cached is gone, or not known until it tells again.
+        cache.begin(is_complete=False)
 
 
 def _count(metrics: GatewayMetrics, change: EngineChange) -> None:

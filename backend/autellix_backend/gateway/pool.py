@@ -269,7 +269,10 @@ class EnginePool:
         """Choose an engine; one that is avoided only if there is no other."""
         if len(self._members) == 1:
             return next(iter(self))
-        loads = [member.load(is_accepting=member is not avoided and member.is_accepting()) for member in self]
+        loads = [
+            member.load(program_id, is_accepting=member is not avoided and member.is_accepting())
+            for member in self
+        ]
         try:
             return self._members[self._balancer.assign(program_id, prompt_tokens, loads)]
         except NoEngineError:

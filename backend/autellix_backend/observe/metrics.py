@@ -115,6 +115,12 @@ class GatewayMetrics:
             "Whether the process table that gateways share can be used; always 1 for one in memory.",
             registry=self.registry,
         )
+        self.kv_event_blocks = Gauge(
+            "autellix_kv_event_blocks",
+            "KV blocks of known programs in the engine's cache, by its KV events.",
+            ("engine",),
+            registry=self.registry,
+        )
         self.store_fallbacks = Counter(
             "autellix_store_fallbacks",
             "Operations on the process table that this gateway's copy alone has answered.",
@@ -130,7 +136,7 @@ class GatewayMetrics:
     def forget_engine(self, engine: str) -> None:
         """Remove the series of an engine that has left."""
         own = (self.calls, self.duration_s, self.wait_s, self.service_s, self.preemptions, self.retries)
-        more = (self.engine_up, self.engine_restarts)
+        more = (self.engine_up, self.engine_restarts, self.kv_event_blocks)
         parts = (self.call_facts.of_engines, self.dispatch.of_engines, self.engines.of_engines)
         for metric in itertools.chain(own, more, *parts):
             metric.remove_by_labels({"engine": engine})

@@ -91,6 +91,10 @@ class EngineSettings:
     """Further arguments for the vLLM server, as given on its command line."""
     kv_host_gib: float | None = None
     """Host memory (GiB) of each engine of ours for KV blocks of calls that do not run; None: none."""
+    kv_events: bool = False
+    """Whether engines of ours publish what their KV caches hold, for the balancer to go by."""
+    kv_events_port: int | None = None
+    """The port at which running vLLM engines publish that, on the hosts of their addresses."""
     replicas: int = 1
     """How many engines of the model are started, each with its share of the cores or GPUs."""
     url: str | None = None
@@ -144,6 +148,10 @@ class EngineSettings:
             check_positive("engine", self, "kv_host_gib")
             is_finite = self.kv_host_gib < math.inf
             check(is_finite, "engine.kv_host_gib", f"is {self.kv_host_gib}", "a finite number of GiB")
+        if self.kv_events_port is not None:
+            in_range = 0 < self.kv_events_port <= MAX_PORT
+            problem = f"is {self.kv_events_port}"
+            check(in_range, "engine.kv_events_port", problem, f"a port from 1 to {MAX_PORT}")
         for name in ("max_failed_probes", "max_waiting_calls", "max_waiting_bytes", "breaker_failures"):
             check_positive("engine", self, name)
         for name in ("max_in_flight", "stall_timeout_s"):

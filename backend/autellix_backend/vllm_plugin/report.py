@@ -30,6 +30,7 @@ class EngineLoad:
     slots: int
     kv_used_blocks: int
     kv_total_blocks: int
+    kv_block_tokens: int
     is_block_short: bool
 
 
@@ -43,6 +44,7 @@ def load_of(scheduler: Any, tracker: CallTracker, free_slots: int, *, is_block_s
         slots=len(scheduler.running) + free_slots,
         kv_used_blocks=total_blocks - pool.get_num_free_blocks(),
         kv_total_blocks=total_blocks,
+        kv_block_tokens=scheduler.block_size,
         is_block_short=is_block_short,
     )
 
@@ -106,6 +108,7 @@ class SnapshotReporter:
             slots=load.slots,
             kv_used_blocks=load.kv_used_blocks,
             kv_total_blocks=load.kv_total_blocks,
+            kv_block_tokens=load.kv_block_tokens,
             is_block_short=load.is_block_short,
             level_calls=machine.level_sizes(),
             calls=standings,

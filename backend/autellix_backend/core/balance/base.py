@@ -33,6 +33,8 @@ class EngineLoad:
     """Time between two tokens of one answer in a full batch."""
     kv_tokens: float = math.inf
     """Tokens that its KV blocks hold, those in the prefix cache included; infinity if that is not known."""
+    held_tokens: int | None = None
+    """Tokens of the caller's program that its cache holds now; None if it does not say."""
     is_accepting: bool = True
     """Whether it may be sent calls: it is up, and does not drain."""
 

@@ -11,6 +11,9 @@ engine where it costs least (`cost.py`). Two rules keep programs from hopping:
 A program that has no pin loses nothing by going anywhere, and binds all of its calls to come: then waiting
 counts more (NEW_WAIT_WEIGHT), which keeps slots of slow engines from idling while fast ones have queues.
 
+Where an engine tells what its cache holds of the program (KV events), that takes the place of what rules 1
+and 2 suppose.
+
 An engine's cache counts as full at FULL_SHARE of its blocks, for contexts grow. In a full one each context
 that is added pushes out several times its length, up to EVICTED_TIMES: the least recently used goes first,
 and that is whose turn comes next.
@@ -100,10 +103,11 @@ class LocalityBounded(Balancer):
         assert +self._pinned_tokens == +pinned
 
     def _cost_s(self, load: EngineLoad, prompt_tokens: int, pin: _Pin | None) -> float:
-        pinned_tokens, read_tokens = self._pinned_tokens[load.name], prompt_tokens
+        pinned_tokens, held_tokens = self._pinned_tokens[load.name], load.held_tokens
         if pin is not None and pin.engine == load.name:
             pinned_tokens -= pin.context_tokens
-            read_tokens = max(0, prompt_tokens - pin.context_tokens)
+            held_tokens = pin.context_tokens if held_tokens is None else held_tokens
+        read_tokens = max(0, prompt_tokens - (held_tokens or 0))
         missing_tokens = pinned_tokens + prompt_tokens - FULL_SHARE * load.kv_tokens
         evicted_tokens = min(EVICTED_TIMES * prompt_tokens, max(0.0, missing_tokens))
         wait_weight = NEW_WAIT_WEIGHT if pin is None else 1.0

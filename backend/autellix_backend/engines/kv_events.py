@@ -1,0 +1,139 @@
+"""Listens to what a vLLM engine publishes of its KV cache: blocks stored and evicted (`--kv-events-config`).
+
+Messages come over ZeroMQ, numbered from the engine's start. Where one is missing, or the first ones were
+missed, nothing is known any more of what was told before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+from typing import Any
+
+import msgspec
+
+from autellix_backend.core.balance.cache_map import CacheMap
+from autellix_backend.settings import SettingsError
+
+logger = logging.getLogger(__name__)
+
+DEVICE_MEDIUM = "GPU"
+"""What vLLM calls the memory of the device that computes, a CPU's too."""
+RECONNECT_MS = 2000
+"""The longest time between two tries to reach an engine that does not publish, or not yet."""
+_PARTS = 3
+"""Of a message: topic, number, events."""
+
+
+class _Stored(msgspec.Struct, tag="BlockStored"):
+    block_hashes: list[int | bytes]
+    block_size: int
+    medium: str | None = None
+    group_idx: int | None = None
+    session_id: str | None = None
+
+
+class _Removed(msgspec.Struct, tag="BlockRemoved"):
+    block_hashes: list[int | bytes]
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class _Cleared(msgspec.Struct, tag="AllBlocksCleared"):
+    pass
+
+
+class _Batch(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[_Stored | _Removed | _Cleared]
+
+
+_decode = msgspec.msgpack.Decoder(_Batch).decode
+
+
+def check_kv_events_installed() -> None:
+    """Check that the messages can be received.
+
+    Raises:
+        SettingsError: if ZeroMQ's package is missing.
+    """
+    if importlib.util.find_spec("zmq") is None:
+        problem = "needs the package pyzmq, which is not installed"
+        raise SettingsError("engine.kv_events", problem, "`pip install 'autellix[kv-events]'`, or false")
+
+
+class KvEventReader:
+    """Keeps a map of an engine's cache by its messages."""
+
+    def __init__(self, cache: CacheMap) -> None:
+        self._cache = cache
+        self._next: int | None = None
+
+    def read(self, number: int, payload: bytes) -> None:
+        """Take in a message; one that cannot be read leaves nothing known."""
+        if number != self._next or number == 0:
+            # The first of an engine that has just started, or one after a gap.
+            self._cache.begin(is_complete=number == 0)
+        self._next = number + 1
+        try:
+            events = _decode(payload).events
+        except msgspec.DecodeError as error:
+            logger.warning("KV events that cannot be read: %s", error)
+            self._cache.begin(is_complete=False)
+            return
+        for event in events:
+            self._take(event)
+
+    def _take(self, event: _Stored | _Removed | _Cleared) -> None:
+        if isinstance(event, _Cleared):
+            self._cache.begin(is_complete=True)
+            return
+        # Of a hybrid model, the first group of layers stands for all; other memories are slower ones.
+        if event.group_idx or event.medium not in {None, DEVICE_MEDIUM}:
+            return
+        if isinstance(event, _Removed):
+            self._cache.removed(event.block_hashes)
+        elif event.session_id is not None:
+            self._cache.stored(event.block_hashes, event.block_size, event.session_id)
+
+
+class KvEventListener:
+    """A subscription to one engine, from open() to close(); it survives the engine's restarts."""
+
+    def __init__(self, endpoint: str, cache: CacheMap) -> None:
+        """Take where the engine publishes (`tcp://10.0.0.1:5557`, `ipc:///path`), and what to keep true."""
+        self._endpoint = endpoint
+        self._reader = KvEventReader(cache)
+        self._task: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        """Subscribe; must be called in the event loop."""
+        self._task = asyncio.create_task(self._listen())
+
+    async def close(self) -> None:
+        """End the subscription."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _listen(self) -> None:
+        # An extra, for those who turn it on.
+        import zmq
+        import zmq.asyncio
+
+        context = zmq.asyncio.Context()
+        socket: Any = context.socket(zmq.SUB)
+        try:
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS)
+            socket.connect(self._endpoint)
+            socket.setsockopt(zmq.SUBSCRIBE, b"")
+            while True:
+                parts = await socket.recv_multipart()
+                if len(parts) == _PARTS:
+                    self._reader.read(int.from_bytes(parts[1], "big"), parts[2])
+        finally:
+            context.destroy(linger=0)
