@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,13 @@ import pytest
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.errors import SnapshotError
 from autellix_backend.core.machine import Machine
-from autellix_backend.core.snapshot import MAX_SNAPSHOT_BYTES, CallStanding, EngineSnapshot, standing_of
+from autellix_backend.core.snapshot import (
+    MAX_SNAPSHOT_BYTES,
+    CallStanding,
+    EngineSnapshot,
+    KvSwapTotals,
+    standing_of,
+)
 
 
 def machine_of(**config: Any) -> Machine:
@@ -48,6 +55,12 @@ def snapshot(count: int = 3, id_length: int = 8) -> EngineSnapshot:
 
 def test_a_snapshot_survives_the_wire() -> None:
     assert snapshot() == EngineSnapshot.from_bytes(snapshot().to_bytes())
+
+
+def test_what_was_swapped_survives_the_wire() -> None:
+    swapping = replace(snapshot(), kv_swap=KvSwapTotals(4096, 2, 0.25, 2048, 1, 0.125, 3, 0))
+
+    assert swapping == EngineSnapshot.from_bytes(swapping.to_bytes())
 
 
 def test_an_idle_engine_has_a_snapshot_without_calls() -> None:
@@ -144,6 +157,9 @@ def test_what_is_no_snapshot_is_refused(datagram: bytes) -> None:
         ("calls", None),
         ("calls", [3]),
         ("calls", [[]]),
+        ("kv_swap", 3),
+        ("kv_swap", [4096]),
+        ("kv_swap", ["4096", 2, 0.25, 2048, 1, 0.125, 3, 0]),
     ],
 )
 def test_a_field_of_another_type_is_refused(name: str, value: object) -> None:

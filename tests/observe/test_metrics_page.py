@@ -60,6 +60,7 @@ def test_no_label_is_an_id(registry: CollectorRegistry) -> None:
         "result",
         "source",
     } | {
+        "direction",
         "state",
         "tenant",
     }

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.core.snapshot import EngineSnapshot
+from autellix_backend.core.snapshot import EngineSnapshot, KvSwapTotals
 from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.report import (
     MAX_SHARE,
@@ -21,8 +21,15 @@ from autellix_backend.vllm_plugin.report import (
 from autellix_backend.vllm_plugin.settings import PluginSettings
 from autellix_backend.vllm_plugin.tracker import CallTracker, Usage
 
+SWAPPED = KvSwapTotals(4096, 2, 0.25, 2048, 1, 0.125, 3, 0)
 LOAD = EngineLoad(
-    running=1, slots=4, kv_used_blocks=6, kv_total_blocks=10, kv_block_tokens=16, is_block_short=False
+    running=1,
+    slots=4,
+    kv_used_blocks=6,
+    kv_total_blocks=10,
+    kv_block_tokens=16,
+    is_block_short=False,
+    kv_swap=SWAPPED,
 )
 DONE = Usage(prompt_tokens=10, output_tokens=3, finish_reason="stop", is_aborted=False)
 
@@ -84,6 +91,7 @@ def test_a_snapshot_tells_the_queue_in_order(tracker: CallTracker, receiver: soc
         told.left_out,
     ) == (6, 10, 16, (1, 1, 0), 0)
     assert told.mean_step_s == pytest.approx(0.03)
+    assert told.kv_swap == SWAPPED
     assert [
         (call.call_id, call.program_id, call.place, call.is_running, call.kv_blocks) for call in told.calls
     ] == [("c-first", "p-first", 1, True, 6), ("c-late", "p-late", 2, False, 0)]

@@ -12,7 +12,7 @@ from autellix_backend.core.errors import SnapshotError
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.starvation import totals
 
-__all__ = ["MAX_SNAPSHOT_BYTES", "CallStanding", "EngineSnapshot", "standing_of"]
+__all__ = ["MAX_SNAPSHOT_BYTES", "CallStanding", "EngineSnapshot", "KvSwapTotals", "standing_of"]
 
 MAX_SNAPSHOT_BYTES = 60 * 1024
 """The largest datagram, a margin below what the gateway reads at once."""
@@ -58,6 +58,22 @@ class CallStanding(NamedTuple):
     promotions: int
 
 
+class KvSwapTotals(NamedTuple):
+    """What an engine has moved between its own and the host's memory since it started."""
+
+    stored_bytes: int
+    stored_transfers: int
+    stored_s: float
+    """Seconds of the copies, without queueing."""
+    loaded_bytes: int
+    loaded_transfers: int
+    loaded_s: float
+    hit_chunks: int
+    """Chunks that were found in host memory and loaded."""
+    refused_chunks: int
+    """Chunks that were not stored: host memory was full of others in use."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSnapshot:
     """An engine's load, and its first calls in queue order."""
@@ -81,6 +97,8 @@ class EngineSnapshot:
     calls: tuple[CallStanding, ...]
     left_out: int = 0
     """Calls behind those in `calls`, for which the datagram had no room."""
+    kv_swap: KvSwapTotals | None = None
+    """None where the engine keeps no KV blocks in host memory by our connector."""
 
     def to_bytes(self, limit_bytes: int = MAX_SNAPSHOT_BYTES) -> bytes:
         """Return the snapshot as one datagram, with as many of its calls as have room in it."""
@@ -110,12 +128,19 @@ class EngineSnapshot:
             raise SnapshotError(f"a JSON {type(message).__name__} instead of an object")
         head = {name: _checked(name, message.get(name), kinds) for name, kinds in _HEAD_KINDS.items()}
         levels = tuple(_checked("level_calls", count, (int,)) for count in head.pop("level_calls"))
-        return cls(**head, level_calls=levels, calls=_standings(message.get("calls")))
+        swap = message.get("kv_swap")
+        return cls(
+            **head,
+            level_calls=levels,
+            calls=_standings(message.get("calls")),
+            kv_swap=None if swap is None else KvSwapTotals._make(_row("kv_swap", swap, _SWAP_KINDS)),
+        )
 
     def _encode(self, rows: list[list[Any]]) -> bytes:
         head = {name: getattr(self, name) for name in _HEAD_KINDS}
         head["left_out"] += len(self.calls) - len(rows)
-        return _PREFIX + json.dumps({**head, "calls": rows}, separators=(",", ":"))[1:].encode()
+        message = {**head, "kv_swap": self.kv_swap, "calls": rows}
+        return _PREFIX + json.dumps(message, separators=(",", ":"))[1:].encode()
 
 
 def standing_of(
@@ -172,23 +197,25 @@ def _columns(kind: type, *others: str) -> dict[str, tuple[type, ...]]:
     return {name: _TYPES[hint] for name, hint in get_type_hints(kind).items() if name not in others}
 
 
-_HEAD_KINDS = _columns(EngineSnapshot, "calls")
-_COLUMNS = _columns(CallStanding)
+_HEAD_KINDS = _columns(EngineSnapshot, "calls", "kv_swap")
+_CALL_KINDS = _columns(CallStanding)
+_SWAP_KINDS = _columns(KvSwapTotals)
 
 
 def _standings(rows: object) -> tuple[CallStanding, ...]:
     if not isinstance(rows, list):
         raise SnapshotError(f"calls is {rows!r}")
-    return tuple(_standing(row) for row in rows)
+    return tuple(CallStanding._make(_row("a call", row, _CALL_KINDS)) for row in rows)
 
 
-def _standing(row: object) -> CallStanding:
-    if not isinstance(row, list) or len(row) < len(_COLUMNS):
-        raise SnapshotError(f"a call is {row!r}")
-    for (name, kinds), value in zip(_COLUMNS.items(), row, strict=False):
+def _row(what: str, row: object, columns: dict[str, tuple[type, ...]]) -> list[Any]:
+    """Return the values of these columns; a later version may have more."""
+    if not isinstance(row, list) or len(row) < len(columns):
+        raise SnapshotError(f"{what} is {row!r}")
+    for (name, kinds), value in zip(columns.items(), row, strict=False):
         if type(value) not in kinds:
-            raise SnapshotError(f"{name} of a call is {value!r}")
-    return CallStanding._make(row[: len(_COLUMNS)])
+            raise SnapshotError(f"{name} of {what} is {value!r}")
+    return row[: len(columns)]
 
 
 def _checked(name: str, value: Any, kinds: tuple[type, ...]) -> Any:

@@ -81,6 +81,8 @@ class AdminApi:
         for name, view in self._overview.engines().items():
             if view.snapshot is not None and view.age_s is not None:
                 gauges.set(name, view.snapshot, view.age_s)
+                if view.snapshot.kv_swap is not None:
+                    self._metrics.swaps.advance(name, view.snapshot.kv_swap)
 
 
 def _json(content: object) -> Response:

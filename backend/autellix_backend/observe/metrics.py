@@ -11,6 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from autellix_backend.observe.call_metrics import LATENCY_BUCKETS_S, CallMetrics
 from autellix_backend.observe.dispatch_metrics import DispatchMetrics
 from autellix_backend.observe.engine_metrics import EngineMetrics
+from autellix_backend.observe.swap_metrics import SwapMetrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -109,6 +110,7 @@ class GatewayMetrics:
             registry=self.registry,
         )
         self.engines = EngineMetrics(self.registry)
+        self.swaps = SwapMetrics(self.registry)
         self.dispatch = DispatchMetrics(self.registry)
         self._store_up = Gauge(
             "autellix_store_up",
@@ -137,7 +139,13 @@ class GatewayMetrics:
         """Remove the series of an engine that has left."""
         own = (self.calls, self.duration_s, self.wait_s, self.service_s, self.preemptions, self.retries)
         more = (self.engine_up, self.engine_restarts, self.kv_event_blocks)
-        parts = (self.call_facts.of_engines, self.dispatch.of_engines, self.engines.of_engines)
+        parts = (
+            self.call_facts.of_engines,
+            self.dispatch.of_engines,
+            self.engines.of_engines,
+            self.swaps.of_engines,
+        )
+        self.swaps.forget(engine)
         for metric in itertools.chain(own, more, *parts):
             metric.remove_by_labels({"engine": engine})
 

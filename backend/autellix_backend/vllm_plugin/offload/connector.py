@@ -24,6 +24,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from autellix_backend.core.preemption import PreemptionCosts, Resume, ResumeKind
+from autellix_backend.core.snapshot import KvSwapTotals
 from autellix_backend.vllm_plugin.identity import read_identity
 from autellix_backend.vllm_plugin.offload.manager import ProgramOffloadingManager
 from autellix_backend.vllm_plugin.offload.transfers import TransferReport
@@ -119,6 +120,10 @@ class ProgramOffloadingConnector(OffloadingConnector):
         stored = full_block_tokens if self.manager.is_stored(request.request_id) else 0
         resume = self._resume(request.num_computed_tokens, stored)
         return None if resume is None else resume.seconds
+
+    def swap_totals(self) -> KvSwapTotals:
+        """Return what all workers have moved so far."""
+        return self.manager.totals()
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Take in what workers tell, before vLLM declares their transfers done."""

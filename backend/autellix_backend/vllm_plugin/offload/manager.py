@@ -10,6 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import Offl
 from vllm.v1.kv_offload.base import LoadStoreSpec, LookupResult, OffloadKey, PrepareStoreOutput, ReqContext
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
+from autellix_backend.core.snapshot import KvSwapTotals
 from autellix_backend.vllm_plugin.offload.metrics import add_counts
 from autellix_backend.vllm_plugin.offload.policy import ProgramCachePolicy
 from autellix_backend.vllm_plugin.offload.transfers import TransferReport
@@ -123,6 +124,20 @@ class ProgramOffloadingManager(CPUOffloadingManager):
         self._told = self.tally.copy()
         add_counts(stats, fresh)
         return stats
+
+    def totals(self) -> KvSwapTotals:
+        """Return what was counted since the start, as far as a gateway is told of it."""
+        tally = self.tally
+        return KvSwapTotals(
+            stored_bytes=tally["bytes", "store"],
+            stored_transfers=tally["transfers", "store"],
+            stored_s=float(tally["seconds", "store"]),
+            loaded_bytes=tally["bytes", "load"],
+            loaded_transfers=tally["transfers", "load"],
+            loaded_s=float(tally["seconds", "load"]),
+            hit_chunks=tally["hit_chunks",],
+            refused_chunks=tally["refused_chunks",],
+        )
 
     def _take_lost(self, key: OffloadKey) -> bool:
         chunk = self._policy.get(key)
