@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from autellix_backend.vllm_plugin.report import (
     PERIOD_S,
     EngineLoad,
     SnapshotReporter,
+    load_of,
 )
 from autellix_backend.vllm_plugin.settings import PluginSettings
 from autellix_backend.vllm_plugin.tracker import CallTracker, Usage
@@ -97,6 +99,26 @@ def test_a_snapshot_tells_the_queue_in_order(tracker: CallTracker, receiver: soc
     ] == [("c-first", "p-first", 1, True, 6), ("c-late", "p-late", 2, False, 0)]
     reporter.send(at(2.5), LOAD, held_blocks)
     assert EngineSnapshot.from_bytes(receiver.recv(65536)).mean_step_s is None
+
+
+@pytest.mark.parametrize(
+    ("connector", "expected"),
+    [(None, None), (object(), None), (SimpleNamespace(swap_totals=lambda: SWAPPED), SWAPPED)],
+    ids=["no connector", "a stock connector", "ours"],
+)
+def test_only_our_connector_tells_what_was_swapped(
+    tracker: CallTracker, connector: object, expected: KvSwapTotals | None
+) -> None:
+    pool = SimpleNamespace(num_gpu_blocks=11, get_num_free_blocks=lambda: 4)
+    scheduler = SimpleNamespace(
+        kv_cache_manager=SimpleNamespace(block_pool=pool),
+        block_size=16,
+        running=[],
+        connector=connector,
+    )
+    load = load_of(scheduler, tracker, 3, is_block_short=False)
+
+    assert (load.kv_swap, load.kv_used_blocks, load.kv_total_blocks) == (expected, 6, 10)
 
 
 def test_the_tail_of_a_long_queue_is_counted_only(tracker: CallTracker) -> None:
