@@ -1,0 +1,235 @@
+"""vLLM on this machine's CPU inside this process, stepped by hand, with our scheduler class on top."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autellix_backend.cli.sim_calibrate import Mix
+from autellix_backend.core.preemption import Resume, ResumeKind
+from autellix_backend.engines.vllm_command import (
+    GIB,
+    IN_PROCESS_EXECUTOR,
+    SCHEDULER_CLASS,
+    kv_transfer_config,
+)
+from autellix_backend.sim.calibrate import MeasuredCall
+
+SLOTS = 4
+"""Batch of the demo's engine."""
+TOKEN_BUDGET = 2048
+BLOCK_TOKENS = 32
+"""vLLM's smallest on CPUs, so that short contexts fill blocks too; its default there is 128."""
+MAX_CONTEXT_TOKENS = 4096
+ANSWERED = 8
+"""Tokens that a call has written when it is preempted."""
+HELD_STEPS = 6
+"""Empty steps after a preemption, in which its last stores end."""
+WORDS = range(300, 2000)
+"""Token ids that prompts are drawn from."""
+
+Moved = tuple[float, float, float]
+"""Jobs, blocks and seconds of the copies."""
+
+
+@dataclass(slots=True)
+class _Open:
+    lane: int
+    internal_id: str
+    steps: int = 0
+    service_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """One call that came back."""
+
+    tokens: int
+    kind: ResumeKind
+    seconds: float
+    steps: int
+
+
+class ForcedWay:
+    """Stands in for the connector's prices: every context comes back in one way."""
+
+    def __init__(self, kind: ResumeKind) -> None:
+        self._resume = Resume(kind=kind, seconds=0.0)
+
+    def resume(self, _tokens: int, **_stored: float) -> Resume:
+        """Return the one way."""
+        return self._resume
+
+    def observe_load(self, _moved_bytes: int, _seconds: float) -> None:
+        """Learn nothing."""
+
+    def observe_step(self, _read_tokens: int, _seconds: float) -> None:
+        """Learn nothing."""
+
+
+class SteppedEngine:
+    """vLLM in this process, stepped by hand."""
+
+    def __init__(self, model: Path, host_gib: float | None) -> None:
+        from vllm.config import KVTransferConfig
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        offload = None
+        if host_gib is not None:
+            offload = KVTransferConfig(**kv_transfer_config(int(host_gib * GIB)))
+        config = EngineArgs(
+            model=str(model),
+            skip_tokenizer_init=True,
+            enforce_eager=True,
+            max_model_len=MAX_CONTEXT_TOKENS,
+            block_size=BLOCK_TOKENS,
+            max_num_seqs=SLOTS,
+            max_num_batched_tokens=TOKEN_BUDGET,
+            enable_prefix_caching=False,
+            scheduler_cls=SCHEDULER_CLASS,
+            distributed_executor_backend=IN_PROCESS_EXECUTOR,
+            additional_config={"autellix": {"scheduler": {"policy": "fcfs"}}},
+            kv_transfer_config=offload,
+            disable_log_stats=True,
+        ).create_engine_config()
+        self.dtype = str(config.model_config.dtype).removeprefix("torch.")
+        self._engine = LLMEngine.from_vllm_config(config)
+        self.scheduler: Any = self._engine.engine_core.engine_core.scheduler
+        self._schedule = self.scheduler.schedule
+        self.scheduler.schedule = self._noting
+        self._scheduled: dict[str, int] = {}
+        self._numbers = itertools.count()
+        groups = self.scheduler.kv_cache_config.kv_cache_groups
+        self.block_bytes = sum(
+            len(group.layer_names) * group.kv_cache_spec.page_size_bytes for group in groups
+        )
+
+    def close(self) -> None:
+        """Let go of the engine's memory."""
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        self._engine.engine_core.shutdown()
+        del self._engine, self.scheduler, self._schedule
+        cleanup_dist_env_and_memory()
+        gc.collect()
+
+    def play(self, mix: Mix, seconds: float) -> list[MeasuredCall]:
+        """Let the lanes of a mix make one call after the other for so long; return what the calls took."""
+        ends_s = time.perf_counter() + seconds
+        free, running = list(range(mix.lanes)), dict[str, _Open]()
+        found: list[MeasuredCall] = []
+        step = 0
+        while running or time.perf_counter() < ends_s:
+            if time.perf_counter() < ends_s:
+                while free:
+                    lane = free.pop()
+                    name, internal_id = self._add(mix.prompt_tokens, mix.answer_tokens)
+                    running[name] = _Open(lane, internal_id)
+            step_s, outputs = self._step()
+            for call in running.values():
+                if call.internal_id in self._scheduled:
+                    call.steps += 1
+                    call.service_s += step_s
+            for output in outputs:
+                if output.finished:
+                    call = running.pop(output.request_id)
+                    free.append(call.lane)
+                    found.append(_measured(mix, call, step))
+            step += bool(self._scheduled)
+        return found
+
+    def resume(self, tokens: int, kind: ResumeKind) -> Resumed:
+        """Preempt a call of so many tokens, and time how it comes back."""
+        if self.has_host_memory:
+            self.scheduler.connector.costs = ForcedWay(kind)
+        name, internal_id = self._add(tokens - ANSWERED, 4 * ANSWERED)
+        while self._written(self._step()[1], name) < ANSWERED:
+            pass
+        scheduler = self.scheduler
+        scheduler._evict(scheduler.requests[internal_id])
+        slots, scheduler.max_num_active_reqs = scheduler.max_num_active_reqs, 0
+        for _ in range(HELD_STEPS):
+            self._step()
+        scheduler.max_num_active_reqs = slots
+        loaded = self.moved("load")
+        started_s, steps = time.perf_counter(), 1
+        while self._written(self._step()[1], name) <= ANSWERED:
+            steps += 1
+        seconds = time.perf_counter() - started_s
+        has_loaded = self.moved("load") != loaded
+        assert has_loaded == (kind is ResumeKind.SWAP), "the call came back in another way"
+        self._engine.abort_request([name])
+        while scheduler.has_requests():
+            self._step()
+        return Resumed(tokens, kind, seconds, steps)
+
+    @property
+    def has_host_memory(self) -> bool:
+        """Whether KV blocks are kept in host memory."""
+        return self.scheduler.connector is not None
+
+    def moved(self, direction: str) -> Moved:
+        """Return what was moved so far, by the engine's counters."""
+        if not self.has_host_memory:
+            return 0.0, 0.0, 0.0
+        tally = self.scheduler.connector.manager.tally
+        return (
+            tally["jobs", direction],
+            tally["bytes", direction] / self.block_bytes,
+            tally["seconds", direction],
+        )
+
+    def _add(self, prompt_tokens: int, answer_tokens: int) -> tuple[str, str]:
+        from vllm import SamplingParams
+
+        name = f"call-{next(self._numbers)}"
+        prompt = random.choices(WORDS, k=prompt_tokens)
+        parameters = SamplingParams(
+            temperature=0.0, max_tokens=answer_tokens, ignore_eos=True, detokenize=False
+        )
+        return name, self._engine.add_request(name, {"prompt_token_ids": prompt}, parameters)
+
+    def _step(self) -> tuple[float, list[Any]]:
+        started_s = time.perf_counter()
+        outputs = self._engine.step()
+        return time.perf_counter() - started_s, outputs
+
+    def _noting(self, *args: Any, **kwargs: Any) -> Any:
+        output = self._schedule(*args, **kwargs)
+        self._scheduled = dict(output.num_scheduled_tokens)
+        return output
+
+    @staticmethod
+    def _written(outputs: Sequence[Any], name: str) -> int:
+        return max(
+            (len(output.outputs[0].token_ids) for output in outputs if output.request_id == name), default=0
+        )
+
+
+def _measured(mix: Mix, call: _Open, step: int) -> MeasuredCall:
+    return MeasuredCall(
+        mix=mix.name,
+        finish_step=step,
+        engine_steps=call.steps,
+        read_tokens=mix.prompt_tokens,
+        output_tokens=mix.answer_tokens,
+        service_s=call.service_s,
+    )
+
+
+@contextmanager
+def engine_of(model: Path, host_gib: float | None) -> Iterator[SteppedEngine]:
+    """Start an engine, and end it."""
+    engine = SteppedEngine(model, host_gib)
+    try:
+        yield engine
+    finally:
+        engine.close()
