@@ -102,17 +102,19 @@ async def _play_workload(
     async with gateway(engines, settings_of(args, "least_used")) as url:
         target = Target(base_url=url, model=args.served_model)
         slots = args.max_num_seqs * len(engines)
+        tokens = slots * args.calibration_tokens
         speed = await asyncio.to_thread(
-            calibrate, target, programs, slots, args.calibration_tokens, lambda _title, _calls: lambda _: None
+            calibrate, target, programs, slots, tokens, lambda _title, _calls: lambda _: None
         )
     arrivals_s = poisson_arrivals(len(programs), speed.rate_for(args.rho, programs), args.seed)
     runs: dict[str, RunSummary] = {}
     for balancer in args.balancers:
-        print(f"{workload}, {balancer}: {len(programs)} programs", file=sys.stderr)
+        print(f"{workload}, {balancer}: {len(programs)} programs", file=sys.stderr, flush=True)
         async with gateway(engines, settings_of(args, balancer)) as url:
             runs[balancer] = await asyncio.to_thread(
                 _play, url, args, programs, arrivals_s, f"{args.seed}:{workload}:{balancer}"
             )
+        print(f"  {_figures(runs[balancer])}", file=sys.stderr, flush=True)
     baseline = _figures(runs[BASELINE])
     return {
         balancer: {
@@ -175,7 +177,7 @@ def main() -> int:
     parser.add_argument("--max-context", type=int, default=2048)
     parser.add_argument("--threshold-tokens", type=int, default=256)
     parser.add_argument("--max-num-seqs", type=int, default=4)
-    parser.add_argument("--calibration-tokens", type=int, default=4000)
+    parser.add_argument("--calibration-tokens", type=int, default=1500, help="per slot")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--served-model", default=DEMO_MODEL_NAME)

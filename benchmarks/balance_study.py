@@ -38,12 +38,11 @@ PRESET = PRESETS["llama3.1-8b-a100"]
 SLOTS = 16
 KV_SHARE = 0.25
 """Share of the engine's KV blocks: with few slots, as much for each call as large batches leave."""
-BETA = SchedulerConfig().beta
-UNBOUNDED = ("tools", "mixed", "coding")
-"""Without a bound on starvation: with it, overloaded engines can come to a standstill on long prompts, where
-starving calls take turns and each loses what it has read before it is next."""
 BASELINE = "round_robin"
 OURS = "locality-bounded"
+TOLD = "locality-bounded, KV events"
+"""Ours, told what engines have cached."""
+CASES = (*BALANCER_NAMES, TOLD)
 ENGINE_SETS = {"4 equal": (1.0, 1.0, 1.0, 1.0), "2 slow, 2 fast": (0.6, 0.6, 1.4, 1.4)}
 """Speeds; the sum is the same, so a load is the same rate."""
 COUNTS = {"chat": 300, "tools": 120, "tree": 20, "mixed": 60, "coding": 40}
@@ -70,16 +69,17 @@ SLO_S = 0.025
 """Of 95 % of the programs (s per token): about twice an idle engine's."""
 
 
-def settings(balancer: str, speeds: Sequence[float], slots: int, beta: float = BETA) -> SimSettings:
+def settings(case: str, speeds: Sequence[float], slots: int) -> SimSettings:
     """Return engines of these speeds under the default scheduler and a balancer."""
     assert PRESET.kv_blocks is not None
     model = replace(PRESET, max_num_seqs=slots, kv_blocks=int(PRESET.kv_blocks * KV_SHARE))
     return SimSettings(
         model=model,
-        scheduler=SchedulerConfig(beta=beta),
+        scheduler=SchedulerConfig(),
         engines=len(speeds),
         engine_speeds=tuple(speeds),
-        balancer=balancer,
+        balancer=OURS if case == TOLD else case,
+        kv_events=case == TOLD,
     )
 
 
@@ -94,7 +94,7 @@ def trace_table(result: SweepResult) -> list[str]:
     titles = ("load", "balancer", "cached", *METRICS)
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for load in LOADS:
-        for name in BALANCER_NAMES:
+        for name in CASES:
             cells = []
             for metric in METRICS.values():
                 mark = " (!)" if name == OURS and excess(result, load, metric) > TOLERANCE else ""
@@ -112,13 +112,12 @@ def run_traces(arguments: argparse.Namespace) -> None:
         programs = load_programs(arguments.data, workload)
         count = max(LEAST_PROGRAMS, round(COUNTS[workload] * arguments.scale))
         slots = FEW_SLOTS.get(workload, SLOTS)
-        beta = math.inf if workload in UNBOUNDED else BETA
         for title, speeds in ENGINE_SETS.items():
             started = time.perf_counter()
             sweep = Sweep(
                 programs=programs,
                 count=count,
-                cases={name: settings(name, speeds, slots, beta) for name in BALANCER_NAMES},
+                cases={name: settings(name, speeds, slots) for name in CASES},
                 loads=LOADS,
                 seeds=range(arguments.seeds),
             )

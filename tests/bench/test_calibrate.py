@@ -68,7 +68,7 @@ def test_rho_is_offered_tokens_over_capacity() -> None:
     assert calibration.rate_for(0.5, programs) * tokens / 20 == pytest.approx(500)
     bounds = choose_bounds(calibration, programs)
     calls = sum(len(program.calls) for program in programs)
-    assert bounds[0] == pytest.approx(tokens / calls * 0.002, rel=1e-3)
+    assert bounds[0] == pytest.approx(2 * tokens / calls * 0.004, rel=1e-3)
     assert [later / earlier for earlier, later in itertools.pairwise(bounds)] == pytest.approx(
         [2.0] * 8, rel=1e-3
     )

@@ -15,6 +15,12 @@ def test_a_cpu_engine_neither_compiles_nor_has_a_worker_process() -> None:
     assert device_arguments((), UNBOUND, is_cpu=False) == []
 
 
+@pytest.mark.parametrize(("cores", "threads"), [(1, "1"), (2, "1"), (8, "7")])
+def test_one_core_is_left_to_the_http_server(cores: int, threads: str) -> None:
+    assert environment_defaults("m", is_cpu=True, cores=cores)["OMP_NUM_THREADS"] == threads
+    assert "OMP_NUM_THREADS" not in environment_defaults("m", is_cpu=False, cores=cores)
+
+
 @pytest.mark.parametrize("argument", ["--enforce-eager", "--no-enforce-eager", "--no_enforce_eager"])
 def test_what_the_user_says_of_compiling_stays(argument: str) -> None:
     assert device_arguments((argument,), UNBOUND, is_cpu=True) == IN_PROCESS

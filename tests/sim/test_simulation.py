@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from autellix_backend.core.balance import BALANCER_NAMES
+from autellix_backend.core.balance import BALANCER_NAMES, EngineLoad
+from autellix_backend.core.balance.bounded import LocalityBounded
 from autellix_backend.core.call import Call
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import POLICY_NAMES
@@ -47,7 +48,7 @@ def play(
     }
     run = {
         key: changes.pop(key)
-        for key in ("engines", "engine_speeds", "balancer", "hint_sigma")
+        for key in ("engines", "engine_speeds", "balancer", "kv_events", "hint_sigma")
         if key in changes
     }
     log: list[tuple[str, Decision]] = []
@@ -97,6 +98,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> None:
         {"kv_blocks": None},
         {"engines": 2, "balancer": "locality"},
         {"engines": 3, "engine_speeds": (1.0, 2.0, 3.0), "balancer": "locality-bounded"},
+        {"engines": 3, "balancer": "locality-bounded", "kv_events": True},
     ],
     ids=str,
 )
@@ -329,6 +331,27 @@ def test_bounded_locality_finds_more_in_the_cache_than_turns_do() -> None:
         latency_s = [sum(record.latency_s for record in run.programs) for run in runs]
         assert cached[1] > cached[0]
         assert latency_s[1] < latency_s[0]
+
+
+def test_bounded_locality_can_be_told_what_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole blocks of the prefix that a call shares, at the engines that have them still."""
+    told: list[tuple[int, int]] = []
+    assign = LocalityBounded.assign
+
+    def listen(self: LocalityBounded, program: str, tokens: int, loads: Sequence[EngineLoad]) -> str:
+        told.extend((load.held_tokens, tokens) for load in loads if load.held_tokens is not None)
+        return assign(self, program, tokens, loads)
+
+    monkeypatch.setattr(LocalityBounded, "assign", listen)
+    arrivals = workload(rate_per_s=5.0)
+    result = play(arrivals, engines=2, balancer="locality-bounded", kv_events=True)[0]
+
+    assert len(told) == 2 * sum(record.calls for record in result.programs)
+    assert all(held <= tokens and held % SMALL.block_tokens == 0 for held, tokens in told)
+    assert 0 < sum(held > 0 for held, _ in told) < len(told)
+    told.clear()
+    play(arrivals, engines=2, balancer="locality-bounded")
+    assert not told
 
 
 def test_programs_are_drawn_as_they_arrive() -> None:

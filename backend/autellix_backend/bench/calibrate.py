@@ -16,6 +16,8 @@ from autellix_backend.workload.schema import CallTrace, ProgramTrace
 LANES_PER_SLOT = 2
 WARM_UP_SHARE = 0.2
 """The first part of the window is not counted: caches, allocators and connections are cold."""
+FIRST_LEVEL_CALLS = 2.0
+"""Mean calls that the first level takes: in simulated demos a narrower one preempts more for nothing."""
 
 
 class CalibrationError(Exception):
@@ -96,7 +98,7 @@ def choose_bounds(calibration: Calibration, programs: Sequence[ProgramTrace]) ->
     calls = sum(len(program.calls) for program in programs)
     mean_tokens = sum(program.decode_tokens for program in programs) / calls
     per_token_s = calibration.service_per_token_s or 1.0 / calibration.tokens_per_s
-    return bounds_for(mean_tokens * per_token_s)
+    return bounds_for(mean_tokens * per_token_s, first_calls=FIRST_LEVEL_CALLS)
 
 
 def _append(lane: list[CallTrace], program: ProgramTrace, room: int) -> None:

@@ -18,9 +18,14 @@ def spread_bounds(first_s: float, levels: int) -> tuple[float, ...]:
     return tuple(first_s * 2.0**level for level in range(levels - 1))
 
 
-def bounds_for(mean_call_s: float) -> tuple[float, ...]:
-    """Return the bounds (s) for calls of this mean service: from half a call to programs of 128 calls."""
-    return tuple(round(bound, 4) for bound in spread_bounds(mean_call_s / 2, CALL_LEVELS))
+def bounds_for(mean_call_s: float, *, first_calls: float = 0.5) -> tuple[float, ...]:
+    """Return the bounds (s) for calls of this mean service.
+
+    Args:
+        mean_call_s: it.
+        first_calls: how many such calls the first level takes; the last bound is 256 times that.
+    """
+    return tuple(round(bound, 4) for bound in spread_bounds(mean_call_s * first_calls, CALL_LEVELS))
 
 
 DEFAULT_BOUNDS = spread_bounds(0.25, 13)

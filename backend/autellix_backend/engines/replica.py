@@ -243,7 +243,8 @@ class VllmReplica:
             )
 
     def _environment(self) -> dict[str, str]:
-        defaults = environment_defaults(str(self._spec.model), is_cpu=is_cpu_engine())
+        cores = len(os.sched_getaffinity(0))
+        defaults = environment_defaults(str(self._spec.model), is_cpu=is_cpu_engine(), cores=cores)
         return {**child_environment(defaults), **self._spec.environment}
 
     async def _wait_ready(self, process: subprocess.Popen[bytes]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.base import EngineError, EngineNotInstalledError
-from autellix_backend.engines.shares import THREAD_BINDING, workers_of_one
+from autellix_backend.engines.shares import THREAD_BINDING, THREADS, workers_of_one
 
 # By module: the `vllm` script of the CPU build looks for a distribution of another name and fails.
 VLLM_SERVER = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
@@ -154,13 +154,20 @@ def device_arguments(extra_args: Sequence[str], environ: Mapping[str, str], *, i
     return arguments
 
 
-def environment_defaults(model: str, *, is_cpu: bool) -> dict[str, str]:
-    """Return the variables of a quiet local engine; what the user has set wins over them."""
+def environment_defaults(model: str, *, is_cpu: bool, cores: int = 1) -> dict[str, str]:
+    """Return the variables of a quiet local engine; what the user has set wins over them.
+
+    Args:
+        model: Its name or folder.
+        is_cpu: Whether the engine computes on the CPU.
+        cores: How many there are for it; one is left to its HTTP server, as threads that wait for work spin.
+    """
     defaults = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
     if is_cpu:
         defaults["VLLM_CPU_KVCACHE_SPACE"] = "1"
         # By default every engine binds its threads to the same first cores.
         defaults[THREAD_BINDING] = UNBOUND
+        defaults[THREADS] = str(max(1, cores - 1))
     if Path(model).is_dir():
         defaults["HF_HUB_OFFLINE"] = "1"
     return defaults

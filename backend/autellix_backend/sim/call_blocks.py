@@ -125,6 +125,12 @@ class CallBlocks:
             parent = parent.parent
         return shared, parent
 
+    def held_tokens(self, call: EngineCall | None, tokens: int) -> int:
+        """Return how many of the first tokens of a call's content are in blocks, whole blocks of them."""
+        if call is None or not self._model.has_prefix_cache:
+            return 0
+        return self.kv.reach(call.segment, tokens // self._model.block_tokens) * self._model.block_tokens
+
     def _swap_in(self, call: EngineCall, budget: int, reserve: int) -> bool:
         assert call.segment is not None
         tokens = min(call.known - call.computed, budget)

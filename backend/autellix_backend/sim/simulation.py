@@ -42,6 +42,8 @@ class SimSettings:
     """How many times as fast as the model each engine is; none: all are like the model."""
     balancer: str = "least_used"
     threshold_tokens: int = 2048
+    kv_events: bool = False
+    """Whether the balancer is told what engines have cached of a call's context."""
     hint_sigma: float | None = None
     """Spread of the log-normal error of the clients' hints of tokens to come; None sends no hints."""
     seed: int = 0
@@ -256,19 +258,23 @@ class _Simulation:
 
     # Calls.
 
+    def _held_tokens(self, engine: SimEngine, program: LiveProgram, call: CallTrace) -> int | None:
+        if not self._settings.kv_events:
+            return None
+        return engine.blocks.held_tokens(_base(engine, program, call), call.shared_prefix_tokens)
+
     def _arrive(self, program: LiveProgram, number: int, now: float) -> SimEngine:
         trace = program.trace.calls[number]
-        loads = [_load(engine) for engine in self._engines.values()]
+        loads = [
+            _load(engine, self._held_tokens(engine, program, trace)) for engine in self._engines.values()
+        ]
         engine = self._engines[self._balancer.assign(str(program.index), trace.prefill_tokens, loads)]
-        base = None
-        if trace.prefix_from is not None:
-            base = program.calls.get((engine.name, trace.prefix_from))
         call = EngineCall(
             f"{program.index}.{number}",
             str(program.index),
             trace,
             parents=tuple(f"{program.index}.{parent}" for parent in trace.parents),
-            base=base,
+            base=_base(engine, program, trace),
             expected_s=self._expect(program, trace),
         )
         program.calls[engine.name, number] = call
@@ -346,7 +352,12 @@ def _named(log: Callable[[str, Decision], None] | None, name: str) -> Callable[[
     return None if log is None else lambda decision: log(name, decision)
 
 
-def _load(engine: SimEngine) -> EngineLoad:
+def _base(engine: SimEngine, program: LiveProgram, call: CallTrace) -> EngineCall | None:
+    """Return the call at an engine whose context a call extends."""
+    return None if call.prefix_from is None else program.calls.get((engine.name, call.prefix_from))
+
+
+def _load(engine: SimEngine, held_tokens: int | None) -> EngineLoad:
     model, running = engine.model, len(engine.running)
     return EngineLoad(
         name=engine.name,
@@ -356,6 +367,7 @@ def _load(engine: SimEngine) -> EngineLoad:
         prefill_s_per_token=model.prefill_s,
         decode_s_per_token=model.step_time_s(model.max_num_seqs, 0),
         kv_tokens=math.inf if model.kv_blocks is None else model.kv_blocks * model.block_tokens,
+        held_tokens=held_tokens,
     )
 
 
