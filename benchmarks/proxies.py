@@ -59,6 +59,7 @@ class RunningEngine:
     accounting_socket: Path | None
     is_owned: bool = False
     kind: EngineKind = EngineKind.VLLM
+    kv_events_endpoint: str | None = None
 
     async def start(self) -> None:
         """Do nothing: it runs."""
