@@ -244,9 +244,10 @@ def test_a_price_stops_interruptions() -> None:
     assert priced < free
 
 
+@pytest.mark.parametrize("policy", ["atlas", "round_robin"])
 @pytest.mark.parametrize("catches_up", [True, False])
-def test_starving_calls_with_long_prompts_do_not_take_turns_for_ever(
-    catches_up: bool, monkeypatch: pytest.MonkeyPatch
+def test_calls_with_long_prompts_do_not_take_turns_for_ever(
+    catches_up: bool, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their prompts take ten quanta to read, and the cache holds only some; the control shows the trap."""
     if not catches_up:
@@ -255,7 +256,7 @@ def test_starving_calls_with_long_prompts_do_not_take_turns_for_ever(
     programs = [(0.0, ProgramTrace(source="s", program_id=str(n), calls=(long,))) for n in range(12)]
     settings = SimSettings(
         model=replace(SMALL, max_num_seqs=4, kv_blocks=700),
-        scheduler=SchedulerConfig(policy="atlas", bounds=BOUNDS, beta=1.0),
+        scheduler=SchedulerConfig(policy=policy, bounds=BOUNDS, beta=1.0),
     )
     decisions = 0
 

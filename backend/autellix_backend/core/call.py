@@ -133,8 +133,8 @@ class Call:
 
     @property
     def is_catching_up(self) -> bool:
-        """Whether a starved call has not yet got as much out of its slot as reading its context cost."""
-        return self.promotions > 0 and self.is_running and self.catch_up_s > _ROUNDING_S
+        """Whether the call has not yet got as much out of its slot as reading its context cost."""
+        return self.is_running and self.catch_up_s > _ROUNDING_S
 
     @property
     def unpaid_service_s(self) -> float:

@@ -195,8 +195,9 @@ class Machine:
         """Demote and promote what has to be, in queue order (Alg. 1, lines 20-30).
 
         Beyond the paper, a promoted call keeps its level until it has written for as long as it read since it
-        got its slot. Else calls whose contexts are longer to read than a quantum, and together larger than
-        the cache, could take turns for ever: each loses what it has read before its next turn.
+        got its slot, and under `round_robin` every call its turn. Else calls whose contexts are longer to
+        read than a quantum, and together larger than the cache, could take turns for ever: each loses what it
+        has read before its next turn.
 
         The cost is that of the calls concerned: those whose quantum is used up or whose deadline has passed.
         """
@@ -325,7 +326,9 @@ class Machine:
                     self._exhausted[call_id] = call
 
     def _keeps_level(self, call: Call) -> bool:
-        return self.policy.order is Order.LEVELS and call.is_catching_up
+        if self.policy.order is Order.LEVELS and not call.promotions:
+            return False
+        return self.policy.order is not Order.SIZE and call.is_catching_up
 
     def _take_turn(self, call: Call, program: Program) -> LevelChange:
         """Give a call whose quantum is used up the place that the policy has for it."""
