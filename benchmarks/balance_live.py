@@ -149,7 +149,7 @@ def _play(
 
 def _figures(run: RunSummary) -> dict[str, float]:
     return {
-        "cached share": run.totals.get("cached_tokens", 0.0) / run.totals["prompt_tokens"],
+        "cached share": run.totals["cached_tokens"] / run.totals["prompt_tokens"],
         "mean latency (s)": run.metrics["latency_s"]["mean"],
         "p95 latency (s)": run.metrics["latency_s"]["p95"],
     }

@@ -190,6 +190,7 @@ def _totals(found: Sequence[ProgramOutcome], answered: Sequence[CallResult]) -> 
         "calls": len(answered),
         "output_tokens": sum(result.output_tokens for result in answered),
         "prompt_tokens": sum(result.prompt_tokens for result in answered),
+        "cached_tokens": sum(result.cached_tokens or 0 for result in answered),
         "wait_s": sum(outcome.wait_s or 0.0 for outcome in found),
         "service_s": sum(outcome.service_s or 0.0 for outcome in found),
         "preemptions": sum(outcome.preemptions or 0 for outcome in found),
