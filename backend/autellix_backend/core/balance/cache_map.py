@@ -44,7 +44,9 @@ class CacheMap:
     def stored(self, hashes: Iterable[Hashable], block_tokens: int, program_id: str) -> None:
         """Note blocks that a program's call filled, or found."""
         for name in hashes:
-            block = self._blocks.setdefault(name, _Block(block_tokens))
+            block = self._blocks.get(name)
+            if block is None:
+                block = self._blocks[name] = _Block(block_tokens)
             if program_id not in block.programs:
                 block.programs.add(program_id)
                 self._tokens[program_id] += block.tokens
