@@ -104,7 +104,7 @@ async def _play_workload(
         slots = args.max_num_seqs * len(engines)
         tokens = slots * args.calibration_tokens
         speed = await asyncio.to_thread(
-            calibrate, target, programs, slots, tokens, lambda _title, _calls: lambda _: None
+            calibrate, target, programs, slots, tokens, lambda _title, _calls: lambda _: None, salt=workload
         )
     arrivals_s = poisson_arrivals(len(programs), speed.rate_for(args.rho, programs), args.seed)
     runs: dict[str, RunSummary] = {}

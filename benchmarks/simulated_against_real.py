@@ -263,7 +263,7 @@ def compare(
     found: list[Compared] = []
     slots = args.max_num_seqs
     with backend(args, args.policies[0], None) as target:
-        speed = calibrate(target, programs, slots, args.calibration_tokens, _silent)
+        speed = calibrate(target, programs, slots, args.calibration_tokens, _silent, salt="first")
     bounds = choose_bounds(speed, programs)
     rate_per_s = speed.rate_for(args.rho, programs)
     arrivals_s = poisson_arrivals(len(programs), rate_per_s, args.seed)

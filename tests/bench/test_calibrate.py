@@ -8,8 +8,8 @@ from autellix_backend.bench.calibrate import (
     Calibration,
     CalibrationError,
     choose_bounds,
-    closed_loop,
     measure,
+    sample,
 )
 from autellix_backend.bench.results import CallResult
 from autellix_backend.workload.generate import generate_programs
@@ -29,20 +29,22 @@ def result(lane: str, submit_s: float, finish_s: float, step: int, error: str | 
     )
 
 
-def test_the_closed_loop_fills_twice_the_slots() -> None:
-    lanes = closed_loop(generate_programs("mixed", 9, seed=1), slots=4, tokens=40_000)
-    assert len(lanes) == 8
-    assert not any(lane.is_parallel for lane in lanes)
-    assert sum(lane.decode_tokens for lane in lanes) >= 40_000
-    tokens = [lane.decode_tokens for lane in lanes]
-    assert max(tokens) < 2 * min(tokens)
+def test_a_sample_has_enough_tokens_and_programs() -> None:
+    programs = generate_programs("mixed", 40, seed=1)
+    by_tokens = sample(programs, slots=1, tokens=20_000)
+    assert by_tokens == programs[: len(by_tokens)]
+    tokens = [program.decode_tokens for program in by_tokens]
+    assert sum(tokens[:-1]) < 20_000 <= sum(tokens)
+    assert sample(programs, slots=8, tokens=1) == programs[:16]
+    assert sample(programs[:3], slots=8, tokens=10**9) == programs[:3]
 
 
-def test_speed_is_taken_while_every_lane_is_busy() -> None:
-    results = [result(lane, second, second + 1, 10 * (second + 1)) for lane in "ab" for second in range(10)]
-    results += [result("a", 10, 11, 110)]
-    found = measure(results)
-    assert found.tokens_per_s == pytest.approx(20)
+def test_speed_is_taken_while_enough_programs_are_under_way() -> None:
+    results = [result(name, second, second + 1, 10 * (second + 1)) for name in "abc" for second in range(10)]
+    # One goes on alone, at a third of the speed, which is not the engine's.
+    results += [result("a", second, second + 1, 10 * (second + 1)) for second in range(10, 40)]
+    found = measure(results, slots=2)
+    assert found.tokens_per_s == pytest.approx(30)
     assert found.steps_per_s == pytest.approx(10)
     assert found.service_per_token_s == pytest.approx(0.05)
     assert found.window_s == pytest.approx(8)
@@ -50,13 +52,13 @@ def test_speed_is_taken_while_every_lane_is_busy() -> None:
 
 def test_lost_calls_spoil_a_calibration() -> None:
     with pytest.raises(CalibrationError, match="1 of 1 calibration calls were lost: boom"):
-        measure([result("a", 0, 1, 1, error="boom")])
+        measure([result("a", 0, 1, 1, error="boom")], slots=1)
 
 
 @pytest.mark.parametrize("results", [[], [result("a", 0, 1, 1)]])
 def test_too_little_is_an_error(results: list[CallResult]) -> None:
     with pytest.raises(CalibrationError):
-        measure(results)
+        measure(results, slots=1)
 
 
 def test_rho_is_offered_tokens_over_capacity() -> None:

@@ -34,6 +34,7 @@ def run(policy: str, round_number: int, factor: float) -> Run:
                 "finish_step": call.id + factor,
                 "wait_s": factor,
                 "preemptions": 0,
+                "service_s": factor / 2,
             },
         )
         for program in programs
@@ -93,3 +94,14 @@ def test_the_report_is_json_and_the_plot_a_png(tmp_path: Path) -> None:
     assert len(report["loads"][0]["runs"][0]["outcomes"]) == 4
     write_plot(tmp_path / "r.png", [load(0.5), load(0.9)])
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_disturbed_round_does_not_decide() -> None:
+    disturbed = load(0.4, 3.0, 0.5)
+    assert disturbed.pooled_ratios("atlas")["latency_s"]["mean"] < 0.95
+    assert disturbed.worse_than("atlas", 1.05) == []
+    assert [entry["latency_s"]["mean"] > 1.05 for entry in disturbed.ratios_by_round("atlas")] == [
+        False,
+        True,
+        False,
+    ]

@@ -1,19 +1,19 @@
 """Measure an engine's speed under full batches, so that offered load can be stated as a share of it.
 
-The calibration plays the workload's own calls in a closed loop: a few lanes, each a chain of calls, twice as
-many as the batch has slots, so that no slot is ever empty for want of work.
+The calibration plays some of the workload's own programs, all arriving at once, and looks at the time when
+enough of them are under way to fill the batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autellix_backend.bench.results import CallResult
 from autellix_backend.core.config import bounds_for
-from autellix_backend.workload.schema import CallTrace, ProgramTrace
+from autellix_backend.workload.schema import ProgramTrace
 
-LANES_PER_SLOT = 2
+PROGRAMS_PER_SLOT = 2
 WARM_UP_SHARE = 0.2
 """The first part of the window is not counted: caches, allocators and connections are cold."""
 FIRST_LEVEL_CALLS = 2.0
@@ -42,28 +42,22 @@ class Calibration:
         return rho * self.tokens_per_s / tokens
 
 
-def closed_loop(programs: Sequence[ProgramTrace], slots: int, tokens: int) -> list[ProgramTrace]:
-    """Deal the workload's calls out to chains with about `tokens` generated tokens in all."""
-    lanes: list[list[CallTrace]] = [[] for _ in range(LANES_PER_SLOT * slots)]
-    filled = [0] * len(lanes)
-    # Round after round over the same programs until there is enough; prompts differ by lane, so a repeated
-    # program does not hit the prefix cache of its first turn.
-    while sum(filled) < tokens:
-        for program in programs:
-            shortest = filled.index(min(filled))
-            if sum(filled) >= tokens:
-                break
-            _append(lanes[shortest], program, tokens // len(lanes) - filled[shortest])
-            filled[shortest] = sum(call.decode_tokens for call in lanes[shortest])
-    return [
-        ProgramTrace(source="calibration", program_id=f"lane_{index}", calls=tuple(lane), modelled=True)
-        for index, lane in enumerate(lanes)
-        if lane
-    ]
+def sample(programs: Sequence[ProgramTrace], slots: int, tokens: int) -> list[ProgramTrace]:
+    """Return the first programs that generate `tokens` tokens, and at least two for each batch slot."""
+    chosen: list[ProgramTrace] = []
+    generated = 0
+    for program in programs:
+        if generated >= tokens and len(chosen) >= PROGRAMS_PER_SLOT * slots:
+            break
+        chosen.append(program)
+        generated += program.decode_tokens
+    return chosen
 
 
-def measure(results: Sequence[CallResult]) -> Calibration:
-    """Take the speed from a closed loop's results, in the window where every lane was busy.
+def measure(results: Sequence[CallResult], slots: int) -> Calibration:
+    """Take the speed from the results of programs that arrived at once.
+
+    The window ends when fewer programs than batch slots, or half of them where they are few, are left.
 
     Raises:
         CalibrationError: if calls were lost or too few finished.
@@ -71,10 +65,13 @@ def measure(results: Sequence[CallResult]) -> Calibration:
     lost = [result.error for result in results if result.error]
     if lost:
         raise CalibrationError(f"{len(lost)} of {len(results)} calibration calls were lost: {lost[0]}")
-    lanes = {result.program for result in results}
-    if not lanes:
+    ends_s: dict[str, float] = {}
+    for result in results:
+        ends_s[result.program] = max(result.finish_s, ends_s.get(result.program, 0.0))
+    if not ends_s:
         raise CalibrationError("no calibration call was made")
-    end_s = min(max(r.finish_s for r in results if r.program == lane) for lane in lanes)
+    left = min(slots, (len(ends_s) + 1) // 2)
+    end_s = sorted(ends_s.values())[-left]
     begin_s = WARM_UP_SHARE * end_s
     inside = [result for result in results if begin_s < result.finish_s <= end_s]
     if len(inside) < 2:
@@ -99,27 +96,6 @@ def choose_bounds(calibration: Calibration, programs: Sequence[ProgramTrace]) ->
     mean_tokens = sum(program.decode_tokens for program in programs) / calls
     per_token_s = calibration.service_per_token_s or 1.0 / calibration.tokens_per_s
     return bounds_for(mean_tokens * per_token_s, first_calls=FIRST_LEVEL_CALLS)
-
-
-def _append(lane: list[CallTrace], program: ProgramTrace, room: int) -> None:
-    """Continue a chain with a program's calls, up to `room` generated tokens; prefixes stay within it."""
-    offset = len(lane)
-    used = 0
-    for call in program.calls:
-        if used >= room and used:
-            return
-        used += call.decode_tokens
-        position = len(lane)
-        lane.append(
-            replace(
-                call,
-                id=position,
-                parents=(position - 1,) if position else (),
-                thread="main",
-                prefix_from=None if call.prefix_from is None else call.prefix_from + offset,
-                gap_before_s=0.0,
-            )
-        )
 
 
 def _tokens_inside(result: CallResult, begin_s: float, end_s: float) -> float:

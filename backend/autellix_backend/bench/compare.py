@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from autellix_backend.bench.calibrate import (
     Calibration,
     CalibrationError,
-    closed_loop,
     measure,
+    sample,
 )
 from autellix_backend.bench.metrics import outcomes, summarise
 from autellix_backend.bench.replay import Job, replay
@@ -26,6 +27,14 @@ class Load:
     name: str
     rho: float
     programs: Sequence[ProgramTrace]
+    parts: int = 1
+    """How many shares the programs are played in, one after another, all policies taking their turns at each:
+    the shorter a turn, the less a machine changes its speed before the next policy's."""
+
+    def split(self) -> list[Sequence[ProgramTrace]]:
+        """Return the parts, in order; none is empty."""
+        size = math.ceil(len(self.programs) / self.parts)
+        return [self.programs[first : first + size] for first in range(0, len(self.programs), size)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,31 +50,35 @@ Follow = Callable[[str, int], Callable[[CallResult], None]]
 
 
 def calibrate(
-    target: Target, programs: Sequence[ProgramTrace], slots: int, tokens: int, follow: Follow
+    target: Target, programs: Sequence[ProgramTrace], slots: int, tokens: int, follow: Follow, *, salt: str
 ) -> Calibration:
     """Measure a backend's speed with the batch full.
+
+    Args:
+        tokens: How many are generated, at least.
+        salt: Another for every measurement on a backend, whose prefix cache would know the prompts.
 
     Raises:
         ReplayError, CalibrationError: if there is nothing to measure.
     """
-    lanes = closed_loop(programs, slots, tokens)
-    if not lanes:
+    chosen = sample(programs, slots, tokens)
+    if not chosen:
         raise CalibrationError("there are no calls to calibrate with")
-    watch = follow("calibration", sum(len(lane.calls) for lane in lanes))
+    watch = follow("calibration", sum(len(program.calls) for program in chosen))
     job = Job(
         base_url=target.base_url,
         model=target.model,
-        programs=lanes,
-        arrivals_s=all_at_once(len(lanes)),
-        salt="calibration",
+        programs=chosen,
+        arrivals_s=all_at_once(len(chosen)),
+        salt=f"calibration:{salt}",
     )
-    return measure(replay(job, watch))
+    return measure(replay(job, watch), slots)
 
 
 def compare(
     targets: Mapping[str, Target],
     loads: Sequence[Load],
-    measure_speed: Callable[[], Calibration],
+    measure_speed: Callable[[str], Calibration],
     *,
     rounds: int,
     seed: int,
@@ -73,8 +86,8 @@ def compare(
 ) -> list[LoadComparison]:
     """Play every load on every target, policies taking turns (A B A B), one at a time.
 
-    The speed is measured anew before each turn of all policies: a machine that has become slower or faster
-    since is offered the load that its speed of now makes of rho.
+    The speed is measured anew in each round: a machine that has become slower or faster since is offered the
+    load that its speed of now makes of rho. `measure_speed` gets a name for the round.
 
     Raises:
         ReplayError: if the client could not play at all.
@@ -82,28 +95,62 @@ def compare(
     """
     found = [LoadComparison(name=load.name, rho=load.rho, policies=tuple(targets)) for load in loads]
     for round_number in range(1, rounds + 1):
+        speed = measure_speed(f"round {round_number}")
         for load, comparison in zip(loads, found, strict=True):
-            speed = measure_speed()
-            arrivals_s = poisson_arrivals(len(load.programs), speed.rate_for(load.rho, load.programs), seed)
-            for policy, target in targets.items():
-                title = f"round {round_number}, {load.name}, {policy}"
-                results = _play(target, load, arrivals_s, f"{seed}:{load.name}:{round_number}", follow, title)
+            turns = _play_in_turns(targets, load, speed, seed, round_number, follow)
+            for policy, turn in turns.items():
                 comparison.runs.append(
                     Run(
                         policy=policy,
                         round_number=round_number,
-                        summary=summarise(load.programs, arrivals_s, results),
-                        outcomes=outcomes(load.programs, arrivals_s, results),
+                        summary=summarise(load.programs, turn.arrivals_s, turn.results),
+                        outcomes=outcomes(load.programs, turn.arrivals_s, turn.results),
                         capacity_tokens_per_s=speed.tokens_per_s,
                     )
                 )
     return found
 
 
-def _play(
-    target: Target, load: Load, arrivals_s: Sequence[float], salt: str, follow: Follow, title: str
-) -> list[CallResult]:
-    job = Job(
-        base_url=target.base_url, model=target.model, programs=load.programs, arrivals_s=arrivals_s, salt=salt
-    )
-    return replay(job, follow(title, sum(len(program.calls) for program in load.programs)))
+@dataclass(slots=True)
+class _Turn:
+    """What one policy has played of a load, part after part on one time line (s)."""
+
+    arrivals_s: list[float] = field(default_factory=list)
+    results: list[CallResult] = field(default_factory=list)
+
+    def add(self, arrivals_s: Sequence[float], results: Sequence[CallResult]) -> None:
+        """Append a part, from where the last one ended."""
+        start_s = max((result.finish_s for result in self.results), default=0.0)
+        self.arrivals_s += [start_s + arrival_s for arrival_s in arrivals_s]
+        self.results += [
+            replace(result, submit_s=start_s + result.submit_s, finish_s=start_s + result.finish_s)
+            for result in results
+        ]
+
+
+def _play_in_turns(
+    targets: Mapping[str, Target],
+    load: Load,
+    speed: Calibration,
+    seed: int,
+    round_number: int,
+    follow: Follow,
+) -> dict[str, _Turn]:
+    turns = {policy: _Turn() for policy in targets}
+    rate_per_s = speed.rate_for(load.rho, load.programs)
+    for number, programs in enumerate(load.split()):
+        arrivals_s = poisson_arrivals(len(programs), rate_per_s, seed + number)
+        for policy, target in targets.items():
+            title = f"round {round_number}, {load.name}, {policy}"
+            if load.parts > 1:
+                title += f", part {number + 1} of {load.parts}"
+            job = Job(
+                base_url=target.base_url,
+                model=target.model,
+                programs=programs,
+                arrivals_s=arrivals_s,
+                salt=f"{seed}:{load.name}:{round_number}",
+            )
+            watch = follow(title, sum(len(program.calls) for program in programs))
+            turns[policy].add(arrivals_s, replay(job, watch))
+    return turns

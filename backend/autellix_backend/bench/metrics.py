@@ -61,6 +61,9 @@ METRICS: dict[str, Callable[[ProgramOutcome], float | None]] = {
     "latency_steps": lambda outcome: outcome.latency_steps,
     "wait_s": lambda outcome: outcome.wait_s,
     "preemptions": lambda outcome: None if outcome.preemptions is None else float(outcome.preemptions),
+    "service_per_token_s": lambda outcome: (
+        None if outcome.service_s is None else outcome.service_s / max(1, outcome.output_tokens)
+    ),
 }
 
 

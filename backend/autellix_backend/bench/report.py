@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.table import Table
@@ -21,6 +22,7 @@ TITLES = {
     "latency_steps": ("program latency", "steps", 1.0),
     "wait_s": ("waiting per program", "s", 1.0),
     "preemptions": ("preemptions per program", "", 1.0),
+    "service_per_token_s": ("engine time per token of a call", "ms", 1000.0),
 }
 LATENCIES = ("token_latency_s", "latency_s", "token_latency_steps", "latency_steps")
 
@@ -52,22 +54,16 @@ class LoadComparison:
         return sorted(found, key=lambda run: run.round_number)
 
     def pooled(self, policy: str) -> dict[str, dict[str, float]]:
-        """Return the mean over rounds of each statistic."""
-        summaries = [run.summary.metrics for run in self.of(policy)]
-        return {
-            name: {key: _mean([summary[name][key] for summary in summaries]) for key in STATISTICS}
-            for name in TITLES
-            if summaries and all(name in summary for summary in summaries)
-        }
+        """Return the median over rounds of each statistic."""
+        return _medians([run.summary.metrics for run in self.of(policy)])
 
     def pooled_ratios(self, policy: str) -> dict[str, dict[str, float]]:
-        """Divide a policy's pooled statistics by the baseline's; none where the baseline is zero."""
-        mine, base = self.pooled(policy), self.pooled(self.policies[0])
-        return {
-            name: {key: value / base[name][key] for key, value in values.items() if base[name][key] > 0}
-            for name, values in mine.items()
-            if name in base
-        }
+        """Return the median over rounds of each ratio to the baseline; none where a baseline is zero.
+
+        Each ratio is of two turns that follow each other, and the median leaves out a round in which the
+        machine changed its speed between them.
+        """
+        return _medians(self.ratios_by_round(policy))
 
     def ratios_by_round(self, policy: str) -> list[dict[str, dict[str, float]]]:
         """Return each round's ratios to the baseline's run of the same round."""
@@ -89,7 +85,7 @@ def comparison_table(load: LoadComparison) -> Table:
     """Return the table of one load: each metric by policy, with ratios to the baseline."""
     base, others = load.policies[0], load.policies[1:]
     rounds = len(load.of(base))
-    title = f"{load.name}: offered load rho = {load.rho:g}, mean of {rounds} rounds"
+    title = f"{load.name}: offered load rho = {load.rho:g}, median of {rounds} rounds"
     table = Table(title=title, title_justify="left")
     table.add_column("metric")
     table.add_column("")
@@ -218,6 +214,19 @@ def _run_mapping(run: Run) -> dict[str, Any]:
         "capacity_tokens_per_s": run.capacity_tokens_per_s,
         **dataclasses.asdict(run.summary),
         "outcomes": [dataclasses.asdict(outcome) for outcome in run.outcomes],
+    }
+
+
+def _medians(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """Return the median over rounds of every statistic that all of them have."""
+    return {
+        name: {
+            key: median(found[name][key] for found in rounds)
+            for key in STATISTICS
+            if all(key in found[name] for found in rounds)
+        }
+        for name in TITLES
+        if rounds and all(name in found for found in rounds)
     }
 
 

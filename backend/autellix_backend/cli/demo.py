@@ -40,15 +40,14 @@ GOAL = 0.5
 """Ratio of mean program token latency to the baseline's that saturation should show."""
 TOLERANCE = 0.05
 MAX_CONTEXT_TOKENS = 2048
+LOW_LOAD_PARTS = 4
+"""There a machine that changes its speed between two turns would be all that shows."""
 BLOCK_TOKENS = 32
 """Of a KV block, about as on GPUs: vLLM's 128 on a CPU are longer than many of the demo's prompts."""
-LOW_LOAD_SHARE = 0.4
+LOW_LOAD_SHARE = 0.2
 """Share of the programs played below saturation: the same work takes longer there."""
 ACCOUNT_WAIT_S = 5.0
 """Patience of the gateways: a figure in steps needs the account, and a busy machine may stall for a while."""
-WARM_UP_TOKENS = 800
-REPEATED_CALIBRATION_SHARE = 0.4
-"""How long the speed is measured before each turn of the policies, as a share of the first time."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,20 +60,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--programs",
         type=count,
-        default=36,
+        default=80,
         metavar="N",
-        help="programs per run at saturation (default: 36)",
+        help="programs per run at saturation (default: 80)",
     )
     add(
         "--length-scale",
         type=above_zero,
-        default=0.4,
+        default=0.25,
         metavar="X",
-        help="factor on all lengths (default: 0.4)",
+        help="factor on all lengths (default: 0.25)",
     )
-    add_tree_scale(parser, default=0.15)
+    add_tree_scale(parser, default=0.2)
     add("--rho", type=above_zero, default=2.0, help="offered load at saturation (default: 2)")
-    add("--low-rho", type=above_zero, default=0.4, help="offered load below saturation (default: 0.4)")
+    add("--low-rho", type=above_zero, default=0.3, help="offered load below saturation (default: 0.3)")
     add("--rounds", type=count, default=3, metavar="N", help="times each policy has its turn (default: 3)")
     add(
         "--policies",
@@ -82,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=(BASELINE, "plas"),
         help="first is the baseline (default: fcfs,plas)",
     )
-    add("--max-num-seqs", type=count, default=4, metavar="N", help="the engine's batch size (default: 4)")
+    add("--max-num-seqs", type=count, default=8, metavar="N", help="the engine's batch size (default: 8)")
     add("--beta", type=_beta, default=16.0, help="starvation threshold, wait over service (default: 16)")
     add("--calibration-tokens", type=count, default=6000, metavar="N", help=argparse.SUPPRESS)
     add("--seed", type=int, default=0, help="of programs and arrivals (default: 0)")
@@ -102,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the demo; 0 if no call was lost, 1 if any was or a part failed, 2 for a bad argument."""
     console = Console(stderr=args.json)
     if args.quick:
-        args.programs, args.rounds, args.calibration_tokens = min(args.programs, 9), 1, 2500
+        args.programs, args.rounds, args.calibration_tokens = min(args.programs, 9), 1, 2000
     try:
         programs = _programs(args)
         args.out.mkdir(parents=True, exist_ok=True)
@@ -123,26 +122,30 @@ def _measure(
     low = programs[: max(1, round(len(programs) * LOW_LOAD_SHARE))]
     loads = [
         Load(name="saturation", rho=args.rho, programs=programs),
-        Load(name="below saturation", rho=args.low_rho, programs=low),
+        Load(name="below saturation", rho=args.low_rho, programs=low, parts=LOW_LOAD_PARTS),
     ]
     with contextlib.ExitStack() as stack, _progress(console) as follow:
         stack.enter_context(_sigterm_interrupts())
+
+        def speed_of(target: Target, salt: str) -> Calibration:
+            return calibrate(target, programs, args.max_num_seqs, args.calibration_tokens, follow, salt=salt)
+
         base = _launch(stack, args, args.policies[0], None)
         targets = {args.policies[0]: _ready(base, console)}
         first = targets[args.policies[0]]
-        calibration = calibrate(first, programs, args.max_num_seqs, args.calibration_tokens, follow)
+        # An engine on CPUs writes its first thousands of tokens at half speed: a first measurement warms it.
+        speed_of(first, "warm-up")
+        calibration = speed_of(first, "first")
         bounds = choose_bounds(calibration, programs)
         _describe(console, args, programs, calibration, bounds)
         others = {policy: _launch(stack, args, policy, bounds) for policy in args.policies[1:]}
         targets |= {policy: _ready(backend, console) for policy, backend in others.items()}
         for policy in others:
-            # The first calls of an engine are slow; the baseline's were those of the calibration.
-            calibrate(targets[policy], programs, args.max_num_seqs, WARM_UP_TOKENS, follow)
-        tokens = round(args.calibration_tokens * REPEATED_CALIBRATION_SHARE)
+            speed_of(targets[policy], "warm-up")
         compared = compare(
             targets,
             loads,
-            lambda: calibrate(first, programs, args.max_num_seqs, tokens, follow),
+            lambda turn: speed_of(first, turn),
             rounds=args.rounds,
             seed=args.seed,
             follow=follow,

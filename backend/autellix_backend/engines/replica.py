@@ -201,7 +201,7 @@ class VllmReplica:
             arguments += plugin_arguments(spec.scheduler, self._accounting_socket)
             arguments += kv_arguments(spec.kv_host_gib)
         arguments += kv_event_arguments(self.kv_events_endpoint)
-        arguments += device_arguments(spec.extra_args, self._environment(), is_cpu=is_cpu)
+        arguments += device_arguments(str(spec.model), spec.extra_args, self._environment(), is_cpu=is_cpu)
         return [*self._server, *arguments, *spec.extra_args]
 
     async def _check(self) -> None:
