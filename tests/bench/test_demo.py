@@ -29,7 +29,9 @@ def test_the_defaults_compare_fcfs_and_atlas() -> None:
         ["--policies", "fcfs,lottery"],
         ["--policies", "fcfs"],
         ["--rho", "0"],
+        ["--rho", "much"],
         ["--rounds", "0"],
+        ["--rounds", "1.5"],
         ["--workload", "poem"],
     ],
 )

@@ -20,17 +20,17 @@ def test_values_are_what_they_say() -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["0", "-1"])
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "many", ""])
 def test_a_count_is_above_zero(text: str) -> None:
     """The message repeats the value."""
-    with pytest.raises(argparse.ArgumentTypeError, match=f"{text} is not above zero"):
+    with pytest.raises(argparse.ArgumentTypeError, match=f"is {text!r}; expected a whole number above zero"):
         count(text)
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "inf", "nan"])
+@pytest.mark.parametrize("text", ["0", "-1", "inf", "nan", "much", ""])
 def test_a_number_is_finite_and_above_zero(text: str) -> None:
     """Infinity and what is no number are refused too."""
-    with pytest.raises(argparse.ArgumentTypeError, match=f"{text} is not a number above zero"):
+    with pytest.raises(argparse.ArgumentTypeError, match=f"is {text!r}; expected a number above zero"):
         above_zero(text)
 
 

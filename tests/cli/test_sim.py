@@ -108,8 +108,8 @@ def test_engines_may_differ_in_speed(capsys: pytest.CaptureFixture[str]) -> None
             ["--engines", "3", "--engine-speeds", "1,2"],
             "engine_speeds must be one for each of 3 engines, not 2",
         ),
-        (["--engine-speeds", "1,fast"], "'1,fast'; expected numbers with commas, as 1,1,2,2"),
-        (["--engine-speeds", "1,0"], "0 is not a number above zero"),
+        (["--engine-speeds", "1,fast"], "'1,fast'; expected numbers above zero with commas, as 1,1,2,2"),
+        (["--engine-speeds", "1,0"], "'1,0'; expected numbers above zero with commas, as 1,1,2,2"),
     ],
 )
 def test_speeds_that_cannot_be_used_are_named(

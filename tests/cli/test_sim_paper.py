@@ -61,8 +61,8 @@ def test_kept_runs_are_not_run_again(
     ("arguments", "message"),
     [
         (("--figures", "2,3"), "'3' is no figure; expected 2, 9, 12"),
-        (("--seeds", "0"), "0 is not above zero"),
-        (("--size", "-1"), "-1 is not a number above zero"),
+        (("--seeds", "0"), "is '0'; expected a whole number above zero"),
+        (("--size", "-1"), "is '-1'; expected a number above zero"),
     ],
 )
 def test_a_bad_argument_is_explained(

@@ -17,17 +17,23 @@ class InputError(Exception):
 
 def count(text: str) -> int:
     """Return a whole number above zero."""
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above zero")
+        raise argparse.ArgumentTypeError(f"is {text!r}; expected a whole number above zero")
     return value
 
 
 def above_zero(text: str) -> float:
     """Return a finite number above zero."""
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number above zero")
+        raise argparse.ArgumentTypeError(f"is {text!r}; expected a number above zero")
     return value
 
 

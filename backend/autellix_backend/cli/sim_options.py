@@ -221,8 +221,10 @@ def _scheduler(
 def _speeds(text: str) -> tuple[float, ...]:
     try:
         return tuple(above_zero(item) for item in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected numbers with commas, as 1,1,2,2") from None
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}; expected numbers above zero with commas, as 1,1,2,2"
+        ) from None
 
 
 def _setting_defaults() -> dict[str, object]:

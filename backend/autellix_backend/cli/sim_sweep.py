@@ -318,5 +318,7 @@ def _policies(text: str) -> tuple[str, ...]:
 def _loads(text: str) -> tuple[float, ...]:
     try:
         return tuple(sorted({above_zero(item) for item in text.split(",")}))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected numbers with commas, as 0.5,1,1.5") from None
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}; expected numbers above zero with commas, as 0.5,1,1.5"
+        ) from None
