@@ -24,7 +24,13 @@ TITLES = {
     "preemptions": ("preemptions per program", "", 1.0),
     "service_per_token_s": ("engine time per token of a call", "ms", 1000.0),
 }
-LATENCIES = ("token_latency_s", "latency_s", "token_latency_steps", "latency_steps")
+UNITS = {
+    "seconds": ("token_latency_s", "latency_s"),
+    "engine steps": ("token_latency_steps", "latency_steps"),
+}
+LATENCIES = tuple(name for names in UNITS.values() for name in names)
+SPEED = "service_per_token_s"
+"""What tells of the machine's own speed in a turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +76,14 @@ class LoadComparison:
         pairs = zip(self.of(policy), self.of(self.policies[0]), strict=False)
         return [ratios(run.summary, base.summary) for run, base in pairs]
 
-    def worse_than(self, policy: str, limit: float) -> list[tuple[str, str, float]]:
-        """List the latency statistics whose pooled ratio is above `limit`."""
+    def worse_than(
+        self, policy: str, limit: float, names: Sequence[str] = LATENCIES
+    ) -> list[tuple[str, str, float]]:
+        """List the statistics of these latencies whose pooled ratio is above `limit`."""
         pooled = self.pooled_ratios(policy)
         return [
             (name, key, ratio)
-            for name in LATENCIES
+            for name in names
             for key, ratio in pooled.get(name, {}).items()
             if ratio > limit
         ]
@@ -135,14 +143,31 @@ def verdicts(load: LoadComparison, *, goal: float | None, tolerance: float) -> l
                 reached = sum(ratio <= goal for ratio in by_round)
                 line += f"; at most {goal:g} in {reached} of {len(by_round)} rounds"
             lines.append(line + ".")
-        worse = load.worse_than(policy, 1 + tolerance)
+        lines += _what_got_worse(load, policy, tolerance)
+    return lines
+
+
+def _what_got_worse(load: LoadComparison, policy: str, tolerance: float) -> list[str]:
+    base = load.policies[0]
+    lines: list[str] = []
+    for unit, names in UNITS.items():
+        worse = load.worse_than(policy, 1 + tolerance, names)
         if not worse:
-            lines.append(f"{load.name}: no latency of {policy} is more than {tolerance:.0%} above {base}'s.")
-        for name, key, ratio in worse:
-            title, unit, _ = TITLES[name]
             lines.append(
-                f"{load.name}: {policy} is worse than {base} in {key} {title} ({unit}): {ratio:.2f}."
+                f"{load.name}: no latency of {policy} in {unit} is more than {tolerance:.0%} above {base}'s."
             )
+        for name, key, ratio in worse:
+            title, shown, _ = TITLES[name]
+            lines.append(
+                f"{load.name}: {policy} is worse than {base} in {key} {title} ({shown}): {ratio:.2f}."
+            )
+    speeds = [entry[SPEED]["mean"] for entry in load.ratios_by_round(policy) if SPEED in entry]
+    if any(not 1 / (1 + tolerance) <= ratio <= 1 + tolerance for ratio in speeds):
+        shown = ", ".join(f"{ratio:.2f}" for ratio in speeds)
+        lines.append(
+            f"{load.name}: a token took the engine of {policy} {shown} times as long as {base}'s, by round; "
+            "fuller batches do that, and a machine that was slower in its turn: more seconds, not more steps."
+        )
     return lines
 
 
