@@ -1,11 +1,13 @@
-"""One `autellix serve` child: started from a settings file, ready when it says so, stopped by SIGTERM."""
+"""One `autellix serve` child: started from a settings file, ready when it says so, gone when we are."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -15,8 +17,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from autellix_backend.engines.guard import guarded
+
 READY_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 60.0
+GUARD_MARGIN_S = 5.0
 POLL_S = 0.2
 _READY_URL = re.compile(r"(http://[\w.\-]+:\d+)/v1\b")
 _TAIL_LINES = 20
@@ -50,7 +55,13 @@ class BackendProcess:
     def launch(self) -> None:
         """Start the child without waiting for it."""
         with self.log_path.open("wb") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT)
+            self._process = subprocess.Popen(
+                guarded(self._command, STOP_TIMEOUT_S),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Return when the child has named its address and answers there.
@@ -76,11 +87,13 @@ class BackendProcess:
         """End the child and wait for it; may be called twice."""
         if self._process is None:
             return
-        self._process.terminate()
+        # On this its guard ends it, as on our death.
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         try:
-            self._process.wait(STOP_TIMEOUT_S)
+            self._process.wait(STOP_TIMEOUT_S + GUARD_MARGIN_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._process = None
 

@@ -16,9 +16,22 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 
 STDIN = 0
 CHECK_PERIOD_S = 1.0
+
+
+def guarded(command: Sequence[str], grace_s: float) -> list[str]:
+    """Return the command that runs a server under a guard.
+
+    Start it in a session of its own (`start_new_session`) with a pipe as its standard input.
+
+    Args:
+        command: the server's.
+        grace_s: seconds that the server has from SIGTERM until it is killed.
+    """
+    return [sys.executable, "-I", "-S", __file__, str(grace_s), *command]
 
 
 def main(arguments: list[str]) -> int:

@@ -12,7 +12,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -21,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.engines import guard
 from autellix_backend.engines.base import EngineStartError
+from autellix_backend.engines.guard import guarded
 from autellix_backend.engines.kind import EngineKind
 from autellix_backend.engines.models import check_model
 from autellix_backend.engines.probe import Health, probe
@@ -228,13 +227,12 @@ class VllmReplica:
     def _spawn(self) -> subprocess.Popen[bytes]:
         spec = self._spec
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
-        guarded = [sys.executable, "-I", "-S", guard.__file__, str(spec.shutdown_timeout_s)]
         if spec.log_path.exists():
             # What the last one said before it died is worth a look after the restart, too.
             spec.log_path.replace(spec.log_path.with_suffix(".previous.log"))
         with spec.log_path.open("wb") as log:
             return subprocess.Popen(
-                guarded + self.command(self._port),
+                guarded(self.command(self._port), spec.shutdown_timeout_s),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
