@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import textwrap
@@ -83,12 +84,16 @@ FORK_JOIN = {"root": (), "a": ("root",), "b": ("root",), "end": ("a", "b")}
 ONE_BRANCH = {"root": (), "branch": ("root",), "end": ("branch",)}
 
 
-def run_file(folder: Path, script: str, *args: str) -> None:
+def run_file(folder: Path, script: str, *args: str, **environment: str) -> None:
     """Run a program from a file: processes that it spawns import its main module again."""
     path = folder / "program.py"
     path.write_text(textwrap.dedent(script))
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(path), *args], capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "error", str(path), *args],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
     )
     assert (done.returncode, done.stderr) == (0, "")
 

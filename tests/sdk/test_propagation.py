@@ -255,7 +255,6 @@ PROCESSES = """
         return name
 
     if __name__ == "__main__":
-        autellix.configure(sys.argv[1])
         context = multiprocessing.get_context(sys.argv[2])
         with autellix.program("agent"):
             ask("root")
@@ -266,7 +265,8 @@ PROCESSES = """
 
 def run_processes(agent: Agent, folder: Path, method: str, branch: str) -> None:
     # Two processes must not share a connection, and a spawned one finds its backend by the environment.
-    run_file(folder, PROCESSES.replace("BRANCH", branch), agent.backend.url, method)
+    url = agent.backend.url
+    run_file(folder, PROCESSES.replace("BRANCH", branch), url, method, AUTELLIX_BASE_URL=url)
 
 
 @row(
