@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from autellix_backend.core.accounting import CallAccount
+from autellix_backend.core.snapshot import EngineSnapshot
 from autellix_backend.engines.demo_model import DEMO_MODEL_NAME
 from autellix_backend.engines.replica import VllmReplica
 
@@ -61,7 +62,10 @@ def test_sends_the_account_of_a_call(live_engine: VllmReplica) -> None:
         try:
             receiver.settimeout(30)
             chat(live_engine, vllm_xargs=xargs)
-            account = CallAccount.from_bytes(receiver.recv(65536))
+            # Between accounts the engine tells of its queues.
+            while EngineSnapshot.is_one(datagram := receiver.recv(65536)):
+                pass
+            account = CallAccount.from_bytes(datagram)
         finally:
             path.unlink()
 
