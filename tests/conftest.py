@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.engine_groups import EngineGroups, put_in_order
 from tests.ray_cluster import running_cluster
 from tests.redis_server import RedisServer, find_server, own_all_slots
 
@@ -17,6 +18,17 @@ from autellix_backend.engines.demo_model import DEMO_MODEL_NAME, build_demo_mode
 from autellix_backend.engines.replica import ReplicaSpec, VllmReplica
 
 LIVE_STARTUP_S = 600.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests that share an engine side by side."""
+    put_in_order(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> EngineGroups | None:
+    """With `--dist loadgroup`, keep tests that share an engine on one worker."""
+    return EngineGroups(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 @pytest.fixture(scope="session")
