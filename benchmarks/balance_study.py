@@ -70,12 +70,12 @@ SLO_S = 0.025
 
 
 def settings(case: str, speeds: Sequence[float], slots: int) -> SimSettings:
-    """Return engines of these speeds under the default scheduler and a balancer."""
+    """Return engines of these speeds under the default policy, preempting as in the paper, and a balancer."""
     assert PRESET.kv_blocks is not None
     model = replace(PRESET, max_num_seqs=slots, kv_blocks=int(PRESET.kv_blocks * KV_SHARE))
     return SimSettings(
         model=model,
-        scheduler=SchedulerConfig(),
+        scheduler=SchedulerConfig(preemption="always"),
         engines=len(speeds),
         engine_speeds=tuple(speeds),
         balancer=OURS if case == TOLD else case,

@@ -27,7 +27,7 @@ from autellix_backend.workload.statistics import Interval
 
 PRESET = PRESETS["llama3.1-8b-a100"]
 SLOTS = 16
-BASE = SchedulerConfig()
+BASE = SchedulerConfig(preemption="always")
 COUNTS = {"chat": 200, "tools": 150, "mixed": 60, "coding": 30, "tree": 12}
 LOADS = (0.5, 0.8, 1.0, 1.3, 1.6)
 METRICS = {

@@ -61,7 +61,7 @@ class ForcedWay:
     """Stands in for the connector's prices: every context comes back in one way."""
 
     def __init__(self, kind: ResumeKind) -> None:
-        self._resume = Resume(kind=kind, seconds=0.0)
+        self._resume = Resume(kind=kind, seconds=0.0, read_s=0.0)
 
     def resume(self, _tokens: int, **_stored: float) -> Resume:
         """Return the one way."""

@@ -109,21 +109,21 @@ def _smaller(fit: Fit | None) -> Fit:
 def cases(costs: Costs) -> dict[str, SimSettings]:
     """Return the ways to treat a running call that others should run before."""
     engine = costs.engine
-    swap = replace(engine, preemption="swap")
+    swap = replace(engine, resume="swap")
     per_block = replace(swap, swap="per_block", swap_transfer_s=costs.block_transfer_s)
     return {
         BASELINE: _settings(engine, "plas"),
         "plas, swap in bulk": _settings(swap, "plas"),
         "plas, swap by block": _settings(per_block, "plas"),
         "plas, swap at no cost": _settings(replace(swap, swap_block_s=0.0, swap_transfer_s=0.0), "plas"),
-        "plas, by price": _settings(replace(costs.storing, preemption="priced"), "plas"),
-        "plas, no preemption": _settings(replace(engine, preemption="none"), "plas"),
+        "plas, by price": _settings(replace(costs.storing, resume="host"), "plas", "priced"),
+        "plas, no preemption": _settings(engine, "plas", "never"),
         "fcfs, recompute": _settings(engine, "fcfs"),
     }
 
 
-def _settings(model: EngineModel, policy: str) -> SimSettings:
-    return SimSettings(model=model, scheduler=SchedulerConfig(policy=policy))
+def _settings(model: EngineModel, policy: str, preemption: str = "always") -> SimSettings:
+    return SimSettings(model=model, scheduler=SchedulerConfig(policy=policy, preemption=preemption))
 
 
 def table(open_loop: SweepResult, at_once: SweepResult, names: Sequence[str]) -> list[str]:

@@ -77,18 +77,19 @@ def test_run_takes_the_engine_s_and_the_scheduler_s_options(capsys: pytest.Captu
     setting = report(
         capsys,
         *("run", "chat", "-n", "5", "--model", "demo", "--max-num-seqs", "3", "--kv-blocks", "5000"),
-        *("--preemption", "swap", "--swap", "per_block", "--engines", "2", "--balancer", "locality"),
+        *("--resume", "swap", "--swap", "per_block", "--engines", "2", "--balancer", "locality"),
         *("--bounds", "0.2,0.9", "--beta", "4", "--period-steps", "2", "--no-demotion", "--policy", "hinted"),
-        *("--hints", "0.5"),
+        *("--hints", "0.5", "--preemption", "never"),
     )["setting"]
 
     assert (setting["model"]["name"], setting["model"]["max_num_seqs"]) == ("demo", 3)
-    assert (setting["model"]["kv_blocks"], setting["model"]["preemption"]) == (5000, "swap")
+    assert (setting["model"]["kv_blocks"], setting["model"]["resume"]) == (5000, "swap")
     assert (setting["model"]["swap"], setting["engines"]) == ("per_block", 2)
     assert (setting["balancer"], setting["hints"]) == ("locality", 0.5)
     scheduler = setting["scheduler"]
     assert (scheduler["policy"], scheduler["bounds"], scheduler["beta"]) == ("hinted", [0.2, 0.9], 4.0)
     assert (scheduler["period_steps"], scheduler["demotes"]) == (2, False)
+    assert scheduler["preemption"] == "never"
 
 
 def test_engines_may_differ_in_speed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ def test_the_number_of_levels_follows_the_bounds() -> None:
     [
         SchedulerConfig(),
         SchedulerConfig(policy="plas", bounds=(1.0,), quanta=(2.0, math.inf), beta=math.inf, period_steps=4),
-        SchedulerConfig(policy="hinted", demotes=False, service="tokens", token_s=0.1),
+        SchedulerConfig(policy="hinted", demotes=False, preemption="never", service="tokens", token_s=0.1),
     ],
 )
 def test_a_configuration_survives_json(config: SchedulerConfig) -> None:
@@ -35,6 +35,7 @@ def test_a_configuration_survives_json(config: SchedulerConfig) -> None:
     [
         ("policy", "lifo"),
         ("service", "money"),
+        ("preemption", "often"),
         ("token_s", 0.0),
         ("token_s", math.inf),
         ("bounds", (0.0, 1.0)),

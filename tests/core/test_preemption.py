@@ -14,6 +14,7 @@ from autellix_backend.core.preemption import (
     PreemptionCosts,
     Resume,
     ResumeKind,
+    fit_together,
     is_interruption_worth,
     is_worth_interrupting,
 )
@@ -77,6 +78,33 @@ def test_a_falling_line_is_flat() -> None:
     assert line.estimate(1000) > 0.0
 
 
+def test_full_steps_tell_their_speed() -> None:
+    """Under load all steps read what the budget leaves, and more of it the fewer calls write beside them."""
+    costs = PreemptionCosts()
+    for _ in range(5):
+        costs.observe_step(0, 0.014)
+    for number in range(300):
+        writing = 10 + number % 6
+        costs.observe_step(2048 - writing, 0.01 + 0.0003 * writing + 0.0001 * (2048 - writing))
+    assert costs.recompute_s(1000) == pytest.approx(0.1, rel=0.02)
+
+
+def test_without_steps_that_only_write_nothing_is_deducted() -> None:
+    """An engine that has read in every step so far has its whole steps for a price."""
+    costs = PreemptionCosts()
+    for _ in range(MIN_SAMPLES):
+        costs.observe_step(100, 0.2)
+    assert costs.recompute_s(50) == pytest.approx(0.1)
+
+
+def test_steps_that_read_for_nothing_have_no_price() -> None:
+    """Where reading shows in no step's time, there is nothing to weigh."""
+    costs = PreemptionCosts()
+    for number in range(40):
+        costs.observe_step(number % 2 * 64, 0.01)
+    assert costs.recompute_s(1000) is None
+
+
 def test_prices_are_unknown_at_first() -> None:
     """Nothing is said before there are samples enough."""
     costs = PreemptionCosts()
@@ -108,19 +136,20 @@ def test_long_contexts_are_swapped_short_ones_read_again() -> None:
     assert long is not None
     assert long.kind is ResumeKind.SWAP
     assert long.seconds == pytest.approx(0.01 + 4080 * TOKEN_BYTES * 2e-11 + 16 * 5e-5)
+    assert long.read_s == pytest.approx(16 * 5e-5)
 
 
 def test_what_is_not_stored_must_be_read() -> None:
     """Without stored tokens there is only recomputing, however dear."""
     costs = costs_of(load_fixed_s=0.0, load_byte_s=1e-12, step_s=0.0, token_s=1.0)
-    expected = Resume(kind=ResumeKind.RECOMPUTE, seconds=pytest.approx(100.0))
+    expected = Resume(kind=ResumeKind.RECOMPUTE, seconds=pytest.approx(100.0), read_s=pytest.approx(100.0))
     assert costs.resume(100, stored_tokens=0, token_bytes=1.0) == expected
 
 
 def test_an_unknown_transfer_is_tried() -> None:
     """What is stored is loaded at first, or its price would never be learned."""
     costs = PreemptionCosts()
-    for number in range(MIN_SAMPLES):
+    for number in range(MIN_SAMPLES + 1):
         costs.observe_step(number, 0.1 * number)
     assert costs.resume(100, stored_tokens=64, token_bytes=1.0) is None
     assert costs.resume(100, stored_tokens=0, token_bytes=1.0) is not None
@@ -131,7 +160,8 @@ def test_a_known_transfer_is_taken_while_reading_is_unknown() -> None:
     costs = PreemptionCosts()
     for _ in range(MIN_SAMPLES):
         costs.observe_load(100, 1.0)
-    assert costs.resume(50, stored_tokens=50, token_bytes=2.0) == Resume(kind=ResumeKind.SWAP, seconds=1.0)
+    expected = Resume(kind=ResumeKind.SWAP, seconds=1.0, read_s=0.0)
+    assert costs.resume(50, stored_tokens=50, token_bytes=2.0) == expected
 
 
 @pytest.mark.parametrize(
@@ -153,13 +183,29 @@ def test_an_interruption_must_gain_more_than_it_costs(
     assert is_worth_interrupting(gain_s=gain_s, ran_s=ran_s, cost_s=cost_s) is expected
 
 
-@pytest.mark.parametrize(
-    ("quantum_s", "now", "expected"),
-    [(1.0, 9.0, True), (0.4, 9.0, False), (1.0, 4.4, False), (-0.1, 9.0, True)],
-)
-def test_a_call_tells_what_interrupting_it_gains(quantum_s: float, now: float, expected: bool) -> None:
-    """What is left of its quantum, or any time beyond it; and it keeps its slot for as long as it cost."""
-    call = Call(
+def test_all_that_run_wait_for_steps_that_read() -> None:
+    """A load is waited for by one call, a step that reads by every call that runs."""
+    resume = Resume(kind=ResumeKind.SWAP, seconds=0.5, read_s=0.2)
+    assert resume.cost_s(1) == pytest.approx(0.5)
+    assert resume.cost_s(4) == pytest.approx(0.3 + 4 * 0.2)
+
+
+@pytest.mark.parametrize(("room", "expected"), [(6, True), (5, False), (math.inf, True)])
+def test_needs_fit_together_or_do_not(room: float, expected: bool) -> None:
+    """What fits exactly fits."""
+    assert fit_together(iter((1, 2, 3)), room) is expected
+
+
+def test_no_more_is_added_up_than_must_be() -> None:
+    """Thousands may wait: once the room is exceeded, the rest is not asked for."""
+    needs = iter((4, 5, 6, 7))
+    assert not fit_together(needs, 8)
+    assert next(needs) == 6
+
+
+def running_call(quantum_s: float) -> Call:
+    """A call that got its slot at second 4."""
+    return Call(
         call_id="c",
         program_id="p",
         thread_id="0",
@@ -169,4 +215,27 @@ def test_a_call_tells_what_interrupting_it_gains(quantum_s: float, now: float, e
         running_since_s=4.0,
         quantum_s=quantum_s,
     )
-    assert is_interruption_worth(call, now, 0.5) is expected
+
+
+@pytest.mark.parametrize(
+    ("quantum_s", "now", "running", "expected"),
+    [
+        (1.0, 9.0, 1, True),
+        (0.4, 9.0, 1, False),
+        (1.0, 4.4, 1, False),
+        (-0.1, 9.0, 1, True),
+        (1.0, 9.0, 3, False),
+        (2.0, 9.0, 3, True),
+    ],
+)
+def test_a_call_tells_what_interrupting_it_gains(
+    quantum_s: float, now: float, running: int, expected: bool
+) -> None:
+    """What is left of its quantum, or any time beyond it; and it keeps its slot for as long as it cost."""
+    resume = Resume(kind=ResumeKind.RECOMPUTE, seconds=0.5, read_s=0.5)
+    assert is_interruption_worth(running_call(quantum_s), now, resume, running=running) is expected
+
+
+def test_an_unknown_price_stops_nothing() -> None:
+    """An engine that has measured nothing yet does as the policy says."""
+    assert is_interruption_worth(running_call(0.1), 4.0, None, running=4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.gateway.snapshots import open_call, program, situation, snapshot, standing
 
@@ -132,8 +134,8 @@ def test_a_running_call_says_when_it_sinks_and_when_it_must_yield() -> None:
     assert told.text == (
         "It has been running for 1.5 s (7.0 s of waiting in all, preempted 2 times) in replica-0, in level 3 "
         "of 4 (2.0 s to 8.0 s of service; its program had used 1.4 s when it came), as number 1 in the "
-        "order. It loses its slot once 2 more calls of level 2 or lower wait. After 0.50 s more of service "
-        "it sinks to level 4."
+        "order. It can lose its slot once 2 more calls of level 2 or lower wait. After 0.50 s more of "
+        "service it sinks to level 4."
     )
 
 
@@ -142,7 +144,23 @@ def test_nobody_goes_before_a_running_call_of_the_first_level() -> None:
     told = why(situation(call, told=snapshot(FAST)), call)
 
     assert (told.yields_to_level, told.yields_after) == (None, None)
-    assert "loses" not in told.text
+    assert "slot" not in told.text
+
+
+@pytest.mark.parametrize(
+    ("preemption", "words", "yields_after"), [("always", "It loses its slot", 2), ("never", "", None)]
+)
+def test_what_a_running_call_must_yield_is_a_setting(
+    preemption: str, words: str, yields_after: int | None
+) -> None:
+    call = open_call("key-1")
+    running = standing("p", place=1, level=3, is_running=True)
+    config = replace(CONFIG, preemption=preemption)
+    told = why(situation(call, told=snapshot(running, FAST_TOO)), call, config)
+
+    assert told.yields_after == yields_after
+    assert words in told.text
+    assert ("slot" in told.text) is bool(words)
 
 
 def test_the_last_level_has_no_end() -> None:

@@ -14,9 +14,9 @@ BLOCK_TOKENS = 16
 READ_TOKEN_S = 0.001
 
 
-def prices_of(load_block_s: float) -> ResumePrices:
+def prices_of(load_block_s: float, *, has_host: bool = True) -> ResumePrices:
     """A list that has seen steps of both kinds and loads of several sizes."""
-    prices = ResumePrices(BLOCK_TOKENS)
+    prices = ResumePrices(BLOCK_TOKENS, has_host=has_host)
     for number in range(1, 2 * MIN_SAMPLES):
         prices.observe_steps(64 * (number % 3), 0.01 + READ_TOKEN_S * 64 * (number % 3), 1)
         prices.observe_load(number, load_block_s * number)
@@ -57,7 +57,7 @@ def test_nothing_is_loaded_that_the_cache_has() -> None:
 
 def test_without_a_price_it_loads() -> None:
     """So it learns one."""
-    assert ResumePrices(BLOCK_TOKENS).tokens_to_load(call_of(computed=0, stored=96), 0) == 96
+    assert ResumePrices(BLOCK_TOKENS, has_host=True).tokens_to_load(call_of(computed=0, stored=96), 0) == 96
 
 
 @pytest.mark.parametrize(
@@ -75,4 +75,11 @@ def test_an_interruption_costs_the_cheaper_way_back(
 ) -> None:
     """Loading six blocks and reading 4 tokens takes 10 ms; reading all 100, 100 ms."""
     call = call_of(computed=100, stored=0, ran_s=ran_s, quantum_s=quantum_s)
-    assert prices_of(load_block_s).is_worth(call, 20.0) is expected
+    assert prices_of(load_block_s).is_worth(call, 20.0, running=1) is expected
+
+
+@pytest.mark.parametrize(("quantum_s", "running", "expected"), [(0.11, 1, True), (0.11, 2, False)])
+def test_without_host_memory_all_is_read_again(quantum_s: float, running: int, expected: bool) -> None:
+    """Reading all 100 tokens keeps each running call waiting for 100 ms, however cheap loads would be."""
+    call = call_of(computed=100, stored=0, quantum_s=quantum_s)
+    assert prices_of(0.001, has_host=False).is_worth(call, 20.0, running=running) is expected

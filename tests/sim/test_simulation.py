@@ -44,7 +44,9 @@ def play(
     arrivals: Sequence[tuple[float, ProgramTrace]], policy: str = "plas", **changes: object
 ) -> tuple[SimResult, list[tuple[str, Decision]]]:
     scheduler = {
-        key: changes.pop(key) for key in ("beta", "period_steps", "service", "demotes") if key in changes
+        key: changes.pop(key)
+        for key in ("beta", "period_steps", "service", "demotes", "preemption")
+        if key in changes
     }
     run = {
         key: changes.pop(key)
@@ -84,11 +86,15 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> None:
     "changes",
     [
         {},
-        {"preemption": "swap"},
-        {"preemption": "swap", "swap": "per_block"},
-        {"preemption": "priced"},
-        {"preemption": "priced", "period_steps": 4},
-        {"preemption": "priced", "prefill_s": 0.00001},
+        {"preemption": "always"},
+        {"preemption": "never"},
+        {"kv_blocks": 60},
+        {"kv_blocks": 60, "prefill_s": 0.00001},
+        {"resume": "swap"},
+        {"resume": "swap", "swap": "per_block"},
+        {"resume": "host"},
+        {"resume": "host", "period_steps": 4},
+        {"resume": "host", "prefill_s": 0.00001},
         {"has_prefix_cache": False},
         {"period_steps": 4},
         {"period_steps": 4, "overprovisions": False, "holds_arrivals": True},
@@ -200,8 +206,8 @@ def test_scarce_blocks_preempt_and_lose_nothing() -> None:
 def test_without_preemption_only_missing_blocks_take_a_slot() -> None:
     arrivals = workload(rate_per_s=5.0)
     free, _ = play(arrivals, kv_blocks=None)
-    held, _ = play(arrivals, kv_blocks=None, preemption="none")
-    scarce, log = play(arrivals, kv_blocks=60, preemption="none")
+    held, _ = play(arrivals, kv_blocks=None, preemption="never")
+    scarce, log = play(arrivals, kv_blocks=60, preemption="never")
     assert free.engines[0].preemptions > held.engines[0].preemptions == 0
     assert scarce.engines[0].preemptions > 0 == scarce.engines[0].swapped_blocks
     assert len(held.programs) == len(scarce.programs) == len(arrivals)
@@ -211,9 +217,7 @@ def test_without_preemption_only_missing_blocks_take_a_slot() -> None:
 
 def test_bulk_swaps_cost_less_than_one_copy_per_block() -> None:
     arrivals = workload(rate_per_s=5.0)
-    bulk, each = (
-        play(arrivals, preemption="swap", swap=swap)[0].engines[0] for swap in ("bulk", "per_block")
-    )
+    bulk, each = (play(arrivals, resume="swap", swap=swap)[0].engines[0] for swap in ("bulk", "per_block"))
     assert bulk.swapped_blocks > 0
     assert bulk.swap_s / bulk.swapped_blocks < each.swap_s / each.swapped_blocks
 
@@ -224,24 +228,35 @@ def test_priced_contexts_come_back_the_cheaper_way(swap_block_s: float, better: 
     """Without a prefix cache each return costs a transfer or all of the context."""
     arrivals = workload(rate_per_s=5.0)
     makespan_s, moved = {}, {}
-    for preemption in ("swap", "recompute", "priced"):
-        result, _ = play(arrivals, preemption=preemption, swap_block_s=swap_block_s, has_prefix_cache=False)
-        makespan_s[preemption], moved[preemption] = result.makespan_s, result.engines[0].swapped_blocks
-    assert min(makespan_s, key=lambda name: makespan_s[name] + (name == "priced") * 1e9) == better
+    for resume in ("swap", "recompute", "host"):
+        changes = {"resume": resume, "preemption": "priced" if resume == "host" else "always"}
+        result, _ = play(arrivals, swap_block_s=swap_block_s, has_prefix_cache=False, **changes)
+        makespan_s[resume], moved[resume] = result.makespan_s, result.engines[0].swapped_blocks
+    assert min(makespan_s, key=lambda name: makespan_s[name] + (name == "host") * 1e9) == better
     # The first few loads are made to learn what they cost.
-    assert makespan_s["priced"] <= 1.08 * makespan_s[better]
-    assert 0 < moved["priced"] < moved["swap"]
+    assert makespan_s["host"] <= 1.08 * makespan_s[better]
+    assert 0 < moved["host"] < moved["swap"]
 
 
-def test_a_price_stops_interruptions() -> None:
+@pytest.mark.parametrize("resume", ["recompute", "host"])
+def test_a_price_stops_interruptions(resume: str) -> None:
     """Where coming back costs more than a quantum, only who is beyond its quantum makes room."""
     arrivals = workload(rate_per_s=5.0)
-    dear = {"kv_blocks": None, "prefill_s": 0.005, "swap_block_s": 0.5, "has_prefix_cache": False}
+    dear = {"prefill_s": 0.005, "swap_block_s": 0.5, "has_prefix_cache": False, "resume": resume}
     free, priced = (
-        play(arrivals, preemption=preemption, **dear)[0].engines[0].preemptions
-        for preemption in ("recompute", "priced")
+        play(arrivals, kv_blocks=None, preemption=preemption, **dear)[0].engines[0].preemptions
+        for preemption in ("always", "priced")
     )
     assert priced < free
+
+
+def test_what_the_cache_keeps_has_no_price() -> None:
+    """With memory for all contexts, the prefix cache makes interruptions as free as the paper has them."""
+    arrivals = workload(rate_per_s=5.0)
+    dear = {"kv_blocks": 10_000, "prefill_s": 0.005}
+    free, priced = (play(arrivals, preemption=preemption, **dear) for preemption in ("always", "priced"))
+    assert free[0].engines[0].preemptions > 0
+    assert free == priced
 
 
 @pytest.mark.parametrize("policy", ["atlas", "round_robin"])
@@ -256,7 +271,7 @@ def test_calls_with_long_prompts_do_not_take_turns_for_ever(
     programs = [(0.0, ProgramTrace(source="s", program_id=str(n), calls=(long,))) for n in range(12)]
     settings = SimSettings(
         model=replace(SMALL, max_num_seqs=4, kv_blocks=700),
-        scheduler=SchedulerConfig(policy=policy, bounds=BOUNDS, beta=1.0),
+        scheduler=SchedulerConfig(policy=policy, bounds=BOUNDS, beta=1.0, preemption="always"),
     )
     decisions = 0
 
@@ -397,7 +412,7 @@ def test_a_bad_setting_names_its_field(field: str, value: object) -> None:
         ("step_s", -1.0),
         ("prefill_s", math.nan),
         ("kv_blocks", 0),
-        ("preemption", "drop"),
+        ("resume", "drop"),
         ("swap", "never"),
     ],
 )

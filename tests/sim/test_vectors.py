@@ -48,6 +48,7 @@ def play(
             "quanta": options.get("quanta"),
             "beta": options["beta"],
             "period_steps": options["N"],
+            "preemption": "always",
         }
     )
     model = replace(UNIT, max_num_seqs=options["B"], overprovisions=options.get("overprovision", True))

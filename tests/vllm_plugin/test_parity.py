@@ -5,9 +5,9 @@ the other is the simulator with the same engine model. Times are multiples of po
 them are exact and the logs can be compared to the last bit.
 
 Equal to the last bit: calls limited by slots or by KV blocks, prompts read whole or in chunks, prefixes
-shared with finished calls; by the synchronous class and by the asynchronous one, whose steps do not overlap
-here: each is scheduled when the one before it has ended. What differs, and why, is said by the cases that
-are expected to fail.
+shared with finished calls, interruptions at once or at their price; by the synchronous class and by the
+asynchronous one, whose steps do not overlap here: each is scheduled when the one before it has ended. What
+differs, and why, is said by the cases that are expected to fail.
 """
 
 from __future__ import annotations
@@ -53,7 +53,14 @@ ROOMY = EngineModel(
     has_prefix_cache=False,
 )
 """Only slots are scarce: all prompts of a full batch fit into one step."""
-SCHEDULER: dict[str, Any] = {"bounds": (0.25, 0.5, 1.0, 2.0), "beta": 4.0, "token_s": 2.0**-8}
+DEAR = replace(ROOMY, prefill_s=2.0**-11)
+"""Reading a context takes about as long as a quantum."""
+SCHEDULER: dict[str, Any] = {
+    "bounds": (0.25, 0.5, 1.0, 2.0),
+    "beta": 4.0,
+    "token_s": 2.0**-8,
+    "preemption": "always",
+}
 
 Arrivals = list[tuple[float, ProgramTrace]]
 
@@ -286,6 +293,54 @@ def test_blocks_and_chunks(live: ScriptedEngines, policy: str) -> None:
     """A call is let in only if its whole prompt fits, although it is read in chunks."""
     model = replace(ROOMY, kv_blocks=45, token_budget=64)
     simulated, lived = play_both(live, CALM, model, policy=policy)
+    assert simulated == lived
+
+
+def play_priced(
+    live: ScriptedEngines, model: EngineModel, *, is_async: bool = False, **scheduler: Any
+) -> tuple[list[Decision], list[Decision]]:
+    """Return the logs of both where interruptions are weighed, which is not the log of the paper's way."""
+    simulated, lived = play_both(live, BUSY, model, is_async=is_async, preemption="priced", **scheduler)
+    always = play_simulated(BUSY, model, SchedulerConfig(**{**SCHEDULER, **scheduler}))
+    assert simulated != normal(always)
+    return simulated, lived
+
+
+@pytest.mark.parametrize("period_steps", PERIODS)
+@pytest.mark.parametrize("changes", [{}, {"token_budget": 64}], ids=str)
+@pytest.mark.parametrize("policy", ["mlfq", "plas", "atlas", "round_robin", "hinted"])
+def test_priced_slots(live: ScriptedEngines, policy: str, changes: dict[str, Any], period_steps: int) -> None:
+    """Both learn the same price of reading from the same steps, and refuse the same interruptions by it."""
+    model = replace(DEAR, **changes)
+    simulated, lived = play_priced(live, model, policy=policy, period_steps=period_steps)
+    assert simulated == lived
+
+
+@pytest.mark.parametrize("policy", ["plas", "atlas", "round_robin", "hinted"])
+def test_priced_blocks(live: ScriptedEngines, policy: str) -> None:
+    """Calls that are refused blocks get those of the same others, or wait as long.
+
+    In these runs no call has to give up blocks of its own for want of the next one: vLLM leaves that step
+    empty, in which the simulator lets the others go on.
+    """
+    simulated, lived = play_priced(live, replace(DEAR, kv_blocks=45), policy=policy)
+    assert simulated == lived
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_priced_beside_a_cache(live: ScriptedEngines, is_async: bool) -> None:
+    """Interruptions are free while all contexts fit, and have their price while they do not."""
+    model = replace(DEAR, has_prefix_cache=True, kv_blocks=400)
+    simulated, lived = play_priced(live, model, is_async=is_async, policy="plas")
+    assert simulated == lived
+    priced = SchedulerConfig(policy="plas", **{**SCHEDULER, "preemption": "priced"})
+    assert simulated != normal(play_simulated(BUSY, replace(model, has_prefix_cache=False), priced))
+
+
+@pytest.mark.parametrize("policy", ["plas", "round_robin"])
+def test_no_preemption(live: ScriptedEngines, policy: str) -> None:
+    """Calls that keep their slots lose them for want of blocks alone."""
+    simulated, lived = play_both(live, CALM, replace(ROOMY, kv_blocks=45), policy=policy, preemption="never")
     assert simulated == lived
 
 

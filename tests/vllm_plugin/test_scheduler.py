@@ -18,7 +18,12 @@ from autellix_backend.core.snapshot import EngineSnapshot
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 # The worker's clock counts looks at it as milliseconds: a step costs a few of them.
-SCHEDULER = {"policy": "atlas", "bounds": [0.004, 0.008, 0.016, 0.03, 0.06, 0.12, 0.25], "beta": 1.0}
+SCHEDULER = {
+    "policy": "atlas",
+    "bounds": [0.004, 0.008, 0.016, 0.03, 0.06, 0.12, 0.25],
+    "beta": 1.0,
+    "preemption": "always",
+}
 CONFIGURATIONS = [(True, True), (True, False), (False, True), (False, False)]
 
 Scenario = dict[str, Any]

@@ -17,6 +17,7 @@ SCHEDULER = {
     "bounds": [0.1, 0.2, 0.4, 0.8],
     "quanta": [0.03] * 5,
     "demotes": False,
+    "preemption": "always",
     "beta": "inf",
     "service": "tokens",
     "token_s": 0.001,

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from autellix_backend.core.balance import BALANCER_NAMES
+from autellix_backend.core.config import PREEMPTION_KINDS
 from autellix_backend.core.policies import LIVE_POLICY_NAMES
 from autellix_backend.settings import ANY_CLUSTER, Given, Layer, Settings, build_settings, merged_layer
 
@@ -24,6 +25,10 @@ OPTIONS = {
     "--quanta": ("scheduler.quanta", "time quantum of each level in seconds; by default the level's width"),
     "--beta": ("scheduler.beta", "starvation threshold: promote a call once wait/service reaches it"),
     "--period-steps": ("scheduler.period_steps", "decide once every so many engine steps"),
+    "--preemption": (
+        "scheduler.preemption",
+        f"when a running call makes room: {', '.join(PREEMPTION_KINDS)}",
+    ),
     "--max-num-seqs": ("engine.max_num_seqs", "batch size of the engine in sequences"),
     "--kv-host-gib": ("engine.kv_host_gib", "host memory in GiB for KV blocks of each engine, see its guide"),
     "--kv-events": ("engine.kv_events", "let the balancer go by what the engines' caches hold"),

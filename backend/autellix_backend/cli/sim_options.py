@@ -23,7 +23,7 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.sim.bounds import choose_bounds
 from autellix_backend.sim.experiment import ARRIVAL_KINDS
-from autellix_backend.sim.model import PREEMPTION_KINDS, SWAP_KINDS, EngineModel
+from autellix_backend.sim.model import RESUME_KINDS, SWAP_KINDS, EngineModel
 from autellix_backend.sim.presets import PRESETS, find_engine
 from autellix_backend.sim.simulation import SimSettings
 from autellix_backend.workload.fit import Fit, apply_fit, describe_fit
@@ -43,7 +43,7 @@ OFFERED_LOAD = (
 CLAIRVOYANT = "knows what each program still needs, which no engine can: a bound to compare with"
 
 # Fields of the engine model that have an option of their own.
-_OVERRIDES = ("max_num_seqs", "token_budget", "kv_blocks", "preemption", "swap")
+_OVERRIDES = ("max_num_seqs", "token_budget", "kv_blocks", "resume", "swap")
 
 
 def add_source_options(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +77,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add("--max-num-seqs", type=count, metavar="N", help="calls in a step (default: the engine's)")
     add("--token-budget", type=count, metavar="N", help="tokens in a step (default: the engine's)")
     add("--kv-blocks", type=count, metavar="N", help="KV blocks (default: the engine's)")
-    add("--preemption", choices=PREEMPTION_KINDS, help="of KV blocks (default: the engine's)")
+    add("--resume", choices=RESUME_KINDS, help="how preempted calls come back (default: the engine's)")
     add("--swap", choices=SWAP_KINDS, help="how blocks are swapped (default: the engine's)")
     add("--engines", type=count, metavar="N", help="replicas (default: 1, or one for each speed)")
     add(
@@ -89,7 +89,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     balancer = defaults["balancer"]
     add("--balancer", choices=BALANCER_NAMES, default=balancer, help=f"of calls (default: {balancer})")
-    add_setting_options(parser, "--bounds", "--quanta", "--beta", "--period-steps")
+    add_setting_options(parser, "--bounds", "--quanta", "--beta", "--period-steps", "--preemption")
     add("--auto-bounds", action="store_true", help="from half a mean call on this engine, each next doubled")
     add("--no-demotion", action="store_true", help="calls keep the level that they arrived at")
     add(

@@ -10,7 +10,14 @@ from typing import Any
 
 from autellix_backend.core.policies import POLICY_NAMES
 
-__all__ = ["CALL_LEVELS", "SERVICE_KINDS", "SchedulerConfig", "bounds_for", "spread_bounds"]
+__all__ = [
+    "CALL_LEVELS",
+    "PREEMPTION_KINDS",
+    "SERVICE_KINDS",
+    "SchedulerConfig",
+    "bounds_for",
+    "spread_bounds",
+]
 
 
 def spread_bounds(first_s: float, levels: int) -> tuple[float, ...]:
@@ -31,6 +38,7 @@ def bounds_for(mean_call_s: float, *, first_calls: float = 0.5) -> tuple[float, 
 DEFAULT_BOUNDS = spread_bounds(0.25, 13)
 CALL_LEVELS = 10
 SERVICE_KINDS = ("measured", "tokens")
+PREEMPTION_KINDS = ("priced", "always", "never")
 # Weights of the fair-serving literature: decoding a token costs about twice what prefilling one does.
 PROMPT_WEIGHT = 1.0
 OUTPUT_WEIGHT = 2.0
@@ -55,6 +63,9 @@ class SchedulerConfig:
     demotes: bool = True
     """Whether a running call sinks as it uses up its quantum (Alg. 1, lines 20-22); if not, calls keep the
     level of their program's service at their arrival."""
+    preemption: str = "priced"
+    """When a running call makes room for one that goes before it: where that gains more than bringing its
+    context back costs ("priced"), at once as in the paper ("always"), or not before it ends ("never")."""
     service: str = "measured"
     """What is charged to a call: "measured" executor time, or "tokens", its weighted tokens."""
     token_s: float = 0.005
@@ -75,6 +86,10 @@ class SchedulerConfig:
             raise ValueError(f"beta must be positive, not {self.beta}")
         if self.period_steps < 1:
             raise ValueError(f"period_steps must be at least 1, not {self.period_steps}")
+        if self.preemption not in PREEMPTION_KINDS:
+            raise ValueError(
+                f"preemption must be one of {', '.join(PREEMPTION_KINDS)}, not {self.preemption!r}"
+            )
         if self.service not in SERVICE_KINDS:
             raise ValueError(f"service must be one of {', '.join(SERVICE_KINDS)}, not {self.service!r}")
         if not 0 < self.token_s < math.inf:
@@ -127,13 +142,14 @@ class SchedulerConfig:
             "beta": _finite_or_text(self.beta),
             "period_steps": self.period_steps,
             "demotes": self.demotes,
+            "preemption": self.preemption,
             "service": self.service,
             "token_s": self.token_s,
         }
 
 
 def _parse(key: str, value: Any) -> Any:
-    if key in ("policy", "service"):
+    if key in ("policy", "preemption", "service"):
         return str(value)
     if key == "demotes":
         return _boolean(key, value)

@@ -1,19 +1,26 @@
 """What an interruption costs: bringing a call's context back by a transfer, or computing it again.
 
-Both prices are learned from what the engine measures. A transfer of `b` bytes takes `f + s * b` seconds,
-a step that reads `n` tokens of prompts `f' + s' * n`; the lines are fitted by least squares in which old
-samples fade. Transferring a context then costs its line's value, since the call waits for all of it; reading
-it again costs `s' * n` alone, since the step would have been made anyway.
+Both prices are learned from what the engine measures. A transfer of `b` bytes takes `f + s * b` seconds, a
+line that is fitted by least squares in which old samples fade; transferring a context costs its value, since
+the call waits for all of it. Reading a context again costs what steps that read take beyond those that only
+write, which would have been made anyway. No line is fitted there: under load all steps that read are equally
+full, and those that only write may be long past.
 
 A running call is interrupted only where that gains something: the one that takes its slot would otherwise
 wait for what is left of the running call's quantum, and the interruption must cost less than that. And a
 call that came back stays until it has run for as long as coming back took, so that no two calls spend their
-time on taking turns.
+time on taking turns. Reading again costs its time once for each call that runs, because all of them wait for
+the steps that do it; a transfer is waited for by nobody else.
+
+Nothing has to come back while the prefix cache keeps it. It is taken to keep the contexts of all calls in the
+engine, running and waiting, as long as they fit into the memory together: then an interruption is free. Once
+they do not, whoever gives up its blocks loses them, or others lose theirs in its place, which costs as much.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -23,8 +30,10 @@ __all__ = [
     "MIN_SAMPLES",
     "CostLine",
     "PreemptionCosts",
+    "ReadingSpeed",
     "Resume",
     "ResumeKind",
+    "fit_together",
     "is_interruption_worth",
     "is_worth_interrupting",
 ]
@@ -48,6 +57,12 @@ class Resume:
 
     kind: ResumeKind
     seconds: float
+    read_s: float
+    """The part of it in which steps read the context."""
+
+    def cost_s(self, running: int) -> float:
+        """Return what it costs (s) all calls, of which so many run: they all wait for steps that read."""
+        return self.seconds + (running - 1) * self.read_s
 
 
 class CostLine:
@@ -94,12 +109,51 @@ class CostLine:
         return max(0.0, self._seconds - slope * self._amount) + slope * amount
 
 
+class _Mean:
+    """A mean in which old samples fade."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self._weight = 0.0
+        self.value = 0.0
+
+    def observe(self, value: float) -> None:
+        self.samples += 1
+        self._weight = self._weight * FADING + 1.0
+        self.value += (value - self.value) / self._weight
+
+
+class ReadingSpeed:
+    """What a token of a prompt adds to the steps that read it, over those that only write."""
+
+    def __init__(self) -> None:
+        self._writing_s = _Mean()
+        self._reading_s = _Mean()
+        self._tokens = _Mean()
+
+    def observe(self, read_tokens: int, seconds: float) -> None:
+        """Take in an executed step."""
+        if not read_tokens:
+            self._writing_s.observe(seconds)
+            return
+        self._reading_s.observe(seconds)
+        self._tokens.observe(read_tokens)
+
+    @property
+    def token_s(self) -> float | None:
+        """Seconds per token; None while too few steps have read, or they take no longer than the others."""
+        if self._tokens.samples < MIN_SAMPLES:
+            return None
+        added_s = self._reading_s.value - self._writing_s.value
+        return added_s / self._tokens.value if added_s > 0 else None
+
+
 class PreemptionCosts:
     """Prices of bringing contexts back on one engine; all are unknown until enough was measured."""
 
     def __init__(self) -> None:
         self._loads = CostLine()
-        self._steps = CostLine()
+        self._steps = ReadingSpeed()
 
     def observe_load(self, moved_bytes: int, seconds: float) -> None:
         """Take in a transfer into the engine's memory."""
@@ -119,7 +173,8 @@ class PreemptionCosts:
         """Return what reading these tokens again should take, or None while that is unknown."""
         if tokens <= 0:
             return 0.0
-        return self._steps.slope * tokens if self._steps.is_known and self._steps.slope else None
+        token_s = self._steps.token_s
+        return None if token_s is None else token_s * tokens
 
     def resume(self, tokens: int, *, stored_tokens: int, token_bytes: float) -> Resume | None:
         """Return the cheaper way to bring a context back, or None while its price is unknown.
@@ -134,15 +189,28 @@ class PreemptionCosts:
         """
         read_s = self.recompute_s(tokens)
         if stored_tokens <= 0:
-            return None if read_s is None else Resume(kind=ResumeKind.RECOMPUTE, seconds=read_s)
+            return None if read_s is None else _reading(read_s)
         load_s = self.load_s(stored_tokens * token_bytes)
-        rest_s = self.recompute_s(tokens - stored_tokens)
+        rest_s = self.recompute_s(tokens - stored_tokens) or 0.0
         if load_s is None:
             return None
-        swap_s = load_s + (rest_s or 0.0)
+        swap_s = load_s + rest_s
         if read_s is None or swap_s <= read_s:
-            return Resume(kind=ResumeKind.SWAP, seconds=swap_s)
-        return Resume(kind=ResumeKind.RECOMPUTE, seconds=read_s)
+            return Resume(kind=ResumeKind.SWAP, seconds=swap_s, read_s=rest_s)
+        return _reading(read_s)
+
+
+def _reading(read_s: float) -> Resume:
+    return Resume(kind=ResumeKind.RECOMPUTE, seconds=read_s, read_s=read_s)
+
+
+def fit_together(needs: Iterable[int], room: float) -> bool:
+    """Say whether there is room for all of these needs; stops at the first for which there is none."""
+    for need in needs:
+        room -= need
+        if room < 0:
+            return False
+    return True
 
 
 def is_worth_interrupting(*, gain_s: float, ran_s: float, cost_s: float | None) -> bool:
@@ -151,16 +219,16 @@ def is_worth_interrupting(*, gain_s: float, ran_s: float, cost_s: float | None) 
     Args:
         gain_s: what the call that takes its slot would otherwise wait at least.
         ran_s: how long the running call has had its slot.
-        cost_s: what bringing the running call back will take; None if unknown, which stops nothing.
+        cost_s: what bringing the running call back will cost; None if unknown, which stops nothing.
     """
     return cost_s is None or cost_s < min(gain_s, ran_s)
 
 
-def is_interruption_worth(call: Call, now: float, cost_s: float | None) -> bool:
-    """Say whether to interrupt a running call, by what its state says; see is_worth_interrupting()."""
+def is_interruption_worth(call: Call, now: float, resume: Resume | None, *, running: int) -> bool:
+    """Say whether to interrupt one of so many running calls, by its state and by how it would come back."""
     return is_worth_interrupting(
         # Who is beyond its quantum may run for any time yet.
         gain_s=call.quantum_s if call.quantum_s > 0 else math.inf,
         ran_s=now - call.running_since_s if call.running_since_s is not None else 0.0,
-        cost_s=cost_s,
+        cost_s=None if resume is None else resume.cost_s(running),
     )

@@ -80,7 +80,7 @@ class CallWhy:
     yields_to_level: int | None = None
     """A running call: arrivals up to this level go before it."""
     yields_after: int | None = None
-    """A running call: with so many of them it loses its slot."""
+    """A running call: with so many of them it loses its slot, where that is worth its price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,14 +243,16 @@ def _running(
 ) -> CallWhy:
     has_levels = level_bounds(config, standing.level) is not None
     # Arrivals of its own level queue behind it. Between tenants levels do not count.
-    level = standing.level - 1 if has_levels and standing.level > 1 and not viewer.name else None
+    can_yield = config.preemption != "never" and has_levels and standing.level > 1 and not viewer.name
+    level = standing.level - 1 if can_yield else None
     after = max(1, snapshot.slots - standing.place + 1) if level is not None else None
     where = f"It has been running for {seconds(standing.since_s)}{_before(standing)} in {call.engine},"
     sentences = [f"{where} {_placed(standing, config)}, as number {standing.place} in the order."]
     if level is not None and after is not None:
         lower = f"level {level} or lower" if level > 1 else "level 1"
+        loses = "loses" if config.preemption == "always" else "can lose"
         sentences.append(
-            f"It loses its slot once {_count(after, 'more call')} of {lower} {_verb(after, 'wait')}."
+            f"It {loses} its slot once {_count(after, 'more call')} of {lower} {_verb(after, 'wait')}."
         )
     if standing.quantum_s is not None and has_levels and config.demotes:
         rest = f"After {seconds(max(0.0, standing.quantum_s))} more of service"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from autellix_backend.core.preemption import fit_together
 from autellix_backend.sim.calls import EngineCall
 from autellix_backend.sim.kv import KvBlocks, Segment
 from autellix_backend.sim.model import EngineModel
@@ -13,10 +16,14 @@ __all__ = ["CallBlocks"]
 class CallBlocks:
     """Hands blocks to calls; swaps delay the step that comes next."""
 
-    def __init__(self, model: EngineModel) -> None:
+    def __init__(self, model: EngineModel, *, weighs: bool) -> None:
+        """Make the blocks of an engine, which weighs interruptions against their price or does not."""
         self.kv = KvBlocks(model.kv_blocks, model.block_tokens, has_prefix_cache=model.has_prefix_cache)
-        self.prices = ResumePrices(model.block_tokens) if model.preemption == "priced" else None
-        """What coming back costs; None where a context comes back in one way only."""
+        self._has_host = model.resume == "host"
+        self._weighs = weighs and model.resume != "swap"
+        has_prices = self._has_host or self._weighs
+        self._prices = ResumePrices(model.block_tokens, has_host=self._has_host) if has_prices else None
+        """What coming back costs; None where nobody asks."""
         self.swapped_blocks = 0
         self._model = model
         self._delay_s = 0.0
@@ -29,6 +36,23 @@ class CallBlocks:
         """Return how long the swaps since the last step keep the next one waiting."""
         delay_s, self._delay_s = self._delay_s, 0.0
         return delay_s
+
+    def note_steps(self, read_tokens: int, step_s: float, steps: int) -> None:
+        """Tell the price list of equal steps, each of which read so many tokens of prompts."""
+        if self._prices is not None:
+            self._prices.observe_steps(read_tokens, step_s, steps)
+
+    def are_interruptions_free(self, waiting: Iterable[EngineCall]) -> bool:
+        """Say whether the cache keeps all contexts, those of the waiting calls too, or nobody asks."""
+        if not self._weighs:
+            return True
+        needs = (self.needed(call.known) for call in waiting)
+        return self._model.has_prefix_cache and fit_together(needs, self.kv.available)
+
+    def is_worth(self, call: EngineCall, now: float, *, running: int) -> bool:
+        """Say whether to interrupt one of so many running calls, which is up to date, at its price."""
+        assert self._prices is not None
+        return self._prices.is_worth(call, now, running=running)
 
     def enter(self, call: EngineCall, budget: int, reserve: int) -> bool:
         """Find what the cache has of a waiting call and get blocks for its first chunk.
@@ -53,7 +77,7 @@ class CallBlocks:
         # The last token is always computed, for the next one comes from it.
         start = min((shared + own) * self._model.block_tokens, call.known - 1)
         # From the host, into blocks of its own.
-        loaded = self.prices.tokens_to_load(call, start) if self.prices is not None else 0
+        loaded = self._prices.tokens_to_load(call, start) if self._prices is not None else 0
         start += loaded
         tokens = min(call.known - start, budget)
         self.kv.hold(segment)
@@ -99,10 +123,10 @@ class CallBlocks:
         segment = call.segment
         assert segment is not None
         self.leave(call)
-        if self.prices is not None:
+        if self._has_host:
             full = call.computed // self._model.block_tokens
             call.stored_tokens = max(call.stored_tokens, full * self._model.block_tokens)
-        if self._model.preemption == "swap":
+        if self._model.resume == "swap":
             self._swap(self.needed(call.computed))
             if not segment.users:
                 self.kv.drop(segment)
@@ -144,8 +168,8 @@ class CallBlocks:
         return True
 
     def _load(self, blocks: int) -> None:
-        assert self.prices is not None
-        self.prices.observe_load(blocks, self._model.swap_time_s(blocks))
+        assert self._prices is not None
+        self._prices.observe_load(blocks, self._model.swap_time_s(blocks))
         self._swap(blocks)
 
     def _swap(self, blocks: int) -> None:

@@ -44,7 +44,9 @@ class SimEngine:
         self.model = model
         self.config = config
         self.machine = Machine(config, table)
-        self.blocks = CallBlocks(model)
+        self._is_ordering = self.machine.policy.order is not Order.ARRIVAL
+        self._preempts = self._is_ordering and config.preemption != "never"
+        self.blocks = CallBlocks(model, weighs=self._preempts and config.preemption == "priced")
         self.kv = self.blocks.kv
         self.calls: dict[str, EngineCall] = {}
         self.running: dict[str, EngineCall] = {}
@@ -63,8 +65,6 @@ class SimEngine:
         self._refused: EngineCall | None = None
         self._is_settled = False
         """Whether the last decision changed nothing, and nothing has happened since."""
-        self._is_ordering = self.machine.policy.order is not Order.ARRIVAL
-        self._preempts = self._is_ordering and model.preemption != "none"
         self._log = log
 
     @property
@@ -129,10 +129,10 @@ class SimEngine:
         self.kv.grow(self.steps, stretch.steps)
         self.steps += stretch.steps
         self.busy_s += stretch.end_s - stretch.start_s
-        if self.running and self.blocks.prices is not None:
+        if self.running:
             # As live, a call that has one token in a step counts as writing.
             read = sum(call.chunk for call in self._reading.values() if call.chunk > 1)
-            self.blocks.prices.observe_steps(read, stretch.step_s, stretch.steps)
+            self.blocks.note_steps(read, stretch.step_s, stretch.steps)
         self._writing.advance(stretch.steps * self._cost(1, 0, stretch.step_s))
         for call in list(self._reading.values()):
             self._read(call, stretch.step_s, now)
@@ -237,31 +237,34 @@ class SimEngine:
         worst = sorted(losing, key=self._rank, reverse=True)[: max(0, gaining - free)]
         # Who is not worth its price now may be worth it after the next step.
         self._is_settled = not worst
-        return [call for call in worst if self._is_worth(call, now)]
+        is_free = not worst or self._is_free()
+        return [call for call in worst if is_free or self._is_worth(call, now)]
 
     def _block_victims(self, refused: EngineCall, now: float) -> list[EngineCall]:
         """Return the worst running calls whose blocks let the refused call in, if they suffice."""
         if refused.record is not None or refused.is_running:
             return []
         missing = self.blocks.needed(refused.known) - self.kv.available
+        is_free = self._is_free()
         victims: list[EngineCall] = []
         for call in sorted(self.running.values(), key=self._rank, reverse=True):
             if missing <= 0 and victims:
                 break
             if self._rank(call) <= self._rank(refused):
                 break
-            if not self._is_worth(call, now):
-                continue
-            self._bring_up(call)
-            victims.append(call)
-            missing -= call.segment.blocks if call.segment else 0
+            if is_free or self._is_worth(call, now):
+                self._bring_up(call)
+                victims.append(call)
+                missing -= call.segment.blocks if call.segment else 0
         return victims if missing <= 0 else []
 
+    def _is_free(self) -> bool:
+        """Say whether interruptions cost nothing now, or nobody asks for their price."""
+        return self.blocks.are_interruptions_free(call for call in self.calls.values() if not call.is_running)
+
     def _is_worth(self, call: EngineCall, now: float) -> bool:
-        if self.blocks.prices is None:
-            return True
         self._bring_up(call)
-        return self.blocks.prices.is_worth(call, now)
+        return self.blocks.is_worth(call, now, running=len(self.running))
 
     def _rank(self, call: EngineCall) -> tuple[int, float, int]:
         return self.machine.rank(call.call_id)

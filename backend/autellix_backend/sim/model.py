@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 
-__all__ = ["PREEMPTION_KINDS", "SWAP_KINDS", "UNIT", "EngineModel"]
+__all__ = ["RESUME_KINDS", "SWAP_KINDS", "UNIT", "EngineModel"]
 
-PREEMPTION_KINDS = ("recompute", "swap", "priced", "none")
+RESUME_KINDS = ("recompute", "swap", "host")
 SWAP_KINDS = ("per_block", "bulk")
 
 
@@ -36,14 +36,12 @@ class EngineModel:
     kv_blocks: int | None = None
     """KV blocks of the engine; None is as many as are ever needed."""
     has_prefix_cache: bool = True
-    preemption: str = "recompute"
-    """What happens to the KV blocks of a preempted call: left to the prefix cache, or moved to the host.
+    resume: str = "recompute"
+    """How a preempted call comes by its context again: its KV blocks are left to the prefix cache, and what
+    that has lost is read again, or they move to the host and back (`swap`).
 
-    With `priced` they are left to the prefix cache, and the host has a copy of the full ones, made beside the
-    steps. What the cache has lost when the call comes back is loaded or read again, whichever costs less; and
-    no running call is interrupted for less than that costs.
-    With `none` a running call keeps its slot; only one that finds no further block is preempted, and its
-    blocks are left.
+    With `host` they are left to the prefix cache, and the host has a copy of the full ones, made beside the
+    steps. What the cache has lost when the call comes back is loaded or read again, whichever costs less.
     """
     swap: str = "bulk"
     """How blocks move: one copy for each, or gathered into one transfer (section 4.2.2)."""
@@ -71,10 +69,8 @@ class EngineModel:
             raise ValueError("step_s or decode_s must be above zero")
         if self.kv_blocks is not None and self.kv_blocks < 1:
             raise ValueError(f"kv_blocks must be at least 1 or null, not {self.kv_blocks}")
-        if self.preemption not in PREEMPTION_KINDS:
-            raise ValueError(
-                f"preemption must be one of {', '.join(PREEMPTION_KINDS)}, not {self.preemption!r}"
-            )
+        if self.resume not in RESUME_KINDS:
+            raise ValueError(f"resume must be one of {', '.join(RESUME_KINDS)}, not {self.resume!r}")
         if self.swap not in SWAP_KINDS:
             raise ValueError(f"swap must be one of {', '.join(SWAP_KINDS)}, not {self.swap!r}")
 

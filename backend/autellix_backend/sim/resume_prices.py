@@ -16,9 +16,11 @@ __all__ = ["ResumePrices"]
 class ResumePrices:
     """The price list of one engine, which is told of steps and loads and knows nothing of the model."""
 
-    def __init__(self, block_tokens: int) -> None:
+    def __init__(self, block_tokens: int, *, has_host: bool) -> None:
         self._costs = PreemptionCosts()
         self._block_tokens = block_tokens
+        self._has_host = has_host
+        """Whether the host keeps a copy of full blocks."""
 
     def observe_steps(self, read_tokens: int, step_s: float, steps: int) -> None:
         """Take in equal steps, each of which read so many tokens of prompts."""
@@ -36,12 +38,11 @@ class ResumePrices:
         # Without a price it loads, and so learns one.
         return 0 if resume is not None and resume.kind is ResumeKind.RECOMPUTE else stored
 
-    def is_worth(self, call: EngineCall, now: float) -> bool:
-        """Say whether to interrupt a running call, which is up to date, for one that goes before it."""
+    def is_worth(self, call: EngineCall, now: float, *, running: int) -> bool:
+        """Say whether to interrupt one of so many running calls, which is up to date; it loses its blocks."""
         assert call.state is not None
-        stored = call.computed // self._block_tokens * self._block_tokens
-        resume = self._resume(call.computed, stored)
-        return is_interruption_worth(call.state, now, None if resume is None else resume.seconds)
+        stored = call.computed // self._block_tokens * self._block_tokens if self._has_host else 0
+        return is_interruption_worth(call.state, now, self._resume(call.computed, stored), running=running)
 
     def _resume(self, tokens: int, stored_tokens: int) -> Resume | None:
         # Counted in blocks in place of bytes: a price is a line over either.

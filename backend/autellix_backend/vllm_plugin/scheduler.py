@@ -37,7 +37,7 @@ from autellix_backend.vllm_plugin.ranked_queue import RankedRequestQueue
 from autellix_backend.vllm_plugin.report import SnapshotReporter, load_of
 from autellix_backend.vllm_plugin.request_facts import cached_tokens_of, is_last_token_in_flight, usage_of
 from autellix_backend.vllm_plugin.settings import PluginSettings
-from autellix_backend.vllm_plugin.shortage import BlockShortage, watch_allocations
+from autellix_backend.vllm_plugin.shortage import BlockShortage, keeps_contexts, watch_allocations
 from autellix_backend.vllm_plugin.tracker import UNRANKED, CallTracker
 
 __all__ = ["AsyncProgramScheduler", "AutellixScheduler", "ProgramSchedulerMixin", "SyncProgramScheduler"]
@@ -76,6 +76,7 @@ class ProgramSchedulerMixin(_Host):
         self.slot_preemptions = 0
         self.block_preemptions = 0
         self._is_ordering = self.tracker.machine.policy.order is not Order.ARRIVAL
+        self._preemption = settings.scheduler.preemption
         self._period_steps = settings.scheduler.period_steps
         self._decision_step = 0
         self._arrivals = 0
@@ -171,7 +172,8 @@ class ProgramSchedulerMixin(_Host):
                 self.tracker.start(request_id, now, cached_tokens_of(request))
                 # Under a policy that holds slots, a call's place is another once it runs.
                 self._rank(request)
-        self._cool_down(is_budget_spent=output.total_num_scheduled_tokens >= self.max_num_scheduled_tokens)
+        is_budget_spent = output.total_num_scheduled_tokens >= self.max_num_scheduled_tokens
+        self._cool_down(is_cut_short=is_budget_spent or self._shortage.is_pending)
 
     def _charge(self, output: SchedulerOutput) -> None:
         if not output.num_scheduled_tokens:
@@ -227,6 +229,8 @@ class ProgramSchedulerMixin(_Host):
         refused = self._shortage.take()
         free = self._free_slots()
         self._place_tenants(len(self.running) + free)
+        if self._preemption == "never":
+            return []
         if refused is not None and free > 0:
             return self._block_victims(refused, now)
         return self._slot_victims(free, now)
@@ -248,15 +252,18 @@ class ProgramSchedulerMixin(_Host):
         if not self._has_better_waiting():
             return []
         slots = len(self.running) + free
-        chosen = {call.call_id for call in self.tracker.machine.batch(slots, admissible=self._is_admissible)}
+        batch = self.tracker.machine.batch(slots, admissible=self._is_admissible)
+        chosen = dict.fromkeys(call.call_id for call in batch)
         running = {request.request_id for request in self.running}
         gaining = [call_id for call_id in chosen if call_id not in running]
         losing = [r for r in self.running if r.request_id not in chosen and self._is_evictable(r)]
         losing.sort(key=_priority, reverse=True)
         worst = losing[: max(0, len(gaining) - max(0, free))]
-        victims = [request for request in worst if self.prices.is_worth(request, now)]
+        is_free = not worst or self._is_free()
+        victims = [request for request in worst if is_free or self._is_worth(request, now)]
         self.slot_preemptions += len(victims)
-        self._beneficiaries = gaining if victims else []
+        # Who is kept out by the price of others' slots has not been passed over by vLLM.
+        self._beneficiaries = gaining[: max(0, free) + len(victims)] if victims else []
         return victims
 
     def _block_victims(self, refused: Request | None, now: float) -> list[Request]:
@@ -264,6 +271,7 @@ class ProgramSchedulerMixin(_Host):
         if refused is None or not self._is_ready(refused):
             return []
         missing = self._shortage.missing_blocks(self.kv_cache_manager)
+        is_free = self._is_free()
         victims: list[Request] = []
         for request in sorted(self.running, key=_priority, reverse=True):
             if missing <= 0 and victims:
@@ -271,7 +279,7 @@ class ProgramSchedulerMixin(_Host):
             if request.priority <= refused.priority:
                 break
             can_go = self._is_evictable(request) and self._request_blocks_can_be_freed(request)
-            if can_go and self.prices.is_worth(request, now):
+            if can_go and (is_free or self._is_worth(request, now)):
                 victims.append(request)
                 missing -= self._held_blocks(request.request_id)
         # Too little to help: preempting would only make both wait.
@@ -280,6 +288,14 @@ class ProgramSchedulerMixin(_Host):
         self.block_preemptions += len(victims)
         return victims
 
+    def _is_free(self) -> bool:
+        """Say whether interruptions cost nothing at present, or nobody asks for their price."""
+        waiting = (r for r in self.requests.values() if r.status != RequestStatus.RUNNING)
+        return self._preemption == "always" or keeps_contexts(self.kv_cache_manager, waiting)
+
+    def _is_worth(self, request: Request, now: float) -> bool:
+        return self.prices.is_worth(request, now, running=len(self.running))
+
     def _evict(self, request: Request) -> None:
         """Preempt a running request outside vLLM's own loop."""
         self.running.remove(request)
@@ -287,9 +303,9 @@ class ProgramSchedulerMixin(_Host):
         self._preempt_request(request, self.clock(), **mode)
         self.prev_step_scheduled_req_ids.discard(request.request_id)
 
-    def _cool_down(self, *, is_budget_spent: bool) -> None:
-        # Who was kept out by the token budget alone gets in with the next step.
-        for request_id in self._beneficiaries if not is_budget_spent else ():
+    def _cool_down(self, *, is_cut_short: bool) -> None:
+        # Who was kept out by the token budget gets in with the next step, and for want of blocks others go.
+        for request_id in self._beneficiaries if not is_cut_short else ():
             request = self.requests.get(request_id)
             if request is not None and request.status != RequestStatus.RUNNING:
                 self._cooling[request_id] = self._decision_step + _COOLING_STEPS

@@ -1,12 +1,15 @@
-"""Remembers which waiting request was last refused KV blocks, and how many it asked for."""
+"""What KV memory has no room for: the request that was last refused blocks, all contexts at once."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
 
-__all__ = ["BlockShortage", "watch_allocations"]
+from autellix_backend.core.preemption import fit_together
+
+__all__ = ["BlockShortage", "keeps_contexts", "watch_allocations"]
 
 
 class BlockShortage:
@@ -33,10 +36,22 @@ class BlockShortage:
 
     def missing_blocks(self, kv_cache_manager: Any) -> int:
         """Estimate how many blocks the last refused request lacks."""
-        groups = kv_cache_manager.kv_cache_config.kv_cache_groups
-        needed = sum(-(-self._tokens // group.kv_cache_spec.block_size) for group in groups)
+        needed = blocks_of(kv_cache_manager, self._tokens)
         reserve = int(getattr(kv_cache_manager, "watermark_blocks", 0))
         return int(needed + reserve - kv_cache_manager.block_pool.get_num_free_blocks())
+
+
+def blocks_of(kv_cache_manager: Any, tokens: int) -> int:
+    """Return how many KV blocks so many tokens take, in all groups of layers."""
+    groups = kv_cache_manager.kv_cache_config.kv_cache_groups
+    return sum(-(-tokens // group.kv_cache_spec.block_size) for group in groups)
+
+
+def keeps_contexts(kv_cache_manager: Any, waiting: Iterable[Request]) -> bool:
+    """Say whether the prefix cache keeps the contexts of all requests, running and waiting."""
+    needs = (blocks_of(kv_cache_manager, request.num_tokens) for request in waiting)
+    room = kv_cache_manager.block_pool.get_num_free_blocks()
+    return bool(kv_cache_manager.enable_caching) and fit_together(needs, room)
 
 
 def watch_allocations(kv_cache_manager: Any, shortage: BlockShortage) -> None:

@@ -195,7 +195,7 @@ def _scarce(study: Study, swap: str) -> EngineModel:
         study.model,
         max_num_seqs=SLOTS,
         kv_blocks=None if blocks is None else int(blocks * KV_SHARE),
-        preemption="swap",
+        resume="swap",
         swap=swap,
         swap_transfer_s=copies * MEMCPY_LAUNCH_S,
     )

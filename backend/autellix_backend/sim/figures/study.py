@@ -83,8 +83,8 @@ class Study:
 
 
 def scheduler(policy: str, programs: Sequence[ProgramTrace], model: EngineModel) -> SchedulerConfig:
-    """Return a policy's configuration for these programs on this engine."""
-    return SchedulerConfig(policy=policy, bounds=choose_bounds(model, programs))
+    """Return a policy's configuration for these programs on this engine, as the paper has it."""
+    return SchedulerConfig(policy=policy, bounds=choose_bounds(model, programs), preemption="always")
 
 
 def systems(study: Study, workload: str) -> dict[str, SimSettings]:

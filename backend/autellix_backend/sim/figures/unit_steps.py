@@ -117,7 +117,7 @@ def _play(
     policy: str, bounds: tuple[float, ...], programs: Sequence[ProgramTrace]
 ) -> tuple[SimResult, list[Decision]]:
     log: list[Decision] = []
-    scheduler = SchedulerConfig(policy=policy, bounds=bounds, beta=float("inf"))
+    scheduler = SchedulerConfig(policy=policy, bounds=bounds, beta=float("inf"), preemption="always")
     settings = SimSettings(model=replace(UNIT, max_num_seqs=SLOTS), scheduler=scheduler)
     result = simulate(
         [(0.0, program) for program in programs], settings, log=lambda _, decision: log.append(decision)

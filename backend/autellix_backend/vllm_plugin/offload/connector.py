@@ -110,16 +110,15 @@ class ProgramOffloadingConnector(OffloadingConnector):
         self._preempted.clear()
         return super().build_connector_meta(scheduler_output)
 
-    def resume_s(self, request: Request, full_block_tokens: int) -> float | None:
-        """Return what bringing back a running request would take, were it preempted; None if unknown.
+    def resume_of(self, request: Request, full_block_tokens: int) -> Resume | None:
+        """Return how a running request would come back, were it preempted; None if the price is unknown.
 
         Args:
             request: the request.
             full_block_tokens: how many of its computed tokens fill blocks, which is what is ever stored.
         """
         stored = full_block_tokens if self.manager.is_stored(request.request_id) else 0
-        resume = self._resume(request.num_computed_tokens, stored)
-        return None if resume is None else resume.seconds
+        return self._resume(request.num_computed_tokens, stored)
 
     def swap_totals(self) -> KvSwapTotals:
         """Return what all workers have moved so far."""

@@ -1,0 +1,111 @@
+"""Simulate when a running call should make room: always, at its price or never, with memory ample and short.
+
+    preemption_study.py DATA       on the traces in DATA/public
+
+Ratios to `fcfs` are taken seed by seed, between runs with the same programs and arrivals. Writes JSON and a
+page of tables, and says which cells of the default are more than 3 % above those of the paper's way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from recorded import Chapter, show, study_parser, study_workloads
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.sim.experiment import Sweep, SweepResult, run_sweep, summarise_runs
+from autellix_backend.sim.presets import PRESETS
+from autellix_backend.sim.simulation import SimSettings
+from autellix_backend.workload.schema import ProgramTrace
+
+PRESET = PRESETS["llama3.1-8b-a100"]
+SLOTS = 16
+COUNTS = {"chat": 120, "tools": 150, "mixed": 45, "tree": 8}
+LOADS = (0.8, 1.0, 1.3)
+SHORT = {"chat": 10, "tools": 4, "mixed": 8, "tree": 16}
+"""The part of the preset's memory that does not hold all contexts at these loads, and still the longest."""
+BRANCHING = ("mixed", "tree")
+"""Where `atlas` orders otherwise than `plas`."""
+METRICS = ("token_latency_s.mean", "latency_s.mean", "token_latency_s.p99")
+EXTRA = ("preemptions_per_call", "cached_share")
+WORSE = 1.03
+
+
+def memories(workload: str) -> dict[str, int | None]:
+    """Return numbers of KV blocks by what to call them."""
+    assert PRESET.kv_blocks is not None
+    part = SHORT[workload]
+    return {"no bound": None, "preset": PRESET.kv_blocks, f"preset / {part}": PRESET.kv_blocks // part}
+
+
+def cases(workload: str, kv_blocks: int | None) -> dict[str, SimSettings]:
+    """Return today's vLLM and the program policies with each kind of preemption."""
+    model = replace(PRESET, max_num_seqs=SLOTS, kv_blocks=kv_blocks)
+    found = {"fcfs": SimSettings(model=model, scheduler=SchedulerConfig(policy="fcfs"))}
+    for policy in ("plas", "atlas") if workload in BRANCHING else ("plas",):
+        for preemption in ("always", "priced", "never"):
+            config = SchedulerConfig(policy=policy, preemption=preemption)
+            found[f"{policy}, {preemption}"] = SimSettings(model=model, scheduler=config)
+    return found
+
+
+def worse_cells(result: SweepResult, names: Sequence[str], where: str) -> list[str]:
+    """Name the cells in which the price costs more than a few percent."""
+    found = []
+    for name in names:
+        if not name.endswith("priced"):
+            continue
+        rival = name.replace("priced", "always")
+        for load in LOADS:
+            for metric in METRICS[:2]:
+                ratio = result.interval(name, load, metric).mean / result.interval(rival, load, metric).mean
+                if ratio > WORSE:
+                    found.append(f"{where}, load {load:g}, {name}: {metric} is {ratio:.3f} of {rival}")
+    return found
+
+
+def table(result: SweepResult, names: Sequence[str], memory: str) -> list[str]:
+    """Return the rows of one workload with one memory."""
+    rows = []
+    for name in names[1:]:
+        for load in LOADS:
+            ratios = [show(result.ratio(name, "fcfs", load, metric)) for metric in METRICS]
+            extra = [result.interval(name, load, metric).mean for metric in EXTRA]
+            cells = [memory, f"{load:g}", name, *ratios, f"{extra[0]:.2f}", f"{extra[1]:.0%}"]
+            rows.append("| " + " | ".join(cells) + " |")
+    return rows
+
+
+def main() -> None:
+    """Run the study from the command line."""
+    arguments = study_parser(__doc__, COUNTS).parse_args()
+    worse: list[str] = []
+
+    def chapter(workload: str, programs: Sequence[ProgramTrace], count: int) -> Chapter:
+        titles = ("KV blocks", "load", "case", "token latency, mean", "latency, mean", "token latency, p99")
+        lines = [f"## {workload}", "", f"{count} programs per run.", ""]
+        lines += ["| " + " | ".join((*titles, "preemptions per call", "cached")) + " |", "|---" * 8 + "|"]
+        rows: Mapping[str, Any] = {}
+        for memory, kv_blocks in memories(workload).items():
+            settings = cases(workload, kv_blocks)
+            sweep = Sweep(
+                programs=programs,
+                count=count,
+                cases=settings,
+                loads=LOADS,
+                seeds=range(arguments.seeds),
+            )
+            result = run_sweep(sweep, workers=arguments.workers)
+            rows = {**rows, memory: summarise_runs(result, [*METRICS, *EXTRA])}
+            lines += table(result, list(settings), memory)
+            worse.extend(worse_cells(result, list(settings), f"{workload}, {memory}"))
+        return Chapter({"memories": rows}, [*lines, ""])
+
+    study_workloads(arguments, "preemption", COUNTS, chapter)
+    print("\n".join(worse) or "no cell is worse")
+
+
+if __name__ == "__main__":
+    main()
