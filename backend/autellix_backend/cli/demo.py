@@ -101,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the demo; 0 if no call was lost, 1 if any was or a part failed, 2 for a bad argument."""
     console = Console(stderr=args.json)
     if args.quick:
-        args.programs, args.rounds, args.calibration_tokens = min(args.programs, 9), 1, 2000
+        args.programs, args.rounds = min(args.programs, 9), 1
+        args.calibration_tokens = min(args.calibration_tokens, 2000)
     try:
         programs = _programs(args)
         args.out.mkdir(parents=True, exist_ok=True)

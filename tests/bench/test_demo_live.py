@@ -1,0 +1,36 @@
+"""The main job, small, on real engines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autellix_backend.cli.main import main
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+SMALL = ("--quick", "--programs", "6", "--length-scale", "0.1", "--calibration-tokens", "300")
+
+
+def test_the_demo_compares_two_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every program of every run is there, measured in seconds and in engine steps, and no call is lost."""
+    assert main(["demo", *SMALL, "--json", "--out", str(tmp_path)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report == json.loads((tmp_path / "comparison.json").read_text())
+    assert (report["lost_calls"], report["errors"]) == (0, [])
+    assert report["setting"]["capacity_tokens_per_s"] > 0
+    saturation, below = report["loads"]
+    for load, programs in ((saturation, 6), (below, 1)):
+        assert [run["policy"] for run in load["runs"]] == ["fcfs", "plas"]
+        for run in load["runs"]:
+            assert run["totals"]["without_receipt"] == 0
+            assert len(run["outcomes"]) == programs
+            assert all(outcome["latency_s"] > 0 for outcome in run["outcomes"])
+            assert all(outcome["token_latency_steps"] > 0 for outcome in run["outcomes"])
+        fcfs, plas = ({o["program"]: o["output_tokens"] for o in run["outcomes"]} for run in load["runs"])
+        assert fcfs == plas
+        assert "token_latency_steps" in load["ratios"]["plas"]
+    assert report["verdicts"]
+    assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
