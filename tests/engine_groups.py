@@ -22,6 +22,7 @@ GROUPS = {
     "tests/vllm_plugin/test_offload.py": "engine_worker",
     "tests/vllm_plugin/test_scheduler.py": "engine_worker",
     "tests/vllm_plugin/test_tenants.py": "engine_worker",
+    "tests/bench/test_demo_live.py": "demo",
     "tests/gateway/test_live_pool.py": "two engines",
 }
 """The group of each file; where tests share an engine, it has the name of their fixture."""
