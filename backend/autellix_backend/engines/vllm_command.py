@@ -146,7 +146,7 @@ def device_arguments(
     On a CPU compiling a model costs more than it gains, and so does a worker in a process of its own: vLLM
     wants one there to bind its threads to cores, but the two processes wait for each other by spinning. A
     folder whose weights are float32 is computed so: vLLM would make them bfloat16, which CPUs without
-    instructions for it read at a third of the speed.
+    instructions for it compute slowly.
     """
     if not is_cpu:
         return []
