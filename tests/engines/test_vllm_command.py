@@ -62,3 +62,11 @@ def test_weights_of_float32_stay_so_on_a_cpu(tmp_path: Path, field: str) -> None
 def test_other_weights_are_left_to_vllm(tmp_path: Path, config: str) -> None:
     (tmp_path / "config.json").write_text(config)
     assert "--dtype" not in device_arguments(str(tmp_path), (), UNBOUND, is_cpu=True)
+
+
+def test_nothing_is_compiled_on_a_cpu_unless_the_user_wants_it() -> None:
+    """vLLM would compile parts of its sampler at a request, which kills an engine without a compiler."""
+    assert environment_defaults("m", is_cpu=True)["TORCH_COMPILE_DISABLE"] == "1"
+    for wish in ("--no-enforce-eager", "--no_enforce_eager"):
+        assert "TORCH_COMPILE_DISABLE" not in environment_defaults("m", (wish,), is_cpu=True)
+    assert "TORCH_COMPILE_DISABLE" not in environment_defaults("m", is_cpu=False)

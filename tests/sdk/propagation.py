@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +79,17 @@ class Agent:
         assert self.backend.dag() == dag
         assert set(self.programs().values()) == {program}
         assert len({call["x-autellix-program-id"] for call in self.backend.calls}) == 1
+
+
+def together(branch: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Let two branches begin before either calls: a call that has ended by then comes before the other."""
+    both = threading.Barrier(2)
+
+    def wait(name: str) -> Any:
+        both.wait(30)
+        return branch(name)
+
+    return wait
 
 
 FORK_JOIN = {"root": (), "a": ("root",), "b": ("root",), "end": ("a", "b")}

@@ -19,7 +19,7 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 import pytest
-from tests.sdk.propagation import FORK_JOIN, ONE_BRANCH, ROWS, Agent, row, run_file, run_on
+from tests.sdk.propagation import FORK_JOIN, ONE_BRANCH, ROWS, Agent, row, run_file, run_on, together
 
 import autellix
 
@@ -78,7 +78,8 @@ def test_thread_subclass(agent: Agent) -> None:
 def test_fork_join_of_threads(agent: Agent) -> None:
     with autellix.program("agent"):
         agent.ask("root")
-        threads = [threading.Thread(target=agent.ask, args=(name,)) for name in "ab"]
+        branch = together(agent.ask)
+        threads = [threading.Thread(target=branch, args=(name,)) for name in "ab"]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -161,7 +162,7 @@ def test_submit(agent: Agent) -> None:
 def test_map(agent: Agent) -> None:
     with ThreadPoolExecutor(2) as pool, autellix.program("agent"):
         agent.ask("root")
-        list(pool.map(agent.ask, "ab"))
+        list(pool.map(together(agent.ask), "ab"))
         agent.ask("end")
     agent.expect(FORK_JOIN)
 
@@ -207,7 +208,7 @@ def test_done_callback_of_a_future(agent: Agent) -> None:
 def test_thread_pool_of_multiprocessing(agent: Agent) -> None:
     with ThreadPool(2) as pool, autellix.program("agent"):
         agent.ask("root")
-        pool.map(agent.ask, "ab")
+        pool.map(together(agent.ask), "ab")
         agent.ask("end")
         pool.apply_async(agent.ask, ("applied",)).get()
         list(pool.imap_unordered(agent.ask, ["imapped"]))

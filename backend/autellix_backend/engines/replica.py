@@ -241,9 +241,9 @@ class VllmReplica:
             )
 
     def _environment(self) -> dict[str, str]:
-        cores = len(os.sched_getaffinity(0))
-        defaults = environment_defaults(str(self._spec.model), is_cpu=is_cpu_engine(), cores=cores)
-        return {**child_environment(defaults), **self._spec.environment}
+        spec, cores = self._spec, len(os.sched_getaffinity(0))
+        defaults = environment_defaults(str(spec.model), spec.extra_args, is_cpu=is_cpu_engine(), cores=cores)
+        return {**child_environment(defaults), **spec.environment}
 
     async def _wait_ready(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + self._spec.startup_timeout_s

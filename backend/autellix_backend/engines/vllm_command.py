@@ -150,7 +150,7 @@ def device_arguments(
     """
     if not is_cpu:
         return []
-    names = {argument.partition("=")[0].replace("_", "-") for argument in extra_args}
+    names = _names(extra_args)
     arguments = [] if any(name.endswith("enforce-eager") for name in names) else ["--enforce-eager"]
     is_bound = environ.get(THREAD_BINDING, UNBOUND) != UNBOUND
     if not is_bound and EXECUTOR_ARGUMENT not in names and workers_of_one(extra_args) == 1:
@@ -158,6 +158,10 @@ def device_arguments(
     if "--dtype" not in names and _stored_dtype(model) == "float32":
         arguments += ["--dtype", "float32"]
     return arguments
+
+
+def _names(extra_args: Sequence[str]) -> set[str]:
+    return {argument.partition("=")[0].replace("_", "-") for argument in extra_args}
 
 
 def _stored_dtype(model: str) -> str | None:
@@ -169,11 +173,14 @@ def _stored_dtype(model: str) -> str | None:
     return config.get("dtype", config.get("torch_dtype")) if isinstance(config, dict) else None
 
 
-def environment_defaults(model: str, *, is_cpu: bool, cores: int = 1) -> dict[str, str]:
+def environment_defaults(
+    model: str, extra_args: Sequence[str] = (), *, is_cpu: bool, cores: int = 1
+) -> dict[str, str]:
     """Return the variables of a quiet local engine; what the user has set wins over them.
 
     Args:
         model: Its name or folder.
+        extra_args: The user's engine arguments.
         is_cpu: Whether the engine computes on the CPU.
         cores: How many there are for it; one is left to its HTTP server, as threads that wait for work spin.
     """
@@ -183,6 +190,10 @@ def environment_defaults(model: str, *, is_cpu: bool, cores: int = 1) -> dict[st
         # By default every engine binds its threads to the same first cores.
         defaults[THREAD_BINDING] = UNBOUND
         defaults[THREADS] = str(max(1, cores - 1))
+        if "--no-enforce-eager" not in _names(extra_args):
+            # Eager or not, vLLM compiles some of its sampling when a request first asks for it: everybody
+            # waits for that, and where there is no C++ compiler the engine dies of it.
+            defaults["TORCH_COMPILE_DISABLE"] = "1"
     if Path(model).is_dir():
         defaults["HF_HUB_OFFLINE"] = "1"
     return defaults
