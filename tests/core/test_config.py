@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.config import CALL_LEVELS, SchedulerConfig, bounds_for
 
 
 def test_the_number_of_levels_follows_the_bounds() -> None:
@@ -83,3 +83,14 @@ def test_an_unknown_key_is_named_with_the_known_ones() -> None:
 
 def test_left_out_quanta_are_the_widths_of_the_levels() -> None:
     assert SchedulerConfig.from_mapping({"quanta": None}).quanta is None
+
+
+def test_quanta_are_positive() -> None:
+    with pytest.raises(ValueError, match="quanta must be positive"):
+        SchedulerConfig(bounds=(1.0,), quanta=(1.0, 0.0))
+
+
+def test_bounds_follow_from_a_mean_call() -> None:
+    bounds = bounds_for(2.0, first_calls=1.5)
+    assert bounds == tuple(3.0 * 2**level for level in range(CALL_LEVELS - 1))
+    assert bounds_for(2.0)[0] == 1.0

@@ -346,3 +346,11 @@ def test_what_the_next_tick_will_look_at_can_be_asked() -> None:
 
     assert not machine.has_turns_due
     assert machine.next_deadline_s == pytest.approx(3.0)
+
+
+def test_a_policy_that_reads_parents_takes_the_inherited_service_it_is_told() -> None:
+    machine = Machine(SchedulerConfig(policy="atlas-dag", bounds=(1, 4)))
+    assert machine.arrive("a", "p", 0.0, service_s=9.0, inherited_s=2.0).inherited_service_s == 2.0
+    # Others go by the program's.
+    other = Machine(SchedulerConfig(policy="plas", bounds=(1, 4)))
+    assert other.arrive("a", "p", 0.0, service_s=9.0, inherited_s=2.0).inherited_service_s == 9.0

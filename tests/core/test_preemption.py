@@ -239,3 +239,16 @@ def test_a_call_tells_what_interrupting_it_gains(
 def test_an_unknown_price_stops_nothing() -> None:
     """An engine that has measured nothing yet does as the policy says."""
     assert is_interruption_worth(running_call(0.1), 4.0, None, running=4)
+
+
+def test_a_line_below_zero_at_nothing_goes_through_zero() -> None:
+    line = CostLine()
+    for number in range(20):
+        line.observe(1.0 + number % 2, 10.0 * (number % 2))
+    # The fitted line would cost less than nothing at small amounts.
+    assert line.estimate(0.0) == 0.0
+    assert 0.0 < line.slope < 10.0
+
+
+def test_moving_nothing_costs_nothing() -> None:
+    assert PreemptionCosts().load_s(0.0) == 0.0

@@ -43,3 +43,11 @@ def test_it_begins_with_a_guess_that_one_call_does_not_replace() -> None:
 def test_no_speed_falls_to_zero() -> None:
     speed = taught(0.0, 0.05)
     assert speed.prefill_s_per_token >= FLOOR * PREFILL_GUESS_S
+
+
+def test_calls_of_nothing_leave_the_last_speed() -> None:
+    speed = taught(0.0001, 0.02)
+    for _ in range(60_000):
+        speed.learn(read_tokens=0, written_tokens=0, duration_s=0.0)
+    assert speed.decode_s_per_token > 0
+    assert speed.prefill_s_per_token > 0
