@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from autellix_backend.engines.guard import guarded
+from autellix_backend.engines import guard
 
 READY_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 60.0
@@ -54,14 +54,7 @@ class BackendProcess:
 
     def launch(self) -> None:
         """Start the child without waiting for it."""
-        with self.log_path.open("wb") as log:
-            self._process = subprocess.Popen(
-                guarded(self._command, STOP_TIMEOUT_S),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self._process = guard.start(self._command, STOP_TIMEOUT_S, self.log_path)
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Return when the child has named its address and answers there.

@@ -24,10 +24,11 @@ TITLES = {
     "preemptions": ("preemptions per program", "", 1.0),
     "service_per_token_s": ("engine time per token of a call", "ms", 1000.0),
 }
-UNITS = {
+UNITS: dict[str, tuple[str, str]] = {
     "seconds": ("token_latency_s", "latency_s"),
     "engine steps": ("token_latency_steps", "latency_steps"),
 }
+"""Token latency and latency in each unit."""
 LATENCIES = tuple(name for names in UNITS.values() for name in names)
 SPEED = "service_per_token_s"
 """What tells of the machine's own speed in a turn."""
@@ -133,7 +134,7 @@ def verdicts(load: LoadComparison, *, goal: float | None, tolerance: float) -> l
     lines: list[str] = []
     base = load.policies[0]
     for policy in load.policies[1:]:
-        for name, unit in (("token_latency_s", "seconds"), ("token_latency_steps", "engine steps")):
+        for unit, (name, _) in UNITS.items():
             by_round = [entry[name]["mean"] for entry in load.ratios_by_round(policy) if name in entry]
             if not by_round:
                 continue

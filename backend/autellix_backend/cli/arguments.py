@@ -37,6 +37,16 @@ def above_zero(text: str) -> float:
     return value
 
 
+def numbers(text: str, *, example: str) -> tuple[float, ...]:
+    """Return finite numbers above zero that stand between commas, as in the example."""
+    try:
+        return tuple(above_zero(item) for item in text.split(","))
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}; expected numbers above zero with commas, as {example}"
+        ) from None
+
+
 def gap_rule(text: str) -> GapRule:
     """Return the rule that `zero`, `recorded` or `capped:SECONDS` names."""
     if text in ("zero", "recorded"):

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from autellix_backend.cli.arguments import (
     InputError,
-    above_zero,
     add_fit_options,
     add_load_options,
     add_tree_scale,
     count,
     load_options,
+    numbers,
 )
 from autellix_backend.cli.options import add_setting_options, settings_from_args
 from autellix_backend.core.balance import BALANCER_NAMES
@@ -219,12 +219,7 @@ def _scheduler(
 
 
 def _speeds(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(above_zero(item) for item in text.split(","))
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}; expected numbers above zero with commas, as 1,1,2,2"
-        ) from None
+    return numbers(text, example="1,1,2,2")
 
 
 def _setting_defaults() -> dict[str, object]:

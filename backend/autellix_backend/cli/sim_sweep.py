@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from autellix_backend.cli.arguments import InputError, above_zero, count
+from autellix_backend.cli.arguments import InputError, above_zero, count, numbers
 from autellix_backend.cli.sim_options import (
     OFFERED_LOAD,
     add_engine_options,
@@ -316,9 +316,4 @@ def _policies(text: str) -> tuple[str, ...]:
 
 
 def _loads(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(sorted({above_zero(item) for item in text.split(",")}))
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}; expected numbers above zero with commas, as 0.5,1,1.5"
-        ) from None
+    return tuple(sorted(set(numbers(text, example="0.5,1,1.5"))))

@@ -16,22 +16,36 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 STDIN = 0
 CHECK_PERIOD_S = 1.0
 
 
-def guarded(command: Sequence[str], grace_s: float) -> list[str]:
-    """Return the command that runs a server under a guard.
-
-    Start it in a session of its own (`start_new_session`) with a pipe as its standard input.
+def start(
+    command: Sequence[str],
+    grace_s: float,
+    log_path: os.PathLike[str],
+    environ: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a server under a guard; to end it, close the standard input of what is returned.
 
     Args:
         command: the server's.
         grace_s: seconds that the server has from SIGTERM until it is killed.
+        log_path: where its output goes, in place of what the file holds.
+        environ: its variables; None for ours.
     """
-    return [sys.executable, "-I", "-S", __file__, str(grace_s), *command]
+    # Without pathlib, for the guard should start at once.
+    with open(log_path, "wb") as log:  # noqa: PTH123
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, str(grace_s), *command],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environ,
+            start_new_session=True,
+        )
 
 
 def main(arguments: list[str]) -> int:

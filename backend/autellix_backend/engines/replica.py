@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.engines import guard
 from autellix_backend.engines.base import EngineStartError
-from autellix_backend.engines.guard import guarded
 from autellix_backend.engines.kind import EngineKind
 from autellix_backend.engines.models import check_model
 from autellix_backend.engines.probe import Health, probe
@@ -230,15 +230,9 @@ class VllmReplica:
         if spec.log_path.exists():
             # What the last one said before it died is worth a look after the restart, too.
             spec.log_path.replace(spec.log_path.with_suffix(".previous.log"))
-        with spec.log_path.open("wb") as log:
-            return subprocess.Popen(
-                guarded(self.command(self._port), spec.shutdown_timeout_s),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self._environment(),
-                start_new_session=True,
-            )
+        return guard.start(
+            self.command(self._port), spec.shutdown_timeout_s, spec.log_path, self._environment()
+        )
 
     def _environment(self) -> dict[str, str]:
         spec, cores = self._spec, len(os.sched_getaffinity(0))

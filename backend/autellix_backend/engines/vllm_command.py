@@ -93,8 +93,7 @@ def check_arguments(
     reserved += KV_ARGUMENTS if offloads_kv else ()
     reserved += [KV_EVENTS_ARGUMENT] if publishes_kv else ()
     for argument in extra_args:
-        name = argument.partition("=")[0].replace("_", "-")
-        if name in reserved:
+        if (name := _name(argument)) in reserved:
             raise EngineArgumentError(name, reserved)
 
 
@@ -160,8 +159,12 @@ def device_arguments(
     return arguments
 
 
+def _name(argument: str) -> str:
+    return argument.partition("=")[0].replace("_", "-")
+
+
 def _names(extra_args: Sequence[str]) -> set[str]:
-    return {argument.partition("=")[0].replace("_", "-") for argument in extra_args}
+    return {_name(argument) for argument in extra_args}
 
 
 def _stored_dtype(model: str) -> str | None:
