@@ -26,19 +26,19 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from autellix_backend.bench.compare import Target, calibrate
-from autellix_backend.bench.metrics import RunSummary, summarise
-from autellix_backend.bench.replay import Job, replay
 from autellix_backend.core.balance import BALANCER_NAMES
 from autellix_backend.engines.base import Engine
-from autellix_backend.engines.demo_model import DEMO_MODEL_NAME
 from autellix_backend.engines.factory import make_engines
 from autellix_backend.gateway.app import create_app
+from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_backend.settings import BalancerSettings, EngineSettings, GatewaySettings, Settings
-from autellix_backend.workload.arrivals import poisson_arrivals
-from autellix_backend.workload.fit import fit_program
-from autellix_backend.workload.generate import generate_programs
-from autellix_backend.workload.schema import ProgramTrace
+from autellix_lab.bench.compare import Target, calibrate
+from autellix_lab.bench.metrics import RunSummary, summarise
+from autellix_lab.bench.replay import Job, replay
+from autellix_lab.demo.model import DEMO_MODEL_NAME
+from autellix_lab.workload.arrivals import poisson_arrivals
+from autellix_lab.workload.fit import fit_program
+from autellix_lab.workload.generate import generate_programs
 
 BASELINE = "round_robin"
 BLOCK_TOKENS = 32

@@ -28,11 +28,11 @@ from recorded import (
 
 from autellix_backend.core.balance import BALANCER_NAMES
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.sim.experiment import Sweep, SweepResult, drain_rate_per_s, run_sweep, summarise_runs
-from autellix_backend.sim.presets import PRESETS
-from autellix_backend.sim.simulation import SimSettings
-from autellix_backend.sim.table import load_at
-from autellix_backend.workload.schema import ProgramTrace
+from autellix_backend.gateway.recording.trace import ProgramTrace
+from autellix_lab.sim.experiment import Sweep, SweepResult, drain_rate_per_s, run_sweep, summarise_runs
+from autellix_lab.sim.presets import PRESETS
+from autellix_lab.sim.simulation import SimSettings
+from autellix_lab.sim.table import load_at
 
 PRESET = PRESETS["llama3.1-8b-a100"]
 SLOTS = 16

@@ -30,9 +30,9 @@ import uvloop
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.base import Engine
-from autellix_backend.engines.demo_model import DEMO_MODEL_NAME, build_demo_model, demo_model_directory
-from autellix_backend.engines.fake import FakeBehaviour, FakeEngine
 from autellix_backend.engines.replica import ReplicaSpec, VllmReplica
+from autellix_lab.demo.model import DEMO_MODEL_NAME, build_demo_model, demo_model_directory
+from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 CHAT = "/v1/chat/completions"
 WARM_UP_CALLS = 20

@@ -19,11 +19,11 @@ from typing import Any
 from recorded import FEW_SLOTS, Chapter, fit_note, study_parser, study_workloads
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.sim.experiment import Sweep, SweepResult, run_sweep, summarise_runs
-from autellix_backend.sim.presets import PRESETS
-from autellix_backend.sim.simulation import SimSettings
-from autellix_backend.workload.schema import ProgramTrace
-from autellix_backend.workload.statistics import Interval
+from autellix_backend.gateway.recording.trace import ProgramTrace
+from autellix_lab.sim.experiment import Sweep, SweepResult, run_sweep, summarise_runs
+from autellix_lab.sim.presets import PRESETS
+from autellix_lab.sim.simulation import SimSettings
+from autellix_lab.workload.statistics import Interval
 
 PRESET = PRESETS["llama3.1-8b-a100"]
 SLOTS = 16

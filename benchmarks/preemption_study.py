@@ -15,10 +15,10 @@ from typing import Any
 from recorded import Chapter, show, study_parser, study_workloads
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.sim.experiment import Sweep, SweepResult, run_sweep, summarise_runs
-from autellix_backend.sim.presets import PRESETS
-from autellix_backend.sim.simulation import SimSettings
-from autellix_backend.workload.schema import ProgramTrace
+from autellix_backend.gateway.recording.trace import ProgramTrace
+from autellix_lab.sim.experiment import Sweep, SweepResult, run_sweep, summarise_runs
+from autellix_lab.sim.presets import PRESETS
+from autellix_lab.sim.simulation import SimSettings
 
 PRESET = PRESETS["llama3.1-8b-a100"]
 SLOTS = 16

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autellix_backend.workload.fit import Fit, GapRule, apply_fit, describe_fit
-from autellix_backend.workload.schema import ProgramTrace, read_traces
-from autellix_backend.workload.statistics import Interval
+from autellix_backend.gateway.recording.trace import ProgramTrace, read_traces
+from autellix_lab.workload.fit import Fit, GapRule, apply_fit, describe_fit
+from autellix_lab.workload.statistics import Interval
 
 SOURCES = {
     "chat": ("sharegpt_en", "sharegpt_zh"),

@@ -45,8 +45,8 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from autellix_backend.engines.demo_model import build_demo_model
 from autellix_backend.vllm_plugin.scheduler import AsyncProgramScheduler, SyncProgramScheduler
+from autellix_lab.demo.model import build_demo_model
 
 STEP_S = 0.02
 BLOCK_TOKENS = 32

@@ -26,23 +26,23 @@ from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
-from autellix_backend.bench.backend import BackendProcess
-from autellix_backend.bench.calibrate import choose_bounds
-from autellix_backend.bench.compare import Target, calibrate
-from autellix_backend.bench.metrics import RunSummary, summarise
-from autellix_backend.bench.replay import Job, replay
-from autellix_backend.bench.results import CallResult
-from autellix_backend.cli.sim_calibrate import Mix, measure_mixes
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import LIVE_POLICY_NAMES
-from autellix_backend.sim import simulation
-from autellix_backend.sim.calibrate import ModelFit, fit_model
-from autellix_backend.sim.engine import Decision, SimEngine
-from autellix_backend.sim.model import EngineModel
-from autellix_backend.workload.arrivals import poisson_arrivals
-from autellix_backend.workload.fit import fit_program
-from autellix_backend.workload.generate import generate_programs
-from autellix_backend.workload.schema import ProgramTrace
+from autellix_backend.gateway.recording.trace import ProgramTrace
+from autellix_lab.bench.backend import BackendProcess
+from autellix_lab.bench.calibrate import choose_bounds
+from autellix_lab.bench.compare import Target, calibrate
+from autellix_lab.bench.metrics import RunSummary, summarise
+from autellix_lab.bench.replay import Job, replay
+from autellix_lab.bench.results import CallResult
+from autellix_lab.cli.sim_calibrate import Mix, measure_mixes
+from autellix_lab.sim import simulation
+from autellix_lab.sim.calibrate import ModelFit, fit_model
+from autellix_lab.sim.engine import Decision, SimEngine
+from autellix_lab.sim.model import EngineModel
+from autellix_lab.workload.arrivals import poisson_arrivals
+from autellix_lab.workload.fit import fit_program
+from autellix_lab.workload.generate import generate_programs
 
 MAX_CONTEXT_TOKENS = 2048
 BLOCK_TOKENS = 32

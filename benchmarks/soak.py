@@ -34,8 +34,8 @@ from soak_gateway import Stats
 from soak_programs import Ledger, Program
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.engines.fake import FakeBehaviour, FakeEngine, Fault
 from autellix_backend.settings import GatewaySettings, Settings
+from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine, Fault
 
 FAULTS = {
     Fault.ERROR: 0.02,

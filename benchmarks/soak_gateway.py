@@ -16,7 +16,7 @@ from proxies import RunningEngine
 
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.app import create_app
-from autellix_backend.gateway.sessions_api import LOST_HEARTBEATS
+from autellix_backend.gateway.http.sessions import LOST_HEARTBEATS
 from autellix_backend.settings import Settings
 from autellix_backend.stores.base import CallEnd, CallStart, Inherited
 from autellix_backend.stores.memory import MemoryStore

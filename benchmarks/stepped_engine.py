@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autellix_backend.cli.sim_calibrate import Mix
 from autellix_backend.core.preemption import Resume, ResumeKind
 from autellix_backend.engines.vllm_command import (
     GIB,
@@ -20,7 +19,8 @@ from autellix_backend.engines.vllm_command import (
     SCHEDULER_CLASS,
     kv_transfer_config,
 )
-from autellix_backend.sim.calibrate import MeasuredCall
+from autellix_lab.cli.sim_calibrate import Mix
+from autellix_lab.sim.calibrate import MeasuredCall
 
 SLOTS = 4
 """Batch of the demo's engine."""

@@ -31,7 +31,6 @@ import uvloop
 from redis import Redis
 
 from autellix_backend.core.policies import make_policy
-from autellix_backend.engines.fake import FakeBehaviour, FakeEngine
 from autellix_backend.settings import Settings
 from autellix_backend.settings.store import StoreSettings
 from autellix_backend.stores.base import CallEnd, CallStart, ProgramStore
@@ -39,6 +38,7 @@ from autellix_backend.stores.factory import make_store
 from autellix_backend.stores.redis import RedisStore
 from autellix_backend.stores.redis_link import RedisLink
 from autellix_backend.stores.table_clock import TableClock
+from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "autellix.fake-model", "messages": [{"role": "user", "content": "hello " * 300}]}

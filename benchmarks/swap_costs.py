@@ -32,13 +32,13 @@ from typing import Any
 
 from stepped_engine import BLOCK_TOKENS, SLOTS, TOKEN_BUDGET, Moved, Resumed, SteppedEngine, engine_of
 
-from autellix_backend.cli.sim_calibrate import Mix
 from autellix_backend.core.preemption import ResumeKind
-from autellix_backend.engines.demo_model import build_demo_model, demo_model_directory
 from autellix_backend.engines.vllm_command import environment_defaults
 from autellix_backend.kernels.swap import open_swapper
-from autellix_backend.sim.calibrate import MeasuredCall, ModelFit, fit_model
-from autellix_backend.sim.model import EngineModel
+from autellix_lab.cli.sim_calibrate import Mix
+from autellix_lab.demo.model import build_demo_model, demo_model_directory
+from autellix_lab.sim.calibrate import MeasuredCall, ModelFit, fit_model
+from autellix_lab.sim.model import EngineModel
 
 CONTEXTS = (64, 128, 256, 512, 1024, 2048)
 REPEATS = 5

@@ -19,12 +19,12 @@ from pathlib import Path
 from recorded import FITS, Chapter, fit_note, show, study_parser, study_workloads
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.sim.experiment import Sweep, SweepResult, run_sweep, summarise_runs
-from autellix_backend.sim.model import EngineModel
-from autellix_backend.sim.presets import LLAMA_31_8B, MEMCPY_LAUNCH_S, PRESETS
-from autellix_backend.sim.simulation import SimSettings
-from autellix_backend.workload.fit import RECORDED_GAPS, Fit
-from autellix_backend.workload.schema import ProgramTrace
+from autellix_backend.gateway.recording.trace import ProgramTrace
+from autellix_lab.sim.experiment import Sweep, SweepResult, run_sweep, summarise_runs
+from autellix_lab.sim.model import EngineModel
+from autellix_lab.sim.presets import LLAMA_31_8B, MEMCPY_LAUNCH_S, PRESETS
+from autellix_lab.sim.simulation import SimSettings
+from autellix_lab.workload.fit import RECORDED_GAPS, Fit
 
 PRESET = PRESETS["llama3.1-8b-a100"]
 SLOTS = 64

@@ -27,9 +27,9 @@ from typing import Any
 
 import aiohttp
 
-from autellix_backend.bench.backend import BackendProcess
-from autellix_backend.engines.demo_model import DEMO_MODEL_NAME
-from autellix_backend.gateway.tenants import key_line, new_key
+from autellix_backend.gateway.tenancy.tenants import key_line, new_key
+from autellix_lab.bench.backend import BackendProcess
+from autellix_lab.demo.model import DEMO_MODEL_NAME
 
 CHAT = "/v1/chat/completions"
 WEIGHTS = {"flood": 1.0, "long": 1.0, "heavy": 3.0}

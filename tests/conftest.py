@@ -14,8 +14,8 @@ from tests.ray_cluster import running_cluster
 from tests.redis_server import RedisServer, find_server, own_all_slots
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.engines.demo_model import DEMO_MODEL_NAME, build_demo_model
 from autellix_backend.engines.replica import ReplicaSpec, VllmReplica
+from autellix_lab.demo.model import DEMO_MODEL_NAME, build_demo_model
 
 LIVE_STARTUP_S = 600.0
 
@@ -29,6 +29,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> EngineGroups | None:
     """With `--dist loadgroup`, keep tests that share an engine on one worker."""
     return EngineGroups(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Run async tests on asyncio, as the gateway does."""
+    return "asyncio"
 
 
 @pytest.fixture(scope="session")

@@ -13,17 +13,17 @@ from xdist.scheduler import LoadScopeScheduling
 GROUPS = {
     # The longest first, so that the workers end at about the same time.
     "tests/gateway/test_live_failures.py": "failing engine",
-    "tests/cli/test_sim.py": "live_engine",
-    "tests/gateway/test_conformance.py": "live_engine",
+    "tests/lab/cli/test_sim.py": "live_engine",
+    "tests/gateway/calls/test_conformance.py": "live_engine",
     "tests/gateway/test_live.py": "live_engine",
     "tests/engines/test_live_replica.py": "live_engine",
     "tests/integrations/test_real_backend.py": "live_engine",
-    "tests/cli/test_bench.py": "live_engine",
+    "tests/lab/cli/test_bench.py": "live_engine",
     "tests/vllm_plugin/test_offload.py": "engine_worker",
     "tests/vllm_plugin/test_scheduler.py": "engine_worker",
     "tests/vllm_plugin/test_tenants.py": "engine_worker",
-    "tests/bench/test_demo_live.py": "demo",
-    "tests/gateway/test_live_pool.py": "two engines",
+    "tests/lab/demo/test_live.py": "demo",
+    "tests/gateway/engines/test_live_pool.py": "two engines",
 }
 """The group of each file; where tests share an engine, it has the name of their fixture."""
 

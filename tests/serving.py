@@ -11,7 +11,7 @@ from typing import Any
 
 import uvicorn
 
-from autellix_backend.engines.fake import FakeEngine
+from autellix_lab.fakes.engine import FakeEngine
 
 STARTUP_S = 10.0
 SHUTDOWN_S = 2

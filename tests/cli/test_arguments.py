@@ -6,8 +6,9 @@ import argparse
 
 import pytest
 
-from autellix_backend.cli.arguments import above_zero, count, gap_rule
-from autellix_backend.workload.fit import NO_GAPS, RECORDED_GAPS, GapRule
+from autellix_backend.cli.arguments import above_zero, count
+from autellix_lab.cli.arguments import gap_rule
+from autellix_lab.workload.fit import NO_GAPS, RECORDED_GAPS, GapRule
 
 
 def test_values_are_what_they_say() -> None:

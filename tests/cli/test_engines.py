@@ -10,9 +10,9 @@ import pytest
 from tests.serving import listening
 
 from autellix_backend.cli.main import main
-from autellix_backend.engines.fake import FakeEngine
 from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import Settings
+from autellix_lab.fakes.engine import FakeEngine
 
 
 def at_work(use: Callable[[str, str], None]) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from autellix_backend.cli.main import main
-from autellix_backend.gateway.tenants import Tenants
-from autellix_backend.gateway.tenants_file import read_tenants
+from autellix_backend.gateway.tenancy.file import read_tenants
+from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.settings import TenantLimits
 
 

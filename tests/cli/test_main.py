@@ -12,7 +12,7 @@ import pytest
 
 from autellix_backend.cli import main as cli
 from autellix_backend.engines.base import EngineStartError
-from autellix_backend.engines.demo_model import MARKER
+from autellix_lab.demo.model import MARKER
 
 
 @pytest.fixture(autouse=True)
@@ -106,11 +106,11 @@ def test_a_failed_engine_and_an_interrupt_have_their_own_codes(
             raise self.error
 
     start_error = EngineStartError("replica-0 ended", Path("/log"), "the last line")
-    monkeypatch.setattr(cli, "_load", lambda _name: Failing(start_error))
+    monkeypatch.setattr(cli, "_load", lambda *_: Failing(start_error))
     assert cli.main(["serve"]) == 1
     assert "replica-0 ended\nLast lines of /log:\nthe last line" in capsys.readouterr().err
 
-    monkeypatch.setattr(cli, "_load", lambda _name: Failing(KeyboardInterrupt()))
+    monkeypatch.setattr(cli, "_load", lambda *_: Failing(KeyboardInterrupt()))
     assert cli.main(["serve"]) == 130
 
 

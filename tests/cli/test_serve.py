@@ -21,10 +21,11 @@ from autellix_backend.cli.options import settings_from_args
 from autellix_backend.cli.serve import add_arguments, serve
 from autellix_backend.engines import replica_spec
 from autellix_backend.engines.base import EngineError
-from autellix_backend.engines.fake import FakeBehaviour, FakeEngine
 from autellix_backend.engines.replica import ReplicaSpec, VllmReplica
-from autellix_backend.gateway.tenants import key_line, new_key
+from autellix_backend.gateway.tenancy.tenants import key_line, new_key
 from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
+from autellix_lab.demo import model as demo_model
+from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 FAKE_SERVER = (sys.executable, "-S", str(Path(__file__).parents[1] / "engines" / "fake_server.py"))
 READY = re.compile(r"Autellix is ready: .* at (http://127\.0\.0\.1:\d+)/v1")
@@ -263,7 +264,7 @@ def test_the_demo_model_is_generated_on_demand(tmp_path: Path, monkeypatch: pyte
         built.append(directory)
         return directory
 
-    monkeypatch.setattr(replica_spec, "build_demo_model", build)
+    monkeypatch.setattr(demo_model, "build_demo_model", build)
 
     spec = replica_spec.replica_spec(make_settings(tmp_path, model="demo", max_num_seqs=3))
 

@@ -23,9 +23,9 @@ from tests.serving import listening
 from autellix_backend.cli.main import main
 from autellix_backend.cli.why import explanation
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.engines.fake import FakeBehaviour, FakeEngine
 from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import Settings
+from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.unit_step import Step, UnitStep, Workload
 
-from autellix_backend.core.accounting import CallAccount
 from autellix_backend.core.batch import form_batch
 from autellix_backend.core.call import Call, CallRecord, CallState, ChangeReason, LevelChange
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.levels import Levels
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.policies import POLICY_NAMES, Order
+from autellix_backend.core.report import CallAccount
 from autellix_backend.core.starvation import is_starving
 
 quick = settings(max_examples=25, deadline=None)

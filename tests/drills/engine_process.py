@@ -9,8 +9,8 @@ import os
 import signal
 from pathlib import Path
 
-from autellix_backend.core.accounting import CallAccount
-from autellix_backend.engines.fake import FakeBehaviour, FakeEngine
+from autellix_backend.core.report import CallAccount
+from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 
 async def serve(port: int, ledger: Path, behaviour: FakeBehaviour) -> None:

@@ -21,117 +21,100 @@ def cluster(redis_program: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield cluster
 
 
-def test_an_engine_is_killed_and_comes_back(cluster: Cluster) -> None:
+async def test_an_engine_is_killed_and_comes_back(cluster: Cluster) -> None:
     """Its calls go to the others, but for those whose answer has begun, which say that it died."""
 
-    async def main() -> None:
-        async with drilling("engine", cluster) as drill:
-            victim = cluster.engines[0]
-            victim.kill()
-            for gateway in cluster.gateways:
-                await until("the death is seen", drill.operator.sees, gateway, "remote-0", "down")
-            await drill.load.more(40)
-            await asyncio.to_thread(victim.start)
-            for gateway in cluster.gateways:
-                await until("the return is seen", drill.operator.sees, gateway, "remote-0", "up")
-            done = victim.spec.log.with_suffix(".ledger").read_bytes().count(b"\n")
+    async with drilling("engine", cluster) as drill:
+        victim = cluster.engines[0]
+        victim.kill()
+        for gateway in cluster.gateways:
+            await until("the death is seen", drill.operator.sees, gateway, "remote-0", "down")
+        await drill.load.more(40)
+        await asyncio.to_thread(victim.start)
+        for gateway in cluster.gateways:
+            await until("the return is seen", drill.operator.sees, gateway, "remote-0", "up")
+        done = victim.spec.log.with_suffix(".ledger").read_bytes().count(b"\n")
 
-            async def has_calls() -> bool:
-                return victim.spec.log.with_suffix(".ledger").read_bytes().count(b"\n") > done
+        async def has_calls() -> bool:
+            return victim.spec.log.with_suffix(".ledger").read_bytes().count(b"\n") > done
 
-            await until("the engine has calls again", has_calls)
-        assert set(drill.load.ledger.reasons) <= {"failed: in a stream: engine_unavailable"}
-
-    asyncio.run(main())
+        await until("the engine has calls again", has_calls)
+    assert set(drill.load.ledger.reasons) <= {"failed: in a stream: engine_unavailable"}
 
 
-def test_a_gateway_is_killed_and_another_takes_its_place(cluster: Cluster) -> None:
+async def test_a_gateway_is_killed_and_another_takes_its_place(cluster: Cluster) -> None:
     """Its calls are given up when its lease ends, and their programs go on through the other one."""
 
-    async def main() -> None:
-        async with drilling("gateway", cluster, may_cut=True) as drill:
-            victim, other = cluster.gateways
-            victim.kill()
-            await drill.load.more(40, other)
+    async with drilling("gateway", cluster, may_cut=True) as drill:
+        victim, other = cluster.gateways
+        victim.kill()
+        await drill.load.more(40, other)
 
-            async def has_expired() -> bool:
-                return cluster.members() == 1
+        async def has_expired() -> bool:
+            return cluster.members() == 1
 
-            await until("the lease ends", has_expired)
-            await asyncio.to_thread(victim.start)
-            await drill.load.more(40, victim)
-        assert not drill.load.ledger.fates[Fate.FAILED]
-
-    asyncio.run(main())
+        await until("the lease ends", has_expired)
+        await asyncio.to_thread(victim.start)
+        await drill.load.more(40, victim)
+    assert not drill.load.ledger.fates[Fate.FAILED]
 
 
-def test_redis_is_killed_and_comes_back_empty(cluster: Cluster) -> None:
+async def test_redis_is_killed_and_comes_back_empty(cluster: Cluster) -> None:
     """Gateways say so, go on with their copies, and give the table back what they know."""
 
-    async def main() -> None:
-        async with drilling("redis", cluster) as drill:
-            cluster.redis.stop()
-            for gateway in cluster.gateways:
-                await until("the outage is told", drill.operator.lacks_store, gateway)
-                await drill.load.more(30, gateway)
-            await asyncio.to_thread(cluster.redis.start)
-            for gateway in cluster.gateways:
-                await until("the return is told", drill.operator.has_store, gateway)
-                await drill.load.more(20, gateway)
-        assert not drill.load.ledger.fates[Fate.FAILED]
-
-    asyncio.run(main())
+    async with drilling("redis", cluster) as drill:
+        cluster.redis.stop()
+        for gateway in cluster.gateways:
+            await until("the outage is told", drill.operator.lacks_store, gateway)
+            await drill.load.more(30, gateway)
+        await asyncio.to_thread(cluster.redis.start)
+        for gateway in cluster.gateways:
+            await until("the return is told", drill.operator.has_store, gateway)
+            await drill.load.more(20, gateway)
+    assert not drill.load.ledger.fates[Fate.FAILED]
 
 
 @pytest.mark.parametrize("manner", ["cut", "deafen"])
-def test_a_gateway_is_parted_from_redis(cluster: Cluster, manner: str) -> None:
+async def test_a_gateway_is_parted_from_redis(cluster: Cluster, manner: str) -> None:
     """It goes on beyond its lease, its calls are lost to the others, and it makes up for it on its return."""
 
-    async def main() -> None:
-        async with drilling(f"partition-{manner}", cluster) as drill:
-            other, parted = cluster.gateways
-            part: Callable[[], None] = getattr(cluster.line, manner)
-            part()
-            await until("the partition is told", drill.operator.lacks_store, parted)
+    async with drilling(f"partition-{manner}", cluster) as drill:
+        other, parted = cluster.gateways
+        part: Callable[[], None] = getattr(cluster.line, manner)
+        part()
+        await until("the partition is told", drill.operator.lacks_store, parted)
 
-            async def has_expired() -> bool:
-                return cluster.members() == 1
+        async def has_expired() -> bool:
+            return cluster.members() == 1
 
-            await until("the lease ends", has_expired)
-            await until("the other one goes on with the table", drill.operator.has_store, other)
-            await drill.load.more(30, parted)
-            cluster.line.mend()
-            await until("the return is told", drill.operator.has_store, parted)
-            await drill.load.more(20, parted)
-        assert not drill.load.ledger.fates[Fate.FAILED]
-
-    asyncio.run(main())
+        await until("the lease ends", has_expired)
+        await until("the other one goes on with the table", drill.operator.has_store, other)
+        await drill.load.more(30, parted)
+        cluster.line.mend()
+        await until("the return is told", drill.operator.has_store, parted)
+        await drill.load.more(20, parted)
+    assert not drill.load.ledger.fates[Fate.FAILED]
 
 
-def test_all_engines_are_restarted_in_turn(cluster: Cluster) -> None:
+async def test_all_engines_are_restarted_in_turn(cluster: Cluster) -> None:
     """Drained, stopped, started and taken back one by one, while every call is answered."""
 
-    async def main() -> None:
-        async with drilling("rolling-restart", cluster) as drill:
-            operator = drill.operator
-            for number, engine in enumerate(cluster.engines):
-                name = f"remote-{number}"
-                for gateway in cluster.gateways:
-                    await operator.tell(gateway, name, "drain")
+    async with drilling("rolling-restart", cluster) as drill:
+        operator = drill.operator
+        for number, engine in enumerate(cluster.engines):
+            name = f"remote-{number}"
+            for gateway in cluster.gateways:
+                await operator.tell(gateway, name, "drain")
 
-                async def is_idle(name: str = name) -> bool:
-                    seen = [await operator.engines(gateway) for gateway in cluster.gateways]
-                    return not any(
-                        one["open_calls"] for all_of in seen for one in all_of if one["name"] == name
-                    )
+            async def is_idle(name: str = name) -> bool:
+                seen = [await operator.engines(gateway) for gateway in cluster.gateways]
+                return not any(one["open_calls"] for all_of in seen for one in all_of if one["name"] == name)
 
-                await until("the engine has no call left", is_idle)
-                assert await asyncio.to_thread(engine.stop) == 0
-                await asyncio.to_thread(engine.start)
-                for gateway in cluster.gateways:
-                    await operator.tell(gateway, name, "undrain")
-                    await until("the engine is back", operator.sees, gateway, name, "up")
-                await drill.load.more(20)
-        assert not drill.load.ledger.reasons
-
-    asyncio.run(main())
+            await until("the engine has no call left", is_idle)
+            assert await asyncio.to_thread(engine.stop) == 0
+            await asyncio.to_thread(engine.start)
+            for gateway in cluster.gateways:
+                await operator.tell(gateway, name, "undrain")
+                await until("the engine is back", operator.sees, gateway, name, "up")
+            await drill.load.more(20)
+    assert not drill.load.ledger.reasons

@@ -13,8 +13,8 @@ from tests.drills.control import until
 from tests.drills.drill import drilling
 from tests.drills.processes import Spec, free_port
 
-from autellix_backend.engines.demo_model import DEMO_MODEL_NAME
 from autellix_backend.engines.vllm_command import VLLM_SERVER, environment_defaults
+from autellix_lab.demo.model import DEMO_MODEL_NAME
 
 pytestmark = [
     pytest.mark.vllm,
@@ -54,32 +54,29 @@ def cluster(
         yield cluster
 
 
-def test_real_engines_a_gateway_and_redis_die_in_turn(cluster: Cluster) -> None:
+async def test_real_engines_a_gateway_and_redis_die_in_turn(cluster: Cluster) -> None:
     """Programs go on, with the service that their receipts tell, and nothing is left of them."""
 
-    async def main() -> None:
-        async with drilling("real", cluster, model=DEMO_MODEL_NAME, may_cut=True) as drill:
-            engine, (gateway, other), operator = cluster.engines[0], cluster.gateways, drill.operator
-            engine.kill()
-            for each in cluster.gateways:
-                await until("the death is seen", operator.sees, each, "remote-0", "down")
-            await drill.load.more(30)
-            await asyncio.to_thread(engine.start)
-            for each in cluster.gateways:
-                await until("the return is seen", operator.sees, each, "remote-0", "up")
-            gateway.kill()
-            await drill.load.more(30, other)
-            await asyncio.to_thread(gateway.start)
-            await drill.load.more(20, gateway)
-            cluster.redis.stop()
-            for each in cluster.gateways:
-                await until("the outage is told", operator.lacks_store, each)
-                await drill.load.more(20, each)
-            await asyncio.to_thread(cluster.redis.start)
-            for each in cluster.gateways:
-                await until("the return is told", operator.has_store, each)
-                await drill.load.more(20, each)
-        reasons = {reason for reason in drill.load.ledger.reasons if reason.startswith("failed")}
-        assert reasons <= {"failed: in a stream: engine_unavailable"}
-
-    asyncio.run(main())
+    async with drilling("real", cluster, model=DEMO_MODEL_NAME, may_cut=True) as drill:
+        engine, (gateway, other), operator = cluster.engines[0], cluster.gateways, drill.operator
+        engine.kill()
+        for each in cluster.gateways:
+            await until("the death is seen", operator.sees, each, "remote-0", "down")
+        await drill.load.more(30)
+        await asyncio.to_thread(engine.start)
+        for each in cluster.gateways:
+            await until("the return is seen", operator.sees, each, "remote-0", "up")
+        gateway.kill()
+        await drill.load.more(30, other)
+        await asyncio.to_thread(gateway.start)
+        await drill.load.more(20, gateway)
+        cluster.redis.stop()
+        for each in cluster.gateways:
+            await until("the outage is told", operator.lacks_store, each)
+            await drill.load.more(20, each)
+        await asyncio.to_thread(cluster.redis.start)
+        for each in cluster.gateways:
+            await until("the return is told", operator.has_store, each)
+            await drill.load.more(20, each)
+    reasons = {reason for reason in drill.load.ledger.reasons if reason.startswith("failed")}
+    assert reasons <= {"failed: in a stream: engine_unavailable"}

@@ -50,26 +50,20 @@ async def answering(answers: dict[str, str]) -> AsyncIterator[str]:
         (ODD, EngineKind.OPENAI),
     ],
 )
-def test_a_remote_engine_learns_what_it_is(answers: dict[str, str], kind: EngineKind) -> None:
-    async def main() -> None:
-        async with answering(answers) as url:
-            engine = RemoteEngine(url + "/v1")
-            assert engine.kind is EngineKind.OPENAI
-            await engine.start()
-            assert engine.kind is kind
-
-    asyncio.run(main())
+async def test_a_remote_engine_learns_what_it_is(answers: dict[str, str], kind: EngineKind) -> None:
+    async with answering(answers) as url:
+        engine = RemoteEngine(url + "/v1")
+        assert engine.kind is EngineKind.OPENAI
+        await engine.start()
+        assert engine.kind is kind
 
 
-def test_a_kind_that_is_given_is_not_asked_for() -> None:
-    async def main() -> None:
-        async with answering(VLLM) as url:
-            settings = Settings(engine=EngineSettings(url=url, kind="sglang"))
-            engine = make_engine(settings)
-            await engine.start()
-            assert engine.kind is EngineKind.SGLANG
-
-    asyncio.run(main())
+async def test_a_kind_that_is_given_is_not_asked_for() -> None:
+    async with answering(VLLM) as url:
+        settings = Settings(engine=EngineSettings(url=url, kind="sglang"))
+        engine = make_engine(settings)
+        await engine.start()
+        assert engine.kind is EngineKind.SGLANG
 
 
 def test_an_address_where_nobody_is_takes_what_all_take() -> None:

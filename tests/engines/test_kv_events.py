@@ -93,7 +93,7 @@ def test_what_cannot_be_read_leaves_nothing_known(payload: bytes) -> None:
     assert read(message(stored(1)), payload).held_tokens("p") is None
 
 
-def test_a_subscription_outlives_the_publisher(tmp_path: Path) -> None:
+async def test_a_subscription_outlives_the_publisher(tmp_path: Path) -> None:
     zmq = pytest.importorskip("zmq")
     sockets = pytest.importorskip("zmq.asyncio")
     endpoint = f"ipc://{tmp_path}/events"
@@ -111,16 +111,13 @@ def test_a_subscription_outlives_the_publisher(tmp_path: Path) -> None:
         finally:
             context.destroy(linger=0)
 
-    async def main() -> None:
-        cache = CacheMap()
-        listener = KvEventListener(endpoint, cache)
-        listener.open()
-        await publish(message(stored(1, 2)), cache, {"p": 32, "q": 0})
-        await publish(message(stored(3, program="q")), cache, {"p": 0, "q": 16})
-        await listener.close()
-        await listener.close()
-
-    asyncio.run(main())
+    cache = CacheMap()
+    listener = KvEventListener(endpoint, cache)
+    listener.open()
+    await publish(message(stored(1, 2)), cache, {"p": 32, "q": 0})
+    await publish(message(stored(3, program="q")), cache, {"p": 0, "q": 16})
+    await listener.close()
+    await listener.close()
 
 
 def test_a_missing_package_is_said_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

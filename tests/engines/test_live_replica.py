@@ -10,10 +10,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from autellix_backend.core.accounting import CallAccount
+from autellix_backend.core.report import CallAccount
 from autellix_backend.core.snapshot import EngineSnapshot
-from autellix_backend.engines.demo_model import DEMO_MODEL_NAME
 from autellix_backend.engines.replica import VllmReplica
+from autellix_lab.demo.model import DEMO_MODEL_NAME
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(700)]
 

@@ -95,86 +95,75 @@ def test_a_head_that_does_not_answer_ends_the_start_at_once() -> None:
 # Ray's own, of the Python that it runs on
 @pytest.mark.filterwarnings("ignore")
 class TestOnACluster:
-    def test_replicas_are_spread_over_the_nodes_and_answer(self, ray_cluster: Any, tmp_path: Path) -> None:
-        async def main() -> None:
-            async with replicas(settings_for(ray_cluster, tmp_path), NODES) as made:
-                assert len({replica.place.node for replica in made if replica.place}) == NODES
-                assert [(await replica.probe(5)).problem for replica in made] == [None] * NODES
-            assert not any(replica.is_alive() for replica in made)
-            assert (await made[0].probe(5)).problem is not None
+    async def test_replicas_are_spread_over_the_nodes_and_answer(
+        self, ray_cluster: Any, tmp_path: Path
+    ) -> None:
+        async with replicas(settings_for(ray_cluster, tmp_path), NODES) as made:
+            assert len({replica.place.node for replica in made if replica.place}) == NODES
+            assert [(await replica.probe(5)).problem for replica in made] == [None] * NODES
+        assert not any(replica.is_alive() for replica in made)
+        assert (await made[0].probe(5)).problem is not None
 
-        asyncio.run(main())
+    async def test_more_engines_than_there_is_room_for_fail_in_time(
+        self, ray_cluster: Any, tmp_path: Path
+    ) -> None:
+        settings = settings_for(ray_cluster, tmp_path, cpus=NODES + 1.0, placement_timeout_s=1.0)
+        with pytest.raises(EngineError, match="found no node with room within 1 s"):
+            async with replicas(settings, 1):
+                pass
 
-    def test_more_engines_than_there_is_room_for_fail_in_time(self, ray_cluster: Any, tmp_path: Path) -> None:
-        async def main() -> None:
-            settings = settings_for(ray_cluster, tmp_path, cpus=NODES + 1.0, placement_timeout_s=1.0)
-            with pytest.raises(EngineError, match="found no node with room within 1 s"):
-                async with replicas(settings, 1):
-                    pass
-
-        asyncio.run(main())
-
-    def test_a_server_that_cannot_start_says_why(self, ray_cluster: Any, tmp_path: Path) -> None:
-        async def main() -> None:
-            with pytest.raises(EngineError, match=r"on node \w+: .*the model is too large"):
-                async with replicas(settings_for(ray_cluster, tmp_path, "--fail=start"), 1):
-                    pass
-
-        asyncio.run(main())
+    async def test_a_server_that_cannot_start_says_why(self, ray_cluster: Any, tmp_path: Path) -> None:
+        with pytest.raises(EngineError, match=r"on node \w+: .*the model is too large"):
+            async with replicas(settings_for(ray_cluster, tmp_path, "--fail=start"), 1):
+                pass
 
     @pytest.mark.parametrize("way", ["server", "actor"])
-    def test_a_dead_replica_is_placed_anew_by_its_supervisor(
+    async def test_a_dead_replica_is_placed_anew_by_its_supervisor(
         self, ray_cluster: Any, tmp_path: Path, way: str
     ) -> None:
         """Whether the server died or the actor's process with it."""
 
-        async def main() -> None:
-            settings = settings_for(ray_cluster, tmp_path)
-            async with replicas(settings, 1) as [replica]:
-                supervisor = Supervisor(replica, settings.engine)
-                told: list[tuple[EngineState, str | None]] = []
-                supervisor.subscribe(lambda change: told.append((change.state, change.reason)))
-                supervisor.open()
-                try:
-                    before = replica.base_url
-                    if way == "server":
-                        await die(replica)
-                    else:
-                        assert replica.place is not None
-                        os.kill(replica.place.pid, signal.SIGKILL)
-                    await wait_until(lambda: EngineState.UP in [state for state, _ in told])
-                    assert [state for state, _ in told] == [EngineState.RESTARTING, EngineState.UP]
-                    expected = "told to die" if way == "server" else "was lost with its actor"
-                    assert expected in str(told[0][1])
-                    assert (await replica.probe(5)).problem is None
-                    assert replica.base_url != before
-                finally:
-                    await supervisor.close()
+        settings = settings_for(ray_cluster, tmp_path)
+        async with replicas(settings, 1) as [replica]:
+            supervisor = Supervisor(replica, settings.engine)
+            told: list[tuple[EngineState, str | None]] = []
+            supervisor.subscribe(lambda change: told.append((change.state, change.reason)))
+            supervisor.open()
+            try:
+                before = replica.base_url
+                if way == "server":
+                    await die(replica)
+                else:
+                    assert replica.place is not None
+                    os.kill(replica.place.pid, signal.SIGKILL)
+                await wait_until(lambda: EngineState.UP in [state for state, _ in told])
+                assert [state for state, _ in told] == [EngineState.RESTARTING, EngineState.UP]
+                expected = "told to die" if way == "server" else "was lost with its actor"
+                assert expected in str(told[0][1])
+                assert (await replica.probe(5)).problem is None
+                assert replica.base_url != before
+            finally:
+                await supervisor.close()
 
-        asyncio.run(main())
-
-    def test_what_the_scheduler_tells_arrives_at_the_gateways_socket(
+    async def test_what_the_scheduler_tells_arrives_at_the_gateways_socket(
         self, ray_cluster: Any, tmp_path: Path
     ) -> None:
         """The stand-in sends a datagram where vLLM's scheduler would."""
 
-        async def main() -> None:
-            async with replicas(settings_for(ray_cluster, tmp_path), 1) as [replica]:
-                assert replica.accounting_socket is not None
-                with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
-                    receiver.setblocking(False)
-                    receiver.bind(str(replica.accounting_socket))
-                    async with (
-                        aiohttp.ClientSession() as client,
-                        client.get(replica.base_url + "/tell") as response,
-                    ):
-                        assert response.status == 200
-                    loop = asyncio.get_running_loop()
-                    async with asyncio.timeout(20):
-                        assert await loop.sock_recv(receiver, 100) == b"told"
-                replica.accounting_socket.unlink()
-
-        asyncio.run(main())
+        async with replicas(settings_for(ray_cluster, tmp_path), 1) as [replica]:
+            assert replica.accounting_socket is not None
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+                receiver.setblocking(False)
+                receiver.bind(str(replica.accounting_socket))
+                async with (
+                    aiohttp.ClientSession() as client,
+                    client.get(replica.base_url + "/tell") as response,
+                ):
+                    assert response.status == 200
+                loop = asyncio.get_running_loop()
+                async with asyncio.timeout(20):
+                    assert await loop.sock_recv(receiver, 100) == b"told"
+            replica.accounting_socket.unlink()
 
     @pytest.mark.vllm
     @pytest.mark.timeout(600)

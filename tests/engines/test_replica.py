@@ -121,36 +121,30 @@ def test_a_cancelled_start_leaves_no_process(tmp_path: Path) -> None:
     wait_until(lambda: not any(map(is_running, read_pids(pid_file))))
 
 
-def test_a_taken_port_is_tried_again(tmp_path: Path) -> None:
+async def test_a_taken_port_is_tried_again(tmp_path: Path) -> None:
     """A server that loses its port to somebody else is started on another."""
     replica = make_replica(tmp_path, "--busy-once", str(tmp_path / "tried"))
 
-    async def main() -> None:
-        await replica.start()
-        assert replica.is_alive()
-        await replica.stop()
-
-    asyncio.run(main())
+    await replica.start()
+    assert replica.is_alive()
+    await replica.stop()
 
 
-def test_notices_a_death_and_can_start_again(tmp_path: Path) -> None:
+async def test_notices_a_death_and_can_start_again(tmp_path: Path) -> None:
     """A server that dies later makes is_alive() false and failure() tell the exit code and cause."""
     pid_file = tmp_path / "pids"
     replica = make_replica(tmp_path, "--pid-file", str(pid_file))
 
-    async def main() -> None:
-        await replica.start()
-        async with aiohttp.ClientSession() as client:
-            with pytest.raises(aiohttp.ClientError):
-                await client.get(replica.base_url + "/die")
-        await asyncio.to_thread(wait_until, lambda: not replica.is_alive())
-        assert "exit code 7: RuntimeError: told to die" in str(replica.failure())
-        await asyncio.to_thread(wait_until, lambda: not any(map(is_running, read_pids(pid_file))))
-        await replica.start()
-        assert (replica.is_alive(), replica.failure()) == (True, None)
-        await replica.stop()
-
-    asyncio.run(main())
+    await replica.start()
+    async with aiohttp.ClientSession() as client:
+        with pytest.raises(aiohttp.ClientError):
+            await client.get(replica.base_url + "/die")
+    await asyncio.to_thread(wait_until, lambda: not replica.is_alive())
+    assert "exit code 7: RuntimeError: told to die" in str(replica.failure())
+    await asyncio.to_thread(wait_until, lambda: not any(map(is_running, read_pids(pid_file))))
+    await replica.start()
+    assert (replica.is_alive(), replica.failure()) == (True, None)
+    await replica.stop()
 
 
 def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ import pytest
 from tests.engines.test_replica import is_running, make_replica, read_pids
 
 from autellix_backend.engines.base import Engine, EngineError, EngineUnreachableError
-from autellix_backend.engines.fake import FakeBehaviour, FakeEngine
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
 from autellix_backend.settings import EngineSettings
+from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 UP, DOWN, RESTARTING, FAILED = EngineState.UP, EngineState.DOWN, EngineState.RESTARTING, EngineState.FAILED
 QUICK: dict[str, Any] = {"restart_delay_s": 0.01, "probe_period_s": 0.02, "probe_timeout_s": 0.2}
@@ -53,19 +53,16 @@ async def watched(engine: Engine, **settings: Any) -> AsyncIterator[Watched]:
         await engine.stop()
 
 
-def test_a_dead_engine_is_started_again() -> None:
-    async def main() -> None:
-        engine = FakeEngine()
-        async with watched(engine) as watch:
-            assert watch.supervisor.is_up
-            await engine.kill("out of memory")
-            assert not watch.supervisor.is_up
-            await watch.wait_for(lambda: watch.states == [RESTARTING, UP])
-            assert watch.changes[0].reason == "out of memory"
-            assert (watch.supervisor.is_up, watch.supervisor.reason) == (True, None)
-            assert watch.supervisor.restarts == 1
-
-    asyncio.run(main())
+async def test_a_dead_engine_is_started_again() -> None:
+    engine = FakeEngine()
+    async with watched(engine) as watch:
+        assert watch.supervisor.is_up
+        await engine.kill("out of memory")
+        assert not watch.supervisor.is_up
+        await watch.wait_for(lambda: watch.states == [RESTARTING, UP])
+        assert watch.changes[0].reason == "out of memory"
+        assert (watch.supervisor.is_up, watch.supervisor.reason) == (True, None)
+        assert watch.supervisor.restarts == 1
 
 
 class Unstartable(FakeEngine):
@@ -82,124 +79,100 @@ class Unstartable(FakeEngine):
         await super().start()
 
 
-def test_an_engine_that_cannot_be_started_fails_with_its_reason() -> None:
-    async def main() -> None:
-        engine = Unstartable()
-        async with watched(engine, max_restarts=3, restart_window_s=50.0) as watch:
-            await engine.kill("out of memory")
-            await watch.wait_for(lambda: FAILED in watch.states)
-            assert watch.states == [RESTARTING, RESTARTING, RESTARTING, FAILED]
-            assert watch.changes[1].reason == "start 2 failed"
-            assert watch.changes[-1].reason == (
-                "start 4 failed; it is not restarted again, after 3 times within 50 s (engine.max_restarts)"
-            )
-            assert engine.starts == 4
-
-    asyncio.run(main())
+async def test_an_engine_that_cannot_be_started_fails_with_its_reason() -> None:
+    engine = Unstartable()
+    async with watched(engine, max_restarts=3, restart_window_s=50.0) as watch:
+        await engine.kill("out of memory")
+        await watch.wait_for(lambda: FAILED in watch.states)
+        assert watch.states == [RESTARTING, RESTARTING, RESTARTING, FAILED]
+        assert watch.changes[1].reason == "start 2 failed"
+        assert watch.changes[-1].reason == (
+            "start 4 failed; it is not restarted again, after 3 times within 50 s (engine.max_restarts)"
+        )
+        assert engine.starts == 4
 
 
-def test_an_engine_stays_dead_where_no_restart_is_wanted() -> None:
-    async def main() -> None:
-        engine = FakeEngine()
-        async with watched(engine, restart=False) as watch:
-            await engine.kill("out of memory")
-            await watch.wait_for(lambda: bool(watch.states))
-            assert watch.states == [FAILED]
-            assert watch.changes[0].reason == ("out of memory; it is not restarted (engine.restart is off)")
-
-    asyncio.run(main())
+async def test_an_engine_stays_dead_where_no_restart_is_wanted() -> None:
+    engine = FakeEngine()
+    async with watched(engine, restart=False) as watch:
+        await engine.kill("out of memory")
+        await watch.wait_for(lambda: bool(watch.states))
+        assert watch.states == [FAILED]
+        assert watch.changes[0].reason == ("out of memory; it is not restarted (engine.restart is off)")
 
 
-def test_a_hung_engine_is_killed_and_started_again() -> None:
-    async def main() -> None:
-        engine = FakeEngine()
-        async with watched(engine, max_failed_probes=2) as watch:
-            engine.behaviour = replace(engine.behaviour, health_status=None)
-            await watch.wait_for(lambda: RESTARTING in watch.states)
-            engine.behaviour = replace(engine.behaviour, health_status=200)
-            await watch.wait_for(lambda: watch.states[-1] is UP)
-            assert watch.states == [DOWN, RESTARTING, UP]
-            assert watch.changes[1].reason == (
-                "fake-0 was killed: it does not answer /health in time, 2 times in a row"
-            )
-
-    asyncio.run(main())
+async def test_a_hung_engine_is_killed_and_started_again() -> None:
+    engine = FakeEngine()
+    async with watched(engine, max_failed_probes=2) as watch:
+        engine.behaviour = replace(engine.behaviour, health_status=None)
+        await watch.wait_for(lambda: RESTARTING in watch.states)
+        engine.behaviour = replace(engine.behaviour, health_status=200)
+        await watch.wait_for(lambda: watch.states[-1] is UP)
+        assert watch.states == [DOWN, RESTARTING, UP]
+        assert watch.changes[1].reason == (
+            "fake-0 was killed: it does not answer /health in time, 2 times in a row"
+        )
 
 
-def test_an_engine_that_stalls_behind_a_healthy_server_is_started_again() -> None:
-    async def main() -> None:
-        silence_s = 9.9
-        engine = FakeEngine()
-        async with watched(engine, stall_timeout_s=10.0) as watch:
-            watch.supervisor.watch_silence(lambda: silence_s)
-            assert await watch.supervisor.check()
-            assert watch.states == []
-            silence_s = 10.0
-            await watch.wait_for(lambda: RESTARTING in watch.states)
-            silence_s = 0.0
-            await watch.wait_for(lambda: watch.states[-1] is UP)
-            reason = "fake-0 was killed: it told nothing of its calls for 10 s"
-            assert watch.changes[0].reason == reason
-
-    asyncio.run(main())
+async def test_an_engine_that_stalls_behind_a_healthy_server_is_started_again() -> None:
+    silence_s = 9.9
+    engine = FakeEngine()
+    async with watched(engine, stall_timeout_s=10.0) as watch:
+        watch.supervisor.watch_silence(lambda: silence_s)
+        assert await watch.supervisor.check()
+        assert watch.states == []
+        silence_s = 10.0
+        await watch.wait_for(lambda: RESTARTING in watch.states)
+        silence_s = 0.0
+        await watch.wait_for(lambda: watch.states[-1] is UP)
+        reason = "fake-0 was killed: it told nothing of its calls for 10 s"
+        assert watch.changes[0].reason == reason
 
 
-def test_a_busy_engine_stays_up_while_probes_are_slow() -> None:
-    async def main() -> None:
-        engine = FakeEngine(FakeBehaviour(health_status=None))
-        async with watched(engine, max_failed_probes=1000, probe_timeout_s=0.01) as watch:
-            assert await watch.supervisor.check()
-            assert watch.states == []
-
-    asyncio.run(main())
+async def test_a_busy_engine_stays_up_while_probes_are_slow() -> None:
+    engine = FakeEngine(FakeBehaviour(health_status=None))
+    async with watched(engine, max_failed_probes=1000, probe_timeout_s=0.01) as watch:
+        assert await watch.supervisor.check()
+        assert watch.states == []
 
 
 @pytest.mark.parametrize("is_owned", [True, False])
-def test_a_refused_probe_takes_an_engine_down_and_an_answered_one_up(is_owned: bool) -> None:
-    async def main() -> None:
-        engine = FakeEngine(is_owned=is_owned)
-        async with watched(engine, max_failed_probes=1000) as watch:
-            engine.behaviour = replace(engine.behaviour, health_status=503)
-            checks = [watch.supervisor.check() for _ in range(20)]
-            assert not any(await asyncio.gather(*checks))
-            assert watch.changes[0].reason == "fake-0 answers /health with status 503"
-            engine.behaviour = replace(engine.behaviour, health_status=200)
-            await watch.wait_for(lambda: watch.states == [DOWN, UP])
-
-    asyncio.run(main())
+async def test_a_refused_probe_takes_an_engine_down_and_an_answered_one_up(is_owned: bool) -> None:
+    engine = FakeEngine(is_owned=is_owned)
+    async with watched(engine, max_failed_probes=1000) as watch:
+        engine.behaviour = replace(engine.behaviour, health_status=503)
+        checks = [watch.supervisor.check() for _ in range(20)]
+        assert not any(await asyncio.gather(*checks))
+        assert watch.changes[0].reason == "fake-0 answers /health with status 503"
+        engine.behaviour = replace(engine.behaviour, health_status=200)
+        await watch.wait_for(lambda: watch.states == [DOWN, UP])
 
 
-def test_an_engine_that_is_not_ours_is_never_killed() -> None:
-    async def main() -> None:
-        engine = FakeEngine(FakeBehaviour(health_status=500), is_owned=False)
-        async with watched(engine, max_failed_probes=1) as watch:
-            await watch.wait_for(lambda: watch.states == [DOWN])
-            await asyncio.sleep(0.1)
-            assert engine.is_alive()
-            assert (watch.states, watch.supervisor.restarts) == ([DOWN], 0)
-
-    asyncio.run(main())
+async def test_an_engine_that_is_not_ours_is_never_killed() -> None:
+    engine = FakeEngine(FakeBehaviour(health_status=500), is_owned=False)
+    async with watched(engine, max_failed_probes=1) as watch:
+        await watch.wait_for(lambda: watch.states == [DOWN])
+        await asyncio.sleep(0.1)
+        assert engine.is_alive()
+        assert (watch.states, watch.supervisor.restarts) == ([DOWN], 0)
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("victim", ["server", "tree"])
-def test_a_real_process_comes_back(tmp_path: Path, end: signal.Signals, victim: str) -> None:
+async def test_a_real_process_comes_back(tmp_path: Path, end: signal.Signals, victim: str) -> None:
     """Killed or stopped, alone or with all that belongs to it: nothing is left of it, and one is up again."""
     pid_file = tmp_path / "pids"
     replica = make_replica(tmp_path, "--pid-file", str(pid_file))
 
-    async def main() -> None:
-        async with watched(replica, max_failed_probes=2) as watch:
-            first = [replica.pid or 0, *read_pids(pid_file)]
-            for pid in first if victim == "tree" else first[1:2]:
-                os.kill(pid, end)
-            await watch.wait_for(lambda: watch.states[-1:] == [UP])
-            await watch.wait_for(lambda: not any(map(is_running, first)))
-            second = read_pids(pid_file)
-            assert all(map(is_running, second)) and not set(first) & set(second)
-        await watch.wait_for(lambda: not any(map(is_running, second)))
-
-    asyncio.run(main())
+    async with watched(replica, max_failed_probes=2) as watch:
+        first = [replica.pid or 0, *read_pids(pid_file)]
+        for pid in first if victim == "tree" else first[1:2]:
+            os.kill(pid, end)
+        await watch.wait_for(lambda: watch.states[-1:] == [UP])
+        await watch.wait_for(lambda: not any(map(is_running, first)))
+        second = read_pids(pid_file)
+        assert all(map(is_running, second)) and not set(first) & set(second)
+    await watch.wait_for(lambda: not any(map(is_running, second)))
 
 
 class LateServer(FakeEngine):
@@ -216,20 +189,17 @@ class LateServer(FakeEngine):
         await super().start()
 
 
-def test_a_server_that_was_not_there_at_the_start_is_up_once_it_answers() -> None:
-    async def main() -> None:
-        engine = LateServer()
-        with pytest.raises(EngineUnreachableError):
-            await engine.start()
-        watch = Watched(engine, EngineSettings(**QUICK))
-        watch.supervisor.open()
-        try:
-            await watch.wait_for(lambda: UP in watch.states)
-            assert set(watch.states[:-1]) == {DOWN}
-            assert "does not answer" in str(watch.changes[-2].reason)
-            assert watch.supervisor.is_up
-        finally:
-            await watch.supervisor.close()
-            await engine.stop()
-
-    asyncio.run(main())
+async def test_a_server_that_was_not_there_at_the_start_is_up_once_it_answers() -> None:
+    engine = LateServer()
+    with pytest.raises(EngineUnreachableError):
+        await engine.start()
+    watch = Watched(engine, EngineSettings(**QUICK))
+    watch.supervisor.open()
+    try:
+        await watch.wait_for(lambda: UP in watch.states)
+        assert set(watch.states[:-1]) == {DOWN}
+        assert "does not answer" in str(watch.changes[-2].reason)
+        assert watch.supervisor.is_up
+    finally:
+        await watch.supervisor.close()
+        await engine.stop()

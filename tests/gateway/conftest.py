@@ -20,10 +20,9 @@ from tests.serving import listening
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.core.snapshot import EngineSnapshot
-from autellix_backend.engines.fake import FakeBehaviour, FakeEngine
 from autellix_backend.gateway.app import create_app
-from autellix_backend.gateway.limiter import Limiter
-from autellix_backend.gateway.sessions_api import LOST_HEARTBEATS
+from autellix_backend.gateway.http.sessions import LOST_HEARTBEATS
+from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.settings import (
     EngineSettings,
     GatewaySettings,
@@ -32,6 +31,7 @@ from autellix_backend.settings import (
     TenantLimits,
 )
 from autellix_backend.stores.memory import MemoryStore
+from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"model": "autellix.fake-model", "messages": [{"role": "user", "content": "hello"}]}

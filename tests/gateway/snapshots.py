@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autellix_backend.core.snapshot import CallStanding, EngineSnapshot
-from autellix_backend.gateway.situation import EngineView, OpenCallView, Situation
+from autellix_backend.gateway.explain.situation import EngineView, OpenCallView, Situation
 from autellix_backend.stores.base import ProgramView
 
 ENGINE = "replica-0"

@@ -11,11 +11,11 @@ import aiohttp
 import pytest
 
 from autellix_backend.core.policies import make_policy
-from autellix_backend.engines.fake import FakeBehaviour, FakeEngine
 from autellix_backend.gateway import app as gateway_app
 from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import Settings
 from autellix_backend.stores.memory import MemoryStore
+from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 CHAT = "/v1/chat/completions"
 SESSIONS = "/autellix/v1/sessions"
@@ -34,44 +34,35 @@ async def metrics_of(rig: Any) -> str:
         return text
 
 
-def test_an_idle_program_is_removed_while_the_app_runs(serve: Any, wait_until: Any) -> None:
-    async def main() -> None:
-        async with serve(program_idle_s=0.3) as rig:
-            await rig.chat({"X-Autellix-Program-ID": "p"})
-            assert (await rig.get(PROGRAMS + "/p"))[0] == 200
-            async with asyncio.timeout(5):
-                while (await rig.get(PROGRAMS + "/p"))[0] != 404:  # noqa: ASYNC110 - it tells when asked
-                    await asyncio.sleep(0.02)
-            assert 'autellix_reaped_total{kind="program"} 1.0' in await metrics_of(rig)
-
-    asyncio.run(main())
+async def test_an_idle_program_is_removed_while_the_app_runs(serve: Any, wait_until: Any) -> None:
+    async with serve(program_idle_s=0.3) as rig:
+        await rig.chat({"X-Autellix-Program-ID": "p"})
+        assert (await rig.get(PROGRAMS + "/p"))[0] == 200
+        async with asyncio.timeout(5):
+            while (await rig.get(PROGRAMS + "/p"))[0] != 404:  # noqa: ASYNC110 - it tells when asked
+                await asyncio.sleep(0.02)
+        assert 'autellix_reaped_total{kind="program"} 1.0' in await metrics_of(rig)
 
 
-def test_a_program_with_a_running_call_is_not_idle(serve: Any, wait_until: Any) -> None:
-    async def main() -> None:
-        behaviour = FakeBehaviour(token_delay_s=0.1)
-        async with serve(behaviour, program_idle_s=0.1) as rig:
-            await rig.chat({"X-Autellix-Program-ID": "p"})
-            assert len((await rig.get(PROGRAMS + "/p"))[1]["calls"]) == 1
-
-    asyncio.run(main())
+async def test_a_program_with_a_running_call_is_not_idle(serve: Any, wait_until: Any) -> None:
+    behaviour = FakeBehaviour(token_delay_s=0.1)
+    async with serve(behaviour, program_idle_s=0.1) as rig:
+        await rig.chat({"X-Autellix-Program-ID": "p"})
+        assert len((await rig.get(PROGRAMS + "/p"))[1]["calls"]) == 1
 
 
-def test_a_silent_session_is_removed_with_its_programs(serve: Any) -> None:
-    async def main() -> None:
-        async with serve(heartbeat_s=0.1) as rig:
-            async with rig.client.post(rig.url + SESSIONS, json={"session_id": "s"}) as response:
-                assert response.status == 201
-            await rig.chat({"X-Autellix-Session-ID": "s", "X-Autellix-Program-ID": "p"})
-            async with asyncio.timeout(5):
-                while (await rig.store.counts()).sessions:  # noqa: ASYNC110 - the store tells when asked
-                    await asyncio.sleep(0.02)
-            assert (await rig.get(PROGRAMS))[1] == {"programs": [], "has_more": False}
-            async with rig.client.post(rig.url + SESSIONS + "/s/heartbeat") as response:
-                assert response.status == 404
-            assert 'autellix_reaped_total{kind="session"} 1.0' in await metrics_of(rig)
-
-    asyncio.run(main())
+async def test_a_silent_session_is_removed_with_its_programs(serve: Any) -> None:
+    async with serve(heartbeat_s=0.1) as rig:
+        async with rig.client.post(rig.url + SESSIONS, json={"session_id": "s"}) as response:
+            assert response.status == 201
+        await rig.chat({"X-Autellix-Session-ID": "s", "X-Autellix-Program-ID": "p"})
+        async with asyncio.timeout(5):
+            while (await rig.store.counts()).sessions:  # noqa: ASYNC110 - the store tells when asked
+                await asyncio.sleep(0.02)
+        assert (await rig.get(PROGRAMS))[1] == {"programs": [], "has_more": False}
+        async with rig.client.post(rig.url + SESSIONS + "/s/heartbeat") as response:
+            assert response.status == 404
+        assert 'autellix_reaped_total{kind="session"} 1.0' in await metrics_of(rig)
 
 
 @pytest.mark.parametrize("is_streaming", [False, True])

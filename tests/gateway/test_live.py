@@ -40,119 +40,109 @@ async def body_of(client: aiohttp.ClientSession, url: str, **fields: Any) -> dic
     return {"model": model, "messages": messages, "ignore_eos": True, "max_tokens": 16, **fields}
 
 
-def test_answers_and_streams_carry_the_engines_own_numbers(live_engine: Any, listen: Any) -> None:
-    async def main() -> None:
-        async with gateway(live_engine, listen) as (url, store, client):
-            body = await body_of(client, url)
-            headers = {"X-Autellix-Program-ID": "p"}
-            async with client.post(url + CHAT, json=body, headers=headers) as response:
-                receipts = [(await response.json())["autellix"]]
-            async with client.post(url + CHAT, json={**body, "stream": True}, headers=headers) as response:
-                lines = (await response.read()).split(b"\n\n")
-            receipts.append(json.loads(lines[-3].removeprefix(b": autellix ")))
-            for receipt in receipts:
-                assert receipt["estimated"] is False
-                assert receipt["output_tokens"] == 16
-                assert receipt["engine_steps"] >= 16
-                assert receipt["service_s"] > 0
-            program = await store.program("p")
-            assert program is not None
-            assert program.service_s == pytest.approx(sum(receipt["service_s"] for receipt in receipts))
-            assert program.calls[1].end is not None
-            assert program.calls[1].end.inherited_service_s == pytest.approx(receipts[0]["service_s"])
-
-    asyncio.run(main())
+async def test_answers_and_streams_carry_the_engines_own_numbers(live_engine: Any, listen: Any) -> None:
+    async with gateway(live_engine, listen) as (url, store, client):
+        body = await body_of(client, url)
+        headers = {"X-Autellix-Program-ID": "p"}
+        async with client.post(url + CHAT, json=body, headers=headers) as response:
+            receipts = [(await response.json())["autellix"]]
+        async with client.post(url + CHAT, json={**body, "stream": True}, headers=headers) as response:
+            lines = (await response.read()).split(b"\n\n")
+        receipts.append(json.loads(lines[-3].removeprefix(b": autellix ")))
+        for receipt in receipts:
+            assert receipt["estimated"] is False
+            assert receipt["output_tokens"] == 16
+            assert receipt["engine_steps"] >= 16
+            assert receipt["service_s"] > 0
+        program = await store.program("p")
+        assert program is not None
+        assert program.service_s == pytest.approx(sum(receipt["service_s"] for receipt in receipts))
+        assert program.calls[1].end is not None
+        assert program.calls[1].end.inherited_service_s == pytest.approx(receipts[0]["service_s"])
 
 
-def test_all_choices_are_accounted(live_engine: Any, listen: Any) -> None:
-    async def main() -> None:
-        async with gateway(live_engine, listen) as (url, _store, client):
-            body = await body_of(client, url, n=3, temperature=1.0)
-            async with client.post(url + CHAT, json=body) as response:
-                receipt = (await response.json())["autellix"]
-            assert (receipt["estimated"], receipt["output_tokens"]) == (False, 48)
-
-    asyncio.run(main())
+async def test_all_choices_are_accounted(live_engine: Any, listen: Any) -> None:
+    async with gateway(live_engine, listen) as (url, _store, client):
+        body = await body_of(client, url, n=3, temperature=1.0)
+        async with client.post(url + CHAT, json=body) as response:
+            receipt = (await response.json())["autellix"]
+        assert (receipt["estimated"], receipt["output_tokens"]) == (False, 48)
 
 
 @pytest.mark.parametrize("is_streaming", [False, True])
-def test_a_client_that_leaves_aborts_the_call(live_engine: Any, listen: Any, is_streaming: bool) -> None:
-    async def main() -> None:
-        async with gateway(live_engine, listen) as (url, store, client):
-            body = await body_of(client, url, max_tokens=1500, stream=is_streaming)
+async def test_a_client_that_leaves_aborts_the_call(
+    live_engine: Any, listen: Any, is_streaming: bool
+) -> None:
+    async with gateway(live_engine, listen) as (url, store, client):
+        body = await body_of(client, url, max_tokens=1500, stream=is_streaming)
 
-            async def call() -> None:
-                headers = {"X-Autellix-Program-ID": "p"}
-                async with client.post(url + CHAT, json=body, headers=headers) as response:
-                    await response.read()
+        async def call() -> None:
+            headers = {"X-Autellix-Program-ID": "p"}
+            async with client.post(url + CHAT, json=body, headers=headers) as response:
+                await response.read()
 
-            task = asyncio.create_task(call())
-            await asyncio.sleep(0.15)
-            assert not task.done()
-            task.cancel()
-            while (await store.counts()).active_calls:  # noqa: ASYNC110 - the store tells when asked
-                await asyncio.sleep(0.01)
-            program = await store.program("p")
-            assert program is not None and program.calls[0].end is not None
-            end = program.calls[0].end
-            # The engine's own account of the abort arrived, and it stopped before the end.
-            assert (end.outcome, end.is_estimated) == ("aborted", False)
-            assert end.output_tokens is not None and end.output_tokens < 1500
-
-    asyncio.run(main())
+        task = asyncio.create_task(call())
+        await asyncio.sleep(0.15)
+        assert not task.done()
+        task.cancel()
+        while (await store.counts()).active_calls:  # noqa: ASYNC110 - the store tells when asked
+            await asyncio.sleep(0.01)
+        program = await store.program("p")
+        assert program is not None and program.calls[0].end is not None
+        end = program.calls[0].end
+        # The engine's own account of the abort arrived, and it stopped before the end.
+        assert (end.outcome, end.is_estimated) == ("aborted", False)
+        assert end.output_tokens is not None and end.output_tokens < 1500
 
 
-def test_a_waiting_calls_why_names_its_level_and_who_is_ahead(live_engine: Any, listen: Any) -> None:
+async def test_a_waiting_calls_why_names_its_level_and_who_is_ahead(live_engine: Any, listen: Any) -> None:
     """A program that has used much waits behind four that have used nothing, in all of the engine's slots."""
 
-    async def main() -> None:
-        async with gateway(live_engine, listen) as (url, store, client):
-            await store.begin(CallStart(key="past", call_id="past", program_id="slow"), 0.0)
-            past = CallEnd(
-                key="past",
-                program_id="slow",
-                outcome="ok",
-                services_s=(100.0,),
-                wait_s=0.0,
-                table_wait_s=0.0,
-                inherited_service_s=0.0,
-                is_estimated=False,
-            )
-            await store.settle(past, 0.0)
-            body = await body_of(client, url, max_tokens=1500)
+    async with gateway(live_engine, listen) as (url, store, client):
+        await store.begin(CallStart(key="past", call_id="past", program_id="slow"), 0.0)
+        past = CallEnd(
+            key="past",
+            program_id="slow",
+            outcome="ok",
+            services_s=(100.0,),
+            wait_s=0.0,
+            table_wait_s=0.0,
+            inherited_service_s=0.0,
+            is_estimated=False,
+        )
+        await store.settle(past, 0.0)
+        body = await body_of(client, url, max_tokens=1500)
 
-            async def call(program_id: str) -> None:
-                headers = {"X-Autellix-Program-ID": program_id}
-                async with client.post(url + CHAT, json=body, headers=headers) as response:
-                    await response.read()
+        async def call(program_id: str) -> None:
+            headers = {"X-Autellix-Program-ID": program_id}
+            async with client.post(url + CHAT, json=body, headers=headers) as response:
+                await response.read()
 
-            async def why(program_id: str) -> Any:
-                async with client.get(f"{url}/autellix/v1/programs/{program_id}/why") as response:
-                    return await response.json()
+        async def why(program_id: str) -> Any:
+            async with client.get(f"{url}/autellix/v1/programs/{program_id}/why") as response:
+                return await response.json()
 
-            names = [f"fast-{number}" for number in range(4)]
-            tasks = [asyncio.create_task(call(name)) for name in (*names, "slow")]
-            async with asyncio.timeout(60):
-                while (told := await why("slow"))["state"] != "waiting":
-                    assert not any(task.done() for task in tasks)
-                    await asyncio.sleep(0.05)
-                running = await why("fast-0")
-            (waiting,) = told["calls"]
-            assert {ahead["program_id"] for ahead in waiting["ahead"]} == set(names)
-            assert (waiting["level"], waiting["level_from_s"], waiting["level_to_s"]) == (10, 64.0, 128.0)
-            assert (waiting["place"], waiting["short_of"], waiting["inherited_service_s"]) == (
-                5,
-                "slots",
-                100.0,
-            )
-            # It may wait 8 times as long as it was served.
-            assert 700.0 < waiting["promotion_s"] <= 800.0
-            assert "Ahead of it: fast-" in waiting["text"]
-            assert running["calls"][0]["state"] == "running"
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            while (await store.counts()).active_calls:  # noqa: ASYNC110 - the store tells when asked
-                await asyncio.sleep(0.01)
-
-    asyncio.run(main())
+        names = [f"fast-{number}" for number in range(4)]
+        tasks = [asyncio.create_task(call(name)) for name in (*names, "slow")]
+        async with asyncio.timeout(60):
+            while (told := await why("slow"))["state"] != "waiting":
+                assert not any(task.done() for task in tasks)
+                await asyncio.sleep(0.05)
+            running = await why("fast-0")
+        (waiting,) = told["calls"]
+        assert {ahead["program_id"] for ahead in waiting["ahead"]} == set(names)
+        assert (waiting["level"], waiting["level_from_s"], waiting["level_to_s"]) == (10, 64.0, 128.0)
+        assert (waiting["place"], waiting["short_of"], waiting["inherited_service_s"]) == (
+            5,
+            "slots",
+            100.0,
+        )
+        # It may wait 8 times as long as it was served.
+        assert 700.0 < waiting["promotion_s"] <= 800.0
+        assert "Ahead of it: fast-" in waiting["text"]
+        assert running["calls"][0]["state"] == "running"
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        while (await store.counts()).active_calls:  # noqa: ASYNC110 - the store tells when asked
+            await asyncio.sleep(0.01)

@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from autellix_backend.engines.demo_model import DEMO_MODEL_NAME
+from autellix_lab.demo.model import DEMO_MODEL_NAME
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
 
@@ -227,33 +227,30 @@ def test_an_engine_dies_between_calls(backend: Backend) -> None:
     drill(backend, run)
 
 
-def test_the_gateway_ends_under_load(backend: Backend) -> None:
+async def test_the_gateway_ends_under_load(backend: Backend) -> None:
     """Running calls end, fresh ones are refused, no process is left, and all of it in time."""
 
-    async def main() -> None:
-        async with aiohttp.ClientSession() as http:
-            client = Client(backend, http)
-            has_begun = asyncio.Event()
-            stream = asyncio.create_task(client.stream("streaming", has_begun, max_tokens=1000))
-            await has_begun.wait()
-            calls = [asyncio.create_task(client.chat(f"p{number}", max_tokens=500)) for number in range(6)]
-            await client.in_flight(7)
-            engine = backend.engine_pids()
-            backend.process.send_signal(signal.SIGTERM)
+    async with aiohttp.ClientSession() as http:
+        client = Client(backend, http)
+        has_begun = asyncio.Event()
+        stream = asyncio.create_task(client.stream("streaming", has_begun, max_tokens=1000))
+        await has_begun.wait()
+        calls = [asyncio.create_task(client.chat(f"p{number}", max_tokens=500)) for number in range(6)]
+        await client.in_flight(7)
+        engine = backend.engine_pids()
+        backend.process.send_signal(signal.SIGTERM)
 
-            async def is_draining() -> bool:
-                return (await client.get("/readyz"))[0] == 503
+        async def is_draining() -> bool:
+            return (await client.get("/readyz"))[0] == 503
 
-            await client.until(is_draining)
-            status, answer = await client.chat("late")
-            assert (status, answer["error"]["code"]) == (503, "shutting_down")
-            assert (await stream).endswith(b"data: [DONE]\n\n")
-            assert [status for status, _ in await asyncio.gather(*calls)] == [200] * 6
-        started_s = time.monotonic()
-        assert await asyncio.to_thread(backend.process.wait, 60) == 0
-        assert time.monotonic() - started_s < 30
-        async with asyncio.timeout(10):
-            while any(map(_runs, engine)):  # noqa: ASYNC110 - they are nobody's children now
-                await asyncio.sleep(0.1)
-
-    asyncio.run(main())
+        await client.until(is_draining)
+        status, answer = await client.chat("late")
+        assert (status, answer["error"]["code"]) == (503, "shutting_down")
+        assert (await stream).endswith(b"data: [DONE]\n\n")
+        assert [status for status, _ in await asyncio.gather(*calls)] == [200] * 6
+    started_s = time.monotonic()
+    assert await asyncio.to_thread(backend.process.wait, 60) == 0
+    assert time.monotonic() - started_s < 30
+    async with asyncio.timeout(10):
+        while any(map(_runs, engine)):  # noqa: ASYNC110 - they are nobody's children now
+            await asyncio.sleep(0.1)

@@ -19,9 +19,9 @@ from tests.serving import serving_thread
 
 import autellix
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.engines.demo_model import DEMO_MODEL_NAME
 from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import GatewaySettings, Settings
+from autellix_lab.demo.model import DEMO_MODEL_NAME
 
 pytestmark = [
     pytest.mark.vllm,

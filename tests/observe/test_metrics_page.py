@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
-from autellix_backend.gateway.record import ProgramRecorder
+from autellix_backend.gateway.recording.recorder import ProgramRecorder
 from autellix_backend.observe.call_log import CallLog
 from autellix_backend.observe.metrics import GatewayMetrics
 

@@ -75,28 +75,25 @@ async def ask(client: aiohttp.ClientSession, url: str, program: str, delay_s: fl
         return await response.text()
 
 
-def test_programs_stay_at_their_replicas_and_leave_them_when_they_are_full(url: str) -> None:
-    async def main() -> None:
-        async with aiohttp.ClientSession() as client, asyncio.timeout(90):
-            # A replica that is slow to say how busy it is is passed over, as both are when they are new.
-            await ask(client, url, "p")
-            homes = {"p": await ask(client, url, "p")}
-            busy = asyncio.create_task(ask(client, url, "p", delay_s=8.0))
-            # Who comes while one replica is busy gets the other; until that is known, they are alike.
-            for number in itertools.count():
-                home = await ask(client, url, f"q{number}")
-                if home != homes["p"] and home == await ask(client, url, f"q{number}"):
-                    homes[f"q{number}"] = home
-                    break
-            assert await busy == homes["p"]
+async def test_programs_stay_at_their_replicas_and_leave_them_when_they_are_full(url: str) -> None:
+    async with aiohttp.ClientSession() as client, asyncio.timeout(90):
+        # A replica that is slow to say how busy it is is passed over, as both are when they are new.
+        await ask(client, url, "p")
+        homes = {"p": await ask(client, url, "p")}
+        busy = asyncio.create_task(ask(client, url, "p", delay_s=8.0))
+        # Who comes while one replica is busy gets the other; until that is known, they are alike.
+        for number in itertools.count():
+            home = await ask(client, url, f"q{number}")
+            if home != homes["p"] and home == await ask(client, url, f"q{number}"):
+                homes[f"q{number}"] = home
+                break
+        assert await busy == homes["p"]
 
-            for _ in range(10):
-                for program, home in homes.items():
-                    assert await ask(client, url, program) == home
+        for _ in range(10):
+            for program, home in homes.items():
+                assert await ask(client, url, program) == home
 
-            calls = [ask(client, url, "p", delay_s=8.0) for _ in range(LIMIT + 1)]
-            places = await asyncio.gather(*calls)
-            assert places.count(homes["p"]) == LIMIT
-            assert len(set(places)) == 2
-
-    asyncio.run(main())
+        calls = [ask(client, url, "p", delay_s=8.0) for _ in range(LIMIT + 1)]
+        places = await asyncio.gather(*calls)
+        assert places.count(homes["p"]) == LIMIT
+        assert len(set(places)) == 2

@@ -168,35 +168,29 @@ def test_eager_tasks_follow(sdk: None) -> None:
     assert names == [("a", 1), ("a", 1)]
 
 
-def test_siblings_have_their_own_small_thread_ids(sdk: None) -> None:
-    async def main() -> None:
-        with autellix.program("a"):
-            call("first")
-            for _ in range(3):
-                ids = await asyncio.gather(*(ahere() for _ in range(10)))
-                gc.collect()
-                assert len({number for _, number in ids}) == 10
-                assert 0 not in {number for _, number in ids}
-                assert max(number for _, number in ids) <= 20
-
-    asyncio.run(main())
+async def test_siblings_have_their_own_small_thread_ids(sdk: None) -> None:
+    with autellix.program("a"):
+        call("first")
+        for _ in range(3):
+            ids = await asyncio.gather(*(ahere() for _ in range(10)))
+            gc.collect()
+            assert len({number for _, number in ids}) == 10
+            assert 0 not in {number for _, number in ids}
+            assert max(number for _, number in ids) <= 20
 
 
-def test_parents_fork_and_join(sdk: None) -> None:
+async def test_parents_fork_and_join(sdk: None) -> None:
     """A branch depends on the call before the spawn; the call after the join depends on the branches."""
 
     async def branch(name: str) -> None:
         assert await acall(name + "1") == ("root",)
         assert await acall(name + "2") == (name + "1",)
 
-    async def main() -> None:
-        with autellix.program("a"):
-            assert call("root") == ()
-            await asyncio.gather(branch("x"), branch("y"))
-            assert call("joined") == ("x2", "y2")
-            assert call("last") == ("joined",)
-
-    asyncio.run(main())
+    with autellix.program("a"):
+        assert call("root") == ()
+        await asyncio.gather(branch("x"), branch("y"))
+        assert call("joined") == ("x2", "y2")
+        assert call("last") == ("joined",)
 
 
 def test_parents_over_threads_and_jobs(sdk: None) -> None:
@@ -226,17 +220,14 @@ def test_running_branch_is_no_parent(sdk: None) -> None:
         assert call("joined") == ("meanwhile", "branch")
 
 
-def test_grandchild_is_joined_through_its_finished_parent(sdk: None) -> None:
+async def test_grandchild_is_joined_through_its_finished_parent(sdk: None) -> None:
     async def middle() -> None:
         await asyncio.create_task(acall("deep"))
 
-    async def main() -> None:
-        with autellix.program("a"):
-            call("root")
-            await asyncio.create_task(middle())
-            assert call("joined") == ("deep",)
-
-    asyncio.run(main())
+    with autellix.program("a"):
+        call("root")
+        await asyncio.create_task(middle())
+        assert call("joined") == ("deep",)
 
 
 def test_nested_program_starts_a_dag_of_its_own(sdk: None) -> None:
@@ -265,19 +256,16 @@ def test_unlinked_branch_of_a_running_program_has_unknown_parents(sdk: None) -> 
     assert results == [None]
 
 
-def test_more_branches_than_can_be_listed_say_so(sdk: None) -> None:
-    async def main() -> None:
-        with autellix.program("a"):
-            await asyncio.gather(*(acall(str(number)) for number in range(100)))
-            parents = call("joined")
-            assert parents is not None
-            assert len(parents) == 64
-            assert _scope.current_strand().is_truncated
-
-    asyncio.run(main())
+async def test_more_branches_than_can_be_listed_say_so(sdk: None) -> None:
+    with autellix.program("a"):
+        await asyncio.gather(*(acall(str(number)) for number in range(100)))
+        parents = call("joined")
+        assert parents is not None
+        assert len(parents) == 64
+        assert _scope.current_strand().is_truncated
 
 
-def test_chain_of_tasks_keeps_nothing_alive(sdk: None) -> None:
+async def test_chain_of_tasks_keeps_nothing_alive(sdk: None) -> None:
     """A program that goes on by spawning its successor does not grow."""
 
     async def step(number: int) -> None:
@@ -287,13 +275,10 @@ def test_chain_of_tasks_keeps_nothing_alive(sdk: None) -> None:
 
     tasks: list[asyncio.Task[None]] = []
 
-    async def main() -> None:
-        with autellix.program("a"):
-            tasks.append(asyncio.get_running_loop().create_task(step(500)))
-            while tasks:
-                await tasks.pop()
-            gc.collect()
-            strands = [thing for thing in gc.get_objects() if type(thing) is Strand]
-            assert len(strands) < 100
-
-    asyncio.run(main())
+    with autellix.program("a"):
+        tasks.append(asyncio.get_running_loop().create_task(step(500)))
+        while tasks:
+            await tasks.pop()
+        gc.collect()
+        strands = [thing for thing in gc.get_objects() if type(thing) is Strand]
+        assert len(strands) < 100

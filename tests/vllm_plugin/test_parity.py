@@ -27,13 +27,13 @@ from typing import IO, Any
 import pytest
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.sim.engine import Decision
-from autellix_backend.sim.model import EngineModel
-from autellix_backend.sim.simulation import SimSettings, simulate
-from autellix_backend.workload.arrivals import poisson_arrivals
-from autellix_backend.workload.fit import fit_program
-from autellix_backend.workload.generate import generate_programs
-from autellix_backend.workload.schema import ProgramTrace, program_to_mapping
+from autellix_backend.gateway.recording.trace import ProgramTrace, program_to_mapping
+from autellix_lab.sim.engine import Decision
+from autellix_lab.sim.model import EngineModel
+from autellix_lab.sim.simulation import SimSettings, simulate
+from autellix_lab.workload.arrivals import poisson_arrivals
+from autellix_lab.workload.fit import fit_program
+from autellix_lab.workload.generate import generate_programs
 
 # The first test pays for vLLM's imports, on a machine that may be busy.
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]

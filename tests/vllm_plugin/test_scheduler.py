@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from autellix_backend.core.accounting import CallAccount
+from autellix_backend.core.report import CallAccount
 from autellix_backend.core.snapshot import EngineSnapshot
 
 # The first test pays for vLLM's imports, on a machine that may be busy.

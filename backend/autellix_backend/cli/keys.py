@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from autellix_backend.gateway.tenants import key_line, new_key
-from autellix_backend.gateway.tenants_file import check_name
+from autellix_backend.gateway.tenancy.file import check_name
+from autellix_backend.gateway.tenancy.tenants import key_line, new_key
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ import argparse
 import importlib
 import importlib.metadata
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
 from autellix_backend.cli.remote import RemoteError
@@ -30,19 +30,17 @@ COMMANDS = {
         "list, add, drain, undrain and remove the engines of a gateway",
     ),
     "ps": ("autellix_backend.cli.ps", "list the programs that a gateway knows"),
-    "why": ("autellix_backend.cli.why", "say why a program is not further"),
+    "why": ("autellix_backend.cli.why", "explain why a program waits"),
     "top": ("autellix_backend.cli.top", "watch engines and programs"),
     "config": (
         "autellix_backend.cli.config",
         "show the settings in force, or check a file of them",
     ),
-    "demo": ("autellix_backend.cli.demo", "compare scheduling policies on a real engine"),
-    "bench": ("autellix_backend.cli.bench", "replay programs against a live endpoint, and compare results"),
-    "sim": ("autellix_backend.cli.sim", "simulate engines and policies in virtual time"),
-    "workload": ("autellix_backend.cli.workload", "convert, generate and describe program traces"),
-    "demo-model": ("autellix_backend.cli.demo_model", "write the tiny demo model into a folder"),
 }
 """Module and one-line help by name of the subcommand."""
+
+COMMAND_GROUP = "autellix.commands"
+"""Entry points of other packages: each names a mapping like COMMANDS."""
 
 
 class Command(Protocol):
@@ -75,28 +73,42 @@ def _run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=PACKAGE, description="Program-aware serving for LLM agents.")
     parser.add_argument("--version", action="version", version=f"{PACKAGE} {_version()}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, (_, summary) in COMMANDS.items():
+    commands = _commands()
+    for name, (_, summary) in commands.items():
         subparser = subparsers.add_parser(
             name, help=summary, description=f"{summary[0].upper()}{summary[1:]}."
         )
         if name == chosen:
-            command = _load(name)
+            command = _load(name, commands[name][0])
             command.add_arguments(subparser)
             subparser.set_defaults(run=command.run)
     args = parser.parse_args(arguments)
     return cast("int", args.run(args))
 
 
-def _load(name: str) -> Command:
+def _commands() -> Mapping[str, tuple[str, str]]:
+    """Return the product's commands and those of the other installed packages."""
+    found = dict(COMMANDS)
+    for entry in importlib.metadata.entry_points(group=COMMAND_GROUP):
+        found.update(entry.load())
+    return found
+
+
+def _load(name: str, module: str) -> Command:
     try:
-        return cast("Command", importlib.import_module(COMMANDS[name][0]))
+        return cast("Command", importlib.import_module(module))
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("autellix"):
             raise
         raise EngineError(
-            f"`autellix {name}` needs {error.name}, which is not installed; "
-            "expected `pip install 'autellix[vllm]'` with a GPU or `pip install 'autellix[cpu]'` without"
+            f"`autellix {name}` needs {error.name}, which is not installed; expected {_remedy(name)}"
         ) from error
+
+
+def _remedy(name: str) -> str:
+    if name in COMMANDS:
+        return "`pip install 'autellix[vllm]'` with a GPU or `pip install 'autellix[cpu]'` without"
+    return "`pip install 'autellix[lab]'`"
 
 
 def _version() -> str:

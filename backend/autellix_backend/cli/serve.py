@@ -23,11 +23,11 @@ from autellix_backend.engines.factory import make_engines
 from autellix_backend.engines.ray_replica import RayReplica
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.engines.supervisor import EngineChange, EngineState
-from autellix_backend.gateway import record
 from autellix_backend.gateway.app import create_app
-from autellix_backend.gateway.pool import EnginePool
-from autellix_backend.gateway.tenants import Tenants
-from autellix_backend.gateway.tenants_file import load_tenants
+from autellix_backend.gateway.engines.pool import EnginePool
+from autellix_backend.gateway.recording import recorder
+from autellix_backend.gateway.tenancy.file import load_tenants
+from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.observe import call_log, tracing
 from autellix_backend.settings import GatewaySettings, Given, Settings, SettingsError
 
@@ -101,7 +101,7 @@ async def serve(settings: Settings) -> int:
 def _check_outputs(settings: Settings) -> None:
     """Find out before the slow start of the engine what could not be written or sent."""
     if settings.gateway.record_path is not None:
-        record.check_writable(settings.gateway.record_path)
+        recorder.check_writable(settings.gateway.record_path)
     if settings.observe.call_log is not None:
         call_log.check_writable(settings.observe.call_log)
     if settings.observe.otlp_endpoint is not None:

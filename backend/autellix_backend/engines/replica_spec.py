@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from autellix_backend.engines.demo_model import (
-    DEMO_ALIASES,
-    DEMO_MODEL_NAME,
-    build_demo_model,
-    demo_model_directory,
-)
+import importlib.metadata
+
 from autellix_backend.engines.replica import ReplicaSpec
 from autellix_backend.settings import EngineSettings, Settings, SettingsError
+
+MODEL_GROUP = "autellix.models"
+"""Entry points of generated models: function of a cache folder (or None), returns (folder, name)."""
 
 
 def replica_spec(settings: Settings, *, name: str = "replica-0", stock: bool = False) -> ReplicaSpec:
     """Return what the settings say of a replica.
 
-    For the model `demo` the generated model is written first, if it is not there.
+    A model that an installed package generates, such as `demo`, is written first if it is not there.
 
     Raises:
         SettingsError: if there is no model.
-        EngineError: if the demo model cannot be generated.
+        EngineError: if such a model cannot be generated.
     """
     engine = settings.engine
     model, served_model_name = _model(engine)
@@ -41,7 +40,7 @@ def replica_spec(settings: Settings, *, name: str = "replica-0", stock: bool = F
 def _model(engine: EngineSettings) -> tuple[str, str | None]:
     if engine.model is None:
         raise SettingsError("engine.model", "is not given", "a model, 'demo', or an engine's address instead")
-    if engine.model not in DEMO_ALIASES:
-        return engine.model, engine.served_model_name
-    directory = build_demo_model(demo_model_directory(engine.state_dir))
-    return str(directory), engine.served_model_name or DEMO_MODEL_NAME
+    for generated in importlib.metadata.entry_points(group=MODEL_GROUP, name=engine.model):
+        directory, name = generated.load()(engine.state_dir)
+        return str(directory), engine.served_model_name or name
+    return engine.model, engine.served_model_name

@@ -14,21 +14,21 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from autellix_backend.engines.base import Engine
-from autellix_backend.gateway.admin_api import AdminApi
-from autellix_backend.gateway.dialects import DIALECTS, Dialect
-from autellix_backend.gateway.door import Door
-from autellix_backend.gateway.endpoint import CallEndpoint
-from autellix_backend.gateway.ends import EndObserver
-from autellix_backend.gateway.engines_api import EnginesApi
+from autellix_backend.gateway.calls.dialects import DIALECTS, Dialect
+from autellix_backend.gateway.calls.ends import EndObserver
 from autellix_backend.gateway.errors import InvalidKeyError, install_error_handlers
-from autellix_backend.gateway.events_api import EVENTS_PATH, EventsEndpoint
-from autellix_backend.gateway.openapi import openapi_route
-from autellix_backend.gateway.overview import Overview
-from autellix_backend.gateway.parts import Parts, make_parts
-from autellix_backend.gateway.passthrough import PassthroughEndpoint
-from autellix_backend.gateway.programs_api import ProgramsApi
-from autellix_backend.gateway.sessions_api import SessionsApi
-from autellix_backend.gateway.tenants import Tenants
+from autellix_backend.gateway.explain.overview import Overview
+from autellix_backend.gateway.http.admin import AdminApi
+from autellix_backend.gateway.http.authentication import Door
+from autellix_backend.gateway.http.calls import CallEndpoint
+from autellix_backend.gateway.http.engines import EnginesApi
+from autellix_backend.gateway.http.events import EVENTS_PATH, EventsEndpoint
+from autellix_backend.gateway.http.openapi import openapi_route
+from autellix_backend.gateway.http.passthrough import PassthroughEndpoint
+from autellix_backend.gateway.http.programs import ProgramsApi
+from autellix_backend.gateway.http.sessions import SessionsApi
+from autellix_backend.gateway.tenancy.tenants import Tenants
+from autellix_backend.gateway.wiring import Parts, make_parts
 from autellix_backend.settings import Settings
 from autellix_backend.stores.base import ProgramStore, Reaped
 

@@ -28,8 +28,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from autellix_backend.gateway.dialects import ErrorShape, error_shape
-from autellix_backend.gateway.limits import Refusal
+from autellix_backend.gateway.calls.dialects import ErrorShape, error_shape
+from autellix_backend.gateway.tenancy.quotas import Refusal
 from autellix_wire import SESSION_TOKEN, SESSIONS_PATH
 
 RETRY_AFTER_S = 1

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from autellix_backend.core.balance import EngineLoad, make_balancer
 from autellix_backend.core.balance.locality import DEFAULT_THRESHOLD_TOKENS
 from autellix_backend.core.balance.speed import DECODE_GUESS_S, PREFILL_GUESS_S
-from autellix_backend.gateway.aliases import find_claims
+from autellix_backend.gateway.identity.aliases import find_claims
 from autellix_wire import InvalidIdError
 
 BYTES_PER_TOKEN = 4

@@ -32,12 +32,12 @@ from vllm.v1.request import Request, RequestStatus
 from autellix_backend.core.call import Call
 from autellix_backend.core.policies import Order
 from autellix_backend.vllm_plugin.identity import read_identity
-from autellix_backend.vllm_plugin.interruption import InterruptionPrices
+from autellix_backend.vllm_plugin.preemption import InterruptionPrices
 from autellix_backend.vllm_plugin.ranked_queue import RankedRequestQueue
-from autellix_backend.vllm_plugin.report import SnapshotReporter, load_of
 from autellix_backend.vllm_plugin.request_facts import cached_tokens_of, is_last_token_in_flight, usage_of
 from autellix_backend.vllm_plugin.settings import PluginSettings
 from autellix_backend.vllm_plugin.shortage import BlockShortage, keeps_contexts, watch_allocations
+from autellix_backend.vllm_plugin.snapshots import SnapshotReporter, load_of
 from autellix_backend.vllm_plugin.tracker import UNRANKED, CallTracker
 
 __all__ = ["AsyncProgramScheduler", "AutellixScheduler", "ProgramSchedulerMixin", "SyncProgramScheduler"]

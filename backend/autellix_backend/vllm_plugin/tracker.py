@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from autellix_backend.core.accounting import CallAccount
 from autellix_backend.core.call import Call
 from autellix_backend.core.machine import Machine
-from autellix_backend.vllm_plugin.accounting import AccountSender
+from autellix_backend.core.report import CallAccount
 from autellix_backend.vllm_plugin.identity import CallIdentity
+from autellix_backend.vllm_plugin.report_sender import AccountSender
 from autellix_backend.vllm_plugin.settings import PluginSettings
 
 __all__ = ["UNRANKED", "CallTracker", "Usage"]

@@ -1,0 +1,1 @@
+"""One call from its request to its settlement."""

@@ -1,0 +1,71 @@
+"""Receiver of what an engine tells: one unix datagram per finished call, and snapshots of its queues."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from autellix_backend.core.errors import AccountError, SnapshotError
+from autellix_backend.core.report import CallAccount
+from autellix_backend.core.snapshot import EngineSnapshot
+
+MAX_DATAGRAM_BYTES = 64 * 1024
+RECEIVE_BUFFER_BYTES = 4 * 2**20
+
+
+class AccountingReceiver:
+    """A bound datagram socket, read by the running event loop; give it up with close().
+
+    `on_malformed` is told of datagrams that are neither, so that they are counted and never raise.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        on_account: Callable[[CallAccount], None],
+        on_malformed: Callable[[], None],
+        on_snapshot: Callable[[EngineSnapshot], None],
+    ) -> None:
+        self._path = path
+        self._on_account = on_account
+        self._on_snapshot = on_snapshot
+        self._on_malformed = on_malformed
+        self._socket: socket.socket | None = None
+
+    def open(self) -> None:
+        """Bind the socket, replacing what a killed gateway left, and read it from now on."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.unlink(missing_ok=True)
+        receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        receiver.setblocking(False)
+        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+        receiver.bind(str(self._path))
+        # The event loops' own datagram support leaves out unix sockets in uvloop; readers work everywhere.
+        asyncio.get_running_loop().add_reader(receiver, self._read)
+        self._socket = receiver
+
+    def close(self) -> None:
+        """Stop reading and remove the socket."""
+        receiver, self._socket = self._socket, None
+        if receiver is not None:
+            asyncio.get_running_loop().remove_reader(receiver)
+            receiver.close()
+            self._path.unlink(missing_ok=True)
+
+    def _read(self) -> None:
+        assert self._socket is not None
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._take(self._socket.recv(MAX_DATAGRAM_BYTES))
+
+    def _take(self, datagram: bytes) -> None:
+        try:
+            if EngineSnapshot.is_one(datagram):
+                self._on_snapshot(EngineSnapshot.from_bytes(datagram))
+            else:
+                self._on_account(CallAccount.from_bytes(datagram))
+        except (AccountError, SnapshotError):
+            self._on_malformed()

@@ -1,0 +1,1 @@
+"""Why a call waits, what programs look like, and the feed of events."""

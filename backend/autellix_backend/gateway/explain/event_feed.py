@@ -1,0 +1,173 @@
+"""The feed of events: what happens to calls, programs and engines, told to those who listen.
+
+A listener has a bounded queue. One that reads too slowly misses events and learns how many; nothing here
+waits for it. Without listeners an event costs one look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from autellix_backend.core.snapshot import EngineSnapshot
+from autellix_backend.gateway.calls.registry import OpenCall, Outcome
+from autellix_backend.gateway.tenancy.tenants import Tenant
+
+MAX_PENDING = 1000
+"""Events that wait for one listener; further ones are counted instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened, with plain values that tell of it."""
+
+    kind: str
+    at_s: float
+    """Seconds since 1970."""
+    program_id: str | None
+    """By the id that the backend knows; None if it concerns all."""
+    facts: dict[str, Any]
+
+
+class Subscription:
+    """One listener's queue."""
+
+    def __init__(self, viewer: Tenant, program_ids: tuple[str, ...] | None) -> None:
+        self._viewer = viewer
+        self._program_ids = program_ids
+        self._pending: deque[Event] = deque()
+        self._arrived = asyncio.Event()
+        self.dropped = 0
+        """Events missed since the last take()."""
+
+    def offer(self, event: Event) -> bool:
+        """Queue an event if it is for this listener; return False if it had to be dropped."""
+        if not self._is_for(event):
+            return True
+        if len(self._pending) >= MAX_PENDING:
+            self.dropped += 1
+            return False
+        self._pending.append(event)
+        self._arrived.set()
+        return True
+
+    async def take(self) -> tuple[list[Event], int]:
+        """Wait for events; return those that have come, and the number of those missed after them."""
+        await self._arrived.wait()
+        self._arrived.clear()
+        events, dropped = list(self._pending), self.dropped
+        self._pending.clear()
+        self.dropped = 0
+        return events, dropped
+
+    def _is_for(self, event: Event) -> bool:
+        if event.program_id is None:
+            # Engines are for admins to know of.
+            return self._viewer.is_admin and self._program_ids is None
+        if self._program_ids is not None:
+            return event.program_id in self._program_ids
+        return self._viewer.is_admin or self._viewer.owns(event.program_id)
+
+
+class EventFeed:
+    """Makes events of what it is told, and hands them to the listeners; an observer of calls."""
+
+    def __init__(
+        self,
+        find_call: Callable[[str], OpenCall | None],
+        wall_clock: Callable[[], float],
+        on_drop: Callable[[], None],
+    ) -> None:
+        """Begin without listeners.
+
+        Args:
+            find_call: Returns the open call of an id in the engine.
+            wall_clock: Seconds since 1970.
+            on_drop: Is told of each event that a listener misses.
+        """
+        self._find_call = find_call
+        self._wall_clock = wall_clock
+        self._on_drop = on_drop
+        self._subscriptions: set[Subscription] = set()
+
+    @property
+    def listener_count(self) -> int:
+        """Return how many listen."""
+        return len(self._subscriptions)
+
+    @contextlib.contextmanager
+    def subscribe(self, viewer: Tenant, program_ids: tuple[str, ...] | None = None) -> Iterator[Subscription]:
+        """Listen while inside.
+
+        Args:
+            viewer: Whose events these are to be; an admin gets those of all and of the engines.
+            program_ids: Only events of these programs, by the ids that the backend knows.
+        """
+        subscription = Subscription(viewer, program_ids)
+        self._subscriptions.add(subscription)
+        try:
+            yield subscription
+        finally:
+            self._subscriptions.discard(subscription)
+
+    def began(self, call: OpenCall) -> None:
+        """Tell that a call began."""
+        if self._subscriptions:
+            self._publish_call("begun", call, level=call.level, inherited_service_s=call.entry_service_s)
+
+    def settled(self, call: OpenCall, outcome: Outcome, now: float) -> None:  # noqa: ARG002 - the receipt has it
+        """Tell that a call was settled."""
+        receipt = call.receipt
+        if self._subscriptions and receipt is not None:
+            self._publish_call(
+                "settled",
+                call,
+                outcome=outcome.value,
+                wait_s=receipt.wait_s,
+                service_s=receipt.service_s,
+                level=receipt.level,
+                preemptions=receipt.preemptions,
+                promotions=receipt.promotions,
+                prompt_tokens=receipt.prompt_tokens,
+                output_tokens=receipt.output_tokens,
+            )
+
+    def program_left(self, program_id: str) -> None:
+        """Tell that a program ended and left the table."""
+        self._publish("program_ended", program_id, {})
+
+    def engine_changed(self, engine: str, state: str, reason: str | None) -> None:
+        """Tell that an engine is in another state."""
+        self._publish("engine", None, {"engine": engine, "state": state, "reason": reason})
+
+    def snapshot_taken(self, engine: str, before: EngineSnapshot | None, after: EngineSnapshot) -> None:
+        """Tell what the engine's scheduler did with calls between two of its snapshots."""
+        if not self._subscriptions or before is None:
+            return
+        known = {(call.call_id, call.thread_id): call for call in before.calls}
+        for standing in after.calls:
+            past = known.get((standing.call_id, standing.thread_id))
+            call = self._find_call(standing.call_id)
+            if past is None or call is None:
+                continue
+            if standing.promotions > past.promotions:
+                self._publish_call("promoted", call, engine=engine, waited_s=standing.wait_s)
+            if standing.preemptions > past.preemptions:
+                self._publish_call("preempted", call, engine=engine, level=standing.level)
+
+    def _publish_call(self, kind: str, call: OpenCall, **facts: Any) -> None:
+        identity = call.identity
+        told = {"call_id": identity.call, "thread_id": identity.thread, "name": identity.name, **facts}
+        self._publish(kind, identity.program, told)
+
+    def _publish(self, kind: str, program_id: str | None, facts: dict[str, Any]) -> None:
+        if not self._subscriptions:
+            return
+        event = Event(kind=kind, at_s=self._wall_clock(), program_id=program_id, facts=facts)
+        for subscription in self._subscriptions:
+            if not subscription.offer(event):
+                self._on_drop()

@@ -1,0 +1,67 @@
+"""The present moment for those who ask: open calls, engines, and what engines tell of their queues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from autellix_backend.gateway.calls.registry import CallDesk, OpenCall
+from autellix_backend.gateway.engines.handle import Member
+from autellix_backend.gateway.engines.pool import EnginePool
+from autellix_backend.gateway.engines.telemetry import EngineReports
+from autellix_backend.gateway.explain.situation import EngineView, OpenCallView, Situation
+
+
+class Overview:
+    """Looks at the parts of one gateway; changes nothing."""
+
+    def __init__(
+        self,
+        pool: EnginePool,
+        desk: CallDesk,
+        reports: EngineReports,
+        clock: Callable[[], float],
+    ) -> None:
+        self._pool = pool
+        self._desk = desk
+        self._reports = reports
+        self._clock = clock
+
+    def now(self) -> float:
+        """Return the time on the clock of the store."""
+        return self._clock()
+
+    def engines(self) -> dict[str, EngineView]:
+        """Return the engines by name."""
+        return {member.name: self.view(member) for member in self._pool}
+
+    def view(self, member: Member) -> EngineView:
+        """Return what is known of an engine."""
+        report = self._reports.get(member.name)
+        failure = None
+        if not member.supervisor.is_up:
+            failure = member.engine.failure() or member.supervisor.problem
+        return EngineView(
+            name=member.name,
+            failure=failure,
+            sends_snapshots=member.has_accounts,
+            # What a dead engine told last is no longer so.
+            snapshot=report.snapshot if report is not None and failure is None else None,
+            age_s=self._clock() - report.received_s if report is not None and failure is None else None,
+        )
+
+    def situation(self) -> Situation:
+        """Return the open calls and the engines of this moment."""
+        return Situation(map(self._call, self._desk.open_calls()), self.engines())
+
+    def _call(self, call: OpenCall) -> OpenCallView:
+        return OpenCallView(
+            key=call.engine_key,
+            call_id=call.identity.call,
+            program_id=call.identity.program,
+            thread_id=call.identity.thread,
+            engine=call.engine,
+            open_s=self._clock() - call.start_s,
+            level=call.level,
+            entry_service_s=call.entry_service_s,
+            held=self._pool.hold(call),
+        )

@@ -1,0 +1,34 @@
+"""The door of a gateway with tenants: no request without a known key gets further, whatever its path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from autellix_backend.gateway.errors import InvalidKeyError, error_response
+from autellix_backend.gateway.http.requests import read_headers
+from autellix_backend.gateway.tenancy.tenants import Tenants, mark
+
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+"""What load balancers ask, who have no key."""
+
+
+class Door:
+    """ASGI middleware that lets known tenants in; an open door has none of it in its way."""
+
+    def __init__(self, app: ASGIApp, tenants: Tenants, on_refusal: Callable[[], None]) -> None:
+        self._app = app
+        self._tenants = tenants
+        self._on_refusal = on_refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let one request in, or answer it with 401."""
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            try:
+                mark(scope, self._tenants.admit(read_headers(scope)))
+            except InvalidKeyError as error:
+                self._on_refusal()
+                await error_response(error, scope["path"])(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

@@ -1,0 +1,97 @@
+"""Endpoints that hand a request to the engine as it is: they make no call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import aiohttp
+from starlette.types import Receive, Scope, Send
+
+from autellix_backend.gateway.calls.dialects import error_shape
+from autellix_backend.gateway.calls.sse import error_event
+from autellix_backend.gateway.engines.pool import EnginePool
+from autellix_backend.gateway.engines.upstream import Upstream, request_headers, response_headers
+from autellix_backend.gateway.errors import GatewayError, InvalidRequestError
+from autellix_backend.gateway.http.requests import ClientGoneError, read_body, read_headers
+from autellix_backend.gateway.http.watches import disconnected
+
+
+class PassthroughEndpoint:
+    """ASGI app of the paths that go to the engine and back unread, streams included."""
+
+    def __init__(self, pool: EnginePool, *, max_body_bytes: int) -> None:
+        self._pool = pool
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, as long as its client waits for it."""
+        target = _target(scope)
+        headers = read_headers(scope)
+        try:
+            body = await read_body(headers, receive, self._max_body_bytes)
+        except ClientGoneError:
+            return
+        work = asyncio.create_task(self._relay(scope, target, headers, body, send))
+        gone = asyncio.create_task(disconnected(receive))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            if not work.done():
+                work.cancel()
+                await asyncio.wait((work,))
+        if not work.cancelled():
+            work.result()
+
+    async def _relay(
+        self, scope: Scope, target: str, headers: Mapping[str, str], body: bytes, send: Send
+    ) -> None:
+        forwarded = request_headers(headers)
+        with self._pool.visit() as member:
+            upstream = member.upstream
+            response = await upstream.forward(scope["method"], target, forwarded, body or None)
+            await self._answer(upstream, response, scope["path"], send)
+
+    async def _answer(
+        self, upstream: Upstream, response: aiohttp.ClientResponse, path: str, send: Send
+    ) -> None:
+        head = list(response_headers(response.headers))
+        if response.content_type == "text/event-stream":
+            await _start(send, response.status, head)
+            await self._relay_stream(upstream, response, path, send)
+            return
+        content = await upstream.read(response)
+        await _start(send, response.status, [*head, (b"content-length", str(len(content)).encode())])
+        await send({"type": "http.response.body", "body": content})
+
+    async def _relay_stream(
+        self, upstream: Upstream, response: aiohttp.ClientResponse, path: str, send: Send
+    ) -> None:
+        last = b""
+        try:
+            async for chunk in upstream.chunks(response):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except GatewayError as error:
+            last = error_event(error, error_shape(path))
+        finally:
+            if not response.content.at_eof():
+                response.close()
+        await send({"type": "http.response.body", "body": last})
+
+
+def _target(scope: Scope) -> str:
+    """Return path and query as the client wrote them: an id may hold an escaped slash.
+
+    Raises:
+        InvalidRequestError: if the path climbs; it could leave the endpoint at a server that resolves it.
+    """
+    if any(part in (".", "..") for part in scope["path"].split("/")):
+        raise InvalidRequestError("path: holds a dot segment; expected a plain id", param="path")
+    path: str = scope["raw_path"].decode("latin-1")
+    query = scope["query_string"].decode("latin-1")
+    return f"{path}?{query}" if query else path
+
+
+async def _start(send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": headers})

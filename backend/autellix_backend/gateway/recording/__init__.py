@@ -1,0 +1,1 @@
+"""Recorded traffic as program traces: counts and timings, never text."""

@@ -1,0 +1,348 @@
+"""The recording of live traffic as program traces: counts and timings, never text.
+
+A program is held in memory while it lives and written as one line when it ends, by a thread of its own, so
+that a slow disk delays no call. The recorder trusts nobody to tell it of every end: a program that stays
+silent for as long as the store keeps one is written too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import errno
+import json
+import logging
+import secrets
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter
+
+from autellix_backend.gateway.calls.registry import OpenCall, Outcome
+from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace, program_to_mapping
+from autellix_backend.settings import SettingsError
+
+MAX_CALLS = 4096
+"""Calls of one program that are held; a program with more is left out and counted, never cut short."""
+MAX_PENDING = 1024
+"""Ended programs that may wait for the disk; further ones are left out and counted."""
+UNNAMED = "unnamed"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    call_id: str
+    thread: str
+    start_s: float
+    parents: tuple[_Call, ...]
+    previous: _Call | None
+    """The last call of its thread that had ended when it began; what its prompt most likely extends."""
+    finish_s: float = 0.0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    is_kept: bool = False
+    """Whether it is in the trace: only a call of which the engine's work is known."""
+
+
+@dataclass(slots=True, eq=False)
+class _Program:
+    program_id: str
+    number: int
+    start_s: float
+    last_event_s: float
+    name: str | None = None
+    calls: list[_Call] = field(default_factory=list)
+    by_id: dict[str, _Call] = field(default_factory=dict)
+    ended_in_thread: dict[str, _Call] = field(default_factory=dict)
+    # A dict serves as a set that keeps its order.
+    sessions: dict[str, None] = field(default_factory=dict)
+    running: int = 0
+    is_ending: bool = False
+    problem: str | None = None
+    """Why it cannot be written."""
+
+    def leave_out(self, problem: str) -> None:
+        """Give up its calls; the entry stays until the program ends, so that it is counted once."""
+        self.problem = problem
+        self.calls.clear()
+        self.by_id.clear()
+        self.ended_in_thread.clear()
+
+
+class ProgramRecorder:
+    """Follows calls and the ends of programs, and appends one line per ended program to a file.
+
+    Results are counted in the metric `autellix_recorded_programs`: written, empty (no call reached the
+    engine), no_tokens (an answer without token counts), too_long (more than MAX_CALLS calls), dropped (the
+    disk is too slow) or failed (it cannot be written).
+    """
+
+    def __init__(self, path: Path, registry: CollectorRegistry, *, origin_s: float, idle_s: float) -> None:
+        """Check that the file can be written.
+
+        Args:
+            path: The file; lines are appended.
+            registry: Where the metric goes.
+            origin_s: The moment that arrivals are counted from, on the clock of the calls.
+            idle_s: How long a program without a running call may be silent before it counts as ended.
+
+        Raises:
+            SettingsError: if the file cannot be written.
+        """
+        self._path = path
+        self._origin_s = origin_s
+        self._idle_s = idle_s
+        self._results = Counter(
+            "autellix_recorded_programs",
+            "Ended programs that were written to the recording, or why they were not.",
+            ("result",),
+            registry=registry,
+        )
+        self._programs: dict[str, _Program] = {}
+        self._running: dict[str, tuple[_Program, _Call]] = {}
+        self._programs_of: dict[str, dict[str, None]] = {}
+        # Program ids may come back after a program's end and in the next recording; in a file they must not.
+        self._prefix = secrets.token_hex(3)
+        self._count = 0
+        self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="autellix-record")
+        self._room = threading.BoundedSemaphore(MAX_PENDING)
+        self._has_complained = False
+        check_writable(path)
+
+    @property
+    def held_programs(self) -> int:
+        """Return the number of programs that have not ended."""
+        return len(self._programs)
+
+    def began(self, call: OpenCall) -> None:
+        """Take in a call that begins."""
+        identity = call.identity
+        program = self._program(identity.program, call.start_s)
+        program.name = program.name or identity.name
+        program.is_ending = False
+        program.running += 1
+        program.last_event_s = call.start_s
+        if identity.session is not None:
+            program.sessions[identity.session] = None
+            self._programs_of.setdefault(identity.session, {})[identity.program] = None
+        previous = program.ended_in_thread.get(identity.thread)
+        entry = _Call(
+            call_id=identity.call,
+            thread=identity.thread,
+            start_s=call.start_s,
+            parents=_parents(program, identity.parents, previous),
+            previous=previous,
+        )
+        self._running[call.key] = (program, entry)
+        if program.problem is None:
+            program.calls.append(entry)
+            program.by_id[identity.call] = entry
+            if len(program.calls) > MAX_CALLS:
+                program.leave_out("too_long")
+
+    def settled(self, call: OpenCall, outcome: Outcome, now: float) -> None:
+        """Take in the end of a call, which may be its program's."""
+        found = self._running.pop(call.key, None)
+        if found is None:
+            # It outlived the recording.
+            return
+        program, entry = found
+        entry.finish_s = program.last_event_s = now
+        program.running -= 1
+        _count_tokens(entry, call)
+        if program.problem is None:
+            program.ended_in_thread[entry.thread] = entry
+            if not entry.is_kept and outcome is Outcome.OK:
+                program.leave_out("no_tokens")
+        if call.identity.is_final or call.identity.is_anonymous:
+            program.is_ending = True
+        if program.is_ending and not program.running:
+            self._finish(program)
+
+    def program_ended(self, program_id: str) -> None:
+        """End a program, at once or with its last running call; may be called for any id."""
+        program = self._programs.get(program_id)
+        if program is None:
+            return
+        program.is_ending = True
+        if not program.running:
+            self._finish(program)
+
+    def session_ended(self, session_id: str) -> None:
+        """End the programs that only this session kept; may be called for any id."""
+        for program_id in self._programs_of.pop(session_id, {}):
+            program = self._programs[program_id]
+            del program.sessions[session_id]
+            if not program.sessions:
+                self.program_ended(program_id)
+
+    def expire(self, now: float) -> None:
+        """End the programs that have been silent for too long."""
+        silent = [
+            program
+            for program in self._programs.values()
+            if not program.running and now - program.last_event_s >= self._idle_s
+        ]
+        for program in silent:
+            self._finish(program)
+
+    async def close(self) -> None:
+        """Write every program that is left, without its running calls, and wait for the disk."""
+        self._running.clear()
+        for program in list(self._programs.values()):
+            self._finish(program)
+        await asyncio.to_thread(self._writer.shutdown)
+
+    def _program(self, program_id: str, now: float) -> _Program:
+        program = self._programs.get(program_id)
+        if program is None:
+            program = _Program(program_id, self._count, now, now)
+            self._programs[program_id] = program
+            self._count += 1
+        return program
+
+    def _finish(self, program: _Program) -> None:
+        del self._programs[program.program_id]
+        for session_id in program.sessions:
+            programs = self._programs_of[session_id]
+            del programs[program.program_id]
+            if not programs:
+                del self._programs_of[session_id]
+        if program.problem is not None:
+            self._results.labels(program.problem).inc()
+        elif not any(call.is_kept for call in program.calls):
+            self._results.labels("empty").inc()
+        elif self._room.acquire(blocking=False):
+            self._writer.submit(self._write, program)
+        else:
+            self._results.labels("dropped").inc()
+
+    def _write(self, program: _Program) -> None:
+        """Write one program; runs in the writer's thread."""
+        try:
+            trace = _trace(program, self._origin_s, f"{program.program_id}~{self._prefix}-{program.number}")
+            line = json.dumps(program_to_mapping(trace), separators=(",", ":")) + "\n"
+            append_line(self._path, line.encode())
+            self._results.labels("written").inc()
+        except Exception as error:
+            # A thread's boundary: whatever fails here must stop neither the recording nor the serving.
+            self._results.labels("failed").inc()
+            if not self._has_complained:
+                self._has_complained = True
+                logger.exception("cannot record to %s (%s); serving goes on", self._path, error)
+        finally:
+            self._room.release()
+
+
+def check_writable(path: Path) -> None:
+    """Make sure that lines can be appended to the file.
+
+    Raises:
+        SettingsError: if they cannot.
+    """
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise SettingsError(
+            "gateway.record_path", f"cannot write {path} ({error.strerror})", "a file that can be written"
+        ) from error
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Append a line wholly or not at all.
+
+    Raises:
+        OSError: if it cannot be written; what was written of it is taken back.
+    """
+    with path.open("ab", buffering=0) as file:
+        size_bytes = file.seek(0, 2)
+        try:
+            if file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, "no space left on device")
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(size_bytes)
+            raise
+
+
+def _parents(
+    program: _Program, parent_ids: tuple[str, ...] | None, previous: _Call | None
+) -> tuple[_Call, ...]:
+    """Return the calls that a new call waited for: those it names, else the last one of its thread."""
+    if parent_ids == ():
+        return ()
+    named = tuple(program.by_id[parent] for parent in parent_ids or () if parent in program.by_id)
+    return named or (() if previous is None else (previous,))
+
+
+def _count_tokens(entry: _Call, call: OpenCall) -> None:
+    """Take the counts from the engine's account, or from the answer where that knows more."""
+    receipt, usage = call.receipt, call.usage
+    assert receipt is not None
+    # Each of several choices has an account with the whole prompt in it; the answer counts that once.
+    is_account_exact = receipt.prompt_tokens is not None and call.record_count == 1
+    if usage is not None and not is_account_exact:
+        entry.prompt_tokens, entry.output_tokens = usage.prompt_tokens, usage.completion_tokens
+        entry.cached_tokens = usage.cached_tokens or 0
+    elif receipt.prompt_tokens is not None:
+        entry.prompt_tokens, entry.output_tokens = receipt.prompt_tokens, receipt.output_tokens or 0
+        entry.cached_tokens = receipt.cached_tokens or 0
+    entry.is_kept = entry.prompt_tokens > 0
+
+
+def _trace(program: _Program, origin_s: float, unique_id: str) -> ProgramTrace:
+    numbers: dict[_Call, int] = {}
+    for call in program.calls:
+        if call.is_kept:
+            numbers[call] = len(numbers)
+    return ProgramTrace(
+        source=program.name or UNNAMED,
+        program_id=unique_id,
+        arrival_s=max(0.0, program.start_s - origin_s),
+        calls=tuple(_call_trace(call, numbers, program.start_s) for call in numbers),
+    )
+
+
+def _call_trace(call: _Call, numbers: dict[_Call, int], start_s: float) -> CallTrace:
+    parents = list(dict.fromkeys(_kept(call.parents)))
+    ready_s = max((parent.finish_s for parent in parents), default=start_s)
+    shared_tokens, prefix = 0, None
+    extended = next(_kept(() if call.previous is None else (call.previous,)), None)
+    extended = extended or max(parents, key=lambda parent: parent.finish_s, default=None)
+    if extended is not None and call.cached_tokens > 0:
+        longest = extended.prompt_tokens + extended.output_tokens
+        shared_tokens, prefix = min(call.cached_tokens, longest, call.prompt_tokens), numbers[extended]
+    return CallTrace(
+        id=numbers[call],
+        parents=tuple(sorted(numbers[parent] for parent in parents)),
+        thread=call.thread,
+        prefill_tokens=call.prompt_tokens,
+        decode_tokens=call.output_tokens,
+        shared_prefix_tokens=shared_tokens,
+        prefix_from=prefix,
+        gap_before_s=max(0.0, call.start_s - ready_s),
+        kind="chain" if parents else "root",
+        start_s=call.start_s - start_s,
+        latency_s=call.finish_s - call.start_s,
+    )
+
+
+def _kept(calls: Iterable[_Call]) -> Iterator[_Call]:
+    """Iterate over calls, with the nearest kept ancestors in place of those that are not in the trace."""
+    waiting = list(calls)
+    seen: set[_Call] = set()
+    while waiting:
+        call = waiting.pop(0)
+        if call in seen:
+            continue
+        seen.add(call)
+        if call.is_kept:
+            yield call
+        else:
+            waiting.extend(call.parents)

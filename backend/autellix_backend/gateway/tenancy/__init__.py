@@ -1,0 +1,1 @@
+"""Tenants, their API keys, quotas and rate limits."""

@@ -1,0 +1,298 @@
+"""The gateway's parts: what they are, and how they are made from the settings and joined to each other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from autellix_backend.core.balance import make_balancer
+from autellix_backend.core.balance.cache_map import CacheMap
+from autellix_backend.core.snapshot import EngineSnapshot
+from autellix_backend.engines.base import Engine
+from autellix_backend.engines.kv_events import KvEventListener, check_kv_events_installed
+from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
+from autellix_backend.gateway.calls.ends import EndObservers
+from autellix_backend.gateway.calls.observers import CallObservers
+from autellix_backend.gateway.calls.registry import CallDesk
+from autellix_backend.gateway.engines.handle import MakeMember, Member
+from autellix_backend.gateway.engines.ordering import Line, OrderedLine, StraightLine
+from autellix_backend.gateway.engines.pool import EnginePool
+from autellix_backend.gateway.engines.queue import Dispatcher
+from autellix_backend.gateway.engines.report_receiver import AccountingReceiver
+from autellix_backend.gateway.engines.telemetry import EngineReports
+from autellix_backend.gateway.engines.upstream import Upstream
+from autellix_backend.gateway.explain.event_feed import EventFeed
+from autellix_backend.gateway.http.sessions import LOST_HEARTBEATS
+from autellix_backend.gateway.http.watches import Watches
+from autellix_backend.gateway.identity.identity import Placement
+from autellix_backend.gateway.identity.session_tokens import TokenGuard
+from autellix_backend.gateway.recording.recorder import ProgramRecorder
+from autellix_backend.gateway.tenancy.file import load_tenants
+from autellix_backend.gateway.tenancy.limiter import Limiter
+from autellix_backend.gateway.tenancy.tenants import Tenants
+from autellix_backend.observe.call_outputs import CallOutputs
+from autellix_backend.observe.metrics import GatewayMetrics
+from autellix_backend.settings import GatewaySettings, Settings, TenantLimits
+from autellix_backend.stores.base import ProgramStore
+from autellix_backend.stores.factory import make_store
+
+USUAL_SLOTS = 256
+"""vLLM's batch in sequences on most devices, where nothing says how large an engine's is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts of one gateway, built but not running."""
+
+    settings: Settings
+    clock: Callable[[], float]
+    store: ProgramStore
+    tenants: Tenants
+    metrics: GatewayMetrics
+    recorder: ProgramRecorder | None
+    limiter: Limiter | None
+    ends: EndObservers
+    guard: TokenGuard
+    placement: Placement
+    watches: Watches
+    outputs: CallOutputs
+    desk: CallDesk
+    feed: EventFeed
+    reports: EngineReports
+    pool: EnginePool
+
+
+def make_parts(
+    settings: Settings,
+    engines: Iterable[Engine],
+    *,
+    store: ProgramStore | None,
+    tenants: Tenants | None,
+    clock: Callable[[], float],
+) -> Parts:
+    """Build the parts in front of the engines; the arguments are those of `create_app`.
+
+    Raises:
+        SettingsError: as `create_app` does.
+    """
+    if settings.engine.kv_events or settings.engine.kv_events_port is not None:
+        check_kv_events_installed()
+    tenants = tenants or load_tenants(settings)
+    metrics = GatewayMetrics()
+    store = store or _make_store(settings, metrics, clock)
+    metrics.follow_store(store.failure)
+    recorder = _make_recorder(settings.gateway, metrics, clock)
+    limiter = _make_limiter(settings, tenants, metrics, clock)
+    outputs = CallOutputs(settings.observe, metrics.registry)
+    observers = _make_observers(recorder, metrics, outputs)
+    desk = CallDesk(
+        store,
+        settings.scheduler,
+        metrics,
+        clock=clock,
+        account_wait_s=settings.gateway.account_wait_s,
+        observer=observers,
+        limiter=limiter,
+        # An account has better numbers than the answer, but for a call of several choices.
+        wants_usage=recorder is not None or limiter is not None,
+    )
+    feed = _make_feed(desk, observers, store, metrics)
+    reports = EngineReports(clock, feed.snapshot_taken)
+    make_member = partial(_make_member, settings, tenants, metrics, desk, feed, reports, clock)
+    pool = _make_pool(settings, engines, make_member, observers, store, metrics, reports)
+    return Parts(
+        settings=settings,
+        clock=clock,
+        store=store,
+        tenants=tenants,
+        metrics=metrics,
+        recorder=recorder,
+        limiter=limiter,
+        ends=EndObservers(*(observer for observer in (recorder, limiter) if observer is not None)),
+        guard=TokenGuard(
+            settings.gateway.token_secret, is_strict=settings.gateway.strict_identity, clock=clock
+        ),
+        placement=Placement(settings.gateway, metrics, clock=clock),
+        watches=Watches(),
+        outputs=outputs,
+        desk=desk,
+        feed=feed,
+        reports=reports,
+        pool=pool,
+    )
+
+
+def _make_observers(
+    recorder: ProgramRecorder | None, metrics: GatewayMetrics, outputs: CallOutputs
+) -> CallObservers:
+    observers = CallObservers(wall_clock=time.time)
+    if recorder is not None:
+        observers.add(recorder)
+    for sink in (metrics.call_facts.take, *outputs.sinks):
+        observers.add_sink(sink)
+    return observers
+
+
+def _make_feed(
+    desk: CallDesk, observers: CallObservers, store: ProgramStore, metrics: GatewayMetrics
+) -> EventFeed:
+    feed = EventFeed(desk.find, time.time, metrics.events_dropped.inc)
+    observers.add(feed)
+    store.watch_ends(feed.program_left)
+    metrics.event_listeners.set_function(lambda: feed.listener_count)
+    return feed
+
+
+def _make_pool(
+    settings: Settings,
+    engines: Iterable[Engine],
+    make_member: MakeMember,
+    observers: CallObservers,
+    store: ProgramStore,
+    metrics: GatewayMetrics,
+    reports: EngineReports,
+) -> EnginePool:
+    def left(engine: str) -> None:
+        reports.forget(engine)
+        metrics.forget_engine(engine)
+
+    balancer = make_balancer(settings.balancer.name, settings.balancer.threshold_tokens)
+    pool = EnginePool(balancer, make_member, left)
+    for engine in engines:
+        pool.join(engine)
+    observers.add(pool)
+    store.watch_ends(pool.program_left)
+    return pool
+
+
+def _make_member(
+    settings: Settings,
+    tenants: Tenants,
+    metrics: GatewayMetrics,
+    desk: CallDesk,
+    feed: EventFeed,
+    reports: EngineReports,
+    clock: Callable[[], float],
+    engine: Engine,
+) -> Member:
+    supervisor = Supervisor(engine, settings.engine, clock=clock)
+    metrics.set_engine(engine.name, is_up=True)
+    supervisor.subscribe(partial(_count, metrics))
+    supervisor.subscribe(partial(_follow_engine, feed, reports))
+    dispatcher = Dispatcher(
+        _make_line(settings, engine),
+        supervisor,
+        settings.engine,
+        metrics,
+        engine=engine.name,
+        recovery_wait_s=settings.gateway.recovery_wait_s,
+        clock=clock,
+    )
+    supervisor.watch_silence(partial(_silence_s, engine, dispatcher, reports, clock))
+    upstream = Upstream(
+        engine,
+        settings.gateway,
+        metrics.retries.labels(engine.name).inc,
+        api_key=settings.engine.api_key,
+        hides_keys=not tenants.is_open,
+        session_header=settings.engine.session_header,
+    )
+    member = Member(
+        engine=engine,
+        supervisor=supervisor,
+        dispatcher=dispatcher,
+        upstream=upstream,
+        usual_slots=settings.engine.max_in_flight or settings.engine.max_num_seqs or USUAL_SLOTS,
+    )
+    member.receiver = _make_receiver(member, desk, reports, metrics)
+    if engine.kv_events_endpoint is not None:
+        member.cache = CacheMap()
+        member.kv_events = KvEventListener(engine.kv_events_endpoint, member.cache)
+        metrics.kv_event_blocks.labels(engine.name).set_function(partial(len, member.cache))
+        supervisor.subscribe(partial(_follow_cache, member.cache))
+    return member
+
+
+def _make_receiver(
+    member: Member, desk: CallDesk, reports: EngineReports, metrics: GatewayMetrics
+) -> AccountingReceiver | None:
+    path = member.engine.accounting_socket
+    if path is None:
+        return None
+
+    def take(snapshot: EngineSnapshot) -> None:
+        member.take(snapshot)
+        reports.take(member.name, snapshot)
+
+    malformed = metrics.accounts.labels("malformed").inc
+    return AccountingReceiver(path, desk.deliver, malformed, take)
+
+
+def _make_line(settings: Settings, engine: Engine) -> Line:
+    """Return the line before the engine; one that has our scheduler orders its calls itself."""
+    slots = settings.engine.max_in_flight
+    if engine.accounting_socket is not None or slots is None:
+        return StraightLine()
+    return OrderedLine(settings.scheduler, slots)
+
+
+def _make_store(settings: Settings, metrics: GatewayMetrics, clock: Callable[[], float]) -> ProgramStore:
+    return make_store(
+        settings,
+        session_ttl_s=LOST_HEARTBEATS * settings.gateway.heartbeat_s,
+        clock=clock,
+        on_fallback=metrics.store_fallbacks.inc,
+    )
+
+
+def _make_recorder(
+    gateway: GatewaySettings, metrics: GatewayMetrics, clock: Callable[[], float]
+) -> ProgramRecorder | None:
+    if gateway.record_path is None:
+        return None
+    return ProgramRecorder(
+        gateway.record_path, metrics.registry, origin_s=clock(), idle_s=gateway.program_idle_s
+    )
+
+
+def _make_limiter(
+    settings: Settings, tenants: Tenants, metrics: GatewayMetrics, clock: Callable[[], float]
+) -> Limiter | None:
+    if tenants.is_open and settings.limits == TenantLimits():
+        return None
+    return Limiter(
+        idle_s=settings.gateway.program_idle_s,
+        epoch_s=time.time() - clock(),
+        on_refusal=lambda tenant, reason: metrics.refusals.labels(tenant, reason).inc(),
+    )
+
+
+def _follow_engine(feed: EventFeed, reports: EngineReports, change: EngineChange) -> None:
+    if change.state is not EngineState.UP:
+        # What it told last is no longer so.
+        reports.forget(change.engine)
+    feed.engine_changed(change.engine, change.state.value, change.reason)
+
+
+def _follow_cache(cache: CacheMap, change: EngineChange) -> None:
+    if change.state is not EngineState.UP:
+        # What it had cached is gone, or not known until it tells again.
+        cache.begin(is_complete=False)
+
+
+def _count(metrics: GatewayMetrics, change: EngineChange) -> None:
+    is_restarting = change.state is EngineState.RESTARTING
+    metrics.set_engine(change.engine, is_up=change.state is EngineState.UP, is_restarting=is_restarting)
+
+
+def _silence_s(
+    engine: Engine, dispatcher: Dispatcher, reports: EngineReports, clock: Callable[[], float]
+) -> float:
+    """Return for how long an engine that tells of its calls has had some and told nothing."""
+    if engine.accounting_socket is None or dispatcher.busy_since_s is None:
+        return 0.0
+    report = reports.get(engine.name)
+    last_s = dispatcher.busy_since_s if report is None else max(report.received_s, dispatcher.busy_since_s)
+    return clock() - last_s

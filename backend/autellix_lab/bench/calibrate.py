@@ -1,0 +1,118 @@
+"""Measure an engine's speed under full batches, so that offered load can be stated as a share of it.
+
+The calibration plays some of the workload's own programs, all arriving at once, and looks at the time when
+enough of them are under way to fill the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autellix_backend.core.config import bounds_for
+from autellix_backend.gateway.recording.trace import ProgramTrace
+from autellix_lab.bench.results import CallResult
+
+PROGRAMS_PER_SLOT = 2
+WARM_UP_SHARE = 0.2
+"""The first part of the window is not counted: caches, allocators and connections are cold."""
+FIRST_LEVEL_CALLS = 2.0
+"""Mean calls that the first level takes: in simulated demos a narrower one preempts more for nothing."""
+
+
+class CalibrationError(Exception):
+    """The measurement gives no speed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """One engine's measured speed on one workload."""
+
+    tokens_per_s: float
+    """Generated tokens per second with the batch full: the capacity that rho refers to."""
+    steps_per_s: float | None
+    service_per_token_s: float | None
+    """Model seconds that a call is charged per token it generates, prefill included."""
+    window_s: float
+    calls: int
+
+    def rate_for(self, rho: float, programs: Sequence[ProgramTrace]) -> float:
+        """Return the programs per second whose generated tokens are `rho` times the capacity."""
+        tokens = sum(program.decode_tokens for program in programs) / len(programs)
+        return rho * self.tokens_per_s / tokens
+
+
+def sample(programs: Sequence[ProgramTrace], slots: int, tokens: int) -> list[ProgramTrace]:
+    """Return the first programs that generate `tokens` tokens, and at least two for each batch slot."""
+    chosen: list[ProgramTrace] = []
+    generated = 0
+    for program in programs:
+        if generated >= tokens and len(chosen) >= PROGRAMS_PER_SLOT * slots:
+            break
+        chosen.append(program)
+        generated += program.decode_tokens
+    return chosen
+
+
+def measure(results: Sequence[CallResult], slots: int) -> Calibration:
+    """Take the speed from the results of programs that arrived at once.
+
+    The window ends when fewer programs than batch slots, or half of them where they are few, are left.
+
+    Raises:
+        CalibrationError: if calls were lost or too few finished.
+    """
+    lost = [result.error for result in results if result.error]
+    if lost:
+        raise CalibrationError(f"{len(lost)} of {len(results)} calibration calls were lost: {lost[0]}")
+    ends_s: dict[str, float] = {}
+    for result in results:
+        ends_s[result.program] = max(result.finish_s, ends_s.get(result.program, 0.0))
+    if not ends_s:
+        raise CalibrationError("no calibration call was made")
+    left = min(slots, (len(ends_s) + 1) // 2)
+    end_s = sorted(ends_s.values())[-left]
+    begin_s = WARM_UP_SHARE * end_s
+    inside = [result for result in results if begin_s < result.finish_s <= end_s]
+    if len(inside) < 2:
+        raise CalibrationError("too few calibration calls finished in the window; make it longer")
+    tokens = sum(_tokens_inside(result, begin_s, end_s) for result in results)
+    return Calibration(
+        tokens_per_s=tokens / (end_s - begin_s),
+        steps_per_s=_steps_per_s(inside),
+        service_per_token_s=_service_per_token_s(inside),
+        window_s=end_s - begin_s,
+        calls=len(inside),
+    )
+
+
+def choose_bounds(calibration: Calibration, programs: Sequence[ProgramTrace]) -> tuple[float, ...]:
+    """Place the queue bounds by what a mean call costs at the measured speed.
+
+    An operator would set them once per model and machine. They use nothing about any single program; the
+    scheduler stays blind to lengths and structure.
+    """
+    calls = sum(len(program.calls) for program in programs)
+    mean_tokens = sum(program.decode_tokens for program in programs) / calls
+    per_token_s = calibration.service_per_token_s or 1.0 / calibration.tokens_per_s
+    return bounds_for(mean_tokens * per_token_s, first_calls=FIRST_LEVEL_CALLS)
+
+
+def _tokens_inside(result: CallResult, begin_s: float, end_s: float) -> float:
+    """Return the call's tokens, in proportion where the window cuts it."""
+    overlap_s = min(result.finish_s, end_s) - max(result.submit_s, begin_s)
+    return result.output_tokens * max(0.0, overlap_s) / max(result.response_s, 1e-9)
+
+
+def _steps_per_s(results: Sequence[CallResult]) -> float | None:
+    last = [(r.finish_s, step) for r in results if (step := r.receipt_number("finish_step")) is not None]
+    if len(last) < 2:
+        return None
+    (begin_s, begin), (end_s, end) = min(last), max(last)
+    return (end - begin) / (end_s - begin_s) if end_s > begin_s else None
+
+
+def _service_per_token_s(results: Sequence[CallResult]) -> float | None:
+    known = [(s, r.output_tokens) for r in results if (s := r.receipt_number("service_s")) is not None]
+    tokens = sum(count for _, count in known)
+    return sum(service for service, _ in known) / tokens if tokens else None

@@ -1,0 +1,138 @@
+"""Play program traces against a live backend in a client process, and collect the results.
+
+The client must have `import autellix` in effect, as a user's program has. The backend's own packages may not
+import the client library, and importing it instruments the importing process, so the load generator runs as
+a child whose command line does the import and then runs `bench.client`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autellix_backend.gateway.recording.trace import ProgramTrace, program_to_mapping
+from autellix_lab.bench.results import CallResult, result_from_mapping
+
+CLIENT_MODULE = "autellix_lab.bench.client"
+CLIENT_CODE = f"import autellix, runpy; runpy.run_module({CLIENT_MODULE!r}, run_name='__main__')"
+_LINE_LIMIT_BYTES = 2**20
+
+
+class ReplayError(Exception):
+    """The load generator failed as a whole; single lost calls are results with an error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One run: which programs arrive when, at which backend."""
+
+    base_url: str
+    """The backend's root, without /v1."""
+    model: str
+    programs: Sequence[ProgramTrace]
+    arrivals_s: Sequence[float]
+    salt: str = ""
+    """Runs with different salts have different words, so that no run finds its prompts in a prefix cache."""
+    call_timeout_s: float = 600.0
+    timeout_s: float = 900.0
+    api_key: str | None = "none"
+    """None: what the official client finds in its environment."""
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return what the client process reads."""
+        return {
+            "base_url": self.base_url.rstrip("/") + "/v1",
+            "model": self.model,
+            "programs": [program_to_mapping(program) for program in self.programs],
+            "arrivals_s": list(self.arrivals_s),
+            "salt": self.salt,
+            "call_timeout_s": self.call_timeout_s,
+            "api_key": self.api_key,
+        }
+
+
+def replay(job: Job, on_result: Callable[[CallResult], None] = lambda _: None) -> list[CallResult]:
+    """Run a job to its end; `on_result` sees every call as it finishes.
+
+    Calls that never finished (the client process died or ran out of time) are results with an error.
+
+    Raises:
+        ReplayError: if the client process could not play at all.
+    """
+    return asyncio.run(_replay(job, on_result))
+
+
+async def _replay(job: Job, on_result: Callable[[CallResult], None]) -> list[CallResult]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        CLIENT_CODE,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        limit=_LINE_LIMIT_BYTES,
+    )
+    results: list[CallResult] = []
+    problem: str | None = None
+    errors = asyncio.create_task(_read_all(process.stderr))
+    try:
+        async with asyncio.timeout(job.timeout_s):
+            await _feed(process.stdin, json.dumps(job.to_mapping()).encode())
+            async for result in _results(process.stdout):
+                results.append(result)
+                on_result(result)
+            await process.wait()
+    except TimeoutError:
+        problem = f"not finished after {job.timeout_s:g} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        complaint = await errors
+    if process.returncode != 0 and problem is None:
+        problem = f"the client process ended with {process.returncode}: {complaint[-2000:]}"
+    if problem and not results:
+        raise ReplayError(problem)
+    return results + _lost(job, results, problem or "no result")
+
+
+async def _feed(stdin: asyncio.StreamWriter | None, data: bytes) -> None:
+    assert stdin is not None
+    # A client that dies at once closes the pipe; its exit code and log tell why.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        stdin.write(data)
+        await stdin.drain()
+        stdin.close()
+
+
+async def _results(stdout: asyncio.StreamReader | None) -> AsyncIterator[CallResult]:
+    assert stdout is not None
+    async for line in stdout:
+        yield result_from_mapping(json.loads(line))
+
+
+async def _read_all(stream: asyncio.StreamReader | None) -> str:
+    assert stream is not None
+    return (await stream.read()).decode(errors="replace")
+
+
+def _lost(job: Job, results: Sequence[CallResult], problem: str) -> list[CallResult]:
+    done = {(result.program, result.call) for result in results}
+    return [
+        CallResult(
+            program=program.program_id,
+            call=call.id,
+            thread=call.thread,
+            submit_s=0.0,
+            finish_s=0.0,
+            error=problem,
+        )
+        for program in job.programs
+        for call in program.calls
+        if (program.program_id, call.id) not in done
+    ]

@@ -1,0 +1,86 @@
+"""Groups of options that several of the laboratory's commands share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from autellix_backend.cli.arguments import above_zero, count
+from autellix_lab.workload.fit import NO_GAPS, RECORDED_GAPS, GapRule
+from autellix_lab.workload.loaders import LOADERS, LoadOptions
+from autellix_lab.workload.tokens import load_tokenizer
+
+
+def gap_rule(text: str) -> GapRule:
+    """Return the rule that `zero`, `recorded` or `capped:SECONDS` names."""
+    if text in ("zero", "recorded"):
+        return NO_GAPS if text == "zero" else RECORDED_GAPS
+    kind, _, cap = text.partition(":")
+    try:
+        if kind != "capped":
+            raise ValueError
+        return GapRule(float(cap))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected zero, recorded or capped:SECONDS") from None
+
+
+def add_fit_options(parser: argparse.ArgumentParser, *, max_context: int, max_context_help: str) -> None:
+    """Declare how programs are fitted: `length_scale`, `max_context` (tokens) and `gaps`."""
+    add = parser.add_argument
+    add("--length-scale", type=above_zero, default=1.0, metavar="X", help="factor on lengths (default: 1)")
+    add(
+        "--max-context",
+        type=count,
+        default=max_context,
+        metavar="N",
+        help="longest prompt with answer, in tokens; a longer history starts over "
+        f"(default: {max_context_help})",
+    )
+    add(
+        "--gaps",
+        type=gap_rule,
+        default=RECORDED_GAPS,
+        metavar="zero|recorded|capped:S",
+        help="time between calls for tools and people (default: recorded)",
+    )
+
+
+def add_load_options(parser: argparse.ArgumentParser) -> None:
+    """Declare how trace files are read: `format`, `tokenizer` and `answers`."""
+    add = parser.add_argument
+    add("--format", choices=LOADERS, help="format of the input (default: told from the file)")
+    add(
+        "--tokenizer",
+        metavar="NAME_OR_PATH",
+        help="counts the tokens of texts (default: one token for 4 bytes)",
+    )
+    add(
+        "--answers",
+        type=Path,
+        metavar="FILE",
+        help="bfcl: the ground truths (default: possible_answer/ beside the input)",
+    )
+
+
+def load_options(args: argparse.Namespace) -> LoadOptions:
+    """Return what `add_load_options` declared.
+
+    Raises:
+        TokenizerError: if the tokenizer cannot be loaded.
+    """
+    if args.tokenizer is None:
+        return LoadOptions(answers=args.answers)
+    return LoadOptions(
+        count_tokens=load_tokenizer(args.tokenizer), tokenizer=args.tokenizer, answers=args.answers
+    )
+
+
+def add_tree_scale(parser: argparse.ArgumentParser, default: float = 1.0) -> None:
+    """Declare the factor on the number of a generated tree's calls, `tree_scale`."""
+    parser.add_argument(
+        "--tree-scale",
+        type=above_zero,
+        default=default,
+        metavar="X",
+        help=f"factor on a tree's number of calls (default: {default:g})",
+    )

@@ -1,0 +1,219 @@
+"""Options that the actions of `autellix sim` share, and what is built from them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from autellix_backend.cli.arguments import InputError, count, numbers
+from autellix_backend.cli.options import add_setting_options, settings_from_args
+from autellix_backend.core.balance import BALANCER_NAMES
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.policies import make_policy
+from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
+from autellix_lab.cli.arguments import add_fit_options, add_load_options, add_tree_scale, load_options
+from autellix_lab.sim.bounds import choose_bounds
+from autellix_lab.sim.experiment import ARRIVAL_KINDS
+from autellix_lab.sim.model import RESUME_KINDS, SWAP_KINDS, EngineModel
+from autellix_lab.sim.presets import PRESETS, find_engine
+from autellix_lab.sim.simulation import SimSettings
+from autellix_lab.workload.fit import Fit, apply_fit, describe_fit
+from autellix_lab.workload.generate import WORKLOADS, generate_programs
+from autellix_lab.workload.loaders import load
+
+DEFAULT_MODEL = "llama3.1-8b-a100"
+DEFAULT_PROGRAMS = 200
+"""Generated programs of one run."""
+MAX_CONTEXT_TOKENS = 131072
+"""Context window of Llama 3.1, the presets' models."""
+OFFERED_LOAD = (
+    "offered load: arriving work over what full batches do if every shared prefix is in the cache; an engine "
+    "that finds less there saturates below 1"
+)
+CLAIRVOYANT = "knows what each program still needs, which no engine can: a bound to compare with"
+
+# Fields of the engine model that have an option of their own.
+_OVERRIDES = ("max_num_seqs", "token_budget", "kv_blocks", "resume", "swap")
+
+
+def add_source_options(parser: argparse.ArgumentParser) -> None:
+    """Declare which programs are simulated, and how they are fitted."""
+    add = parser.add_argument
+    add("source", metavar="SOURCE", help=f"{', '.join(WORKLOADS)} to generate, or a trace file or folder")
+    add(
+        "-n",
+        "--programs",
+        type=count,
+        metavar="N",
+        help=f"programs of a run (default: {DEFAULT_PROGRAMS} generated, or all of a trace)",
+    )
+    add("--seed", type=int, default=0, help="of programs, arrivals and hints (default: 0)")
+    add_tree_scale(parser)
+    add_fit_options(parser, max_context=MAX_CONTEXT_TOKENS, max_context_help=str(MAX_CONTEXT_TOKENS))
+    add_load_options(parser)
+    add("--arrivals", choices=ARRIVAL_KINDS, default="poisson", help="of programs (default: poisson)")
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the engines and their scheduler."""
+    add = parser.add_argument
+    defaults = _setting_defaults()
+    add(
+        "--model",
+        default=DEFAULT_MODEL,
+        metavar="PRESET|FILE.json",
+        help=f"engine: {', '.join(PRESETS)}, or a file of `sim calibrate` (default: {DEFAULT_MODEL})",
+    )
+    add("--max-num-seqs", type=count, metavar="N", help="calls in a step (default: the engine's)")
+    add("--token-budget", type=count, metavar="N", help="tokens in a step (default: the engine's)")
+    add("--kv-blocks", type=count, metavar="N", help="KV blocks (default: the engine's)")
+    add("--resume", choices=RESUME_KINDS, help="how preempted calls come back (default: the engine's)")
+    add("--swap", choices=SWAP_KINDS, help="how blocks are swapped (default: the engine's)")
+    add("--engines", type=count, metavar="N", help="replicas (default: 1, or one for each speed)")
+    add(
+        "--engine-speeds",
+        type=_speeds,
+        default=(),
+        metavar="X,…",
+        help="how many times as fast as the model each engine is, as 1,1,2,2 (default: all alike)",
+    )
+    balancer = defaults["balancer"]
+    add("--balancer", choices=BALANCER_NAMES, default=balancer, help=f"of calls (default: {balancer})")
+    add_setting_options(parser, "--bounds", "--quanta", "--beta", "--period-steps", "--preemption")
+    add("--auto-bounds", action="store_true", help="from half a mean call on this engine, each next doubled")
+    add("--no-demotion", action="store_true", help="calls keep the level that they arrived at")
+    add(
+        "--hints",
+        type=float,
+        metavar="SIGMA",
+        help="hinted: clients tell the tokens to come with a log-normal error of this spread; 0 is exact "
+        "(default: no hints)",
+    )
+
+
+def load_pool(args: argparse.Namespace, runs: int = 1) -> list[ProgramTrace]:
+    """Return the fitted programs that runs pick theirs from.
+
+    Args:
+        args: of `add_source_options`.
+        runs: how many runs pick; so many times the programs of one are generated.
+
+    Raises:
+        TraceError, TokenizerError: if a trace cannot be read.
+        InputError: if the bounds leave no room for a call.
+    """
+    if args.source in WORKLOADS:
+        wanted = runs * run_size(args, ())
+        programs = generate_programs(args.source, wanted, args.seed, tree_scale=args.tree_scale)
+    else:
+        programs = load(Path(args.source), args.format, load_options(args))
+        if not programs:
+            raise TraceError(args.source, "holds no program")
+    fit = _fit(args)
+    return [apply_fit(program, fit) for program in programs]
+
+
+def run_size(args: argparse.Namespace, pool: Sequence[ProgramTrace]) -> int:
+    """Return the number of programs of one run."""
+    return int(args.programs or (DEFAULT_PROGRAMS if args.source in WORKLOADS else len(pool)))
+
+
+def fit_note(args: argparse.Namespace) -> str:
+    """Return the line that says how the programs were fitted."""
+    return describe_fit(_fit(args))
+
+
+def make_settings(
+    args: argparse.Namespace, programs: Sequence[ProgramTrace], policy: str | None = None
+) -> SimSettings:
+    """Return the settings of a simulation; without a policy, that of the settings.
+
+    Raises:
+        ModelError: if the engine is unknown or its file cannot be used.
+        SettingsError: if the scheduler's settings cannot be used.
+        InputError: if options do not go together.
+    """
+    try:
+        model = _engine(args)
+        scheduler = _scheduler(args, model, programs)
+        return SimSettings(
+            model=model,
+            scheduler=replace(scheduler, policy=policy or scheduler.policy),
+            engines=args.engines or len(args.engine_speeds) or 1,
+            engine_speeds=args.engine_speeds,
+            balancer=args.balancer,
+            hint_sigma=args.hints,
+            seed=args.seed,
+        )
+    except ValueError as error:
+        if type(error) is not ValueError:
+            raise
+        raise InputError(str(error)) from error
+
+
+def clairvoyant_notes(policies: Sequence[str]) -> list[str]:
+    """Return a line for each policy that no engine can run."""
+    return [f"{policy} {CLAIRVOYANT}" for policy in policies if make_policy(policy).is_clairvoyant]
+
+
+def describe_settings(args: argparse.Namespace, settings: SimSettings) -> dict[str, object]:
+    """Return what was simulated as plain JSON values."""
+    return {
+        "source": args.source,
+        "fit": fit_note(args),
+        "tree_scale": args.tree_scale,
+        "arrivals": args.arrivals,
+        "seed": args.seed,
+        "engines": settings.engines,
+        "engine_speeds": list(settings.engine_speeds),
+        "balancer": settings.balancer,
+        "hints": settings.hint_sigma,
+        "model": settings.model.to_mapping(),
+        "scheduler": settings.scheduler.to_mapping(),
+    }
+
+
+def describe_engines(settings: SimSettings) -> str:
+    """Return one line of what the programs run on."""
+    model, scheduler = settings.model, settings.scheduler
+    copies = f"{settings.engines} x {model.name}, {settings.balancer}" if settings.engines > 1 else model.name
+    if settings.engine_speeds:
+        copies += f", speeds {', '.join(f'{speed:g}' for speed in settings.engine_speeds)}"
+    bounds = ", ".join(f"{bound:g}" for bound in scheduler.bounds)
+    return (
+        f"{copies}; batch of {model.max_num_seqs}; level bounds (s of service): {bounds}; "
+        f"beta {scheduler.beta:g}; decides every {scheduler.period_steps} step(s)"
+        f"{'' if scheduler.demotes else '; no demotion'}"
+    )
+
+
+def _fit(args: argparse.Namespace) -> Fit:
+    try:
+        return Fit(length_scale=args.length_scale, max_context_tokens=args.max_context, gap_rule=args.gaps)
+    except ValueError as error:
+        raise InputError(f"--length-scale, --max-context: {error}") from error
+
+
+def _engine(args: argparse.Namespace) -> EngineModel:
+    given = {name: getattr(args, name) for name in _OVERRIDES if getattr(args, name) is not None}
+    return replace(find_engine(args.model), **given)
+
+
+def _scheduler(
+    args: argparse.Namespace, model: EngineModel, programs: Sequence[ProgramTrace]
+) -> SchedulerConfig:
+    scheduler = settings_from_args(args).scheduler
+    if args.auto_bounds:
+        scheduler = replace(scheduler, bounds=choose_bounds(model, programs))
+    return replace(scheduler, demotes=scheduler.demotes and not args.no_demotion)
+
+
+def _speeds(text: str) -> tuple[float, ...]:
+    return numbers(text, example="1,1,2,2")
+
+
+def _setting_defaults() -> dict[str, object]:
+    return {field.name: field.default for field in dataclasses.fields(SimSettings)}

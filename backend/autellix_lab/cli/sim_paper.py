@@ -1,0 +1,148 @@
+"""`autellix sim paper`: simulate the paper's figures, draw them, and hold its claims against them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from autellix_backend.cli.arguments import above_zero, count
+from autellix_lab.sim.experiment import Point, Sweep, SweepResult, run_sweep
+from autellix_lab.sim.figures.base import Figure
+from autellix_lab.sim.figures.catalogue import FIGURES, make_figure
+from autellix_lab.sim.figures.drawing import draw
+from autellix_lab.sim.figures.kept import keep, take
+from autellix_lab.sim.figures.page import hand_written, page, report
+from autellix_lab.sim.figures.pools import MAX_CONTEXT_TOKENS, TRACE_FILES, generated_pools, read_pools
+from autellix_lab.sim.figures.study import Study
+
+DEFAULT_SEEDS = 5
+QUICK_SHARE = 0.1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add = parser.add_argument
+    add("--figures", type=_figures, default=tuple(FIGURES), metavar="N,N", help=f"of {', '.join(FIGURES)}")
+    add("--seeds", type=count, default=DEFAULT_SEEDS, metavar="N", help=f"(default {DEFAULT_SEEDS})")
+    add(
+        "--size",
+        type=above_zero,
+        default=1.0,
+        metavar="X",
+        help="factor on the programs of a run (default 1)",
+    )
+    add("--data", type=Path, metavar="DIR", help=f"real traces instead of generated: {_files()}")
+    add("--quick", action="store_true", help="one seed, few programs: shows that all parts work")
+    add(
+        "--workers",
+        type=count,
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="processes (default: all cores)",
+    )
+    add(
+        "--keep",
+        type=Path,
+        metavar="DIR",
+        help="keep finished runs there, and take up from there; empty it when the simulator has changed",
+    )
+    add("--out", type=Path, default=Path("paper-results"), metavar="DIR", help="(default paper-results)")
+    add("--json", action="store_true", help="print the numbers as JSON instead of the page")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the figures; 0 on success, 1 if a picture cannot be drawn, 2 for input that cannot be used."""
+    try:
+        study, source = _study(args)
+        figures = _make(args.figures, study, args.workers, args.keep)
+        place = args.out / "paper.md"
+        words = hand_written(place.read_text(encoding="utf-8")) if place.is_file() else ""
+        shown = page(figures, study, source, _draw_all(figures, args.out), words)
+        numbers = json.dumps(report(figures, study, source))
+        place.write_text(shown, encoding="utf-8")
+        (args.out / "paper" / "results.json").write_text(numbers + "\n", encoding="utf-8")
+    except ModuleNotFoundError as error:
+        print(
+            f"autellix sim paper: needs {error.name}; expected `pip install 'autellix[lab]'`",
+            file=sys.stderr,
+        )
+        return 1
+    except (ValueError, OSError) as error:
+        print(f"autellix sim paper: {error}", file=sys.stderr)
+        return 2
+    print(numbers if args.json else shown)
+    return 0
+
+
+def _study(args: argparse.Namespace) -> tuple[Study, str]:
+    share = QUICK_SHARE if args.quick else 1.0
+    seeds = tuple(range(1 if args.quick else args.seeds))
+    if args.data is None:
+        pools, source = generated_pools(0, share), "generated after the paper's workloads table"
+    else:
+        pools = read_pools(args.data, 0, share)
+        source = (
+            f"real traces ({_files()}) with contexts of up to {MAX_CONTEXT_TOKENS:,} tokens, without gaps"
+        )
+    return Study(pools=pools, seeds=seeds, size=args.size, is_quick=args.quick), source
+
+
+def _make(names: Sequence[str], study: Study, workers: int, folder: Path | None) -> list[Figure]:
+    results: dict[str, SweepResult] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+
+        def run_once(name: str, sweep: Sweep) -> SweepResult:
+            if name not in results:
+                kept = None if folder is None else take(folder, sweep)
+                results[name] = _run_sweep(name, sweep, workers, progress) if kept is None else kept
+                if folder is not None and kept is None:
+                    keep(folder, sweep, results[name])
+            return results[name]
+
+        return [make_figure(name, study, run_once) for name in names]
+
+
+def _run_sweep(name: str, sweep: Sweep, workers: int, progress: Progress) -> SweepResult:
+    total = len(sweep.cases) * len(sweep.loads) * len(sweep.seeds)
+    task = progress.add_task(name, total=total)
+    started_s = time.monotonic()
+
+    def advance(_: Point) -> None:
+        progress.advance(task)
+
+    result = run_sweep(sweep, workers=workers, on_point=advance)
+    progress.remove_task(task)
+    progress.console.print(f"{name}: {total} runs, {time.monotonic() - started_s:.0f} s", highlight=False)
+    return result
+
+
+def _draw_all(figures: Sequence[Figure], out: Path) -> dict[str, str]:
+    """Write the pictures below `out`; return their paths from there by figure."""
+    folder = out / "paper"
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = {figure.name: f"paper/figure-{figure.name}.png" for figure in figures if figure.panels}
+    for figure in figures:
+        if figure.name in pictures:
+            draw(figure, out / pictures[figure.name])
+    return pictures
+
+
+def _figures(text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(","))
+    unknown = [name for name in names if name not in FIGURES]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no figure; expected {', '.join(FIGURES)}")
+    return tuple(dict.fromkeys(names))
+
+
+def _files() -> str:
+    return ", ".join(name for names in TRACE_FILES.values() for name in names)

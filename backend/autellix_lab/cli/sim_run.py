@@ -1,0 +1,163 @@
+"""`autellix sim run`: one simulation."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from autellix_backend.cli.arguments import InputError, above_zero
+from autellix_backend.core.policies import POLICY_NAMES
+from autellix_backend.gateway.recording.trace import ProgramTrace
+from autellix_lab.cli.sim_options import (
+    OFFERED_LOAD,
+    add_engine_options,
+    add_source_options,
+    clairvoyant_notes,
+    describe_engines,
+    describe_settings,
+    fit_note,
+    load_pool,
+    make_settings,
+    run_size,
+)
+from autellix_lab.sim.experiment import BURSTY_VARIATION, Metrics, drain_rate_per_s, measure, pick
+from autellix_lab.sim.simulation import SimResult, SimSettings, simulate
+from autellix_lab.workload.arrivals import all_at_once, bursty_arrivals, poisson_arrivals
+
+DEFAULT_RHO = 1.0
+WIDTH = 110
+"""Columns of the tables where no terminal says how wide it is."""
+ROWS = {
+    "program token latency (ms)": ("token_latency_s", 1000.0),
+    "program latency (s)": ("latency_s", 1.0),
+    "waiting of a program's calls (s)": ("wait_s", 1.0),
+}
+"""Metric and factor by the title of its row."""
+STATISTICS = ("mean", "p50", "p95", "p99")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the action's arguments."""
+    add_source_options(parser)
+    rate = parser.add_mutually_exclusive_group()
+    rate.add_argument(
+        "--rho",
+        type=above_zero,
+        metavar="X",
+        help=f"{OFFERED_LOAD} (default: {DEFAULT_RHO:g})",
+    )
+    rate.add_argument("--rate", type=above_zero, metavar="R", help="programs per second instead")
+    parser.add_argument(
+        "--policy", choices=POLICY_NAMES, help="scheduling policy (default: that of the settings)"
+    )
+    add_engine_options(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate and print; 0 on success.
+
+    Raises:
+        InputError, TraceError, TokenizerError, ModelError, SettingsError: if something given cannot be used.
+    """
+    pool = load_pool(args)
+    # Generated programs are the run's own; of a trace, a run picks some.
+    programs = pool if len(pool) == run_size(args, pool) else pick(pool, run_size(args, pool), args.seed)
+    settings = make_settings(args, programs, args.policy)
+    rho, rate_per_s = _rate(args, programs, settings)
+    times_s = _arrivals(args.arrivals, len(programs), rate_per_s, args.seed)
+    started_s = time.perf_counter()
+    try:
+        result = simulate(zip(times_s, programs, strict=True), settings)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    wall_s = time.perf_counter() - started_s
+    report = {
+        "setting": describe_settings(args, settings),
+        "programs": len(programs),
+        "calls": sum(record.calls for record in result.programs),
+        "rate_per_s": rate_per_s,
+        "rho": rho,
+        "metrics": measure(result),
+        "steps": sum(engine.steps for engine in result.engines),
+        "preemptions": sum(engine.preemptions for engine in result.engines),
+        "wall_s": wall_s,
+        "notes": clairvoyant_notes([settings.scheduler.policy]),
+    }
+    if args.json:
+        print(json.dumps(report))
+        return 0
+    console = Console()
+    _show(console if console.is_terminal else Console(width=WIDTH), args, report, result)
+    print(describe_engines(settings))
+    return 0
+
+
+def _show(console: Console, args: argparse.Namespace, report: dict[str, Any], result: SimResult) -> None:
+    metrics = measure(result)
+    policy = report["setting"]["scheduler"]["policy"]
+    console.print(_table(f"{args.source} under {policy}", metrics))
+    for title, value in _figures(report, metrics):
+        console.print(f"{title:28} {value}", highlight=False, soft_wrap=True)
+    console.print(f"{'programs':28} {fit_note(args)}", highlight=False, soft_wrap=True)
+    for note in report["notes"]:
+        console.print(note, highlight=False, soft_wrap=True)
+
+
+def _table(title: str, metrics: Metrics) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for name in STATISTICS:
+        table.add_column(name, justify="right")
+    for label, (metric, factor) in ROWS.items():
+        table.add_row(label, *(f"{metrics[f'{metric}.{name}'] * factor:.4g}" for name in STATISTICS))
+    return table
+
+
+def _figures(report: dict[str, Any], metrics: Metrics) -> list[tuple[str, str]]:
+    load = "all at once"
+    if report["rate_per_s"] is not None:
+        load = f"{report['rate_per_s']:.4g} programs/s"
+        load += f", rho {report['rho']:.3g}"
+    return [
+        ("simulated", f"{report['programs']} programs, {report['calls']} calls, {load}"),
+        ("makespan", f"{metrics['makespan_s']:.1f} s, {metrics['tokens_per_s']:.0f} generated tokens/s"),
+        ("steps", f"{report['steps']}, engines busy {metrics['utilisation']:.1%} of the time"),
+        ("preemptions", f"{report['preemptions']}, {metrics['preemptions_per_call']:.3f} per call"),
+        ("cached share of prompts", f"{metrics['cached_share']:.1%}"),
+        ("Jain of token latency", f"{metrics['jain']:.3f}"),
+        ("most programs alive", f"{metrics['peak_programs']:.0f}"),
+        (
+            "time of the simulation",
+            f"{report['wall_s']:.2f} s",
+        ),
+    ]
+
+
+def _rate(
+    args: argparse.Namespace, programs: Sequence[ProgramTrace], settings: SimSettings
+) -> tuple[float | None, float | None]:
+    """Return the offered load and the programs per second; None for both if all arrive at once."""
+    if args.arrivals == "at_once":
+        if args.rate is not None or args.rho is not None:
+            raise InputError("--rho and --rate have no meaning with --arrivals at_once")
+        return None, None
+    capacity_per_s = drain_rate_per_s(programs, settings)
+    if args.rate is not None:
+        return args.rate / capacity_per_s, args.rate
+    rho = args.rho if args.rho is not None else DEFAULT_RHO
+    return rho, rho * capacity_per_s
+
+
+def _arrivals(kind: str, programs: int, rate_per_s: float | None, seed: int) -> tuple[float, ...]:
+    if rate_per_s is None:
+        return all_at_once(programs)
+    if kind == "bursty":
+        return bursty_arrivals(programs, rate_per_s, seed, variation=BURSTY_VARIATION)
+    return poisson_arrivals(programs, rate_per_s, seed)

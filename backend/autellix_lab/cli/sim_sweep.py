@@ -1,0 +1,319 @@
+"""`autellix sim sweep`: policies over offered loads and seeds, as ratios with intervals."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from autellix_backend.cli.arguments import InputError, above_zero, count, numbers
+from autellix_backend.core.policies import POLICY_NAMES
+from autellix_lab.cli.sim_options import (
+    OFFERED_LOAD,
+    add_engine_options,
+    add_source_options,
+    clairvoyant_notes,
+    describe_engines,
+    describe_settings,
+    fit_note,
+    load_pool,
+    make_settings,
+    run_size,
+)
+from autellix_lab.sim.experiment import Point, Sweep, SweepResult, run_sweep, summarise_runs
+from autellix_lab.sim.sweep_plot import write_sweep_plot
+from autellix_lab.sim.table import (
+    LATENCY,
+    RATIO_METRICS,
+    EqualLatency,
+    equal_latency,
+    format_interval,
+    interval_mapping,
+    loads_of,
+    nearest_load,
+    ratio_rows,
+)
+
+POLICIES = ("fcfs", "mlfq", "plas", "atlas", "hinted", "srpt")
+LOADS = (0.5, 0.8, 1.0, 1.2, 1.5)
+SEEDS = 5
+IDLE_WAIT_SHARE = 0.01
+"""Share of their latency that programs wait at least, for a comparison of policies to mean anything."""
+WIDTH = 130
+"""Columns of the tables where no terminal says how wide it is."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the action's arguments."""
+    add_source_options(parser)
+    add = parser.add_argument
+    add(
+        "--policies",
+        type=_policies,
+        default=POLICIES,
+        metavar="P,…",
+        help=f"of {', '.join(POLICY_NAMES)}; the first is the baseline (default: {','.join(POLICIES)})",
+    )
+    add(
+        "--loads",
+        type=_loads,
+        metavar="X,…",
+        help=f"{OFFERED_LOAD} (default: {','.join(f'{load:g}' for load in LOADS)})",
+    )
+    add("--seeds", type=count, default=SEEDS, metavar="N", help=f"runs of each point (default: {SEEDS})")
+    add(
+        "--at-latency",
+        type=above_zero,
+        metavar="S",
+        help="seconds per token at which throughputs are compared (default: the baseline's at the load "
+        "nearest 1)",
+    )
+    add_engine_options(parser)
+    add("--workers", type=count, metavar="N", help="processes (default: one less than there are cores)")
+    add("--out", type=Path, metavar="DIR", help="write sweep.json and sweep.png here")
+    add("--json", action="store_true", help="print JSON instead of tables")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Sweep and print; 0 on success.
+
+    Raises:
+        InputError, TraceError, TokenizerError, ModelError, SettingsError: if something given cannot be used.
+        OSError: if the results cannot be written.
+    """
+    pool = load_pool(args, runs=args.seeds)
+    base = make_settings(args, pool)
+    cases = {
+        policy: replace(base, scheduler=replace(base.scheduler, policy=policy)) for policy in args.policies
+    }
+    if args.out is not None:
+        # A long sweep whose results cannot be written would be lost.
+        args.out.mkdir(parents=True, exist_ok=True)
+    console = _console(is_stderr=args.json)
+    started_s = time.perf_counter()
+    try:
+        sweep = Sweep(
+            programs=pool,
+            count=run_size(args, pool),
+            cases=cases,
+            loads=_chosen_loads(args),
+            seeds=range(args.seed, args.seed + args.seeds),
+            arrivals=args.arrivals,
+        )
+        with _progress(console, len(sweep.seeds) * len(sweep.loads) * len(cases)) as on_point:
+            workers = args.workers or max(1, (os.cpu_count() or 1) - 1)
+            result = run_sweep(sweep, workers=workers, on_point=on_point)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    wall_s = time.perf_counter() - started_s
+    baseline = args.policies[0]
+    equal = equal_latency(result, baseline, latency_s=args.at_latency) if len(sweep.loads) > 1 else []
+    setting = describe_settings(args, base) | {"pool": len(pool), "programs": sweep.count}
+    report = _report(args, result, equal, setting) | {"wall_s": wall_s}
+    if args.out is not None:
+        _write(args.out, report, result, f"{args.source} on {base.model.name}, {sweep.count} programs a run")
+    if args.json:
+        print(json.dumps(report))
+        return 0
+    console.print(_baseline_table(result, baseline))
+    console.print(_ratio_table(result, baseline))
+    runs = f"{args.seeds} seed(s), {sweep.count} programs a run out of {len(pool)}"
+    for line in (
+        *_equal_lines(args, result, equal),
+        f"{args.source}: {runs}; {fit_note(args)}",
+        describe_engines(base),
+        *_notes(args, result),
+        f"{len(result.points)} simulations in {wall_s:.1f} s with {workers} process(es)",
+    ):
+        console.print(line, highlight=False, soft_wrap=True)
+    return 0
+
+
+def _chosen_loads(args: argparse.Namespace) -> tuple[float, ...]:
+    if args.arrivals != "at_once":
+        return args.loads or LOADS
+    if args.loads is not None:
+        raise InputError("--loads has no meaning with --arrivals at_once")
+    return (1.0,)
+
+
+def _report(
+    args: argparse.Namespace, result: SweepResult, equal: Sequence[EqualLatency], setting: dict[str, object]
+) -> dict[str, object]:
+    ratios = [
+        {
+            "case": row.case,
+            "load": row.load,
+            **{RATIO_METRICS[title]: interval_mapping(interval) for title, interval in row.ratios.items()},
+        }
+        for row in ratio_rows(result, args.policies[0])
+    ]
+    equal_rows = [
+        {
+            "case": row.case,
+            "load": interval_mapping(row.load),
+            "seeds_below_range": row.below,
+            "seeds_above_range": row.above,
+        }
+        for row in equal
+    ]
+    return {
+        "setting": setting,
+        "baseline": args.policies[0],
+        "runs": [dataclasses.asdict(point) for point in result.points],
+        "summary": _finite(summarise_runs(result, sorted(result.points[0].metrics))),
+        "ratios": ratios,
+        "at_latency_s": args.at_latency,
+        "equal_latency": equal_rows,
+        "notes": _notes(args, result),
+    }
+
+
+def _baseline_table(result: SweepResult, baseline: str) -> Table:
+    table = Table(title=f"{baseline}: means over the seeds", title_justify="left")
+    for position, title in enumerate(
+        ("load", "programs/s", "token latency (ms)", "p99 (ms)", "latency (s)", "engines busy", "cached")
+    ):
+        table.add_column(title, justify="right" if position else "left")
+    for load in loads_of(result):
+        shown = [
+            result.interval(baseline, load, name).mean
+            for name in (
+                "programs_per_s",
+                "token_latency_s.mean",
+                "token_latency_s.p99",
+                "latency_s.mean",
+                "utilisation",
+                "cached_share",
+            )
+        ]
+        rate, mean_s, p99_s, latency_s, busy, cached = shown
+        table.add_row(
+            f"{load:g}",
+            f"{rate:.3g}",
+            f"{mean_s * 1000:.4g}",
+            f"{p99_s * 1000:.4g}",
+            f"{latency_s:.4g}",
+            f"{busy:.0%}",
+            f"{cached:.0%}",
+        )
+    return table
+
+
+def _ratio_table(result: SweepResult, baseline: str) -> Table:
+    table = Table(
+        title=f"ratios to {baseline}, less is better: mean over the seeds ± 95 % interval",
+        title_justify="left",
+    )
+    table.add_column("load")
+    table.add_column("policy")
+    for title in RATIO_METRICS:
+        table.add_column(title, justify="right")
+    rows = ratio_rows(result, baseline)
+    for position, row in enumerate(rows):
+        is_first = not position or rows[position - 1].load != row.load
+        is_last = position + 1 == len(rows) or rows[position + 1].load != row.load
+        cells = (format_interval(interval) for interval in row.ratios.values())
+        table.add_row(f"{row.load:g}" if is_first else "", row.case, *cells, end_section=is_last)
+    return table
+
+
+def _equal_lines(
+    args: argparse.Namespace, result: SweepResult, rows: Sequence[EqualLatency]
+) -> Iterator[str]:
+    if not rows:
+        return
+    loads = loads_of(result)
+    if args.at_latency is None:
+        load = nearest_load(loads)
+        wanted_s = result.interval(args.policies[0], load, LATENCY).mean
+        wanted = f"that of {args.policies[0]} at load {load:g}, {wanted_s * 1000:.4g} ms a token"
+    else:
+        wanted = f"{args.at_latency * 1000:.4g} ms a token"
+    yield f"load at which the mean token latency is {wanted} (interpolated):"
+    for row in rows:
+        yield f"  {row.case:12} {_shown_load(row, args.seeds, loads)}"
+
+
+def _shown_load(row: EqualLatency, seeds: int, loads: Sequence[float]) -> str:
+    if row.load is not None:
+        return format_interval(row.load)
+    causes = []
+    if row.above:
+        causes.append(f"above {loads[-1]:g} in {row.above} of {seeds} seeds")
+    if row.below:
+        causes.append(f"below {loads[0]:g} in {row.below} of {seeds} seeds")
+    return f"outside the measured range: {', '.join(causes)}"
+
+
+def _notes(args: argparse.Namespace, result: SweepResult) -> list[str]:
+    notes = clairvoyant_notes(args.policies)
+    highest, baseline = loads_of(result)[-1], args.policies[0]
+    wait_s = result.interval(baseline, highest, "wait_s.mean").mean
+    if wait_s < IDLE_WAIT_SHARE * result.interval(baseline, highest, "latency_s.mean").mean:
+        notes.append(
+            f"calls hardly waited even at load {highest:g}, so there was nothing to order: raise --programs "
+            "or --loads, or lower --max-num-seqs"
+        )
+    return notes
+
+
+def _finite(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Return the rows with null for the interval of a single seed: JSON has no infinity."""
+    return [
+        {
+            name: {key: None if item == float("inf") else item for key, item in value.items()}
+            if isinstance(value, dict)
+            else value
+            for name, value in row.items()
+        }
+        for row in rows
+    ]
+
+
+def _write(folder: Path, report: dict[str, object], result: SweepResult, title: str) -> None:
+    (folder / "sweep.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    try:
+        write_sweep_plot(folder / "sweep.png", result, title)
+    except ModuleNotFoundError as error:
+        raise InputError(f"sweep.png needs {error.name}; expected `pip install 'autellix[lab]'`") from error
+
+
+def _console(*, is_stderr: bool) -> Console:
+    console = Console(stderr=is_stderr)
+    return console if console.is_terminal else Console(stderr=is_stderr, width=WIDTH)
+
+
+@contextlib.contextmanager
+def _progress(console: Console, points: int) -> Iterator[Callable[[Point], None]]:
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("simulations", total=points)
+        yield lambda _: progress.advance(task)
+
+
+def _policies(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    unknown = [name for name in names if name not in POLICY_NAMES]
+    if unknown:
+        raise argparse.ArgumentTypeError(
+            f"{', '.join(unknown)} unknown; expected some of {', '.join(POLICY_NAMES)}"
+        )
+    return names
+
+
+def _loads(text: str) -> tuple[float, ...]:
+    return tuple(sorted(set(numbers(text, example="0.5,1,1.5"))))

@@ -1,0 +1,142 @@
+"""`autellix workload`: convert traces, generate programs, and describe both."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from autellix_backend.cli.arguments import count
+from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError, write_traces
+from autellix_lab.cli.arguments import add_load_options, add_tree_scale, load_options
+from autellix_lab.workload.describe import PAPER_ROWS, PaperRow, Statistics, describe
+from autellix_lab.workload.generate import WORKLOADS, generate_programs
+from autellix_lab.workload.loaders import load
+from autellix_lab.workload.tokens import TokenizerError
+
+DESCRIBED_PROGRAMS = 3000
+"""Programs to generate for a description, unless told otherwise: enough for the tails to show."""
+
+COLUMNS = (
+    ("programs", "programs", "{:d}"),
+    ("calls per program", "calls_per_program", "{:.2f}"),
+    ("max", "calls_max", "{:d}"),
+    ("new prompt tokens", "new_prefill_tokens", "{:.1f}"),
+    ("whole prompt", "prompt_tokens", "{:.1f}"),
+    ("decode tokens", "decode_tokens", "{:.1f}"),
+    ("parallel", "parallel_share", "{:.0%}"),
+    ("width", "width", "{:.2f}"),
+    ("depth", "depth", "{:.1f}"),
+)
+"""Title, field of the statistics, and format of each column of the table."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    convert = actions.add_parser("convert", help="write another format's traces as program traces")
+    convert.add_argument("input", type=Path, metavar="IN", help="file or folder to read")
+    convert.add_argument("output", type=Path, metavar="OUT", help=".jsonl or .jsonl.gz file to write")
+    add_load_options(convert)
+    convert.set_defaults(action=_convert)
+
+    generate = actions.add_parser("generate", help="write generated programs")
+    generate.add_argument("kind", choices=WORKLOADS, metavar="KIND", help=", ".join(WORKLOADS))
+    generate.add_argument("output", type=Path, metavar="OUT", help=".jsonl or .jsonl.gz file to write")
+    _add_generate_options(generate, default=100)
+    generate.set_defaults(action=_generate)
+
+    show = actions.add_parser("describe", help="print statistics beside those of the paper")
+    show.add_argument(
+        "sources", nargs="+", metavar="FILE|KIND", help=f"traces, or {', '.join(WORKLOADS)} to generate"
+    )
+    show.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_load_options(show)
+    _add_generate_options(show, default=DESCRIBED_PROGRAMS)
+    show.set_defaults(action=_describe)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the action; 0 on success, 2 for input that cannot be used."""
+    try:
+        args.action(args)
+    except (TraceError, TokenizerError, OSError) as error:
+        print(f"autellix workload: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _add_generate_options(parser: argparse.ArgumentParser, default: int) -> None:
+    add = parser.add_argument
+    add("-n", "--programs", type=count, default=default, metavar="N", help=f"(default: {default})")
+    add("--seed", type=int, default=0, help="of the generated programs (default: 0)")
+    add_tree_scale(parser)
+
+
+def _convert(args: argparse.Namespace) -> None:
+    programs = load(args.input, args.format, load_options(args))
+    _write(args.output, programs)
+
+
+def _generate(args: argparse.Namespace) -> None:
+    _write(args.output, _generated(args.kind, args))
+
+
+def _describe(args: argparse.Namespace) -> None:
+    options = load_options(args)
+    found = {
+        source: describe(
+            _generated(source, args)
+            if source in WORKLOADS
+            else _not_empty(load(Path(source), args.format, options), source)
+        )
+        for source in args.sources
+    }
+    if args.json:
+        paper = {kind: dataclasses.asdict(row) for kind, row in PAPER_ROWS.items()}
+        measured = {source: dataclasses.asdict(statistics) for source, statistics in found.items()}
+        print(json.dumps({"measured": measured, "paper": paper}))
+    else:
+        print(table(found, PAPER_ROWS.values()))
+
+
+def table(found: Mapping[str, Statistics], paper: Iterable[PaperRow] = ()) -> str:
+    """Return the statistics as a text table, with the paper's rows below."""
+    rows = [["", *(title for title, _, _ in COLUMNS)]]
+    rows += [[name, *_cells(statistics)] for name, statistics in found.items()]
+    rows += [[f"paper: {row.name}", *_cells(row)] for row in paper]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _cells(row: Statistics | PaperRow) -> list[str]:
+    values = [getattr(row, name, None) for _, name, _ in COLUMNS]
+    return [
+        "" if value is None else form.format(value)
+        for value, (_, _, form) in zip(values, COLUMNS, strict=True)
+    ]
+
+
+def _generated(kind: str, args: argparse.Namespace) -> list[ProgramTrace]:
+    return generate_programs(kind, args.programs, args.seed, tree_scale=args.tree_scale)
+
+
+def _write(path: Path, programs: list[ProgramTrace]) -> None:
+    write_traces(path, programs)
+    calls = sum(len(program.calls) for program in programs)
+    print(f"{path}: {len(programs)} programs, {calls} calls")
+
+
+def _not_empty(programs: list[ProgramTrace], source: str) -> list[ProgramTrace]:
+    if not programs:
+        raise TraceError(source, "holds no program")
+    return programs

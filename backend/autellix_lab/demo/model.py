@@ -1,0 +1,187 @@
+"""Makes `autellix.demo-model`: a Llama of about one million random parameters with its own tokenizer.
+
+It says nothing sensible, but it is a real model to a real engine: it loads in a moment, needs no download
+and no GPU, and takes chat messages and tools.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from autellix_backend.engines.base import EngineError, EngineNotInstalledError
+from autellix_backend.settings import default_cache_dir
+from autellix_lab.demo.corpus import sentences
+
+DEMO_MODEL_NAME = "autellix.demo-model"
+VERSION = 1
+"""Raised when the generated files change, so that old ones are not taken for new ones."""
+MARKER = "autellix-demo-model.json"
+MAX_POSITIONS = 8192
+VOCABULARY_SIZE = 2048
+PAD, EOS, MESSAGE_START, MESSAGE_END = SPECIAL_TOKENS = ("<|pad|>", "<|eos|>", "<|message|>", "<|end|>")
+
+CHAT_TEMPLATE = """\
+{%- if tools -%}
+<|message|>tools{% for tool in tools %}{{ '\\n' }}{{ tool | tojson }}{% endfor %}<|end|>{{ '\\n' }}
+{%- endif -%}
+{%- for message in messages -%}
+<|message|>{{ message.role }}
+{%- if message.tool_call_id %} {{ message.tool_call_id }}{% endif %}{{ '\\n' }}
+{%- if message.content is string -%}{{ message.content }}
+{%- elif message.content -%}{% for part in message.content %}{{ part.text }}{% endfor %}
+{%- endif -%}
+{%- for call in message.tool_calls or [] -%}
+{%- set arguments = call.function.arguments -%}
+{%- set has_text = message.content or not loop.first -%}
+{{ '\\n' if has_text }}call {{ call.function.name }}
+{{- ' ' }}{{ arguments if arguments is string else arguments | tojson }}
+{%- endfor -%}
+<|end|>{{ '\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|message|>assistant{{ '\\n' }}{%- endif -%}
+"""
+
+
+class DemoModelError(EngineError):
+    """The folder for the demo model holds something else, which is left untouched."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(
+            f"demo-model: {directory} is not empty and holds no demo model; expected a new or empty folder"
+        )
+
+
+def demo_model_directory(cache_dir: Path | None = None) -> Path:
+    """Return the default folder of the demo model, below the cache folder."""
+    return (cache_dir or default_cache_dir()) / f"demo-model-{VERSION}"
+
+
+def demo_model(cache_dir: Path | None = None) -> tuple[Path, str]:
+    """Return the folder of the demo model, written first if it is not there, and the name it is served by.
+
+    Raises:
+        DemoModelError: if it cannot be written.
+        EngineNotInstalledError: if the packages that make it are not installed.
+    """
+    return build_demo_model(demo_model_directory(cache_dir)), DEMO_MODEL_NAME
+
+
+def build_demo_model(directory: Path, seed: int = 0) -> Path:
+    """Write the model into `directory`, all files or none; one that is there already is kept.
+
+    Raises:
+        EngineNotInstalledError: if transformers or torch is missing.
+        DemoModelError: if the folder holds anything else.
+    """
+    identity = {"model": DEMO_MODEL_NAME, "version": VERSION, "seed": seed}
+    if _is_built(directory, identity):
+        return directory
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise DemoModelError(directory)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    try:
+        _write_model(staging, seed)
+        (staging / MARKER).write_text(json.dumps(identity) + "\n", encoding="utf-8")
+        _publish(staging, directory, identity)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return directory
+
+
+def _is_built(directory: Path, identity: dict[str, Any]) -> bool:
+    try:
+        found = json.loads((directory / MARKER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(found == identity)
+
+
+def _publish(staging: Path, directory: Path, identity: dict[str, Any]) -> None:
+    staging.chmod(0o755)
+    try:
+        # Replaces an empty folder, and fails on a full one: then another process was faster.
+        staging.rename(directory)
+    except OSError as error:
+        if not _is_built(directory, identity):
+            raise DemoModelError(directory) from error
+
+
+def _write_model(directory: Path, seed: int) -> None:
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise EngineNotInstalledError("transformers") from error
+    tokenizer = _train_tokenizer(transformers)
+    tokenizer.save_pretrained(directory)
+    config = _model_config(transformers, tokenizer)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = transformers.LlamaForCausalLM(config)
+    with _quiet(transformers):
+        model.save_pretrained(directory)
+    for path in directory.iterdir():
+        path.chmod(0o644)
+
+
+@contextlib.contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Hide the library's progress bars: the model is written in a moment."""
+    library_logging = transformers.utils.logging
+    was_enabled = library_logging.is_progress_bar_enabled()
+    library_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            library_logging.enable_progress_bar()
+
+
+def _train_tokenizer(transformers: Any) -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY_SIZE,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(sentences(), trainer)
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        extra_special_tokens=[MESSAGE_START, MESSAGE_END],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=MAX_POSITIONS,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _model_config(transformers: Any, tokenizer: Any) -> Any:
+    return transformers.LlamaConfig(
+        vocab_size=VOCABULARY_SIZE,
+        hidden_size=128,
+        intermediate_size=352,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=MAX_POSITIONS,
+        # Wide enough that the best token stands out, as in a trained model; at the usual 0.02 all nearly tie.
+        initializer_range=0.1,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )

@@ -1,0 +1,1 @@
+"""Engines for tests and fault injection."""

@@ -1,0 +1,169 @@
+"""The fake engine's calls: how they are to be answered, what arrived, and the answers' bodies."""
+
+from __future__ import annotations
+
+import enum
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autellix_backend.core.report import CallAccount
+
+MODEL_NAME = "autellix.fake-model"
+_PROMPT_FIELDS = ("messages", "input", "prompt")
+
+
+class Fault(enum.Enum):
+    """What goes wrong with a call."""
+
+    NONE = "none"
+    ERROR = "error"
+    """Answer `error_status` with an OpenAI error body."""
+    RESET_BEFORE_FIRST_BYTE = "reset-before-first-byte"
+    RESET_MID_STREAM = "reset-mid-stream"
+    """Send half of the answer, then reset the connection."""
+    HANG = "hang"
+    """Never answer."""
+    SLOW = "slow"
+    """Begin after `slow_s`."""
+    UNACCOUNTED = "unaccounted"
+    """Answer, and send no account."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FakeBehaviour:
+    """How the fake engine answers; replace `FakeEngine.behaviour` at any time."""
+
+    output_tokens: int = 4
+    """Length of an answer when the request sets no limit; also the most that is generated."""
+    token_delay_s: float = 0.0
+    fault: Fault = Fault.NONE
+    faulty_calls: int | None = None
+    """How many calls suffer the fault; None: all."""
+    fault_shares: Mapping[Fault, float] = field(default_factory=dict)
+    """What share of the calls suffers which fault, drawn from a seeded generator; replaces `fault`."""
+    slow_s: float = 0.5
+    error_status: int = 500
+    error_message: str = "the fake engine was told to fail"
+    extra_fields: Mapping[str, object] = field(default_factory=dict)
+    """Fields added to every answer and chunk, as future engines may."""
+    message_fields: Mapping[str, object] = field(default_factory=dict)
+    """Fields added to the message of a chat completion, such as tool_calls."""
+    health_status: int | None = 200
+    """What the health path answers; None: nothing, as a hung server."""
+    sends_accounts: bool = True
+    service_s_per_token: float = 0.01
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedRequest:
+    """One request as it arrived."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    """Header names in lower case."""
+    body: bytes
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The body as a JSON object."""
+        parsed: dict[str, Any] = json.loads(self.body)
+        return parsed
+
+    @property
+    def xargs(self) -> dict[str, Any]:
+        """The `vllm_xargs` of the body, empty when there are none."""
+        found: dict[str, Any] = self.json.get("vllm_xargs") or {}
+        return found
+
+
+@dataclass(slots=True)
+class FakeCall:
+    """One call that is being answered."""
+
+    request_id: str
+    body: dict[str, Any]
+    behaviour: FakeBehaviour
+    planned_tokens: int
+    arrival_step: int
+    started_at: float = field(default_factory=time.monotonic)
+    output_tokens: int = 0
+    is_accounted: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all tokens are generated."""
+        return self.output_tokens >= self.planned_tokens
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether the client asked for a stream."""
+        return bool(self.body.get("stream"))
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the client asked for usage at the end of the stream."""
+        return bool((self.body.get("stream_options") or {}).get("include_usage"))
+
+    @property
+    def model(self) -> str:
+        """The model that the request names."""
+        return str(self.body.get("model", MODEL_NAME))
+
+    @property
+    def text(self) -> str:
+        """The whole answer."""
+        return "".join(map(self.token, range(self.planned_tokens)))
+
+    @property
+    def prompt_tokens(self) -> int:
+        """A stand-in for tokenizing: the words of the prompt."""
+        source = next((self.body[name] for name in _PROMPT_FIELDS if name in self.body), "")
+        return len(json.dumps(source).split())
+
+    def usage(self) -> dict[str, int]:
+        """Count the tokens as the OpenAI API does."""
+        total = self.prompt_tokens + self.output_tokens
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.output_tokens,
+            "total_tokens": total,
+        }
+
+    def token(self, number: int) -> str:
+        """Return one token of the answer."""
+        return f"token{number} "
+
+    def account(self, finish_step: int) -> CallAccount:
+        """Build the record that the vLLM plugin would send."""
+        xargs = self.body.get("vllm_xargs") or {}
+        wait_s = self.behaviour.wait_s
+        return CallAccount(
+            call_id=xargs.get("autellix_call", self.request_id),
+            program_id=xargs.get("autellix_program", self.request_id),
+            thread_id=xargs.get("autellix_thread", "0"),
+            request_id=self.request_id,
+            arrival_s=self.started_at,
+            finish_s=time.monotonic(),
+            wait_s=wait_s,
+            table_wait_s=wait_s,
+            service_s=self.output_tokens * self.behaviour.service_s_per_token,
+            inherited_service_s=float(xargs.get("autellix_service_s", 0.0)),
+            level=1,
+            preemptions=0,
+            demotions=0,
+            promotions=0,
+            is_aborted=not self.is_complete,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+            cached_tokens=0,
+            arrival_step=self.arrival_step,
+            finish_step=finish_step,
+            engine_steps=self.output_tokens,
+            finish_reason="length" if self.is_complete else "abort",
+            dropped_records=0,
+        )

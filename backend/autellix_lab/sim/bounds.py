@@ -1,0 +1,19 @@
+"""Places the bounds of the queue levels by an engine model and a workload's mean call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autellix_backend.core.config import bounds_for
+from autellix_backend.gateway.recording.trace import ProgramTrace
+from autellix_lab.sim.model import EngineModel
+
+__all__ = ["choose_bounds"]
+
+
+def choose_bounds(model: EngineModel, programs: Sequence[ProgramTrace]) -> tuple[float, ...]:
+    """Return upper bounds of service (s) by the demo's rule, with modelled costs for measured ones."""
+    calls = [call for program in programs for call in program.calls]
+    new_tokens = sum(call.new_tokens for call in calls)
+    output_tokens = sum(max(1, call.decode_tokens) for call in calls)
+    return bounds_for(model.call_time_s(new_tokens, output_tokens) / len(calls))

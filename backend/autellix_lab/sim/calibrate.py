@@ -1,0 +1,191 @@
+"""Fit an engine model's times to calls that a live engine has accounted for.
+
+A call is charged the duration of every step that it was in. With d calls writing, p prompt tokens read and a
+calls let in in a step, the model says step_s + d * decode_s + p * prefill_s + a * call_s. A call's receipt
+tells its last step and its number of steps, so the steps of all calls can be laid over each other, and each
+call gives one linear equation for the four times:
+
+    service_s = steps * step_s + sum(d) * decode_s + sum(p) * prefill_s + sum(a) * call_s    over its steps
+
+They are solved by least squares, with no time below zero. Errors count relative to the mean call of their
+mix, and every mix counts as much, so that neither many nor short calls outweigh the others.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autellix_lab.sim.model import EngineModel
+
+__all__ = ["FitError", "MeasuredCall", "ModelFit", "fit_model", "predicted_s"]
+
+NAMES = ("step_s", "decode_s", "prefill_s", "call_s")
+_SINGULAR = 1e-9
+"""A pivot that is smaller than this share of its column's length is none."""
+
+Row = tuple[float, float, float, float]
+
+
+class FitError(ValueError):
+    """The measured calls do not determine the model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredCall:
+    """What the engine says about one call that ran without a preemption."""
+
+    mix: str
+    """Name of the mix that it was played in; steps of different mixes do not overlap."""
+    finish_step: int
+    engine_steps: int
+    read_tokens: int
+    """Prompt tokens that were computed, so not those found in the prefix cache."""
+    output_tokens: int
+    service_s: float
+
+    @property
+    def first_step(self) -> int:
+        """The step in which it began to read."""
+        return self.finish_step - self.engine_steps + 1
+
+    @property
+    def reading_steps(self) -> int:
+        """Steps in which it read its prompt; the last of them also gave the first token."""
+        return self.engine_steps - self.output_tokens + 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFit:
+    """Fitted times, and how well they reproduce what was measured."""
+
+    step_s: float
+    decode_s: float
+    prefill_s: float
+    call_s: float
+    errors: Mapping[str, float]
+    """By mix: fitted over measured service time of all its calls, minus one."""
+    calls: int
+
+
+def fit_model(calls: Sequence[MeasuredCall]) -> ModelFit:
+    """Fit the times of a step to measured calls.
+
+    Raises:
+        FitError: if a call contradicts itself, or the calls leave a time undetermined.
+    """
+    for call in calls:
+        if call.reading_steps < 1 or not call.service_s > 0:
+            raise FitError(
+                f"a call of {call.mix} with {call.output_tokens} tokens had {call.engine_steps} steps and "
+                f"{call.service_s} s of service; expected a step for each token, and time"
+            )
+    rows = _rows(calls)
+    times = _solve(rows, [call.service_s for call in calls], _weights(calls))
+    fitted: dict[str, float] = {}
+    measured: dict[str, float] = {}
+    for call, row in zip(calls, rows, strict=True):
+        seconds = _product(row, times)
+        fitted[call.mix] = fitted.get(call.mix, 0.0) + seconds
+        measured[call.mix] = measured.get(call.mix, 0.0) + call.service_s
+    errors = {mix: fitted[mix] / measured[mix] - 1 for mix in measured}
+    return ModelFit(*times, errors, len(calls))
+
+
+def predicted_s(model: EngineModel, calls: Sequence[MeasuredCall]) -> list[float]:
+    """Return the service time that a model gives each call, beside the others that ran with it."""
+    times = (model.step_s, model.decode_s, model.prefill_s, model.call_s)
+    return [_product(row, times) for row in _rows(calls)]
+
+
+def _rows(calls: Sequence[MeasuredCall]) -> list[Row]:
+    """Return each call's steps, and the writing calls, prompt tokens and calls let in in its steps."""
+    writing: Counter[tuple[str, int]] = Counter()
+    reading: dict[tuple[str, int], float] = {}
+    starting = Counter((call.mix, call.first_step) for call in calls)
+    for call in calls:
+        begin = call.first_step + call.reading_steps
+        writing.update((call.mix, step) for step in range(begin, call.finish_step + 1))
+        # Chunks of one prompt count as equal: only calls that overlap with half of it could tell.
+        for step in range(call.first_step, begin):
+            key = (call.mix, step)
+            reading[key] = reading.get(key, 0.0) + call.read_tokens / call.reading_steps
+    rows: list[Row] = []
+    for call in calls:
+        steps = [(call.mix, step) for step in range(call.first_step, call.finish_step + 1)]
+        decodes = sum(writing[key] for key in steps)
+        tokens = sum(reading.get(key, 0.0) for key in steps)
+        starts = sum(starting[key] for key in steps)
+        rows.append((float(len(steps)), float(decodes), tokens, float(starts)))
+    return rows
+
+
+def _weights(calls: Sequence[MeasuredCall]) -> list[float]:
+    """Return the factor on each call's error."""
+    count = Counter(call.mix for call in calls)
+    total: dict[str, float] = {}
+    for call in calls:
+        total[call.mix] = total.get(call.mix, 0.0) + call.service_s
+    return [count[call.mix] ** 0.5 / total[call.mix] for call in calls]
+
+
+def _solve(rows: Sequence[Row], values: Sequence[float], weights: Sequence[float]) -> Row:
+    """Return the non-negative times with the least weighted squared error.
+
+    With four unknowns, the best of all choices of those that are above zero is found by trying them all.
+    """
+    # Each row with its value behind it.
+    equations = [
+        (*(item * weight for item in row), value * weight)
+        for row, value, weight in zip(rows, values, weights, strict=True)
+    ]
+    if _least_squares(equations, tuple(range(len(NAMES)))) is None:
+        raise FitError(
+            f"{len(rows)} calls do not tell {', '.join(NAMES)} apart; expected calls alone, in full batches, "
+            "with long prompts, and with short answers"
+        )
+    best: tuple[float, Row] | None = None
+    for size in range(len(NAMES), 0, -1):
+        for columns in itertools.combinations(range(len(NAMES)), size):
+            found = _least_squares(equations, columns)
+            if found is None or min(found) < 0 or not found[0] + found[1] > 0:
+                continue
+            error = sum((_product(row[:-1], found) - row[-1]) ** 2 for row in equations)
+            if best is None or error < best[0]:
+                best = error, found
+    # Steps are counted and times are above zero, so step_s alone is always a solution.
+    assert best is not None
+    return best[1]
+
+
+def _least_squares(equations: Sequence[Sequence[float]], columns: Sequence[int]) -> Row | None:
+    """Solve for some of the unknowns, the others zero; None if they are not determined."""
+    lengths = [sum(row[column] ** 2 for row in equations) ** 0.5 for column in columns]
+    if min(lengths) == 0:
+        return None
+    # Columns of length one, so that a small pivot means dependence and not small units.
+    unit = [[row[c] / length for c, length in zip(columns, lengths, strict=True)] for row in equations]
+    values = [row[-1] for row in equations]
+    size = len(columns)
+    matrix = [
+        [sum(row[i] * row[j] for row in unit) for j in range(size)]
+        + [sum(row[i] * value for row, value in zip(unit, values, strict=True))]
+        for i in range(size)
+    ]
+    for pivot in range(size):
+        if matrix[pivot][pivot] < _SINGULAR:
+            return None
+        for other in range(size):
+            if other != pivot:
+                factor = matrix[other][pivot] / matrix[pivot][pivot]
+                matrix[other] = [a - factor * b for a, b in zip(matrix[other], matrix[pivot], strict=True)]
+    found = [0.0] * len(NAMES)
+    for place, (column, length) in enumerate(zip(columns, lengths, strict=True)):
+        found[column] = matrix[place][size] / matrix[place][place] / length
+    return found[0], found[1], found[2], found[3]
+
+
+def _product(row: Sequence[float], times: Sequence[float]) -> float:
+    return sum(item * time for item, time in zip(row, times, strict=True))

@@ -1,0 +1,93 @@
+"""A call inside a simulated engine."""
+
+from __future__ import annotations
+
+from autellix_backend.core.call import Call, CallRecord
+from autellix_backend.gateway.recording.trace import CallTrace
+from autellix_lab.sim.kv import Segment
+
+__all__ = ["EngineCall"]
+
+
+class EngineCall:
+    """A call with its tokens of prompt and answer, of which `computed` are in KV blocks.
+
+    A call that writes has one token more than it has computed, in every step. It is not touched step by
+    step: `computed` and `generated` are those at `since_step`, until the engine brings them up to date.
+    """
+
+    __slots__ = (
+        "arrival_s",
+        "base",
+        "cached_tokens",
+        "call_id",
+        "chunk",
+        "computed",
+        "epoch",
+        "expected_s",
+        "generated",
+        "has_started",
+        "is_swapped",
+        "is_writing",
+        "output_tokens",
+        "parents",
+        "program_id",
+        "prompt_tokens",
+        "record",
+        "segment",
+        "shared_tokens",
+        "since_cost_s",
+        "since_step",
+        "state",
+        "stored_tokens",
+        "trace",
+    )
+
+    def __init__(
+        self,
+        call_id: str,
+        program_id: str,
+        trace: CallTrace,
+        *,
+        parents: tuple[str, ...],
+        base: EngineCall | None = None,
+        expected_s: float | None = None,
+    ) -> None:
+        self.call_id = call_id
+        self.program_id = program_id
+        self.trace = trace
+        self.parents = parents
+        self.base = base
+        """The call of the same engine that it shares a prefix with, if there is one."""
+        self.expected_s = expected_s
+        self.prompt_tokens = trace.prefill_tokens
+        self.output_tokens = max(1, trace.decode_tokens)
+        self.shared_tokens = trace.shared_prefix_tokens
+        self.arrival_s = 0.0
+        self.computed = 0
+        self.generated = 0
+        self.chunk = 0
+        """Tokens that the step under way reads of it."""
+        self.cached_tokens = 0
+        self.has_started = False
+        self.is_writing = False
+        self.is_swapped = False
+        self.stored_tokens = 0
+        """Tokens, from the front, that the host has a copy of where swaps are priced."""
+        self.epoch = 0
+        """Grows whenever it starts or stops writing: what was foreseen of it before is void."""
+        self.since_step = 0
+        self.since_cost_s = 0.0
+        self.segment: Segment | None = None
+        self.state: Call | None = None
+        self.record: CallRecord | None = None
+
+    @property
+    def known(self) -> int:
+        """Tokens of prompt and answer so far; those beyond `computed` go into the next step."""
+        return self.prompt_tokens + self.generated
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it holds a slot."""
+        return self.state is not None and self.state.is_running

@@ -1,0 +1,204 @@
+"""Sweeps: workloads x policies x offered loads x seeds, each run a simulation of its own.
+
+The offered load rho is the work that arrives per second over what the engines can do: full batches, and
+every shared prefix found in the cache. An engine that has less cache than that saturates at a lower load.
+Runs that differ in the policy alone have the same programs and the same arrivals.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+
+from autellix_backend.gateway.recording.trace import ProgramTrace
+from autellix_lab.sim.simulation import SimResult, SimSettings, simulate
+from autellix_lab.workload.arrivals import all_at_once, bursty_arrivals, poisson_arrivals
+from autellix_lab.workload.statistics import Interval, confidence_interval, jain_index, statistics_of
+
+__all__ = [
+    "ARRIVAL_KINDS",
+    "Point",
+    "Sweep",
+    "SweepResult",
+    "drain_rate_per_s",
+    "measure",
+    "pick",
+    "run_sweep",
+    "summarise_runs",
+]
+
+Metrics = dict[str, float]
+"""Numbers of one run by name, such as `token_latency_s.mean`."""
+
+ARRIVAL_KINDS = ("poisson", "bursty", "at_once")
+BURSTY_VARIATION = 3.0
+"""Coefficient of variation of the gaps of bursty arrivals."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """What is run."""
+
+    programs: Sequence[ProgramTrace]
+    """The pool that each seed picks its programs from."""
+    count: int
+    """Programs of one run."""
+    cases: Mapping[str, SimSettings]
+    """Settings by label, such as the policy's name."""
+    loads: Sequence[float]
+    seeds: Sequence[int]
+    arrivals: str = "poisson"
+
+    def __post_init__(self) -> None:
+        if self.arrivals not in ARRIVAL_KINDS:
+            raise ValueError(f"arrivals must be one of {', '.join(ARRIVAL_KINDS)}, not {self.arrivals!r}")
+        for name in ("programs", "cases", "loads", "seeds"):
+            if not getattr(self, name):
+                raise ValueError(f"{name} must not be empty")
+        if self.count < 1:
+            raise ValueError(f"count must be at least 1, not {self.count}")
+        if any(not load > 0 for load in self.loads):
+            raise ValueError(f"loads must be above zero, not {tuple(self.loads)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One run of a sweep."""
+
+    case: str
+    load: float
+    seed: int
+    rate_per_s: float
+    """Programs per second."""
+    metrics: Metrics
+
+
+@dataclass(slots=True)
+class SweepResult:
+    """All runs of a sweep, in a fixed order."""
+
+    points: list[Point] = field(default_factory=list)
+
+    def values(self, case: str, load: float, metric: str) -> list[float]:
+        """Return a metric of one case and load, by seed."""
+        return [p.metrics[metric] for p in self.points if (p.case, p.load) == (case, load)]
+
+    def interval(self, case: str, load: float, metric: str) -> Interval:
+        """Return a metric's mean over the seeds with its 95 % confidence interval."""
+        return confidence_interval(self.values(case, load, metric))
+
+    def ratio(self, case: str, baseline: str, load: float, metric: str) -> Interval:
+        """Return the mean, over the seeds, of a metric's ratio to the baseline's run of the same seed."""
+        pairs = zip(self.values(case, load, metric), self.values(baseline, load, metric), strict=True)
+        return confidence_interval([value / base if base else 1.0 for value, base in pairs])
+
+
+def pick(programs: Sequence[ProgramTrace], count: int, seed: int) -> list[ProgramTrace]:
+    """Draw programs without repetition as long as there are any, and then from all of them again."""
+    rng = random.Random(f"pick:{seed}")
+    picked: list[ProgramTrace] = []
+    while len(picked) < count:
+        picked += rng.sample(list(programs), min(len(programs), count - len(picked)))
+    return picked
+
+
+def drain_rate_per_s(programs: Sequence[ProgramTrace], settings: SimSettings) -> float:
+    """Return the programs per second that full batches finish if every shared prefix is in the cache."""
+    model = settings.model
+    token_s = model.step_time_s(model.max_num_seqs, 0) / model.max_num_seqs
+    work_s = sum(
+        model.call_s + call.new_tokens * model.prefill_s + max(1, call.decode_tokens) * token_s
+        for program in programs
+        for call in program.calls
+    )
+    speed = sum(settings.engine_speeds) if settings.engine_speeds else settings.engines
+    return speed * len(programs) / work_s
+
+
+def measure(result: SimResult) -> Metrics:
+    """Reduce a run to its metrics; what is called utilisation or share lies between 0 and 1."""
+    programs = result.programs
+    metrics: Metrics = {}
+    columns = {
+        "token_latency_s": [record.token_latency_s for record in programs],
+        "latency_s": [record.latency_s for record in programs],
+        "wait_s": [record.wait_s for record in programs],
+    }
+    for name, values in columns.items():
+        metrics |= {f"{name}.{key}": value for key, value in statistics_of(values).items()}
+    calls = sum(record.calls for record in programs)
+    prompt_tokens = sum(record.prompt_tokens for record in programs)
+    busy_s = sum(engine.busy_s for engine in result.engines)
+    return metrics | {
+        "makespan_s": result.makespan_s,
+        "programs_per_s": len(programs) / result.makespan_s,
+        "tokens_per_s": sum(record.output_tokens for record in programs) / result.makespan_s,
+        "utilisation": busy_s / (len(result.engines) * result.makespan_s),
+        "preemptions_per_call": sum(engine.preemptions for engine in result.engines) / calls,
+        "swap_share": sum(engine.swap_s for engine in result.engines) / busy_s,
+        "cached_share": sum(record.cached_tokens for record in programs) / prompt_tokens,
+        "jain": jain_index(columns["token_latency_s"]),
+        "peak_programs": float(result.peak_programs),
+    }
+
+
+def run_sweep(
+    sweep: Sweep, *, workers: int = 1, on_point: Callable[[Point], None] | None = None
+) -> SweepResult:
+    """Run a sweep, over several processes if `workers` is more than one; `on_point` sees runs as they end."""
+    jobs = [(sweep, seed, load) for seed in sweep.seeds for load in sweep.loads]
+    points: list[Point] = []
+    for found in _map(jobs, workers):
+        points += found
+        for point in found:
+            if on_point is not None:
+                on_point(point)
+    order = {case: index for index, case in enumerate(sweep.cases)}
+    points.sort(key=lambda point: (point.load, order[point.case], point.seed))
+    return SweepResult(points)
+
+
+def summarise_runs(result: SweepResult, metrics: Sequence[str]) -> list[dict[str, object]]:
+    """Return one row per load and case with each metric's mean and half width over the seeds."""
+    rows: list[dict[str, object]] = []
+    for load, case in dict.fromkeys((point.load, point.case) for point in result.points):
+        row: dict[str, object] = {"load": load, "case": case}
+        for metric in metrics:
+            interval = result.interval(case, load, metric)
+            row[metric] = {"mean": interval.mean, "half_width": interval.half_width}
+        rows.append(row)
+    return rows
+
+
+def _map(jobs: Sequence[tuple[Sweep, int, float]], workers: int) -> Iterator[list[Point]]:
+    if workers == 1:
+        yield from (_run_load(*job) for job in jobs)
+        return
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = [pool.submit(_run_load, *job) for job in jobs]
+        for future in as_completed(futures):
+            yield future.result()
+
+
+def _run_load(sweep: Sweep, seed: int, load: float) -> list[Point]:
+    """Run all cases of one seed and load: they share programs and arrivals."""
+    programs = pick(sweep.programs, sweep.count, seed)
+    first = next(iter(sweep.cases.values()))
+    rate_per_s = load * drain_rate_per_s(programs, first)
+    times_s = _arrivals(sweep.arrivals, len(programs), rate_per_s, seed)
+    points = []
+    for case, settings in sweep.cases.items():
+        result = simulate(zip(times_s, programs, strict=True), replace(settings, seed=seed))
+        points.append(Point(case, load, seed, rate_per_s, measure(result)))
+    return points
+
+
+def _arrivals(kind: str, count: int, rate_per_s: float, seed: int) -> tuple[float, ...]:
+    if kind == "poisson":
+        return poisson_arrivals(count, rate_per_s, seed)
+    if kind == "bursty":
+        return bursty_arrivals(count, rate_per_s, seed, variation=BURSTY_VARIATION)
+    return all_at_once(count)

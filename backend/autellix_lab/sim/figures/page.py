@@ -1,0 +1,119 @@
+"""Writes figures as a Markdown page and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autellix_backend.core.config import CALL_LEVELS
+from autellix_lab.sim.figures.base import Claim, Figure, Table
+from autellix_lab.sim.figures.study import WORKLOADS, Study
+
+__all__ = ["hand_written", "page", "report"]
+
+BEGIN, END = "<!-- by hand -->", "<!-- end by hand -->"
+"""What stands between them survives when the page is written again."""
+
+
+def page(
+    figures: Sequence[Figure], study: Study, source: str, pictures: Mapping[str, str], words: str = ""
+) -> str:
+    """Return the page: all claims in one table, then each figure with its picture, tables and notes.
+
+    Args:
+        figures: in the order of the page.
+        study: what they were made with.
+        source: where the programs come from, in words.
+        pictures: path of each figure's picture, by the figure's name.
+        words: what hand_written() found on the page that this one replaces.
+    """
+    parts = ["# The paper's figures, simulated", *_preface(study, source)]
+    if words:
+        parts.append(f"{BEGIN}\n{words}\n{END}")
+    parts += ["## Claims", _claims(figures)]
+    for figure in figures:
+        parts.append(f"## {_heading(figure)}")
+        if figure.name in pictures:
+            parts.append(f"![{_heading(figure)}]({pictures[figure.name]})")
+        for table in figure.tables:
+            parts += [f"{table.title}:", _table(table)]
+        parts += figure.notes
+    return "\n\n".join(parts) + "\n"
+
+
+def hand_written(text: str) -> str:
+    """Return what a person wrote on a page, between the two comments that mark it; empty if nothing."""
+    _, _, after = text.partition(BEGIN)
+    return after.partition(END)[0].strip() if END in after else ""
+
+
+def report(figures: Sequence[Figure], study: Study, source: str) -> dict[str, Any]:
+    """Return all numbers as JSON values; the half width of a single run is null."""
+    return {
+        "programs": source,
+        "seeds": list(study.seeds),
+        "size": study.size,
+        "quick": study.is_quick,
+        "engine": study.model.to_mapping(),
+        "figures": {figure.name: _plain(dataclasses.asdict(figure)) for figure in figures},
+    }
+
+
+def _preface(study: Study, source: str) -> list[str]:
+    model = study.model
+    seeds = f"{len(study.seeds)} seeds" if len(study.seeds) > 1 else "one seed, so without intervals"
+    counts = ", ".join(f"{study.count(workload)} {workload}" for workload in WORKLOADS)
+    quick = ["**A quick run: it shows that all parts work, and measures nothing.**"] if study.is_quick else []
+    return [
+        (
+            "Written by `autellix sim paper`. Nothing here ran on a GPU: the scheduler, the policies and the "
+            "balancers are the live ones, the engine is a model of one."
+        ),
+        *quick,
+        (
+            f"- Engine: {model.name}, {model.max_num_seqs} slots, {model.kv_blocks} KV blocks of "
+            f"{model.block_tokens} tokens; {model.step_s * 1e3:.2f} ms a step, {model.decode_s * 1e3:.3f} ms "
+            f"for each token written, {model.prefill_s * 1e3:.4f} ms for each token read ({model.source}).\n"
+            f"- Programs: {source}; {counts} in a run on one engine; {seeds}; intervals are 95 % (Student).\n"
+            f"- Scheduler: {CALL_LEVELS} levels, the first bound is half the service of a mean call, "
+            "each next is twice the last; the same for all policies of a comparison. "
+            "Autellix is PLAS for chat and react, ATLAS for tree and mixed, as in the paper.\n"
+            "- Latency is the paper's: a program's response time over its tokens; for parallel programs, "
+            "that of the longest chain of calls over all tokens."
+        ),
+    ]
+
+
+def _heading(figure: Figure) -> str:
+    return f"Figure {figure.name}: {figure.title}" if figure.name.isdigit() else figure.title
+
+
+def _claims(figures: Sequence[Figure]) -> str:
+    rows = [_claim(figure, claim) for figure in figures for claim in figure.claims]
+    return _grid(("figure", "claim", "paper", "ours", "verdict"), rows)
+
+
+def _claim(figure: Figure, claim: Claim) -> tuple[str, ...]:
+    return (figure.name, claim.what, claim.paper, claim.ours, claim.verdict)
+
+
+def _table(table: Table) -> str:
+    return _grid(table.header, table.rows)
+
+
+def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+
+def _plain(value: Any) -> Any:
+    """Return nested data with lists for tuples and null for what JSON has no number for."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,105 @@
+"""What all figures share: the programs, the engine, how much is run, and the systems that are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.gateway.recording.trace import ProgramTrace
+from autellix_lab.sim.bounds import choose_bounds
+from autellix_lab.sim.experiment import Sweep, SweepResult
+from autellix_lab.sim.model import EngineModel
+from autellix_lab.sim.presets import PRESETS
+from autellix_lab.sim.simulation import SimSettings
+
+__all__ = ["POLICIES", "WORKLOADS", "RunSweep", "Study", "scheduler", "systems"]
+
+RunSweep = Callable[[str, Sweep], SweepResult]
+"""Runs a sweep; two sweeps of one name are the same and may be run once."""
+
+WORKLOADS = ("chat", "react", "tree", "mixed")
+POLICIES = {"chat": "plas", "react": "plas", "tree": "atlas", "mixed": "atlas"}
+"""The policy that the paper uses for each workload."""
+TITLES = {
+    "chat": "chat (ShareGPT)",
+    "react": "react (BFCL)",
+    "tree": "tree (LATS)",
+    "mixed": "mixed",
+}
+
+MODEL = "llama3.1-8b-a100"
+SLOTS = 16
+"""Calls in one step at most: few, so that a run needs few programs to fill them."""
+
+COUNTS = {"chat": 300, "react": 300, "tree": 60, "mixed": 120}
+"""Programs of one run on one engine."""
+LOADS = {
+    "chat": (0.1, 0.3, 0.7, 1.0, 1.4),
+    "react": (0.05, 0.2, 0.6, 1.0, 1.4),
+    "tree": (0.1, 0.3, 0.7, 1.0, 1.4),
+    "mixed": (0.05, 0.2, 0.6, 1.0, 1.4),
+}
+"""Work that arrives over what an engine with a perfect cache can do (see `sim.experiment`); the lowest are
+for vLLM without a cache, which is saturated early."""
+QUICK_COUNTS = {"chat": 40, "react": 40, "tree": 6, "mixed": 12}
+QUICK_LOADS = {name: (loads[0], loads[-1]) for name, loads in LOADS.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """How much is run, and with what; a bad value raises ValueError that names the field."""
+
+    pools: Mapping[str, Sequence[ProgramTrace]]
+    """The programs that each seed picks from, by workload."""
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    size: float = 1.0
+    """Factor on the number of programs of each run."""
+    is_quick: bool = False
+    """A few programs at two loads: shows that all parts work, and measures nothing."""
+    model: EngineModel = field(default_factory=lambda: replace(PRESETS[MODEL], max_num_seqs=SLOTS))
+
+    def __post_init__(self) -> None:
+        if not self.seeds:
+            raise ValueError("seeds must not be empty")
+        if not self.size > 0:
+            raise ValueError(f"size must be above zero, not {self.size}")
+        for workload in WORKLOADS:
+            if not self.pools.get(workload):
+                raise ValueError(f"pools has no programs for {workload}")
+
+    def count(self, workload: str, factor: float = 1.0) -> int:
+        """Return the programs of one run."""
+        counts = QUICK_COUNTS if self.is_quick else COUNTS
+        return max(2, round(counts[workload] * self.size * factor))
+
+    def loads(self, workload: str) -> tuple[float, ...]:
+        """Return the offered loads of the main figures."""
+        return (QUICK_LOADS if self.is_quick else LOADS)[workload]
+
+    def scheduler(self, workload: str, policy: str, model: EngineModel | None = None) -> SchedulerConfig:
+        """Return the scheduler for a workload; all policies of a comparison have the same bounds."""
+        return scheduler(policy, self.pools[workload], model or self.model)
+
+
+def scheduler(policy: str, programs: Sequence[ProgramTrace], model: EngineModel) -> SchedulerConfig:
+    """Return a policy's configuration for these programs on this engine, as the paper has it."""
+    return SchedulerConfig(policy=policy, bounds=choose_bounds(model, programs), preemption="always")
+
+
+def systems(study: Study, workload: str) -> dict[str, SimSettings]:
+    """Return the four systems of the main comparison, and PLAS where the paper uses ATLAS."""
+
+    def case(policy: str, model: EngineModel) -> SimSettings:
+        return SimSettings(model=model, scheduler=study.scheduler(workload, policy))
+
+    model = study.model
+    cases = {
+        "vLLM tuned": case("fcfs", model),
+        "vLLM": case("fcfs", replace(model, has_prefix_cache=False)),
+        "MLFQ": case("mlfq", model),
+        "Autellix": case(POLICIES[workload], model),
+    }
+    if POLICIES[workload] != "plas":
+        cases["Autellix, PLAS"] = case("plas", model)
+    return cases

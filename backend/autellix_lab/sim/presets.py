@@ -1,0 +1,252 @@
+"""Named engines, derived from published numbers by one function; and engines read from a file.
+
+`derive_engine` holds the whole derivation. Decoding is taken to be bound by memory bandwidth and reading
+prompts by arithmetic, which is how dense models behave at usual batch sizes:
+
+    step_s           weight bytes / (BANDWIDTH_EFFICIENCY x bandwidth): each step reads all weights once
+    decode_s         KV bytes of a typical context / (BANDWIDTH_EFFICIENCY x bandwidth): attention reads them
+    prefill_s        2 x parameters / (MODEL_FLOPS_UTILISATION x peak): a multiplication and an addition each
+    kv_blocks        (MEMORY_UTILISATION x memory - weight bytes) / block bytes
+    swap_block_s     block bytes / (BANDWIDTH_EFFICIENCY x host link)
+    swap_transfer_s  MEMCPY_LAUNCH_S
+
+Several GPUs count as one with the sum of their bandwidth, arithmetic, memory and links: tensor parallelism
+without the time of its all-reduces, so a little too fast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autellix_lab.sim.model import UNIT, EngineModel
+
+__all__ = [
+    "A100_80GB",
+    "H100_80GB",
+    "LLAMA_31_8B",
+    "LLAMA_31_70B",
+    "PRESETS",
+    "Hardware",
+    "Model",
+    "ModelError",
+    "derive_engine",
+    "find_engine",
+    "read_engine",
+]
+
+BANDWIDTH_EFFICIENCY = 0.8
+"""Assumed share of the peak bandwidth that kernels and copies reach."""
+MODEL_FLOPS_UTILISATION = 0.5
+"""Assumed share of the dense peak that reading long prompts reaches."""
+MEMORY_UTILISATION = 0.92
+"""Share of the memory for weights and KV blocks: vLLM's default, gpu_memory_utilization."""
+BYTES_PER_VALUE = 2
+"""bfloat16, weights and KV cache."""
+BLOCK_TOKENS = 16
+"""vLLM's default block size."""
+TYPICAL_CONTEXT_TOKENS = 3000
+"""Mean prompt of a call of the generated `mixed` workload."""
+MEMCPY_LAUNCH_S = 6e-6
+"""One cudaMemcpyAsync of a small block: 5 to 7 us measured (arXiv 2602.21548, section 5.2)."""
+
+
+class ModelError(ValueError):
+    """An engine model that cannot be used; names the file and the field."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """One or several equal GPUs; the numbers are those of one."""
+
+    name: str
+    memory_bytes: float
+    bandwidth_bytes_per_s: float
+    """Of the device memory, peak."""
+    flops: float
+    """Dense bfloat16 operations per second, peak."""
+    link_bytes_per_s: float
+    """To the host, one direction, peak."""
+    source: str
+    gpus: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A dense transformer."""
+
+    name: str
+    parameters: float
+    layers: int
+    kv_heads: int
+    head_dim: int
+    source: str
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of all parameters."""
+        return self.parameters * BYTES_PER_VALUE
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """Bytes of one token's keys and values in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * BYTES_PER_VALUE
+
+
+def derive_engine(
+    name: str,
+    hardware: Hardware,
+    model: Model,
+    *,
+    max_num_seqs: int = 64,
+    token_budget: int = 2048,
+    context_tokens: int = TYPICAL_CONTEXT_TOKENS,
+) -> EngineModel:
+    """Return the engine that this model makes on this hardware, as the module's first lines say.
+
+    Args:
+        name: of the engine.
+        hardware: what it runs on.
+        model: what it runs.
+        max_num_seqs: calls in one step at most, an operator's choice.
+        token_budget: tokens in one step at most, an operator's choice.
+        context_tokens: tokens whose keys and values a writing call reads in a step.
+
+    Raises:
+        ValueError: if the weights leave no memory for a KV block.
+    """
+    bandwidth = BANDWIDTH_EFFICIENCY * hardware.gpus * hardware.bandwidth_bytes_per_s
+    block_bytes = BLOCK_TOKENS * model.kv_token_bytes
+    kv_bytes = MEMORY_UTILISATION * hardware.gpus * hardware.memory_bytes - model.weight_bytes
+    if kv_bytes < block_bytes:
+        raise ValueError(f"{model.name} leaves no memory for KV blocks on {hardware.gpus} x {hardware.name}")
+    return EngineModel(
+        name=name,
+        max_num_seqs=max_num_seqs,
+        token_budget=token_budget,
+        step_s=model.weight_bytes / bandwidth,
+        decode_s=context_tokens * model.kv_token_bytes / bandwidth,
+        prefill_s=2 * model.parameters / (MODEL_FLOPS_UTILISATION * hardware.gpus * hardware.flops),
+        block_tokens=BLOCK_TOKENS,
+        kv_blocks=int(kv_bytes / block_bytes),
+        swap_block_s=block_bytes / (BANDWIDTH_EFFICIENCY * hardware.gpus * hardware.link_bytes_per_s),
+        swap_transfer_s=MEMCPY_LAUNCH_S,
+        source=f"derived: {hardware.gpus} x {hardware.name} ({hardware.source}); "
+        f"{model.name} ({model.source}); {context_tokens} tokens of context",
+    )
+
+
+A100_80GB = Hardware(
+    name="A100 SXM 80 GB",
+    memory_bytes=80e9,
+    bandwidth_bytes_per_s=2039e9,
+    flops=312e12,
+    link_bytes_per_s=32e9,
+    source="NVIDIA A100 data sheet: 80 GB, 2,039 GB/s, 312 TFLOPS dense bf16, PCIe Gen4 64 GB/s both ways",
+)
+H100_80GB = Hardware(
+    name="H100 SXM 80 GB",
+    memory_bytes=80e9,
+    bandwidth_bytes_per_s=3350e9,
+    flops=989.5e12,
+    link_bytes_per_s=64e9,
+    source="NVIDIA H100 data sheet: 80 GB, 3.35 TB/s, 1,979 TFLOPS bf16 with sparsity and so 989.5 dense, "
+    "PCIe Gen5 128 GB/s both ways",
+)
+LLAMA_31_8B = Model(
+    name="Llama 3.1 8B",
+    parameters=8.03e9,
+    layers=32,
+    kv_heads=8,
+    head_dim=128,
+    source="model card and config.json: 8.03 billion parameters, 32 layers, 8 KV heads of 128",
+)
+LLAMA_31_70B = Model(
+    name="Llama 3.1 70B",
+    parameters=70.6e9,
+    layers=80,
+    kv_heads=8,
+    head_dim=128,
+    source="model card and config.json: 70.6 billion parameters, 80 layers, 8 KV heads of 128",
+)
+DEMO = EngineModel(
+    name="demo",
+    max_num_seqs=4,
+    token_budget=2048,
+    step_s=0.012,
+    decode_s=0.0005,
+    prefill_s=0.00008,
+    source="an estimate: the measured 255 tokens/s of a full batch of 4 on two CPU cores (docs/demo.md) are "
+    "split over steps and prompts by guess; `autellix sim calibrate` measures",
+)
+"""The generated model of `autellix demo`."""
+
+_ALL = (
+    derive_engine("llama3.1-8b-a100", A100_80GB, LLAMA_31_8B),
+    derive_engine("llama3.1-8b-h100", H100_80GB, LLAMA_31_8B, token_budget=8192),
+    derive_engine("llama3.1-70b-4xa100", dataclasses.replace(A100_80GB, gpus=4), LLAMA_31_70B),
+    DEMO,
+    UNIT,
+)
+PRESETS: dict[str, EngineModel] = {engine.name: engine for engine in _ALL}
+"""Engines by name."""
+
+_TYPES = typing.get_type_hints(EngineModel)
+
+
+def find_engine(name: str) -> EngineModel:
+    """Return a preset, or the engine in a .json file.
+
+    Raises:
+        ModelError: if there is no such preset, or the file cannot be used.
+    """
+    if name in PRESETS:
+        return PRESETS[name]
+    if name.endswith(".json"):
+        return read_engine(Path(name))
+    raise ModelError(f"model is {name!r}; expected {', '.join(PRESETS)}, or a .json file")
+
+
+def read_engine(path: Path) -> EngineModel:
+    """Read an engine from a JSON object of `EngineModel`'s fields; those left out have their defaults.
+
+    Raises:
+        ModelError: if the file cannot be read, or a field is unknown or has a value it cannot have.
+    """
+    try:
+        mapping = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}") from error
+    if not isinstance(mapping, dict):
+        raise ModelError(f"{path} is not a JSON object; expected the fields {', '.join(_TYPES)}")
+    try:
+        return EngineModel(**{name: _checked(name, value) for name, value in _known(mapping).items()})
+    except ValueError as error:
+        raise ModelError(f"{path}: {error}") from error
+
+
+def _known(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
+    for name in mapping:
+        if name not in _TYPES:
+            raise ValueError(f"{name} is unknown; expected one of {', '.join(_TYPES)}")
+    return mapping
+
+
+def _checked(name: str, value: Any) -> Any:
+    kind = _TYPES[name]
+    if kind is float and type(value) is int:
+        value = float(value)
+    # By exact type: to Python, true is an int.
+    kinds = typing.get_args(kind) or (kind,)
+    if type(value) not in kinds or (type(value) is float and not math.isfinite(value)):
+        names = " or ".join("null" if item is type(None) else item.__name__ for item in kinds)
+        raise ValueError(f"{name} is {value!r}; expected {names}")
+    return value

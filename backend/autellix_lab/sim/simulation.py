@@ -1,0 +1,390 @@
+"""Programs on simulated engines: events in virtual time over the live scheduler's own code.
+
+Programs arrive one after another from an iterator, and are forgotten when they end: memory grows with the
+programs that are alive, but for one small record of each in the result.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from autellix_backend.core.balance import EngineLoad, FinishedCall, make_balancer
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.estimate import Hint, SizeEstimator
+from autellix_backend.core.policies import make_policy
+from autellix_backend.core.table import ProcessTable
+from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
+from autellix_lab.sim.calls import EngineCall
+from autellix_lab.sim.engine import Decision, SimEngine
+from autellix_lab.sim.live_program import LiveProgram
+from autellix_lab.sim.model import EngineModel
+
+__all__ = ["EngineTotals", "ProgramRecord", "SimResult", "SimSettings", "simulate"]
+
+Arrivals = Iterable[tuple[float, ProgramTrace]]
+"""Programs with the times (s) at which they arrive, in order of time."""
+
+_END, _ARRIVAL = 0, 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimSettings:
+    """What is simulated; a bad value raises ValueError that names the field."""
+
+    model: EngineModel
+    scheduler: SchedulerConfig
+    engines: int = 1
+    engine_speeds: tuple[float, ...] = ()
+    """How many times as fast as the model each engine is; none: all are like the model."""
+    balancer: str = "least_used"
+    threshold_tokens: int = 2048
+    kv_events: bool = False
+    """Whether the balancer is told what engines have cached of a call's context."""
+    hint_sigma: float | None = None
+    """Spread of the log-normal error of the clients' hints of tokens to come; None sends no hints."""
+    seed: int = 0
+    """Of the hints' errors; all else is determined by the arrivals."""
+
+    def __post_init__(self) -> None:
+        if self.engines < 1:
+            raise ValueError(f"engines must be at least 1, not {self.engines}")
+        if self.engine_speeds and len(self.engine_speeds) != self.engines:
+            raise ValueError(
+                f"engine_speeds must be one for each of {self.engines} engines, not {len(self.engine_speeds)}"
+            )
+        if any(not 0 < speed < math.inf for speed in self.engine_speeds):
+            raise ValueError(f"engine_speeds must be above zero, not {self.engine_speeds}")
+        if self.hint_sigma is not None and self.hint_sigma < 0:
+            raise ValueError(f"hint_sigma must be 0 or more, not {self.hint_sigma}")
+        make_balancer(self.balancer, self.threshold_tokens)
+
+    @property
+    def models(self) -> list[EngineModel]:
+        """Every engine's model."""
+        return [self.model.times_as_fast(speed) for speed in self.engine_speeds or (1.0,) * self.engines]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRecord:
+    """What became of one program; times in seconds."""
+
+    program_id: str
+    source: str
+    arrival_s: float
+    finish_s: float
+    path_s: float
+    """Response time of the longest chain of dependent calls."""
+    calls: int
+    output_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    wait_s: float
+    service_s: float
+    preemptions: int
+
+    @property
+    def latency_s(self) -> float:
+        """Time from arrival to the last answer."""
+        return self.finish_s - self.arrival_s
+
+    @property
+    def token_latency_s(self) -> float:
+        """Program-level token latency (section 6.1)."""
+        return self.path_s / self.output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTotals:
+    """What one engine did."""
+
+    steps: int
+    busy_s: float
+    preemptions: int
+    swap_s: float
+    swapped_blocks: int
+    evicted_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class SimResult:
+    """A finished run."""
+
+    programs: list[ProgramRecord]
+    """In order of their end."""
+    engines: list[EngineTotals]
+    makespan_s: float
+    peak_programs: int
+    """Most programs alive at once."""
+
+
+def simulate(
+    arrivals: Arrivals,
+    settings: SimSettings,
+    *,
+    on_program: Callable[[ProgramRecord], None] | None = None,
+    log: Callable[[str, Decision], None] | None = None,
+) -> SimResult:
+    """Play programs to their end.
+
+    Args:
+        arrivals: the programs; calls start when their parents have finished and their gap has passed.
+        settings: engines, scheduler and balancer.
+        on_program: sees every program as it ends.
+        log: sees every decision, with the name of its engine.
+    """
+    return _Simulation(arrivals, settings, on_program, log).run()
+
+
+class _Simulation:
+    def __init__(
+        self,
+        arrivals: Arrivals,
+        settings: SimSettings,
+        on_program: Callable[[ProgramRecord], None] | None,
+        log: Callable[[str, Decision], None] | None,
+    ) -> None:
+        self._settings = settings
+        self._on_program = on_program
+        self._policy = make_policy(settings.scheduler.policy)
+        self._table = ProcessTable()
+        self._balancer = make_balancer(settings.balancer, settings.threshold_tokens)
+        self._estimator = SizeEstimator()
+        self._engines = {
+            name: SimEngine(name, model, settings.scheduler, self._table, _named(log, name))
+            for name, model in ((f"engine{index}", model) for index, model in enumerate(settings.models))
+        }
+        self._source: Iterator[tuple[float, ProgramTrace]] = iter(arrivals)
+        self._next: tuple[float, ProgramTrace] | None = None
+        self._begun = 0
+        self._alive: dict[int, LiveProgram] = {}
+        self._placed: dict[str, tuple[LiveProgram, int]] = {}
+        # (time, kind, program or 0, call or number of the end): total, and arrivals go by program, then call.
+        self._events: list[tuple[float, int, int, int, str]] = []
+        self._ends: dict[str, int] = dict.fromkeys(self._engines, 0)
+        self._records: list[ProgramRecord] = []
+        self._peak = 0
+
+    def run(self) -> SimResult:
+        self._draw()
+        now = 0.0
+        while self._events or self._next is not None:
+            now = self._next_time()
+            touched: dict[str, SimEngine] = {}
+            while self._next is not None and self._next[0] <= now:
+                self._begin_program(*self._next)
+                self._draw()
+            while self._events and self._events[0][0] <= now:
+                _, kind, program, number, name = heapq.heappop(self._events)
+                if kind == _ARRIVAL:
+                    engine = self._arrive(self._alive[program], number, now)
+                elif self._ends[name] == number:
+                    engine = self._engines[name]
+                    self._end_stretch(engine, now)
+                else:
+                    continue
+                touched[engine.name] = engine
+            for engine in touched.values():
+                self._go_on(engine, now)
+        assert not self._alive, "programs were left without an event to wake them"
+        totals = [_totals(engine) for engine in self._engines.values()]
+        return SimResult(self._records, totals, now, self._peak)
+
+    def _next_time(self) -> float:
+        times = [self._events[0][0]] if self._events else []
+        if self._next is not None:
+            times.append(self._next[0])
+        return min(times)
+
+    # Programs.
+
+    def _draw(self) -> None:
+        before = self._next[0] if self._next is not None else 0.0
+        self._next = next(self._source, None)
+        if self._next is not None and self._next[0] < before:
+            raise ValueError(f"arrivals must not go back in time, as from {before} s to {self._next[0]} s")
+
+    def _begin_program(self, now: float, trace: ProgramTrace) -> None:
+        program = LiveProgram(
+            self._begun,
+            trace,
+            now,
+            to_come_s=sum(self._true_cost_s(call) for call in trace.calls),
+            hint_error=self._draw_hint_error(self._begun),
+        )
+        self._alive[self._begun] = program
+        self._peak = max(self._peak, len(self._alive))
+        self._begun += 1
+        for call in trace.calls:
+            if not call.parents:
+                self._schedule_call(program, call, now)
+
+    def _draw_hint_error(self, index: int) -> float:
+        sigma = self._settings.hint_sigma
+        return (
+            random.Random(f"hint:{self._settings.seed}:{index}").lognormvariate(0.0, sigma) if sigma else 1.0
+        )
+
+    def _schedule_call(self, program: LiveProgram, call: CallTrace, ready_s: float) -> None:
+        at_s = ready_s + (call.gap_before_s or 0.0)
+        heapq.heappush(self._events, (at_s, _ARRIVAL, program.index, call.id, ""))
+
+    def _end_program(self, program: LiveProgram, now: float) -> None:
+        trace = program.trace
+        del self._alive[program.index]
+        self._table.end(str(program.index))
+        self._balancer.forget(str(program.index))
+        self._estimator.observe_program(trace.source, program.service_s)
+        record = ProgramRecord(
+            program_id=trace.program_id,
+            source=trace.source,
+            arrival_s=program.arrival_s,
+            finish_s=now,
+            path_s=max(program.paths_s.values()),
+            calls=len(trace.calls),
+            output_tokens=sum(max(1, call.decode_tokens) for call in trace.calls),
+            prompt_tokens=sum(call.prefill_tokens for call in trace.calls),
+            cached_tokens=program.cached_tokens,
+            wait_s=program.wait_s,
+            service_s=program.service_s,
+            preemptions=program.preemptions,
+        )
+        self._records.append(record)
+        if self._on_program is not None:
+            self._on_program(record)
+
+    # Calls.
+
+    def _held_tokens(self, engine: SimEngine, program: LiveProgram, call: CallTrace) -> int | None:
+        if not self._settings.kv_events:
+            return None
+        return engine.blocks.held_tokens(_base(engine, program, call), call.shared_prefix_tokens)
+
+    def _arrive(self, program: LiveProgram, number: int, now: float) -> SimEngine:
+        trace = program.trace.calls[number]
+        loads = [
+            _load(engine, self._held_tokens(engine, program, trace)) for engine in self._engines.values()
+        ]
+        engine = self._engines[self._balancer.assign(str(program.index), trace.prefill_tokens, loads)]
+        call = EngineCall(
+            f"{program.index}.{number}",
+            str(program.index),
+            trace,
+            parents=tuple(f"{program.index}.{parent}" for parent in trace.parents),
+            base=_base(engine, program, trace),
+            expected_s=self._expect(program, trace),
+        )
+        program.calls[engine.name, number] = call
+        self._placed[call.call_id] = (program, number)
+        engine.submit(call, now)
+        end_s = engine.cut(now)
+        if end_s is not None:
+            self._schedule_end(engine, end_s)
+        return engine
+
+    def _expect(self, program: LiveProgram, trace: CallTrace) -> float | None:
+        if not self._policy.shares_size:
+            return self._settings.scheduler.nominal_service_s(trace.prefill_tokens, trace.decode_tokens)
+        if self._policy.is_clairvoyant:
+            return program.to_come_s
+        hint = None
+        if self._settings.hint_sigma is not None:
+            hint = Hint(tokens=program.tokens_left * program.hint_error)
+        return self._estimator.expect(program.trace.source, program.service_s, hint)
+
+    def _true_cost_s(self, call: CallTrace) -> float:
+        return self._settings.model.call_time_s(call.new_tokens, max(1, call.decode_tokens))
+
+    def _end_stretch(self, engine: SimEngine, now: float) -> None:
+        for call in engine.end(now):
+            program, number = self._placed.pop(call.call_id)
+            self._balancer.finished(
+                FinishedCall(
+                    program_id=call.program_id,
+                    engine=engine.name,
+                    prompt_tokens=call.prompt_tokens,
+                    output_tokens=call.output_tokens,
+                    cached_tokens=call.cached_tokens,
+                )
+            )
+            self._finish_call(program, number, call, now)
+
+    def _finish_call(self, program: LiveProgram, number: int, call: EngineCall, now: float) -> None:
+        trace, record = call.trace, call.record
+        assert record is not None
+        before_s = max((program.paths_s[parent] for parent in trace.parents), default=0.0)
+        program.paths_s[number] = before_s + (now - call.arrival_s)
+        program.cached_tokens += call.cached_tokens
+        program.wait_s += record.wait_s
+        program.service_s += record.service_s
+        program.preemptions += record.preemptions
+        program.left -= 1
+        program.to_come_s -= self._true_cost_s(trace)
+        program.tokens_left -= call.output_tokens
+        self._estimator.observe_call(program.trace.source, record.service_s, call.output_tokens)
+        for child in program.children[number]:
+            program.missing[child] -= 1
+            if program.missing[child] == 0:
+                self._schedule_call(program, program.trace.calls[child], now)
+        if program.left == 0:
+            self._end_program(program, now)
+
+    # Engines.
+
+    def _go_on(self, engine: SimEngine, now: float) -> None:
+        if engine.is_idle:
+            end_s = engine.begin(now)
+            if end_s is not None:
+                self._schedule_end(engine, end_s)
+            elif engine.load:
+                raise ValueError(_too_small(engine))
+
+    def _schedule_end(self, engine: SimEngine, end_s: float) -> None:
+        # Each stretch, and each cut of it, has a number: an end of another number is void.
+        self._ends[engine.name] += 1
+        heapq.heappush(self._events, (end_s, _END, 0, self._ends[engine.name], engine.name))
+
+
+def _named(log: Callable[[str, Decision], None] | None, name: str) -> Callable[[Decision], None] | None:
+    return None if log is None else lambda decision: log(name, decision)
+
+
+def _base(engine: SimEngine, program: LiveProgram, call: CallTrace) -> EngineCall | None:
+    """Return the call at an engine whose context a call extends."""
+    return None if call.prefix_from is None else program.calls.get((engine.name, call.prefix_from))
+
+
+def _load(engine: SimEngine, held_tokens: int | None) -> EngineLoad:
+    model, running = engine.model, len(engine.running)
+    return EngineLoad(
+        name=engine.name,
+        running=running,
+        waiting=engine.load - running,
+        slots=model.max_num_seqs,
+        prefill_s_per_token=model.prefill_s,
+        decode_s_per_token=model.step_time_s(model.max_num_seqs, 0),
+        kv_tokens=math.inf if model.kv_blocks is None else model.kv_blocks * model.block_tokens,
+        held_tokens=held_tokens,
+    )
+
+
+def _totals(engine: SimEngine) -> EngineTotals:
+    return EngineTotals(
+        steps=engine.steps,
+        busy_s=engine.busy_s,
+        preemptions=engine.preemptions,
+        swap_s=engine.swap_s,
+        swapped_blocks=engine.blocks.swapped_blocks,
+        evicted_blocks=engine.kv.evicted_blocks,
+    )
+
+
+def _too_small(engine: SimEngine) -> str:
+    call = max(engine.calls.values(), key=lambda call: call.known)
+    return (
+        f"kv_blocks is {engine.model.kv_blocks}: call {call.call_id} with {call.known} tokens does not fit "
+        f"into {engine.name} even alone"
+    )

@@ -1,0 +1,151 @@
+"""Sweep results as numbers to read: ratios to a baseline, and throughput at equal latency."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autellix_lab.sim.experiment import SweepResult
+from autellix_lab.workload.statistics import Interval, confidence_interval
+
+__all__ = [
+    "LATENCY",
+    "RATIO_METRICS",
+    "EqualLatency",
+    "RatioRow",
+    "cases_of",
+    "equal_latency",
+    "format_interval",
+    "interval_mapping",
+    "load_at",
+    "loads_of",
+    "nearest_load",
+    "ratio_rows",
+]
+
+LATENCY = "token_latency_s.mean"
+"""The paper's metric."""
+RATIO_METRICS = {
+    "token latency, mean": "token_latency_s.mean",
+    "token latency, p95": "token_latency_s.p95",
+    "token latency, p99": "token_latency_s.p99",
+    "latency, mean": "latency_s.mean",
+    "latency, p99": "latency_s.p99",
+}
+"""Metric by its title."""
+
+
+@dataclass(frozen=True, slots=True)
+class RatioRow:
+    """One case at one load: each metric over the baseline's, by title."""
+
+    case: str
+    load: float
+    ratios: dict[str, Interval]
+
+
+@dataclass(frozen=True, slots=True)
+class EqualLatency:
+    """The load at which a case has the wanted latency; None where that is not inside the measured range."""
+
+    case: str
+    load: Interval | None
+    below: int
+    """Seeds in which the latency is above the wanted one at the lowest load already."""
+    above: int
+    """Seeds in which it stays below the wanted one up to the highest load."""
+
+
+def loads_of(result: SweepResult) -> list[float]:
+    """Return the offered loads in rising order."""
+    return sorted({point.load for point in result.points})
+
+
+def cases_of(result: SweepResult) -> list[str]:
+    """Return the cases in the sweep's order."""
+    return list(dict.fromkeys(point.case for point in result.points))
+
+
+def nearest_load(loads: Sequence[float], wanted: float = 1.0) -> float:
+    """Return the load nearest to the wanted one; of two as near, the lower."""
+    return min(loads, key=lambda load: (abs(load - wanted), load))
+
+
+def ratio_rows(result: SweepResult, baseline: str) -> list[RatioRow]:
+    """Return every case but the baseline at every load, by load; ratios are taken seed by seed."""
+    return [
+        RatioRow(
+            case,
+            load,
+            {title: result.ratio(case, baseline, load, name) for title, name in RATIO_METRICS.items()},
+        )
+        for load in loads_of(result)
+        for case in cases_of(result)
+        if case != baseline
+    ]
+
+
+def load_at(curve: Sequence[tuple[float, float]], latency_s: float) -> float:
+    """Return the load at which a curve of (load, latency) first rises above a latency, interpolated linearly.
+
+    Args:
+        curve: at least one point, in rising order of load.
+        latency_s: the latency that is looked for.
+
+    Returns:
+        The load; -inf if the first point is above already, inf if no point reaches it.
+    """
+    if curve[0][1] > latency_s:
+        return -math.inf
+    previous_load, previous_s = curve[0]
+    for load, value_s in curve:
+        if value_s > latency_s:
+            share = (latency_s - previous_s) / (value_s - previous_s)
+            return previous_load + share * (load - previous_load)
+        previous_load, previous_s = load, value_s
+    return previous_load if previous_s == latency_s else math.inf
+
+
+def equal_latency(
+    result: SweepResult, baseline: str, *, latency_s: float | None = None
+) -> list[EqualLatency]:
+    """Return, for each case, the load at which its mean token latency is the wanted one.
+
+    Args:
+        result: of a sweep over two loads or more.
+        baseline: the case whose latency at the load nearest 1 is wanted, each seed's for itself.
+        latency_s: wanted latency (s per token) in place of the baseline's.
+    """
+    loads = loads_of(result)
+    if latency_s is None:
+        wanted = result.values(baseline, nearest_load(loads), LATENCY)
+    else:
+        wanted = [latency_s] * len(result.values(baseline, loads[0], LATENCY))
+    rows: list[EqualLatency] = []
+    for case in cases_of(result):
+        by_load = [result.values(case, load, LATENCY) for load in loads]
+        found = [
+            load_at([(load, values[seed]) for load, values in zip(loads, by_load, strict=True)], target)
+            for seed, target in enumerate(wanted)
+        ]
+        below, above = found.count(-math.inf), found.count(math.inf)
+        # A mean over the seeds that are inside alone would flatter or slander the case.
+        inside = None if below or above else confidence_interval(found)
+        rows.append(EqualLatency(case, inside, below, above))
+    return rows
+
+
+def format_interval(interval: Interval) -> str:
+    """Show a mean with its half width; a single seed has none."""
+    if math.isinf(interval.half_width):
+        return f"{interval.mean:.2f}"
+    return f"{interval.mean:.2f} ± {interval.half_width:.2f}"
+
+
+def interval_mapping(interval: Interval | None) -> dict[str, float | None] | None:
+    """Return an interval as plain JSON values, which have no infinity."""
+    if interval is None:
+        return None
+    half_width = None if math.isinf(interval.half_width) else interval.half_width
+    return {"mean": interval.mean, "half_width": half_width}

@@ -1,0 +1,77 @@
+"""Seeded generators of agent programs whose statistics follow the paper's workloads table (section 6.1).
+
+chat        one thread of turns, long answers                       ShareGPT
+react       one thread of tool steps, long prompts, short answers   BFCL v3 multi-turn
+tree        rounds of five parallel samples and their values        LATS (Monte Carlo tree search on HotpotQA)
+map_reduce  a plan, parallel maps, a reduce                         ours: the paper has no such row
+mixed       chat, react and tree in equal shares
+
+Counts and lengths are log-normal, so their tails are heavy, and capped; the median is solved for so that the
+capped mean is the table's. Lengths are at the paper's scale: `fit_program` brings them to a small engine's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+from autellix_backend.gateway.recording.trace import ProgramTrace
+from autellix_lab.workload.builders import BUILDERS, SIBLING_NEW_TOKENS, CallList, Shape
+from autellix_lab.workload.heavy_tail import HeavyTail
+
+# Means and maxima of the calls, and means of the lengths, are the paper's; maxima of the lengths and of a
+# tree's calls, and all spreads, are ours, near those of ShareGPT, BFCL and LATS runs (see docs/workloads.md).
+SHAPES: dict[str, Shape] = {
+    "chat": Shape(HeavyTail(6.66, 80, 0.9), HeavyTail(256, 2048, 1.0), HeavyTail(277, 2048, 0.8)),
+    "react": Shape(HeavyTail(10.75, 70, 0.65), HeavyTail(735.06, 4096, 0.6), HeavyTail(34.14, 512, 0.7)),
+    "tree": Shape(HeavyTail(159.7, 400, 0.9), HeavyTail(467.2, 2048, 0.4), HeavyTail(72.6, 512, 0.27)),
+    "map_reduce": Shape(HeavyTail(18, 130, 0.8), HeavyTail(1024, 8192, 0.8), HeavyTail(160, 1024, 0.6)),
+}
+MIXED = ("chat", "react", "tree")
+"""The paper's three, in equal shares."""
+WORKLOADS = (*SHAPES, "mixed")
+
+TREE_REPEATED_SHARE = 0.667
+"""Share of a tree's calls that repeat a sibling's prompt; the others carry its mean of new tokens."""
+
+
+def generate_programs(workload: str, count: int, seed: int, *, tree_scale: float = 1.0) -> list[ProgramTrace]:
+    """Make `count` programs; the same arguments make the same programs.
+
+    `tree_scale` multiplies the number of a tree's calls, mean and maximum, for engines that are too slow for
+    the paper's 160 calls a tree.
+
+    Raises:
+        ValueError: for an unknown workload; the message lists the known ones.
+    """
+    if workload not in WORKLOADS:
+        raise ValueError(f"workload is {workload!r}; expected one of {', '.join(WORKLOADS)}")
+    kinds = itertools.cycle(MIXED) if workload == "mixed" else itertools.repeat(workload)
+    shapes = {**SHAPES, "tree": _tree_shape(tree_scale)}
+    return [
+        _generate(kind, shapes[kind], index, seed) for index, kind in zip(range(count), kinds, strict=False)
+    ]
+
+
+def _generate(kind: str, shape: Shape, index: int, seed: int) -> ProgramTrace:
+    # One generator per program: a longer list has the same first programs.
+    rng = random.Random(f"{kind}:{seed}:{index}")
+    program = CallList(rng, shape)
+    BUILDERS[kind](program, shape.calls.draw(rng))
+    program_id = f"{kind}_{seed}_{index}"
+    return ProgramTrace(
+        source=f"generated_{kind}",
+        program_id=program_id,
+        group=program_id,
+        calls=tuple(program.calls),
+        modelled=True,
+    )
+
+
+def _tree_shape(scale: float) -> Shape:
+    shape = SHAPES["tree"]
+    mean = shape.prefill_tokens.mean
+    own = (mean - TREE_REPEATED_SHARE * SIBLING_NEW_TOKENS) / (1 - TREE_REPEATED_SHARE)
+    factor = own / mean
+    return replace(shape, calls=shape.calls.scaled(scale), prefill_tokens=shape.prefill_tokens.scaled(factor))

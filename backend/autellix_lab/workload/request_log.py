@@ -1,0 +1,140 @@
+"""Request logs as CSV: when requests arrived and how long they were.
+
+Source of the format: Azure/AzurePublicDataset, AzureLLMInferenceTrace_{code,conv}.csv, read at commit
+b469a11: columns TIMESTAMP (date and time), ContextTokens, GeneratedTokens. The same with seconds (`t_s`,
+`context_tokens`, `generated_tokens`) is read too, plain or as .csv.gz.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from autellix_backend.gateway.recording.trace import TraceError
+
+TIME_COLUMNS = ("t_s", "timestamp", "arrival_s", "arrived_at")
+PROMPT_COLUMNS = ("context_tokens", "contexttokens", "input_length")
+ANSWER_COLUMNS = ("generated_tokens", "generatedtokens", "output_length")
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRequest:
+    """One row: seconds after the first row, tokens of the prompt and of the answer."""
+
+    arrival_s: float
+    prompt_tokens: int
+    answer_tokens: int
+
+
+def read_request_log(path: Path) -> list[LoggedRequest]:
+    """Read arrivals and lengths, in the file's order.
+
+    Raises:
+        TraceError: for a file, a column or a value that cannot be used; names the line and the column.
+    """
+    header, rows = _read(path)
+    prompt = _column(path, header, PROMPT_COLUMNS)
+    answer = _column(path, header, ANSWER_COLUMNS)
+    times_s = _times_s(path, header, rows, _column(path, header, TIME_COLUMNS))
+    return [
+        LoggedRequest(
+            time_s, _tokens(path, header, line, row, prompt), _tokens(path, header, line, row, answer)
+        )
+        for time_s, (line, row) in zip(times_s, rows, strict=True)
+    ]
+
+
+def read_arrivals(path: Path, column: str | None = None) -> tuple[float, ...]:
+    """Read the arrival times of a CSV in seconds after the first, in order of time.
+
+    Without `column`, the first of `TIME_COLUMNS` that the file has is used. A value is a number of seconds
+    or a date and time.
+
+    Raises:
+        TraceError: for a file, a column or a value that cannot be used; names the line and the column.
+    """
+    header, rows = _read(path)
+    place = _column(path, header, TIME_COLUMNS if column is None else (column.lower(),))
+    return tuple(sorted(_times_s(path, header, rows, place)))
+
+
+def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """Return the header and the rows, each with its line."""
+    try:
+        raw = path.read_bytes()
+        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
+        reader = csv.reader(io.StringIO(text))
+        lines = [(reader.line_num, row) for row in reader if row]
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        raise TraceError(str(path), f"cannot be read: {error}") from error
+    if len(lines) < 2:
+        raise TraceError("file", "has no rows; expected a header and one row or more", str(path))
+    return [name.strip() for name in lines[0][1]], lines[1:]
+
+
+def _column(path: Path, header: Sequence[str], names: Sequence[str]) -> int:
+    lowered = [name.lower() for name in header]
+    found = next((lowered.index(name) for name in names if name in lowered), None)
+    if found is None:
+        raise TraceError(
+            "header", f"is {', '.join(header)}; expected a column {' or '.join(names)}", f"{path}, line 1"
+        )
+    return found
+
+
+def _cell(path: Path, header: Sequence[str], line: int, row: Sequence[str], column: int) -> str:
+    if column >= len(row):
+        raise TraceError(
+            header[column], f"is missing; expected {len(header)} columns", f"{path}, line {line}"
+        )
+    return row[column].strip()
+
+
+def _tokens(path: Path, header: Sequence[str], line: int, row: Sequence[str], column: int) -> int:
+    text = _cell(path, header, line, row, column)
+    if not text.isascii() or not text.isdigit():
+        raise TraceError(
+            header[column], f"is {text!r}; expected a whole number of tokens", f"{path}, line {line}"
+        )
+    return int(text)
+
+
+def _times_s(
+    path: Path, header: Sequence[str], rows: Sequence[tuple[int, list[str]]], column: int
+) -> list[float]:
+    times = []
+    for line, row in rows:
+        text = _cell(path, header, line, row, column)
+        time_s = _time_s(text)
+        if time_s is None:
+            raise TraceError(
+                header[column], f"is {text!r}; expected seconds or a date and time", f"{path}, line {line}"
+            )
+        times.append(time_s)
+    first = min(times)
+    return [time_s - first for time_s in times]
+
+
+def _time_s(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return _date_s(text)
+    return number if math.isfinite(number) else None
+
+
+def _date_s(text: str) -> float | None:
+    whole, _, fraction = text.partition(".")
+    try:
+        moment = datetime.fromisoformat(whole)
+        # The Azure files have seven digits, one more than a datetime holds.
+        part = float(f"0.{fraction}") if fraction else 0.0
+    except ValueError:
+        return None
+    return moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() + part

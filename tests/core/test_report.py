@@ -1,0 +1,77 @@
+"""The account of a call between engine and gateway."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from autellix_backend.core.call import CallRecord
+from autellix_backend.core.errors import AccountError
+from autellix_backend.core.report import CallAccount
+
+RECORD = CallRecord(
+    call_id="c",
+    program_id="p",
+    thread_id="0",
+    arrival_s=1.0,
+    finish_s=5.0,
+    wait_s=1.5,
+    table_wait_s=0.5,
+    service_s=2.5,
+    level=2,
+    preemptions=1,
+    demotions=2,
+    promotions=1,
+    inherited_service_s=0.25,
+    is_aborted=False,
+)
+ACCOUNT = CallAccount.of(
+    RECORD,
+    request_id="chatcmpl-1",
+    prompt_tokens=10,
+    output_tokens=20,
+    cached_tokens=8,
+    arrival_step=3,
+    finish_step=30,
+    engine_steps=21,
+    finish_reason="stop",
+    dropped_records=4,
+)
+
+
+def test_an_account_survives_the_wire() -> None:
+    assert CallAccount.from_bytes(ACCOUNT.to_bytes()) == ACCOUNT
+
+
+def test_an_account_fits_a_small_datagram() -> None:
+    assert len(ACCOUNT.to_bytes()) < 1024
+
+
+def test_an_unfinished_call_has_no_finish_reason() -> None:
+    message = json.loads(ACCOUNT.to_bytes()) | {"finish_reason": None}
+
+    assert CallAccount.from_bytes(json.dumps(message).encode()).finish_reason is None
+
+
+def test_keys_of_a_later_version_are_ignored() -> None:
+    message = json.loads(ACCOUNT.to_bytes()) | {"energy_j": 3}
+
+    assert CallAccount.from_bytes(json.dumps(message).encode()) == ACCOUNT
+
+
+@pytest.mark.parametrize("datagram", [b"{", b"\xff", b"[]", b"{}", b'"x"'])
+def test_what_is_no_account_is_refused(datagram: bytes) -> None:
+    with pytest.raises(AccountError, match=r"^not a call account: "):
+        CallAccount.from_bytes(datagram)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("level", "2"), ("level", True), ("service_s", None), ("is_aborted", 0), ("call_id", 7)],
+)
+def test_a_field_of_another_type_is_refused(name: str, value: object) -> None:
+    message = json.loads(ACCOUNT.to_bytes()) | {name: value}
+
+    with pytest.raises(AccountError, match=f"{name} is "):
+        CallAccount.from_bytes(json.dumps(message).encode())

@@ -1,0 +1,101 @@
+"""What is told of calls once they are settled: to the log, to traces and to metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.observe.facts import TRACEPARENT
+
+from autellix_backend.gateway.http.requests import read_request
+from autellix_backend.settings import ObserveSettings
+from autellix_lab.fakes.engine import FakeBehaviour, Fault
+
+
+def raw(fields: dict[str, Any]) -> dict[str, msgspec.Raw]:
+    return {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "expected"),
+    [
+        ("/v1/chat/completions", {"model": "m", "stream": True}, ("chat", "m", True)),
+        ("/v1/completions", {"model": "m", "stream": False}, ("text_completion", "m", False)),
+        ("/v1/embeddings", {}, ("embeddings", None, False)),
+        ("/v1/responses", {"model": 7, "stream": "yes"}, ("chat", None, False)),
+        ("/v1/messages", {"model": "x" * 1000, "stream": None}, ("chat", "x" * 256, False)),
+    ],
+)
+def test_a_request_is_read_for_logs(path: str, fields: dict[str, Any], expected: tuple[object, ...]) -> None:
+    request = read_request(path, {"traceparent": TRACEPARENT}, raw(fields))
+
+    assert (request.operation, request.model, request.is_streaming) == expected
+    assert request.traceparent == TRACEPARENT
+
+
+def logged(
+    serve: Any, path: Path, behaviour: FakeBehaviour, *, has_socket: bool = True, **fields: Any
+) -> Any:
+    """Make one call; return its line in the log, and the gateway's metrics."""
+
+    async def main() -> str:
+        observe = ObserveSettings(call_log=path)
+        async with serve(behaviour, observe=observe, has_socket=has_socket) as rig:
+            headers = {
+                "X-Autellix-Program-ID": "p",
+                "X-Autellix-Program-Name": "react",
+                "X-Autellix-Parent-IDs": "a,b",
+                "X-Autellix-Interceptions": "search=0.5",
+                "traceparent": TRACEPARENT,
+            }
+            body = {"model": "m", "messages": [{"role": "user", "content": "top secret"}], **fields}
+            async with rig.client.post(
+                rig.url + "/v1/chat/completions", json=body, headers=headers
+            ) as answer:
+                await answer.read()
+            async with rig.client.get(rig.url + "/metrics") as response:
+                return str(await response.text())
+
+    metrics = asyncio.run(main())
+    (line,) = path.read_text(encoding="utf-8").splitlines()
+    assert "top secret" not in line
+    assert "token0" not in line
+    return json.loads(line), metrics
+
+
+def test_a_streamed_call_is_logged_and_measured(serve: Any, tmp_path: Path) -> None:
+    behaviour = FakeBehaviour(output_tokens=3, token_delay_s=0.01)
+    line, metrics = logged(serve, tmp_path / "calls.jsonl", behaviour, stream=True)
+
+    assert (line["program_id"], line["program_name"], line["outcome"]) == ("p", "react", "ok")
+    assert (line["operation"], line["model"], line["is_streaming"]) == ("chat", "m", True)
+    assert (line["parents"], line["tools"]) == (["a", "b"], [{"name": "search", "duration_s": 0.5}])
+    assert (line["identity_source"], line["engine"]) == ("program-header", "fake-0")
+    assert (line["output_tokens"], line["is_estimated"]) == (3, False)
+    assert 0.01 <= line["first_token_s"] < line["duration_s"]
+    assert line["trace_id"] == TRACEPARENT.split("-")[1]
+    assert 'autellix_time_to_first_token_seconds_count{engine="fake-0"} 1.0' in metrics
+    assert 'autellix_tokens_total{engine="fake-0",kind="output"} 3.0' in metrics
+    assert 'autellix_engine_wait_seconds_count{level="1"} 1.0' in metrics
+
+
+def test_an_answer_in_one_piece_has_no_first_token(serve: Any, tmp_path: Path) -> None:
+    line, _ = logged(serve, tmp_path / "calls.jsonl", FakeBehaviour())
+
+    assert (line["first_token_s"], line["is_streaming"]) == (None, False)
+
+
+def test_a_call_that_failed_is_logged_too(serve: Any, tmp_path: Path) -> None:
+    line, _ = logged(serve, tmp_path / "calls.jsonl", FakeBehaviour(fault=Fault.ERROR))
+
+    assert (line["outcome"], line["prompt_tokens"], line["is_estimated"]) == ("rejected", None, True)
+
+
+def test_without_accounts_the_answers_own_counts_are_logged(serve: Any, tmp_path: Path) -> None:
+    line, _ = logged(serve, tmp_path / "calls.jsonl", FakeBehaviour(), has_socket=False)
+
+    assert (line["output_tokens"], line["is_estimated"], line["level"]) == (4, True, None)

@@ -1,0 +1,128 @@
+"""What engines get to see of a request, by their kind; and that no client's order reaches one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from autellix_backend.engines.kind import EngineKind
+from autellix_backend.gateway.calls.body import parse_body
+from autellix_backend.gateway.calls.dialects import CHAT_COMPLETIONS
+from autellix_backend.gateway.calls.outbound import (
+    IDENTITY_FIELDS,
+    PRIVILEGED_FIELDS,
+    engine_body,
+    engine_headers,
+)
+from autellix_lab.fakes.engine import FakeEngine
+
+ORDERS: dict[str, Any] = {
+    "priority": -9,
+    "kv_transfer_params": {"do_remote_decode": True},
+    "request_id": "another's",
+    "session_id": "another's",
+    "rid": "another's",
+    "bootstrap_host": "10.0.0.1",
+    "bootstrap_port": 8998,
+    "bootstrap_room": 1,
+    "data_parallel_rank": 3,
+    "routed_dp_rank": 3,
+    "disagg_prefill_dp_rank": 3,
+}
+ENGINE_HEADERS = {
+    "x-data-parallel-rank": "3",
+    "x-vllm-priority": "-9",
+    "x-session-id": "another's",
+    "x-gateway-destination-endpoint": "10.0.0.1:8000",
+    "x-gateway-destination-endpoint-subset": "10.0.0.1:8000",
+    "x-gateway-model-name-rewrite": "other",
+    "x-gateway-inference-objective": "critical",
+    "x-llm-d-inference-objective": "critical",
+    "x-prefiller-host-port": "10.0.0.1:8000",
+    "x-dynamo-session-id": "run",
+    "cookie": "a=b",
+    "x-forwarded-for": "10.0.0.1",
+}
+
+
+def sent(kind: EngineKind, fields: dict[str, Any], *, tenant: str = "") -> dict[str, Any]:
+    body = parse_body(json.dumps(fields).encode(), CHAT_COMPLETIONS)
+    decoded: dict[str, Any] = json.loads(engine_body(body, kind, {"autellix_call": "c"}, tenant=tenant))
+    return decoded
+
+
+@pytest.mark.parametrize("kind", EngineKind)
+def test_a_clients_orders_reach_no_engine(kind: EngineKind) -> None:
+    assert set(ORDERS) == PRIVILEGED_FIELDS
+    assert not PRIVILEGED_FIELDS & set(sent(kind, {"model": "m", **ORDERS}))
+    headers = engine_headers({**ENGINE_HEADERS, "authorization": "Bearer k"}, kind, "p")
+    passed = {"accept-encoding", "authorization", "content-type"}
+    assert set(headers) - {"x-session-id"} == passed
+    assert headers.get("x-session-id", "p") == "p"
+
+
+def test_vllm_gets_the_identity_beside_the_clients_own_arguments() -> None:
+    own = {"kept": [1.0], "autellix_service_s": -1, "session_id": "s", "kv_transfer_params": "x"}
+    fields = sent(EngineKind.VLLM, {"model": "m", "vllm_xargs": own, "program_id": "kept"})
+    assert fields == {
+        "model": "m",
+        "vllm_xargs": {"kept": [1.0], "autellix_call": "c"},
+        "program_id": "kept",
+    }
+    assert sent(EngineKind.VLLM, {"vllm_xargs": None}) == {"vllm_xargs": {"autellix_call": "c"}}
+
+
+def test_sglang_gets_no_vllm_arguments() -> None:
+    fields = {"model": "m", "extra_key": "mine", "vllm_xargs": {"mine": 1}}
+    assert sent(EngineKind.SGLANG, fields) == {"model": "m", "extra_key": "mine"}
+
+
+def test_a_hosted_api_gets_only_what_openai_has() -> None:
+    names: dict[str, Any] = dict.fromkeys(IDENTITY_FIELDS - {"vllm_xargs", "extra_body"}, "x")
+    openai = {"model": "m", "metadata": {"session_id": "s"}, "prompt_cache_key": "k", "user": "jane"}
+    everything = {**openai, **names, "vllm_xargs": {}, "extra_body": {"program_id": "x"}}
+    assert sent(EngineKind.OPENAI, everything, tenant="lab") == openai
+
+
+def test_only_vllm_gets_the_program_as_its_session() -> None:
+    assert engine_headers({}, EngineKind.VLLM, "lab/run")["x-session-id"] == "lab/run"
+    assert "x-session-id" not in engine_headers({}, EngineKind.SGLANG, "run")
+    assert "x-session-id" not in engine_headers({}, EngineKind.OPENAI, "run")
+
+
+@pytest.mark.parametrize("kind", list(EngineKind))
+def test_a_router_behind_the_gateway_gets_the_program_under_its_own_name(kind: EngineKind) -> None:
+    """In place of what the client says there."""
+    headers = {"x-dynamo-session-id": "another's"}
+    sent_on = engine_headers(headers, kind, "lab/run", session_header="X-Dynamo-Session-ID")
+    assert sent_on["x-dynamo-session-id"] == "lab/run"
+    assert "x-dynamo-session-id" not in engine_headers(headers, kind, "lab/run")
+
+
+@pytest.mark.parametrize("kind", [EngineKind.VLLM, EngineKind.SGLANG])
+def test_a_tenants_prefix_cache_is_its_own_and_its_clients_salts_divide_it(kind: EngineKind) -> None:
+    def salt(tenant: str, *own: Any) -> Any:
+        return sent(kind, {"cache_salt": own[0]} if own else {}, tenant=tenant).get("cache_salt")
+
+    assert salt("") is None
+    assert salt("", "mine") == "mine"
+    salts = [salt("a"), salt("b"), salt("a", "x"), salt("b", "x"), salt("a", "y")]
+    assert len(set(salts)) == len(salts)
+    assert salt("a", "x") == salt("a", "x")
+    # vLLM allows 128 characters and none of @ / \\; what is no text takes nobody's place.
+    assert all(len(value) <= 128 and value.isalnum() for value in [*salts, salt("a", "x" * 500)])
+    assert salt("a", ["b"]) == salt("a", None) == salt("a")
+
+
+@pytest.mark.parametrize("kind", EngineKind)
+async def test_a_call_through_the_gateway_leaves_as_its_engine_takes_it(serve: Any, kind: EngineKind) -> None:
+    async with serve(engine=FakeEngine(kind=kind)) as rig:
+        await rig.chat({**ENGINE_HEADERS, "X-Autellix-Program-ID": "p"}, program_id="q", **ORDERS)
+        [call] = rig.engine.calls
+        assert not PRIVILEGED_FIELDS & set(call.json)
+        assert ("vllm_xargs" in call.json) is (kind is EngineKind.VLLM)
+        assert ("program_id" in call.json) is (kind is not EngineKind.OPENAI)
+        assert call.headers.get("x-session-id") == ("p" if kind is EngineKind.VLLM else None)
+        assert not (set(ENGINE_HEADERS) - {"x-session-id"}) & set(call.headers)

@@ -1,0 +1,57 @@
+"""Token counts read from answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from autellix_backend.gateway.calls.usage import TAIL_BYTES, StreamTail, Usage, read_usage
+
+USAGE = b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}'
+
+
+def test_usage_is_read_with_its_cached_tokens() -> None:
+    usage = read_usage(b'{"usage":{"prompt_tokens":7,"prompt_tokens_details":{"cached_tokens":4},"x":[]}}')
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (7, 0, 4)
+    plain = read_usage(USAGE)
+    assert plain is not None and plain.cached_tokens is None
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"usage":null}', b"{}", b'{"usage":{"prompt_tokens":"7"}}', b"[" * 100_000]
+)
+def test_what_states_no_usage_gives_none(content: bytes) -> None:
+    assert read_usage(content) is None
+
+
+def test_the_last_usage_of_a_stream_counts() -> None:
+    tail = StreamTail()
+    early = b'data: {"usage":{"prompt_tokens":7,"completion_tokens":1}}\n\n'
+    stream = b"data: " + b"x" * TAIL_BYTES + b"\n\n" + early + b"data:" + USAGE + b"\r\n\r\ndata: {}\n\n"
+    for start in range(0, len(stream), 1000):
+        tail.feed(stream[start : start + 1000])
+    found = tail.usage()
+    assert found is not None and found.completion_tokens == 3
+
+
+def test_a_stream_without_usage_gives_none() -> None:
+    tail = StreamTail()
+    tail.feed(b'data: {"choices":[]}\n\n')
+    assert tail.usage() is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"usage":{"input_tokens":7,"output_tokens":3,"input_tokens_details":{"cached_tokens":4}}}',
+        b'{"response":{"usage":{"input_tokens":7,"output_tokens":3,"input_tokens_details":{"cached_tokens":4}}}}',
+        b'{"usage":{"input_tokens":3,"output_tokens":3,"cache_read_input_tokens":4}}',
+    ],
+)
+def test_every_dialects_counts_mean_the_same(content: bytes) -> None:
+    assert read_usage(content) == Usage(prompt_tokens=7, completion_tokens=3, cached_tokens=4)
+
+
+def test_the_usage_may_be_in_the_last_event() -> None:
+    last = b'event: response.completed\ndata: {"response":' + USAGE + b"}\n\n"
+    assert StreamTail().usage(last) == Usage(prompt_tokens=7, completion_tokens=3)

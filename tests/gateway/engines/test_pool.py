@@ -1,0 +1,285 @@
+"""Several engines behind one gateway: who gets a call, who joins and leaves, and what a death costs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+from fastapi import FastAPI
+from tests.gateway.conftest import until, until_async
+from tests.serving import listening
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.policies import make_policy
+from autellix_backend.gateway.app import create_app
+from autellix_backend.settings import BalancerSettings, EngineSettings, GatewaySettings, Settings
+from autellix_backend.stores.memory import MemoryStore
+from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
+
+CHAT = "/v1/chat/completions"
+ENGINES = "/autellix/v1/engines"
+PROGRAM = "X-Autellix-Program-ID"
+
+
+@dataclass(slots=True)
+class Rig:
+    """A gateway in front of several fake engines."""
+
+    url: str
+    client: aiohttp.ClientSession
+    engines: list[FakeEngine]
+    app: FastAPI
+
+    async def chat(self, program: str = "p", content: str = "hello", **fields: Any) -> tuple[int, str]:
+        """Make a call; return its status and the engine that its receipt names."""
+        body = {"model": "m", "messages": [{"role": "user", "content": content}], **fields}
+        async with self.client.post(self.url + CHAT, json=body, headers={PROGRAM: program}) as response:
+            await response.read()
+            return response.status, response.headers["X-Autellix-Engine"]
+
+    async def ask(self, method: str, path: str, **body: Any) -> tuple[int, dict[str, Any]]:
+        """Ask for something below the list of engines."""
+        async with self.client.request(method, self.url + ENGINES + path, json=body or None) as response:
+            return response.status, await response.json()
+
+    async def text(self, path: str) -> tuple[int, str]:
+        """Read a page."""
+        async with self.client.get(self.url + path) as response:
+            return response.status, await response.text()
+
+    async def names(self) -> list[str]:
+        """Return the engines by name."""
+        return [engine["name"] for engine in (await self.ask("GET", ""))[1]["engines"]]
+
+
+@asynccontextmanager
+async def serving(
+    *behaviours: FakeBehaviour,
+    balancer: str = "round_robin",
+    threshold_tokens: int = 50,
+    is_owned: bool = True,
+    **engine: Any,
+) -> AsyncIterator[Rig]:
+    """Serve one fake engine for each behaviour; at the end nothing may be left of calls and programs."""
+    engines = [
+        FakeEngine(behaviour, name=f"fake-{at}", is_owned=is_owned) for at, behaviour in enumerate(behaviours)
+    ]
+    for fake in engines:
+        await fake.start()
+    settings = Settings(
+        gateway=GatewaySettings(recovery_wait_s=5.0),
+        engine=EngineSettings(restart_delay_s=0.0, **engine),
+        scheduler=SchedulerConfig(policy="plas"),
+        balancer=BalancerSettings(name=balancer, threshold_tokens=threshold_tokens),
+    )
+    store = MemoryStore(make_policy("plas"), program_idle_s=600.0, session_ttl_s=30.0)
+    app = create_app(settings, *engines, store=store)
+    try:
+        async with listening(app) as url, aiohttp.ClientSession() as client:
+            yield Rig(url, client, engines, app)
+
+            async def is_settled() -> bool:
+                return (await store.counts()).active_calls == 0
+
+            await until_async(is_settled)
+            await until(lambda: all(not member.open_calls for member in app.state.pool))
+    finally:
+        for fake in engines:
+            await fake.stop()
+
+
+async def test_calls_take_turns(wait_until: Any) -> None:
+    async with serving(*[FakeBehaviour()] * 3) as rig:
+        told = [(await rig.chat())[1] for _ in range(6)]
+        assert told == ["fake-0", "fake-1", "fake-2"] * 2
+        assert [len(engine.calls) for engine in rig.engines] == [2, 2, 2]
+
+
+async def test_a_call_goes_where_fewest_are_open() -> None:
+    """Our own open calls count at once, not when an engine tells of them."""
+
+    slow = FakeBehaviour(token_delay_s=0.05)
+    async with serving(slow, slow, slow, balancer="least_used") as rig:
+        answers = await asyncio.gather(*(rig.chat(f"p{at}") for at in range(9)))
+        assert Counter(engine for _, engine in answers) == {"fake-0": 3, "fake-1": 3, "fake-2": 3}
+
+
+@pytest.mark.parametrize("balancer", ["locality", "locality-bounded"])
+async def test_a_program_with_long_prompts_stays_at_its_engine(balancer: str) -> None:
+    async with serving(*[FakeBehaviour()] * 3, balancer=balancer) as rig:
+        for program in ("p", "q", "r"):
+            told = {(await rig.chat(program, "word " * 400))[1] for _ in range(5)}
+            assert len(told) == 1
+
+
+async def test_the_pin_of_a_program_goes_with_the_program() -> None:
+    async with serving(FakeBehaviour(), FakeBehaviour(), balancer="locality") as rig:
+        await rig.chat("p", "word " * 400)
+        pool = rig.app.state.pool
+        assert set(pool._balancer.pins) == {"p"}
+        async with rig.client.delete(rig.url + "/autellix/v1/programs/p") as response:
+            assert response.status == 204
+        assert not pool._balancer.pins
+        assert not pool._programs
+
+
+async def test_a_refused_call_leaves_no_pin_behind() -> None:
+    bounds = {"max_waiting_bytes": 10}
+    async with serving(FakeBehaviour(), FakeBehaviour(), balancer="locality", **bounds) as rig:
+        body = {"model": "m", "messages": [{"role": "user", "content": "word " * 400}]}
+        async with rig.client.post(rig.url + CHAT, json=body, headers={PROGRAM: "p"}) as response:
+            assert response.status == 503
+        assert not rig.app.state.pool._balancer.pins
+
+
+async def test_a_full_engine_leaves_calls_to_those_with_room() -> None:
+    slow = FakeBehaviour(token_delay_s=0.05)
+    async with serving(slow, slow, balancer="locality", max_waiting_calls=1) as rig:
+        answers = await asyncio.gather(*(rig.chat("p", "word " * 400) for _ in range(2)))
+        assert sorted(answers) == [(200, "fake-0"), (200, "fake-1")]
+
+
+async def test_calls_of_a_dying_engine_are_answered_by_the_others() -> None:
+    # Slower than the fake engine's patience with its calls when it is killed.
+    slow = FakeBehaviour(token_delay_s=0.2)
+    async with serving(slow, slow, slow, restart=False) as rig:
+        calls = [asyncio.create_task(rig.chat(f"p{at}")) for at in range(12)]
+        dying = rig.engines[1]
+        await dying.wait_until(lambda: len(dying.calls) == 4)
+        await dying.kill()
+        answers = await asyncio.gather(*calls)
+        assert {status for status, _ in answers} == {200}
+        assert {engine for _, engine in answers} == {"fake-0", "fake-2"}
+        assert (await rig.text("/readyz"))[0] == 200
+        assert 'autellix_redispatches_total{engine="fake-1"} 4.0' in (await rig.text("/metrics"))[1]
+        assert {(await rig.chat())[1] for _ in range(4)} == {"fake-0", "fake-2"}
+
+
+async def test_no_call_goes_on_waiting_for_a_dead_engine_when_another_comes_back() -> None:
+    async with serving(FakeBehaviour(), FakeBehaviour(), is_owned=False) as rig:
+        for engine in rig.engines:
+            await engine.kill()
+        waiting = [asyncio.create_task(rig.chat(f"p{at}")) for at in range(4)]
+        pool = rig.app.state.pool
+        await until(lambda: sum(member.dispatcher.held_count for member in pool) == 4)
+        assert (await rig.text("/readyz"))[0] == 503
+        await rig.engines[1].start()
+        assert set(await asyncio.gather(*waiting)) == {(200, "fake-1")}
+
+
+async def test_no_call_is_lost_while_an_engine_is_drained_and_removed() -> None:
+    slow = FakeBehaviour(token_delay_s=0.01)
+    async with serving(slow, slow, slow) as rig:
+        calls = [asyncio.create_task(rig.chat(f"p{at}")) for at in range(60)]
+        leaving = rig.engines[0]
+        await leaving.wait_until(lambda: len(leaving.calls) >= 5)
+        status, told = await rig.ask("POST", "/fake-0/drain")
+        assert (status, told["state"]) == (200, "draining")
+        late = [asyncio.create_task(rig.chat(f"q{at}")) for at in range(20)]
+        assert (await rig.ask("DELETE", "/fake-0"))[0] == 202
+        answers = await asyncio.gather(*calls, *late)
+        assert {status for status, _ in answers} == {200}
+        assert "fake-0" not in {engine for _, engine in answers[60:]}
+
+        async def has_left() -> bool:
+            return await rig.names() == ["fake-1", "fake-2"]
+
+        await until_async(has_left)
+        await until(lambda: not leaving.is_alive())
+        assert 'engine="fake-0"' not in (await rig.text("/metrics"))[1]
+
+
+async def test_calls_in_line_for_a_drained_engine_go_elsewhere() -> None:
+    slow = FakeBehaviour(token_delay_s=0.05)
+    async with serving(slow, slow, max_in_flight=1) as rig:
+        calls = [asyncio.create_task(rig.chat(f"p{at}")) for at in range(6)]
+        pool = rig.app.state.pool
+        await until(lambda: pool.get("fake-0").dispatcher.held_count == 2)
+        assert (await rig.ask("POST", "/fake-0/drain"))[1]["held_calls"] == 0
+        answers = await asyncio.gather(*calls)
+        assert Counter(answers) == {(200, "fake-0"): 1, (200, "fake-1"): 5}
+
+
+async def test_a_drained_engine_is_taken_back() -> None:
+    """As is one that waiting calls were sent away from; one that leaves is not."""
+
+    slow = FakeBehaviour(token_delay_s=0.05)
+    async with serving(slow, slow, max_in_flight=1) as rig:
+        await rig.ask("POST", "/fake-0/drain")
+        assert (await rig.chat())[1] == "fake-1"
+        status, told = await rig.ask("POST", "/fake-0/undrain")
+        assert (status, told["state"]) == (200, "up")
+        answers = await asyncio.gather(*(rig.chat(f"p{at}") for at in range(4)))
+        assert Counter(answers) == {(200, "fake-0"): 2, (200, "fake-1"): 2}
+        assert (await rig.ask("POST", "/fake-0/undrain"))[0] == 200
+        last = asyncio.create_task(rig.chat("p"))
+        pool = rig.app.state.pool
+        await until(lambda: any(member.open_calls for member in pool))
+        leaving = next(member.name for member in pool if member.open_calls)
+        await rig.ask("DELETE", f"/{leaving}")
+        status, told = await rig.ask("POST", f"/{leaving}/undrain")
+        assert (status, told["error"]["code"], told["error"]["param"]) == (409, "conflict", "name")
+        assert (await last)[0] == 200
+        assert (await rig.ask("POST", "/nobody/undrain"))[0] == 404
+
+
+async def test_an_engine_joins_at_run_time() -> None:
+    async with serving(FakeBehaviour()) as rig:
+        late = FakeEngine(name="late")
+        await late.start()
+        status, told = await rig.ask("POST", "", url=late.base_url + "/v1")
+        assert (status, told["name"], told["state"]) == (201, "remote-0", "up")
+        assert {(await rig.chat())[1] for _ in range(4)} == {"fake-0", "remote-0"}
+        status, told = await rig.ask("POST", "", url=late.base_url, name="remote-0")
+        assert (status, told["error"]["code"], told["error"]["param"]) == (409, "conflict", "name")
+        await rig.ask("DELETE", "/remote-0")
+        await late.stop()
+
+
+async def test_the_last_engine_stays() -> None:
+    async with serving(FakeBehaviour(), FakeBehaviour()) as rig:
+        assert (await rig.ask("POST", "/fake-0/drain"))[0] == 200
+        for method, path in (("POST", "/fake-1/drain"), ("DELETE", "/fake-1")):
+            status, told = await rig.ask(method, path)
+            assert (status, told["error"]["code"]) == (409, "conflict")
+        assert (await rig.chat()) == (200, "fake-1")
+        assert (await rig.ask("DELETE", "/nobody"))[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"url": "ftp://host"}, "url"),
+        ({"url": "http://127.0.0.1:9", "kind": "magic"}, "kind"),
+        ({"url": "http://127.0.0.1:9", "name": "a/b"}, "name"),
+        ({"name": "a"}, "url"),
+    ],
+)
+async def test_an_engine_that_cannot_be_is_refused(body: dict[str, Any], param: str) -> None:
+    async with serving(FakeBehaviour()) as rig:
+        status, told = await rig.ask("POST", "", **body)
+        assert (status, told["error"]["param"]) == (400, param)
+        assert await rig.names() == ["fake-0"]
+
+
+async def test_slow_engines_get_fewer_calls() -> None:
+    """Speeds are learnt from answers, so programs settle where they are answered sooner."""
+
+    fast, slow = FakeBehaviour(token_delay_s=0.001), FakeBehaviour(token_delay_s=0.03)
+    async with serving(fast, slow, balancer="locality-bounded") as rig:
+        for at in range(12):
+            await rig.chat(f"warm-{at}")
+        told = Counter([(await rig.chat(f"p{at}"))[1] for at in range(12)])
+        assert told["fake-0"] > told["fake-1"]
+
+
+async def test_one_engine_costs_the_balancer_nothing() -> None:
+    async with serving(FakeBehaviour(), balancer="locality") as rig:
+        await rig.chat("p", "word " * 400)
+        assert not rig.app.state.pool._balancer.pins

@@ -1,0 +1,286 @@
+"""Calls wait where the engine is full or down, and are sent again where it died under them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+
+from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine, Fault
+
+CHAT = "/v1/chat/completions"
+HELLO: dict[str, Any] = {"model": "autellix.fake-model", "messages": [{"role": "user", "content": "hello"}]}
+QUICK = {"restart_delay_s": 0.01, "probe_period_s": 0.05}
+
+
+async def metric(rig: Any, name: str) -> float:
+    async with rig.client.get(rig.url + "/metrics") as response:
+        lines = (await response.text()).splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+async def held_calls(rig: Any) -> int:
+    _, answer = await rig.get("/autellix/v1/engines")
+    count: int = answer["engines"][0]["held_calls"]
+    return count
+
+
+async def until_held(rig: Any, count: int) -> None:
+    async with asyncio.timeout(10):
+        while await held_calls(rig) != count:  # noqa: ASYNC110 - it tells when asked
+            await asyncio.sleep(0.01)
+
+
+async def post(rig: Any, program: str = "p", **fields: Any) -> tuple[int, dict[str, str], dict[str, Any]]:
+    headers = {"X-Autellix-Program-ID": program}
+    async with rig.client.post(rig.url + CHAT, json={**HELLO, **fields}, headers=headers) as response:
+        content = await response.read()
+        names = {name.lower(): value for name, value in response.headers.items()}
+        return response.status, names, {} if fields.get("stream") else json.loads(content)
+
+
+@contextlib.asynccontextmanager
+async def kept_down(engine: FakeEngine) -> AsyncIterator[None]:
+    """Kill the engine, and let no start succeed meanwhile."""
+
+    async def refuse() -> None:
+        raise OSError("not yet")
+
+    start, engine.start = engine.start, refuse  # type: ignore[method-assign]
+    await engine.kill("it fell")
+    try:
+        yield
+    finally:
+        engine.start = start  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+async def test_a_call_waits_for_the_engines_return(serve: Any, is_streaming: bool) -> None:
+    async with serve(engine_settings={**QUICK, "max_restarts": 1000}) as rig:
+        async with kept_down(rig.engine):
+            call = asyncio.create_task(post(rig, stream=is_streaming))
+            await until_held(rig, 1)
+            assert rig.engine.calls == []
+        status, headers, _ = await call
+        assert (status, headers["x-autellix-program-id"]) == (200, "p")
+        assert await metric(rig, "autellix_redispatches_total") == 0
+        program = await rig.store.program("p")
+        assert program is not None and program.wait_s > 0
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+async def test_a_call_whose_engine_died_before_the_first_byte_is_sent_once_more(
+    serve: Any, is_streaming: bool
+) -> None:
+    slow = FakeBehaviour(token_delay_s=5.0)
+    async with serve(slow, engine_settings={**QUICK, "max_restarts": 1000}) as rig:
+        call = asyncio.create_task(post(rig, stream=is_streaming))
+        await rig.engine.wait_until(lambda: len(rig.engine.calls) == 1)
+        rig.engine.behaviour = FakeBehaviour()
+        async with kept_down(rig.engine):
+            await until_held(rig, 1)
+        status, _, answer = await call
+        assert status == 200
+        first, second = (request.xargs["autellix_call"] for request in rig.engine.calls)
+        assert first != second
+        assert await metric(rig, "autellix_redispatches_total") == 1
+        if not is_streaming:
+            assert answer["autellix"]["estimated"] is False
+        program = await rig.store.program("p")
+        assert program is not None and program.finished_calls == 1
+        assert program.service_s == pytest.approx(0.04)
+
+
+async def test_a_call_under_which_every_engine_dies_is_given_up(serve: Any) -> None:
+    async with serve(FakeBehaviour(token_delay_s=5.0), engine_settings=QUICK) as rig:
+
+        async def poison() -> None:
+            for count in range(1, 5):
+                await rig.engine.wait_until(lambda count=count: len(rig.engine.calls) == count)
+                await rig.engine.kill("it choked")
+
+        killer = asyncio.create_task(poison())
+        status, headers, answer = await post(rig)
+        assert (status, headers["x-should-retry"]) == (503, "false")
+        assert answer["error"]["code"] == "engine_unavailable"
+        assert "it choked" in answer["error"]["message"]
+        assert len(rig.engine.calls) == 2
+        killer.cancel()
+
+
+async def test_an_error_of_a_dying_engine_is_no_answer(serve: Any) -> None:
+    """An engine that answers 500 while its health path says that it is broken: the call is sent again."""
+
+    broken = FakeBehaviour(fault=Fault.ERROR, health_status=503)
+    async with serve(broken, engine_settings=QUICK) as rig:
+        call = asyncio.create_task(post(rig))
+        await rig.engine.wait_until(lambda: len(rig.engine.calls) == 1)
+        await until_held(rig, 1)
+        rig.engine.behaviour = FakeBehaviour()
+        assert (await call)[0] == 200
+
+
+async def test_an_engine_that_dies_in_mid_stream_is_back_for_the_next_call(serve: Any) -> None:
+    behaviour = FakeBehaviour(output_tokens=1000, token_delay_s=0.01)
+    async with serve(behaviour, engine_settings=QUICK) as rig:
+        async with rig.client.post(rig.url + CHAT, json={**HELLO, "stream": True}) as response:
+            assert await response.content.readuntil(b"\n\n")
+            await rig.engine.kill("it fell")
+            events = (await response.read()).split(b"\n\n")
+        errors = [json.loads(event[6:])["error"] for event in events if event.startswith(b'data: {"error"')]
+        assert [(error["code"], error["retryable"]) for error in errors] == [("engine_unavailable", False)]
+        assert "it fell" in errors[0]["message"]
+        assert len(rig.engine.calls) == 1
+        rig.engine.behaviour = FakeBehaviour()
+        assert (await post(rig))[0] == 200
+
+
+async def test_an_engine_that_tells_nothing_of_its_calls_is_replaced(serve: Any) -> None:
+    settings = {**QUICK, "stall_timeout_s": 0.5, "max_restarts": 1000}
+    async with serve(FakeBehaviour(fault=Fault.HANG), engine_settings=settings) as rig:
+        await asyncio.sleep(0.6)
+        restarts = "autellix_engine_restarts_total"
+        assert await metric(rig, restarts) == 0, "an idle engine has nothing to tell"
+        call = asyncio.create_task(post(rig))
+        await rig.engine.wait_until(lambda: len(rig.engine.calls) == 1)
+        rig.engine.behaviour = FakeBehaviour()
+        assert (await call)[0] == 200
+        assert await metric(rig, restarts) == 1
+
+
+async def test_who_waited_long_enough_gets_a_503(serve: Any) -> None:
+    settings = {**QUICK, "max_restarts": 1000}
+    async with serve(engine_settings=settings, recovery_wait_s=0.3) as rig:
+        async with kept_down(rig.engine):
+            status, headers, answer = await post(rig)
+        assert (status, headers["retry-after"], headers["x-should-retry"]) == (503, "1", "true")
+        assert answer["error"]["code"] == "engine_unavailable"
+        assert await metric(rig, 'autellix_refusals_total{reason="engine_unavailable"') == 1
+        program = await rig.store.program("p")
+        assert program is not None and program.service_s == 0
+
+
+async def test_nobody_waits_for_an_engine_that_stays_dead(serve: Any) -> None:
+    async with serve(engine_settings={"restart": False}) as rig:
+        await rig.engine.kill("it fell")
+        async with asyncio.timeout(5):
+            status, _, answer = await post(rig)
+        assert status == 503
+        assert "it fell" in answer["error"]["message"]
+
+
+async def test_a_client_that_leaves_while_its_call_waits_takes_it_out(serve: Any) -> None:
+    slow = FakeBehaviour(output_tokens=1000, token_delay_s=0.01)
+    async with serve(slow, has_socket=False, engine_settings={"max_in_flight": 1}) as rig:
+        running = asyncio.create_task(post(rig, "running"))
+        await rig.engine.wait_until(lambda: len(rig.engine.calls) == 1)
+        held = asyncio.create_task(post(rig, "held"))
+        await until_held(rig, 1)
+        _, why = await rig.get("/autellix/v1/programs/held/why")
+        assert "all 1 slots of fake-0 are taken" in json.dumps(why)
+        held.cancel()
+        await until_held(rig, 0)
+        running.cancel()
+        await rig.settled()
+        program = await rig.store.program("held")
+        assert program is not None
+        (end,) = [view.end for view in program.calls]
+        assert (end.outcome, end.service_s) == ("aborted", 0.0)
+        assert end.wait_s > 0
+        assert len(rig.engine.calls) == 1
+        rig.engine.behaviour = FakeBehaviour()
+        assert (await post(rig))[0] == 200, "the slot is free again"
+
+
+async def test_calls_before_an_engine_without_our_scheduler_are_ordered_here(serve: Any) -> None:
+    """The programs with less service go first; never more than max_in_flight calls are at the engine."""
+
+    behaviour = FakeBehaviour(token_delay_s=0.05)
+    async with serve(behaviour, has_socket=False, engine_settings={"max_in_flight": 1}) as rig:
+        await post(rig, "old")
+        await post(rig, "old")
+        calls = [asyncio.create_task(post(rig, "first"))]
+        await rig.engine.wait_until(lambda: len(rig.engine.calls) == 3)
+        for number, program in enumerate(["old", "old", "new", "new"], start=1):
+            calls.append(asyncio.create_task(post(rig, program)))
+            await until_held(rig, number)
+        receipts = [answer["autellix"] for _, _, answer in await asyncio.gather(*calls)]
+        order = [request.xargs["autellix_program"] for request in rig.engine.calls[2:]]
+        assert order == ["first", "new", "new", "old", "old"]
+        assert receipts[0]["wait_s"] < 0.1 < receipts[1]["wait_s"]
+        assert receipts[1]["service_s"] < 1.0, "waiting here is no service"
+
+
+@pytest.mark.parametrize(
+    ("bound", "reason"), [({"max_waiting_calls": 1}, "calls"), ({"max_waiting_bytes": 130}, "bytes")]
+)
+async def test_calls_beyond_the_bounds_are_refused(serve: Any, bound: dict[str, int], reason: str) -> None:
+    async with serve(FakeBehaviour(fault=Fault.HANG), engine_settings=bound) as rig:
+        waiting = asyncio.create_task(post(rig))
+        await rig.engine.wait_until(lambda: len(rig.engine.calls) == 1)
+        status, headers, answer = await post(rig, "other")
+        assert (status, headers["retry-after"], headers["x-should-retry"]) == (503, "1", "true")
+        assert answer["error"]["code"] == "overloaded"
+        assert f"engine.max_waiting_{reason}" in answer["error"]["message"]
+        assert await metric(rig, f'autellix_refusals_total{{reason="queue_{reason}"') == 1
+        assert await metric(rig, "autellix_unanswered_calls") == 1
+        waiting.cancel()
+        await rig.settled()
+        assert await rig.store.program("other") is None
+        rig.engine.behaviour = FakeBehaviour()
+        assert (await post(rig))[0] == 200
+        assert await metric(rig, "autellix_unanswered_bytes") == 0
+
+
+async def test_the_breaker_keeps_calls_from_an_engine_that_cannot_be_reached(serve: Any) -> None:
+    """A remote engine dies and returns: calls wait, and go on by themselves."""
+
+    engine = FakeEngine(is_owned=False)
+    settings = {"probe_period_s": 100.0, "breaker_failures": 2, "breaker_cooldown_s": 0.3}
+    async with serve(engine=engine, has_socket=False, engine_settings=settings) as rig:
+        alive = engine.is_alive
+        await engine.stop()
+        # As a remote engine, which has no process to look at.
+        engine.is_alive = lambda: True  # type: ignore[method-assign]
+        calls = [asyncio.create_task(post(rig, f"p{number}")) for number in range(5)]
+        await until_held(rig, 5)
+        is_down = await metric(rig, "autellix_engine_up") == 0
+        assert is_down or await metric(rig, "autellix_engine_breaker_open") == 1
+        await engine.start()
+        engine.is_alive = alive  # type: ignore[method-assign]
+        assert [status for status, _, _ in await asyncio.gather(*calls)] == [200] * 5
+        assert await metric(rig, "autellix_engine_breaker_open") == 0
+
+
+async def test_a_gateway_that_drains_refuses_waiting_and_fresh_calls_and_ends_the_running(serve: Any) -> None:
+    slow = FakeBehaviour(output_tokens=20, token_delay_s=0.02)
+    async with serve(slow, has_socket=False, engine_settings={"max_in_flight": 1}) as rig:
+        running = asyncio.create_task(post(rig, "running"))
+        await rig.engine.wait_until(lambda: len(rig.engine.calls) == 1)
+        held = asyncio.create_task(post(rig, "held"))
+        await until_held(rig, 1)
+        rig.app.state.pool.end()
+        for status, headers, answer in (await held, await post(rig, "fresh")):
+            assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
+            assert answer["error"]["code"] == "shutting_down"
+        assert (await rig.get("/readyz"))[0] == 503
+        assert (await rig.get("/healthz"))[0] == 200
+        assert (await running)[0] == 200
+
+
+async def test_the_official_client_repeats_what_it_should_and_no_more(serve: Any) -> None:
+    async with serve(FakeBehaviour(fault=Fault.HANG), upstream_timeout_s=0.2) as rig:
+        client = openai.AsyncOpenAI(base_url=rig.url + "/v1", api_key="k")
+        async with client:
+            with pytest.raises(openai.InternalServerError):
+                await client.chat.completions.create(**HELLO)
+            assert len(rig.engine.calls) == 1, "a call that timed out is not repeated"
+            fault = Fault.RESET_BEFORE_FIRST_BYTE
+            rig.engine.behaviour = FakeBehaviour(fault=fault, faulty_calls=3)
+            answer = await client.chat.completions.create(**HELLO)
+            assert answer.choices[0].message.content

@@ -1,0 +1,91 @@
+"""The receiver of accounts, on the event loops that the gateway runs on."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from autellix_backend.core.report import CallAccount
+from autellix_backend.core.snapshot import EngineSnapshot
+from autellix_backend.gateway.engines.report_receiver import AccountingReceiver
+
+ACCOUNT = CallAccount(
+    call_id="c",
+    program_id="p",
+    thread_id="0",
+    arrival_s=0.0,
+    finish_s=1.0,
+    wait_s=0.5,
+    table_wait_s=0.5,
+    service_s=0.5,
+    level=1,
+    preemptions=0,
+    demotions=0,
+    promotions=0,
+    inherited_service_s=0.0,
+    is_aborted=False,
+    request_id="r",
+    prompt_tokens=1,
+    output_tokens=2,
+    cached_tokens=0,
+    arrival_step=0,
+    finish_step=2,
+    engine_steps=2,
+    finish_reason="stop",
+)
+
+
+SNAPSHOT = EngineSnapshot(
+    step=1,
+    mean_step_s=None,
+    running=0,
+    waiting=0,
+    slots=4,
+    kv_used_blocks=0,
+    kv_total_blocks=8,
+    kv_block_tokens=16,
+    is_block_short=False,
+    level_calls=(0, 0),
+    calls=(),
+)
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_accounts_and_snapshots_arrive_and_malformed_datagrams_are_counted(
+    make_loop: Callable[[], asyncio.AbstractEventLoop], wait_until: Any
+) -> None:
+    async def main(path: Path) -> None:
+        received: list[CallAccount] = []
+        snapshots: list[EngineSnapshot] = []
+        malformed: list[None] = []
+        receiver = AccountingReceiver(path, received.append, lambda: malformed.append(None), snapshots.append)
+        receiver.open()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            for datagram in (
+                ACCOUNT.to_bytes(),
+                b"{}",
+                b"\xff",
+                b"[]",
+                SNAPSHOT.to_bytes(),
+                SNAPSHOT.to_bytes()[:-1],
+                ACCOUNT.to_bytes(),
+            ):
+                sender.sendto(datagram, str(path))
+        await wait_until(lambda: len(received) == 2 and len(malformed) == 4)
+        assert received == [ACCOUNT, ACCOUNT]
+        assert snapshots == [SNAPSHOT]
+        receiver.close()
+        receiver.close()
+
+    with tempfile.TemporaryDirectory() as folder, asyncio.Runner(loop_factory=make_loop) as runner:
+        path = Path(folder) / "a.sock"
+        path.touch()  # what a killed gateway leaves behind
+        runner.run(main(path))
+        assert not path.exists()

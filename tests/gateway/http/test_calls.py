@@ -1,0 +1,280 @@
+"""Calls through the gateway: what reaches the engine, what comes back, and how calls end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from autellix_lab.fakes.engine import FakeBehaviour, Fault
+
+CHAT = "/v1/chat/completions"
+HELLO: dict[str, Any] = {"model": "autellix.fake-model", "messages": [{"role": "user", "content": "hello"}]}
+TOOL_CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+async def test_untouched_fields_reach_the_engine_byte_by_byte(serve: Any) -> None:
+    async with serve() as rig:
+        messages = b'[ {"role":"user",  "content":"\\u00e9 1e5 \xc3\xa9"} ]'
+        body = b'{"messages":' + messages + b',"future":{"x": 1.50},"priority":-9,"tools":[ ],'
+        body += b'"vllm_xargs":{"kept":"yes","autellix_service_s":-1}}'
+        async with rig.client.post(rig.url + CHAT, data=body) as response:
+            assert response.status == 200
+        sent = rig.engine.calls[0]
+        assert messages in sent.body
+        assert b'"future":{"x": 1.50}' in sent.body
+        assert b'"tools":[ ]' in sent.body
+        assert "priority" not in sent.json
+        assert sent.xargs["kept"] == "yes"
+        assert sent.xargs["autellix_service_s"] == 0.0
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+async def test_an_answer_is_the_engines_with_a_receipt_at_its_end(serve: Any, path: str) -> None:
+    async with serve(FakeBehaviour(extra_fields={"future": [1, 2]})) as rig:
+        body = {**HELLO, "prompt": "hello"}
+        async with rig.client.post(rig.engine.base_url + path, json=body) as response:
+            direct = json.loads(await response.read())
+        headers = {"X-Autellix-Program-ID": "p", "X-Autellix-Call-ID": "c"}
+        async with rig.client.post(rig.url + path, json=body, headers=headers) as response:
+            through = json.loads(await response.read())
+            assert response.headers["X-Autellix-Program-ID"] == "p"
+            assert response.headers["X-Autellix-Call-ID"] == "c"
+            assert response.headers["X-Autellix-Engine"] == "fake-0"
+            assert response.headers["X-Autellix-Identity-Source"] == "program-header"
+            assert response.headers["X-Autellix-Queue-Level"] == "1"
+        receipt = through.pop("autellix")
+        assert receipt["call_id"] == "c"
+        assert receipt["estimated"] is False
+        assert receipt["output_tokens"] == 4
+        assert receipt["service_s"] == pytest.approx(0.04)
+        assert {**direct, "id": ""} == {**through, "id": ""}
+
+
+async def test_a_stream_is_the_engines_with_a_comment_before_done(serve: Any) -> None:
+    async with serve() as rig:
+        body = {**HELLO, "stream": True}
+        async with rig.client.post(rig.engine.base_url + CHAT, json=body) as response:
+            direct = (await response.read()).replace(b"fake-0", b"fake-1")
+        async with rig.client.post(rig.url + CHAT, json=body) as response:
+            assert response.content_type == "text/event-stream"
+            through = await response.read()
+        comment = next(line for line in through.split(b"\n\n") if line.startswith(b": autellix "))
+        assert direct == through.replace(comment + b"\n\n", b"")
+        assert through.endswith(comment + b"\n\ndata: [DONE]\n\n")
+        assert json.loads(comment.removeprefix(b": autellix "))["estimated"] is False
+
+
+async def test_the_official_client_streams_and_sees_tool_calls(serve: Any) -> None:
+    def call_sync(url: str) -> str:
+        with openai.OpenAI(base_url=url, api_key="k") as client:
+            stream = client.chat.completions.create(**HELLO, stream=True)
+            return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+
+    async with serve(FakeBehaviour(message_fields={"tool_calls": [TOOL_CALL]})) as rig:
+        expected = "token0 token1 token2 token3 "
+        assert await asyncio.to_thread(call_sync, rig.url + "/v1") == expected
+        async with openai.AsyncOpenAI(base_url=rig.url + "/v1", api_key="k") as client:
+            stream = await client.chat.completions.create(**HELLO, stream=True)
+            chunks = [chunk.choices[0].delta.content or "" async for chunk in stream]
+            assert "".join(chunks) == expected
+            answer = await client.chat.completions.create(**HELLO)
+            calls = answer.choices[0].message.tool_calls
+            assert calls is not None and calls[0].id == "call_1"
+            assert answer.model_extra is not None and "autellix" in answer.model_extra
+            assert (await client.models.list()).data[0].id == "autellix.fake-model"
+
+
+async def test_the_synchronous_client_gets_answers_and_streams(serve: Any) -> None:
+    def use(url: str) -> tuple[openai.types.chat.ChatCompletion, list[openai.types.chat.ChatCompletionChunk]]:
+        with openai.OpenAI(base_url=url + "/v1", api_key="k") as client:
+            answer = client.chat.completions.create(**HELLO)
+            stream = client.chat.completions.create(
+                **HELLO, stream=True, stream_options={"include_usage": True}
+            )
+            return answer, list(stream)
+
+    async with serve() as rig:
+        answer, chunks = await asyncio.to_thread(use, rig.url)
+        assert answer.choices[0].message.content == "token0 token1 token2 token3 "
+        assert answer.model_extra is not None
+        assert answer.model_extra["autellix"]["output_tokens"] == 4
+        assert answer.usage is not None and answer.usage.completion_tokens == 4
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == (
+            "token0 token1 token2 token3 "
+        )
+        assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 4
+
+
+async def test_service_accumulates_and_is_told_to_the_engine(serve: Any) -> None:
+    async with serve() as rig:
+        for _ in range(3):
+            await rig.chat({"X-Autellix-Program-ID": "p", "X-Autellix-Thread-ID": "7"})
+        told = [call.xargs["autellix_service_s"] for call in rig.engine.calls]
+        assert told == pytest.approx([0.0, 0.04, 0.08])
+        assert rig.engine.calls[2].xargs["autellix_program"] == "p"
+        assert rig.engine.calls[2].xargs["autellix_thread"] == "7"
+        assert len({call.xargs["autellix_call"] for call in rig.engine.calls}) == 3
+
+
+async def test_unidentified_calls_leave_nothing_behind(serve: Any) -> None:
+    async with serve() as rig:
+        await rig.chat()
+        assert await rig.store.programs() == []
+
+
+async def test_missing_accounts_are_estimated_and_say_so(serve: Any) -> None:
+    behaviour = FakeBehaviour(sends_accounts=False, token_delay_s=0.01)
+    async with serve(behaviour, account_wait_s=0.01) as rig:
+        receipt = (await rig.chat())["autellix"]
+        assert receipt["estimated"] is True
+        assert receipt["service_s"] >= 0.04
+        assert receipt["preemptions"] is None
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+async def test_a_client_that_leaves_aborts_the_call_in_the_engine(
+    serve: Any, wait_until: Any, is_streaming: bool
+) -> None:
+    async with serve(FakeBehaviour(output_tokens=1000, token_delay_s=0.01)) as rig:
+        call = asyncio.create_task(rig.chat({"X-Autellix-Program-ID": "p"}, stream=is_streaming))
+        await wait_until(lambda: len(rig.engine.calls) == 1)
+        await asyncio.sleep(0.05)
+        call.cancel()
+        await wait_until(lambda: rig.engine.aborted_calls == 1)
+        await rig.settled()
+        program = await rig.store.program("p")
+        assert program is not None
+        assert [view.end.outcome for view in program.calls] == ["aborted"]
+        assert 0 < program.service_s < 5
+
+
+async def test_an_upstream_error_passes_through_with_its_status(serve: Any) -> None:
+    async with serve(FakeBehaviour(fault=Fault.ERROR, error_status=418)) as rig:
+        async with rig.client.post(rig.url + CHAT, json=HELLO) as response:
+            assert response.status == 418
+            answer = await response.json()
+        assert answer["error"]["message"] == "the fake engine was told to fail"
+        assert "autellix" not in answer
+
+
+async def test_a_reset_before_the_first_byte_is_retried_once(serve: Any) -> None:
+    fault = Fault.RESET_BEFORE_FIRST_BYTE
+    async with serve(FakeBehaviour(fault=fault, faulty_calls=1)) as rig:
+        assert (await rig.chat())["autellix"]["output_tokens"] == 4
+        assert len({call.xargs["autellix_call"] for call in rig.engine.calls}) == 2
+    async with serve(FakeBehaviour(fault=fault)) as rig:
+        async with rig.client.post(rig.url + CHAT, json=HELLO) as response:
+            assert response.status == 503
+            assert response.headers["Retry-After"] == "1"
+            assert "X-Autellix-Program-ID" in response.headers
+            assert (await response.json())["error"]["code"] == "engine_unavailable"
+        assert len(rig.engine.calls) == 2
+
+
+async def test_an_engine_that_dies_mid_stream_ends_it_with_an_error_event(serve: Any) -> None:
+    async with serve(FakeBehaviour(fault=Fault.RESET_MID_STREAM)) as rig:
+        async with rig.client.post(rig.url + CHAT, json={**HELLO, "stream": True}) as response:
+            events = (await response.read()).split(b"\n\n")
+        errors = [event for event in events if b'"error"' in event]
+        assert len(errors) == 1
+        assert json.loads(errors[0].removeprefix(b"data: "))["error"]["code"] == "engine_unavailable"
+        assert b"data: [DONE]" not in events
+        async with openai.AsyncOpenAI(base_url=rig.url + "/v1", api_key="k") as client:
+            stream = await client.chat.completions.create(**HELLO, stream=True)
+            with pytest.raises(openai.APIError):
+                async for _ in stream:
+                    pass
+
+
+async def test_an_engine_that_dies_mid_answer_gives_a_503(serve: Any) -> None:
+    async with serve(FakeBehaviour(fault=Fault.RESET_MID_STREAM)) as rig:
+        answer = await rig.chat()
+        assert answer["error"]["code"] == "engine_unavailable"
+
+
+async def test_a_dead_engine_is_named_with_its_reason(serve: Any) -> None:
+    async with serve(engine_settings={"restart": False}) as rig:
+        assert await rig.get("/readyz") == (200, {"status": "ready"})
+        await rig.engine.kill("exit status 139")
+        status, answer = await rig.get("/readyz")
+        assert status == 503
+        assert "exit status 139" in answer["error"]["message"]
+        assert "exit status 139" in (await rig.chat())["error"]["message"]
+        assert (await rig.get("/v1/models"))[0] == 503
+        assert (await rig.get("/healthz"))[0] == 200
+
+
+async def test_a_silent_engine_times_out(serve: Any, wait_until: Any) -> None:
+    async with serve(FakeBehaviour(fault=Fault.HANG), upstream_timeout_s=0.2) as rig:
+        async with rig.client.post(rig.url + CHAT, json=HELLO) as response:
+            assert response.status == 504
+            assert response.headers["x-should-retry"] == "false"
+            assert (await response.json())["error"]["code"] == "engine_timeout"
+        await wait_until(lambda: rig.engine.aborted_calls == 1)
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "param"),
+    [
+        ({}, b"", None),
+        ({}, b"{", None),
+        ({}, b"[1]", None),
+        ({}, b'{"a":' + b"[" * 100_000, None),
+        ({}, b'{"vllm_xargs":[]}', "vllm_xargs"),
+        ({"X-Autellix-Program-ID": "x" * 257}, b"{}", "X-Autellix-Program-ID"),
+        ({"X-Autellix-Parent-IDs": "a,,b"}, b"{}", "X-Autellix-Parent-IDs"),
+        ({"X-Autellix-Final": "maybe"}, b"{}", "X-Autellix-Final"),
+    ],
+)
+async def test_malformed_requests_get_a_400_that_names_the_fault(
+    serve: Any, headers: dict[str, str], body: bytes, param: str | None
+) -> None:
+    async with serve() as rig:
+        async with rig.client.post(rig.url + CHAT, data=body, headers=headers) as response:
+            assert response.status == 400
+            error = (await response.json())["error"]
+        assert error["type"] == "invalid_request_error"
+        assert error["param"] == param
+        assert rig.engine.calls == []
+
+
+async def test_other_errors_have_the_same_shape(serve: Any) -> None:
+    async with serve(max_body_bytes=100) as rig:
+        async with rig.client.post(rig.url + CHAT, data=b"x" * 101) as response:
+            assert response.status == 413
+            assert (await response.json())["error"]["code"] == "body_too_large"
+        async with rig.client.get(rig.url + CHAT) as response:
+            assert response.status == 405
+            assert response.headers["Allow"] == "POST"
+            assert (await response.json())["error"]["code"] == "method_not_allowed"
+        status, answer = await rig.get("/nowhere")
+        assert (status, answer["error"]["code"]) == (404, "not_found")
+
+
+async def test_choices_are_accounted_together(serve: Any) -> None:
+    async with serve(account_wait_s=0.02) as rig:
+        # The fake engine accounts for one of the two, so the sum is known to be incomplete.
+        receipt = (await rig.chat(n=2))["autellix"]
+        assert receipt["estimated"] is True
+        assert receipt["output_tokens"] == 4
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True, "stream_options": {"include_usage": True}}], ids=str)
+async def test_engines_whose_time_cannot_be_seen_are_charged_by_tokens(
+    serve: Any, fields: dict[str, Any]
+) -> None:
+    """A prompt token counts once and an output token twice, 5 ms each."""
+
+    async with serve(has_socket=False, service="tokens") as rig:
+        headers = {"X-Autellix-Program-ID": "p"}
+        body = {**HELLO, **fields}
+        async with rig.client.post(rig.url + CHAT, json=body, headers=headers) as response:
+            await response.read()
+        usage = (await rig.chat(headers))["usage"]
+        program = await rig.store.program("p")
+        tokens = usage["prompt_tokens"] + 2 * usage["completion_tokens"]
+        assert program.service_s == pytest.approx(2 * 0.005 * tokens)

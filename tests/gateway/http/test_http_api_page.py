@@ -1,0 +1,68 @@
+"""The page of the HTTP API tells the same as the tables it describes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from autellix_backend.gateway import errors
+from autellix_backend.gateway.calls.dialects import DIALECTS
+from autellix_backend.gateway.errors import ANTHROPIC_TYPES, GatewayError
+from autellix_backend.gateway.http.openapi import OPERATIONS
+
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "http-api.md").read_text(encoding="utf-8")
+
+
+def rows(heading: str) -> list[list[str]]:
+    """Return the cells of the table under a heading, without its own head."""
+    section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def plain(path: str) -> str:
+    return path.replace(":path}", "}")
+
+
+def test_every_endpoint_of_the_engine_is_told_as_it_is() -> None:
+    expected = [
+        (
+            f"`{row.method} {plain(row.path)}`",
+            "call" if row.makes_call else "passed through",
+            ("yes" if row.takes_identity else "no") if row.makes_call else "",
+            row.errors.value,
+        )
+        for row in DIALECTS
+    ]
+    told = [
+        (path, kind, identity, shape.lower())
+        for path, kind, identity, _, shape in rows("The engine's endpoints")
+    ]
+    assert told == expected
+    ends = [end for *_, end, _ in rows("The engine's endpoints")]
+    assert [
+        row.stream_ends[0].decode() in end for row, end in zip(DIALECTS, ends, strict=True) if row.stream_ends
+    ] == ([True] * 4)
+
+
+def test_every_path_of_our_own_is_told_with_its_errors() -> None:
+    told = {
+        path: set(re.findall(r"\d+", refused)) for path, _, refused in rows("Sessions, programs, operators")
+    }
+    assert told == {
+        f"`{operation.method} {plain(operation.path)}`": set(map(str, operation.errors))
+        for operation in OPERATIONS
+    }
+
+
+def test_every_error_is_told_with_its_code() -> None:
+    classes = [
+        found
+        for found in vars(errors).values()
+        if isinstance(found, type) and issubclass(found, GatewayError) and "code" in vars(found)
+    ]
+    told = {(status, code, kind) for status, code, kind, *_ in rows("Errors")}
+    for found in classes:
+        other = "api_error" if found.status >= 500 else "invalid_request_error"
+        kind = ANTHROPIC_TYPES.get(found.status, other)
+        assert (str(int(found.status)), f"`{found.code}`", f"`{kind}`") in told

@@ -1,0 +1,91 @@
+"""Sessions and programs over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from yarl import URL
+
+SESSIONS = "/autellix/v1/sessions"
+PROGRAMS = "/autellix/v1/programs"
+
+
+async def test_a_session_lives_from_start_to_end_and_takes_its_programs_along(serve: Any) -> None:
+    async with serve(heartbeat_s=7.0) as rig:
+        url = rig.url + SESSIONS
+        for status in (201, 200):
+            async with rig.client.post(url, json={"session_id": "s", "client": "test"}) as response:
+                assert response.status == status
+                started = await response.json()
+        assert (started["session_id"], started["heartbeat_s"]) == ("s", 7.0)
+        assert started["server"] == "autellix"
+        await rig.chat({"X-Autellix-Session-ID": "s", "X-Autellix-Program-ID": "p"})
+        async with rig.client.post(url + "/s/heartbeat") as response:
+            assert response.status == 200
+        async with rig.client.delete(url + "/s") as response:
+            assert response.status == 204
+        assert (await rig.get(PROGRAMS))[1] == {"programs": [], "has_more": False}
+        for call in (rig.client.post(url + "/s/heartbeat"), rig.client.delete(url + "/s")):
+            async with call as response:
+                assert response.status == 404
+                assert (await response.json())["error"]["code"] == "not_found"
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"session_id": 1}', b'{"session_id": "\\n"}'])
+async def test_a_malformed_start_gets_a_400(serve: Any, body: bytes) -> None:
+    async with serve() as rig, rig.client.post(rig.url + SESSIONS, data=body) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["type"] == "invalid_request_error"
+
+
+async def test_programs_are_shown_with_their_calls_and_can_be_ended(serve: Any) -> None:
+    async with serve() as rig:
+        headers = {"X-Autellix-Program-ID": "p", "X-Autellix-Program-Name": "react"}
+        await rig.chat({**headers, "X-Autellix-Call-ID": "a", "X-Autellix-Parent-IDs": "-"})
+        await rig.chat({**headers, "X-Autellix-Call-ID": "b", "X-Autellix-Parent-IDs": "a"})
+        listed = (await rig.get(PROGRAMS))[1]["programs"]
+        assert [(item["program_id"], item["name"]) for item in listed] == [("p", "react")]
+        calls = (await rig.get(PROGRAMS + "/p"))[1]["calls"]
+        assert [(call["call_id"], call["parents"]) for call in calls] == [("a", []), ("b", ["a"])]
+        assert calls[0]["start_s"] == 0.0
+        assert calls[1]["start_s"] >= calls[0]["finish_s"]
+        assert calls[1]["outcome"] == "ok"
+        for status in (204, 404):
+            async with rig.client.delete(rig.url + PROGRAMS + "/p") as response:
+                assert response.status == status
+        assert (await rig.get(PROGRAMS + "/p"))[0] == 404
+
+
+async def test_a_final_call_ends_its_program(serve: Any) -> None:
+    async with serve() as rig:
+        await rig.chat({"X-Autellix-Program-ID": "p", "X-Autellix-Final": "true"})
+        assert (await rig.get(PROGRAMS + "/p"))[0] == 404
+
+
+async def test_engines_config_and_metrics_are_shown(serve: Any) -> None:
+    async with serve(policy="atlas") as rig:
+        await rig.chat()
+        engine = (await rig.get("/autellix/v1/engines"))[1]["engines"][0]
+        assert (engine["name"], engine["is_alive"], engine["open_calls"]) == ("fake-0", True, 0)
+        assert (await rig.get("/autellix/v1/config"))[1]["scheduler"]["policy"] == "atlas"
+        async with rig.client.get(rig.url + "/metrics") as response:
+            text = await response.text()
+        assert 'autellix_calls_total{engine="fake-0",outcome="ok",source="request"} 1.0' in text
+        assert 'autellix_held{kind="active_calls"} 0.0' in text
+        assert 'autellix_accounts_total{result="matched"} 1.0' in text
+
+
+async def test_ids_may_hold_a_slash(serve: Any) -> None:
+    async with serve() as rig:
+        async with rig.client.post(rig.url + SESSIONS, json={"session_id": "a/s"}) as response:
+            assert response.status == 201
+        await rig.chat({"X-Autellix-Session-ID": "a/s", "X-Autellix-Program-ID": "a/p"})
+        url = URL(rig.url + PROGRAMS + "/a%2Fp", encoded=True)
+        async with rig.client.get(url) as response:
+            assert (await response.json())["program_id"] == "a/p"
+        async with rig.client.delete(url) as response:
+            assert response.status == 204
+        heartbeat = URL(rig.url + SESSIONS + "/a%2Fs/heartbeat", encoded=True)
+        async with rig.client.post(heartbeat) as response:
+            assert response.status == 200

@@ -1,0 +1,192 @@
+"""What one request says of itself, and the place that its call gets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from autellix_backend.core.estimate import Hint
+from autellix_backend.gateway.calls.body import parse_body
+from autellix_backend.gateway.calls.dialects import CHAT_COMPLETIONS
+from autellix_backend.gateway.errors import InvalidRequestError
+from autellix_backend.gateway.identity.identity import Identity, Placement, read_identity
+from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.observe.metrics import GatewayMetrics
+from autellix_backend.settings import GatewaySettings
+
+
+def read(**headers: str) -> Identity:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return read_identity(named, {}, lambda: "made")
+
+
+class Desk:
+    """A placement with a clock of its own, that counts the calls."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.now = 0.0
+        self.calls = 0
+        self.metrics = GatewayMetrics()
+        self.placement = Placement(GatewaySettings(**settings), self.metrics, clock=lambda: self.now)
+
+    def place(self, headers: dict[str, str], tenant: str = "", **body: Any) -> Identity:
+        self.calls += 1
+        fields = parse_body(json.dumps(body).encode(), CHAT_COMPLETIONS).fields
+        whose = Tenant(name=tenant)
+        said = read_identity(headers, fields, lambda: f"call-{self.calls}").under(whose)
+        return self.placement.place(said, fields, whose)
+
+    def where(self, headers: dict[str, str]) -> tuple[str, str]:
+        placed = self.place(headers)
+        return placed.program, placed.thread
+
+
+def test_the_first_source_that_matches_wins() -> None:
+    assert read(x_autellix_program_id="p", x_autellix_session_id="s").program == "p"
+    assert read(x_autellix_session_id="s", x_session_id="v").source == "session-header"
+    assert read().program == "made"
+    assert read().source == "request"
+
+
+def test_all_headers_are_read() -> None:
+    identity = read(
+        x_autellix_program_id=" p ",
+        x_autellix_program_name="react",
+        x_autellix_thread_id="3",
+        x_autellix_call_id="c",
+        x_autellix_parent_ids="a,b",
+        x_autellix_flags="implicit, truncated",
+        x_autellix_final="true",
+    )
+    assert identity == Identity(
+        session=None,
+        program="p",
+        name="react",
+        thread="3",
+        call="c",
+        parents=("a", "b"),
+        flags=("implicit", "truncated"),
+        is_final=True,
+        source="program-header",
+        claims=identity.claims,
+    )
+
+
+def test_unknown_parents_differ_from_none() -> None:
+    assert read().parents is None
+    assert read(x_autellix_parent_ids="-").parents == ()
+
+
+@pytest.mark.parametrize("value", ["", " ", "\x00", "é", "x" * 257])
+def test_a_malformed_id_names_its_header(value: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        read(x_autellix_call_id=value)
+    assert caught.value.param == "X-Autellix-Call-ID"
+
+
+def test_expectations_are_read() -> None:
+    assert read().hint is None
+    assert read(x_autellix_expected_calls=" 12 ").hint == Hint(calls=12.0)
+    assert read(x_autellix_expected_tokens="300").hint == Hint(tokens=300.0)
+
+
+@pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "many", "9" * 13, "\u00b2"])
+def test_a_malformed_expectation_names_its_header(value: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        read(x_autellix_expected_calls=value)
+    assert caught.value.param == "X-Autellix-Expected-Calls"
+
+
+DYNAMO_CHILD = {"x-dynamo-session-id": "run:coder", "x-dynamo-parent-session-id": "run"}
+OPENCODE_CHILD = {"x-session-id": "ses_child", "x-parent-session-id": "ses_root"}
+CLAUDE = {"x-claude-code-session-id": "session"}
+CODEX = {"session-id": "root", "thread-id": "root"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "as_thread", "as_program"),
+    [
+        ({"x-dynamo-session-id": "run"}, ("run", "0"), ("run", "0")),
+        (DYNAMO_CHILD, ("run", "run:coder"), ("run:coder", "0")),
+        (OPENCODE_CHILD, ("ses_root", "ses_child"), ("ses_child", "0")),
+        (CLAUDE, ("session", "0"), ("session", "0")),
+        ({**CLAUDE, "x-claude-code-agent-id": "a8"}, ("session", "a8"), ("session/a8", "0")),
+        (CODEX, ("root", "0"), ("root", "0")),
+        ({**CODEX, "thread-id": "child"}, ("root", "child"), ("root/child", "0")),
+        # Our own thread header has the last word.
+        ({**DYNAMO_CHILD, "x-autellix-thread-id": "7"}, ("run", "7"), ("run:coder", "7")),
+        ({"x-autellix-program-id": "p", "x-claude-code-agent-id": "a8"}, ("p", "a8"), ("p/a8", "0")),
+    ],
+)
+def test_a_sub_agent_is_a_thread_of_its_root_or_a_program(
+    headers: dict[str, str], as_thread: tuple[str, str], as_program: tuple[str, str]
+) -> None:
+    assert Desk(subagents="thread").where(headers) == as_thread
+    assert Desk(subagents="program").where(headers) == as_program
+
+
+def test_a_parent_named_once_is_remembered_until_it_idles() -> None:
+    desk = Desk(program_idle_s=600)
+    desk.place(DYNAMO_CHILD)
+    alone = {"x-dynamo-session-id": "run:coder"}
+    assert desk.where(alone) == ("run", "run:coder")
+    assert desk.place(alone, tenant="other").program == "other/run:coder"
+    desk.now = 601.0
+    desk.placement.expire(desk.now)
+    assert desk.where(alone) == ("run:coder", "0")
+
+
+def test_a_sub_agents_end_is_not_its_programs() -> None:
+    desk = Desk()
+    final = {"x-dynamo-session-final": "true"}
+    assert not desk.place({**DYNAMO_CHILD, **final}).is_final
+    # The ended agent's link is gone.
+    assert desk.where({"x-dynamo-session-id": "run:coder"}) == ("run:coder", "0")
+    assert desk.place({"x-dynamo-session-id": "run", **final}).is_final
+    assert desk.place({**DYNAMO_CHILD, "x-autellix-final": "true"}).is_final
+    assert Desk(subagents="program").place({**DYNAMO_CHILD, **final}).is_final
+
+
+CHAT = [
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "b"},
+    {"role": "user", "content": "c"},
+]
+LONGER = [*CHAT, {"role": "assistant", "content": "d"}, {"role": "user", "content": "e"}]
+
+
+def test_an_unnamed_chat_is_recognised_if_that_is_wanted() -> None:
+    desk = Desk()
+    assert desk.place({}, messages=CHAT).source == "content-chain"
+    joined = desk.place({}, messages=LONGER)
+    assert (joined.program, joined.source) == ("call-1", "content-chain")
+    assert not joined.is_anonymous
+    assert desk.place({}, prompt="text").is_anonymous
+    off = Desk(content_chain=False)
+    assert off.place({}, messages=CHAT).is_anonymous
+
+
+def test_a_named_chat_is_not_looked_at() -> None:
+    desk = Desk()
+    desk.place({"x-session-id": "s"}, messages=CHAT)
+    assert desk.place({}, messages=LONGER).program == "call-2"
+
+
+def test_conflicts_and_malformed_values_are_counted() -> None:
+    desk = Desk()
+    desk.place({"x-autellix-program-id": "p", "x-session-id": "q"}, session_id=[])
+    rendered = desk.metrics.render().decode()
+    assert 'autellix_identity_conflicts_total{dropped="x-session-id",kept="program-header"} 1.0' in rendered
+    assert 'autellix_identity_malformed_total{source="body-session-id"} 1.0' in rendered
+
+
+def test_a_tenants_programs_have_its_name_however_they_are_found() -> None:
+    desk = Desk()
+    assert desk.place(DYNAMO_CHILD, tenant="lab").program == "lab/run"
+    assert desk.place({}, tenant="lab", messages=CHAT).program == "lab/call-2"
+    assert desk.place({}, tenant="lab", messages=LONGER).program == "lab/call-2"
+    assert desk.place({}, tenant="other", messages=LONGER).program == "other/call-4"
+    apart = Desk(subagents="program")
+    assert apart.place({**CLAUDE, "x-claude-code-agent-id": "a8"}, tenant="lab").program == "lab/session/a8"

@@ -1,0 +1,84 @@
+"""Sub-agents lead to their roots, and nothing is kept for ever."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autellix_backend.gateway.identity.lineage import MAX_DEPTH, Lineage
+
+
+def test_a_grandchild_leads_to_the_root_whichever_is_named_first() -> None:
+    lineage = Lineage(ttl_s=10)
+    assert lineage.root("", "grandchild", "child", 0) == "child"
+    assert lineage.root("", "child", "root", 1) == "root"
+    assert lineage.root("", "grandchild", None, 2) == "root"
+    assert lineage.root("", "root", None, 3) == "root"
+
+
+def test_tenants_do_not_see_each_others_agents() -> None:
+    lineage = Lineage(ttl_s=10)
+    lineage.root("a", "child", "root", 0)
+    assert lineage.root("b", "child", None, 0) == "child"
+
+
+def test_a_parent_that_closes_a_circle_is_not_believed() -> None:
+    lineage = Lineage(ttl_s=10)
+    assert lineage.root("", "a", "a", 0) == "a"
+    assert lineage.root("", "a", "b", 0) == "b"
+    assert lineage.root("", "b", "a", 0) == "b"
+    assert len(lineage) == 1
+
+
+def test_links_leave_when_unused_and_stay_while_used() -> None:
+    lineage = Lineage(ttl_s=10)
+    lineage.root("", "old", "root", 0)
+    lineage.root("", "used", "root", 0)
+    assert lineage.root("", "used", None, 9) == "root"
+    lineage.expire(11)
+    assert len(lineage) == 1
+    assert lineage.root("", "old", None, 11) == "old"
+    lineage.expire(21)
+    assert len(lineage) == 0
+
+
+def test_an_ended_agent_is_forgotten() -> None:
+    lineage = Lineage(ttl_s=10)
+    lineage.root("", "child", "root", 0)
+    lineage.forget("", "child")
+    lineage.forget("", "child")
+    assert len(lineage) == 0
+
+
+def test_beyond_the_bound_the_longest_unused_leaves() -> None:
+    lineage = Lineage(ttl_s=10, max_links=2)
+    for child in ("a", "b", "c"):
+        lineage.root("", child, "root", 0)
+    assert len(lineage) == 2
+    assert lineage.root("", "a", None, 0) == "a"
+
+
+def test_a_line_is_followed_so_far_and_no_further() -> None:
+    lineage = Lineage(ttl_s=10)
+    for number in range(MAX_DEPTH + 5):
+        lineage.root("", str(number + 1), str(number), 0)
+    assert lineage.root("", str(MAX_DEPTH), None, 0) == "0"
+    assert lineage.root("", str(MAX_DEPTH + 2), None, 0) == "2"
+
+
+NAMES = st.sampled_from("abcdef")
+
+
+@given(st.lists(st.tuples(NAMES, st.none() | NAMES, st.integers(0, 5)), max_size=40))
+def test_any_claims_end_in_a_root_and_leave_nothing_behind(
+    claims: list[tuple[str, str | None, int]],
+) -> None:
+    lineage = Lineage(ttl_s=10, max_links=4)
+    now = 0
+    for agent, parent, pause in claims:
+        now += pause
+        root = lineage.root("", agent, parent, now)
+        assert lineage.root("", root, None, now) == root
+        assert len(lineage) <= 4
+    lineage.expire(now + 10)
+    assert len(lineage) == 0

@@ -1,0 +1,141 @@
+"""Chats without an id are one program when they extend what is known, and never by chance."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from autellix_backend.gateway.calls.body import parse_body
+from autellix_backend.gateway.calls.dialects import CHAT_COMPLETIONS
+from autellix_backend.gateway.identity.transcripts import MAX_MESSAGES_BYTES, TranscriptChain
+
+SYSTEM = {"role": "system", "content": "You are a coding agent."}
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def answer(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+class Chat:
+    """A chain, and calls that each want to begin the program of their number."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.chain = TranscriptChain(ttl_s=10, **settings)
+        self.calls = 0
+
+    def say(self, *messages: Any, now: float = 0, scope: str = "", **fields: Any) -> str | None:
+        self.calls += 1
+        body = parse_body(
+            json.dumps({"model": "m", "messages": messages, **fields}).encode(), CHAT_COMPLETIONS
+        )
+        return self.chain.join(scope, body.fields, str(self.calls), now)
+
+
+FIRST = (SYSTEM, user("fix the bug"))
+SECOND = (*FIRST, answer("ls"), user("a.py"))
+THIRD = (*SECOND, answer("cat a.py"), user("x = 1"))
+
+
+def test_calls_that_extend_each_other_are_one_program_from_the_second_on() -> None:
+    chat = Chat()
+    assert chat.say(*FIRST) is None
+    assert chat.say(*SECOND) == "2"
+    assert chat.say(*THIRD) == "2"
+    assert chat.say(*THIRD, answer("sed"), user("done")) == "2"
+
+
+def test_branches_of_a_transcript_and_retries_within_it_are_its_program() -> None:
+    chat = Chat()
+    chat.say(*SECOND)
+    assert chat.say(*THIRD) == "1"
+    assert chat.say(*THIRD) == "1"
+    assert chat.say(*SECOND, answer("rm a.py"), user("gone")) == "1"
+    assert chat.say(*THIRD, answer("sed"), user("done")) == "1"
+
+
+def test_a_system_prompt_and_a_first_question_identify_nobody() -> None:
+    chat = Chat()
+    assert chat.say(*FIRST) is None
+    assert chat.say(*FIRST) is None
+    assert len(chat.chain) == 0
+
+
+def test_a_transcript_that_two_programs_sent_joins_neither() -> None:
+    chat = Chat()
+    assert chat.say(*SECOND) == "1"
+    assert chat.say(*SECOND) == "2"
+    assert chat.say(*THIRD) == "3"
+    assert chat.say(*SECOND) == "4"
+    assert chat.say(*SECOND, answer("rm a.py"), user("gone")) == "5"
+    # What only one of them has said since is its own again.
+    assert chat.say(*THIRD, answer("sed"), user("done")) == "3"
+
+
+def test_examples_in_the_prompt_are_no_common_program() -> None:
+    chat = Chat()
+    examples = (SYSTEM, user("1+1"), answer("2"))
+    assert chat.say(*examples, user("2+2")) == "1"
+    assert chat.say(*examples, user("3+3")) == "2"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"model": "other"}, {"tools": [{"type": "function"}]}, {"system": "be brief"}, {"scope": "tenant"}],
+)
+def test_model_tools_system_prompt_and_tenant_are_part_of_the_transcript(changed: dict[str, Any]) -> None:
+    chat = Chat()
+    chat.say(*SECOND)
+    assert chat.say(*THIRD, **changed) == "2"
+
+
+def test_another_process_knows_nothing_of_it() -> None:
+    one, other = Chat(), Chat()
+    one.say(*SECOND)
+    other.say(*SECOND)
+    assert set(one.chain._programs) != set(other.chain._programs)
+
+
+def test_transcripts_leave_when_unused_and_stay_while_used() -> None:
+    chat = Chat()
+    chat.say(*SECOND, now=0)
+    assert chat.say(*THIRD, now=9) == "1"
+    assert chat.say(*THIRD, now=18) == "1"
+    chat.chain.expire(28)
+    assert len(chat.chain) == 0
+    assert chat.say(*THIRD, now=28) == "4"
+
+
+def test_beyond_the_bound_the_longest_unused_leaves() -> None:
+    chat = Chat(max_transcripts=2)
+    for text in ("a", "b", "c"):
+        chat.say(*FIRST, answer(text), user("go on"))
+    assert len(chat.chain) == 2
+    assert chat.say(*FIRST, answer("a"), user("go on"), answer("x"), user("y")) == "4"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}",
+        b'{"messages": "text"}',
+        b'{"messages": [1]}',
+        b'{"messages": []}',
+        b'{"messages": [{"role": 1}]}',
+        b'{"prompt": "assistant"}',
+    ],
+)
+def test_what_is_no_chat_has_no_transcript(body: bytes) -> None:
+    chain = TranscriptChain(ttl_s=10)
+    assert chain.join("", parse_body(body, CHAT_COMPLETIONS).fields, "p", 0) is None
+    assert len(chain) == 0
+
+
+def test_what_is_too_long_to_hash_on_the_way_has_no_transcript() -> None:
+    chat = Chat()
+    assert chat.say(answer("a"), user("x" * MAX_MESSAGES_BYTES)) is None

@@ -1,0 +1,485 @@
+"""Limits: the arithmetic, what is remembered of it, and what clients see of each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from autellix_backend.core.policies import make_policy
+from autellix_backend.gateway.calls.body import parse_body
+from autellix_backend.gateway.calls.body_limits import bounded
+from autellix_backend.gateway.calls.dialects import BY_PATH
+from autellix_backend.gateway.errors import BodyTooLargeError, InvalidRequestError, LimitError
+from autellix_backend.gateway.tenancy.limiter import Limiter, Permit
+from autellix_backend.gateway.tenancy.quotas import (
+    DAY_S,
+    ProgramUse,
+    TenantUse,
+    capacity,
+    duration_text,
+    full_bucket,
+    refusal,
+)
+from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.settings import SettingsError, TenantLimits, load_settings
+from autellix_backend.stores.base import CallEnd, CallStart
+from autellix_backend.stores.memory import MemoryStore
+from autellix_lab.fakes.engine import FakeBehaviour, Fault
+
+CHAT = "/v1/chat/completions"
+HELLO: dict[str, Any] = {"model": "autellix.fake-model", "messages": [{"role": "user", "content": "hello"}]}
+RATES = st.floats(0.5, 600.0)
+STEPS_S = st.floats(0.0, 30.0)
+UNTIMED = settings(deadline=None)
+
+
+def make_limiter(refusals: list[tuple[str, str]] | None = None, *, idle_s: float = 60.0) -> Limiter:
+    noted = [] if refusals is None else refusals
+    return Limiter(idle_s=idle_s, epoch_s=0.0, on_refusal=lambda *refused: noted.append(refused))
+
+
+def admit(limiter: Limiter, tenant: Tenant, program: str = "p", now: float = 0.0, size: int = 1) -> Permit:
+    permit = limiter.admit(tenant, program, None, size, now)
+    assert permit is not None
+    return permit
+
+
+def charge(limiter: Limiter, permit: Permit, now: float = 0.0, **changes: Any) -> None:
+    took = {"tokens": 0, "service_s": 0.0, "is_refunded": False, "is_final": False, **changes}
+    limiter.charge(permit, now=now, **took)
+
+
+@UNTIMED
+@given(per_minute=RATES, steps=st.lists(STEPS_S, min_size=1, max_size=60))
+def test_over_any_window_no_more_requests_pass_than_the_bucket_and_its_filling(
+    per_minute: float, steps: list[float]
+) -> None:
+    limiter, tenant = make_limiter(), Tenant(limits=TenantLimits(requests_per_minute=per_minute))
+    passed_at_s: list[float] = []
+    now = 0.0
+    for step_s in steps:
+        now += step_s
+        try:
+            charge(limiter, admit(limiter, tenant, now=now), now)
+        except LimitError as error:
+            # Who comes back when told to, is let in.
+            wait_ms = int(error.headers["retry-after-ms"])
+            now += wait_ms / 1000
+            charge(limiter, admit(limiter, tenant, now=now), now)
+        passed_at_s.append(now)
+    for first, start_s in enumerate(passed_at_s):
+        for last in range(first, len(passed_at_s)):
+            window_s = passed_at_s[last] - start_s
+            assert last - first + 1 <= capacity(per_minute) + per_minute * window_s / 60 + 1e-6
+
+
+@UNTIMED
+@given(per_minute=st.floats(10.0, 1e6), calls=st.lists(st.tuples(STEPS_S, st.integers(0, 5000)), max_size=60))
+def test_tokens_pass_up_to_the_bucket_its_filling_and_one_call(
+    per_minute: float, calls: list[tuple[float, int]]
+) -> None:
+    limiter, tenant = make_limiter(), Tenant(limits=TenantLimits(tokens_per_minute=per_minute))
+    now, total = 0.0, 0
+    for step_s, tokens in calls:
+        now += step_s
+        try:
+            permit = admit(limiter, tenant, now=now)
+        except LimitError as error:
+            assert float(error.headers["retry-after-ms"]) > 0
+            continue
+        charge(limiter, permit, now, tokens=tokens)
+        total += tokens
+        assert total - tokens <= per_minute + per_minute * now / 60 + 1e-6
+
+
+@UNTIMED
+@given(level=st.floats(-1e6, 600.0), per_minute=RATES, amount=st.floats(0.0, 1.0))
+def test_a_bucket_holds_an_amount_exactly_when_the_wait_is_over(
+    level: float, per_minute: float, amount: float
+) -> None:
+    bucket = full_bucket(per_minute, 0.0)
+    bucket = bucket.less(bucket.level - min(level, bucket.level))
+    wait_s = bucket.wait_s(amount, per_minute)
+    later = bucket.refilled(per_minute, wait_s)
+    assert later.level == pytest.approx(max(bucket.level, amount), abs=1e-3)
+    assert later.refilled(per_minute, wait_s + 1e9).level == capacity(per_minute)
+
+
+@pytest.mark.parametrize(
+    ("limit", "tenant", "program", "code", "retry_after_s"),
+    [
+        ({"program_calls": 2}, {}, {"calls": 2}, "program_budget_exceeded", None),
+        ({"program_tokens": 9}, {}, {"tokens": 9}, "program_budget_exceeded", None),
+        ({"program_service_s": 1.5}, {}, {"service_s": 1.6}, "program_budget_exceeded", None),
+        ({"day_tokens": 9}, {"day_tokens": 9, "day_left_s": 77.0}, {}, "tenant_budget_exceeded", 77.0),
+        ({"day_service_s": 9}, {"day_service_s": 9.5, "day_left_s": 7.0}, {}, "tenant_budget_exceeded", 7.0),
+        ({"max_calls": 2}, {"calls": 2}, {}, "too_many_calls", 1.0),
+        ({"max_call_bytes": 20}, {"call_bytes": 11}, {}, "too_many_call_bytes", 1.0),
+        ({"max_programs": 2}, {"programs": 2}, None, "too_many_programs", 1.0),
+    ],
+)
+def test_each_limit_refuses_at_its_bound_and_not_below(
+    limit: dict[str, Any],
+    tenant: dict[str, Any],
+    program: dict[str, Any] | None,
+    code: str,
+    retry_after_s: float | None,
+) -> None:
+    used = None if program is None else ProgramUse(**program)
+    reason = refusal(TenantLimits(**limit), TenantUse(**tenant), used, 10)
+    assert reason is not None
+    assert (reason.code, reason.retry_after_s, reason.limit) == (code, retry_after_s, next(iter(limit)))
+    assert reason.should_retry == (retry_after_s is not None and retry_after_s <= 60)
+    looser = {name: value + 1 for name, value in limit.items()}
+    assert refusal(TenantLimits(**looser), TenantUse(**tenant), used, 10) is None
+    assert refusal(TenantLimits(), TenantUse(**tenant), used, 10) is None
+
+
+def test_a_program_that_is_there_needs_no_further_place() -> None:
+    full = TenantUse(programs=2)
+    assert refusal(TenantLimits(max_programs=2), full, ProgramUse(), 0) is None
+
+
+def test_a_call_that_no_engine_took_is_given_back() -> None:
+    limits = TenantLimits(requests_per_minute=1, program_calls=1)
+    limiter, tenant = make_limiter(), Tenant(limits=limits)
+    charge(limiter, admit(limiter, tenant), is_refunded=True)
+    charge(limiter, admit(limiter, tenant))
+    with pytest.raises(LimitError, match="program has used its budget"):
+        admit(limiter, tenant)
+    with pytest.raises(LimitError, match="rate of 1 requests per minute"):
+        admit(limiter, tenant, "other")
+
+
+def test_what_is_given_back_never_overfills_the_bucket() -> None:
+    limiter, tenant = make_limiter(), Tenant(limits=TenantLimits(requests_per_minute=2))
+    permit = admit(limiter, tenant)
+    # The bucket is full again by now.
+    charge(limiter, permit, 3600.0, is_refunded=True)
+    for _ in range(2):
+        charge(limiter, admit(limiter, tenant, now=3600.0), 3600.0)
+    with pytest.raises(LimitError):
+        admit(limiter, tenant, now=3600.0)
+
+
+def test_a_budget_of_the_day_begins_anew_at_midnight() -> None:
+    limiter, tenant = make_limiter(), Tenant(limits=TenantLimits(day_tokens=10))
+    evening_s = DAY_S - 30
+    charge(limiter, admit(limiter, tenant, now=evening_s), evening_s, tokens=10)
+    with pytest.raises(LimitError) as caught:
+        admit(limiter, tenant, now=evening_s)
+    assert caught.value.headers["retry-after"] == "30"
+    assert admit(limiter, tenant, now=DAY_S)
+
+
+def test_a_body_above_all_that_calls_may_hold_is_too_large() -> None:
+    refusals: list[tuple[str, str]] = []
+    limiter, tenant = make_limiter(refusals), Tenant(name="t", limits=TenantLimits(max_call_bytes=10))
+    with pytest.raises(BodyTooLargeError, match=r"10 bytes \(limits\.max_call_bytes\)"):
+        admit(limiter, tenant, size=11)
+    assert refusals == [("t", "body_too_large")]
+
+
+def test_no_limits_cost_no_memory() -> None:
+    limiter = make_limiter()
+    assert limiter.admit(Tenant(name="t"), "p", "s", 5, 0.0) is None
+    limiter.check()
+    assert limiter.held == 0
+
+
+def test_a_call_that_began_in_vain_keeps_no_program() -> None:
+    limiter, tenant = make_limiter(), Tenant(limits=TenantLimits(max_calls=9))
+    limiter.cancel(admit(limiter, tenant, "new"), 0.0)
+    assert limiter.held == 0
+    running = admit(limiter, tenant, "ending")
+    limiter.program_ended("ending")
+    limiter.cancel(admit(limiter, tenant, "ending"), 0.0)
+    charge(limiter, running)
+    assert limiter.held == 0
+    charge(limiter, admit(limiter, tenant, "alive"), is_refunded=True)
+    limiter.cancel(admit(limiter, tenant, "alive"), 0.0)
+    assert limiter.held == 1
+
+
+def test_a_silent_program_frees_its_place() -> None:
+    limiter, tenant = make_limiter(idle_s=5.0), Tenant(limits=TenantLimits(max_programs=1))
+    charge(limiter, admit(limiter, tenant, "a"), 1.0)
+    limiter.expire(5.9)
+    with pytest.raises(LimitError, match="max_programs"):
+        admit(limiter, tenant, "b", 5.9)
+    limiter.expire(6.0)
+    charge(limiter, admit(limiter, tenant, "b", 6.0), 6.0)
+
+
+def test_a_duration_looks_as_openai_writes_it() -> None:
+    texts = [duration_text(seconds) for seconds in (0.0, 0.1204, 1.0, 7.5, 59.999, 360.0, 3661.25)]
+    assert texts == ["0ms", "121ms", "1s", "7.5s", "1m0s", "6m0s", "61m1.25s"]
+
+
+class LimiterBesideStore(RuleBasedStateMachine):
+    """Random lives of programs: the limiter holds the programs that the store holds, and nothing else."""
+
+    ids = st.sampled_from("ab")
+    sessions = st.sampled_from(["s", "t", None])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.limiter = make_limiter(idle_s=10.0)
+        self.tenant = Tenant(limits=TenantLimits(max_calls=1000))
+        self.store = MemoryStore(make_policy("plas"), program_idle_s=10.0, session_ttl_s=1e9)
+        self.running: list[tuple[Any, Permit]] = []
+
+    @rule(program=ids, session=sessions)
+    def begin(self, program: str, session: str | None) -> None:
+        permit = self.limiter.admit(self.tenant, program, session, 3, self.now)
+        assert permit is not None
+        start = CallStart(
+            key=f"{self.now}-{len(self.running)}-{id(permit)}",
+            call_id="c",
+            program_id=program,
+            session_id=session,
+        )
+        asyncio.run(self.store.begin(start, self.now))
+        self.running.append((start, permit))
+
+    @rule(program=ids)
+    def begin_in_vain(self, program: str) -> None:
+        permit = self.limiter.admit(self.tenant, program, None, 3, self.now)
+        assert permit is not None
+        self.limiter.cancel(permit, self.now)
+
+    @rule(data=st.data(), is_final=st.booleans(), is_refunded=st.booleans())
+    def settle(self, data: Any, is_final: bool, is_refunded: bool) -> None:
+        if not self.running:
+            return
+        start, permit = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        charge(self.limiter, permit, self.now, tokens=5, is_final=is_final, is_refunded=is_refunded)
+        end = CallEnd(
+            key=start.key,
+            program_id=start.program_id,
+            outcome="ok",
+            services_s=(0.1,),
+            wait_s=0.0,
+            table_wait_s=0.0,
+            inherited_service_s=0.0,
+            is_estimated=False,
+            is_final=is_final,
+        )
+        asyncio.run(self.store.settle(end, self.now))
+
+    @rule(program=ids)
+    def end_program(self, program: str) -> None:
+        if asyncio.run(self.store.end_program(program, self.now)):
+            self.limiter.program_ended(program)
+
+    @rule(session=sessions)
+    def end_session(self, session: str | None) -> None:
+        if session is not None and asyncio.run(self.store.close_session(session, self.now)):
+            self.limiter.session_ended(session)
+
+    @rule(step_s=st.floats(0.0, 12.0))
+    def pass_time(self, step_s: float) -> None:
+        self.now += step_s
+        reaped = asyncio.run(self.store.reap(self.now))
+        for program in reaped.programs:
+            self.limiter.program_ended(program)
+        self.limiter.expire(self.now)
+
+    @invariant()
+    def holds_what_the_store_holds(self) -> None:
+        self.limiter.check()
+        assert self.limiter.held == asyncio.run(self.store.counts()).programs
+
+    def teardown(self) -> None:
+        while self.running:
+            _, permit = self.running.pop()
+            charge(self.limiter, permit, self.now, is_final=True)
+        self.now += 100.0
+        self.limiter.expire(self.now)
+        self.limiter.check()
+        assert self.limiter.held == 0
+
+
+TestLimiterBesideStore = LimiterBesideStore.TestCase
+TestLimiterBesideStore.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize(
+    ("limits", "second", "code", "should_retry"),
+    [
+        ({"requests_per_minute": 1}, "p", "rate_limit_exceeded", True),
+        ({"requests_per_minute": 0.5}, "p", "rate_limit_exceeded", False),
+        ({"tokens_per_minute": 2}, "p", "rate_limit_exceeded", False),
+        ({"max_programs": 1}, "q", "too_many_programs", True),
+        ({"program_calls": 1}, "p", "program_budget_exceeded", False),
+        ({"program_tokens": 2}, "p", "program_budget_exceeded", False),
+        ({"program_service_s": 0.02}, "p", "program_budget_exceeded", False),
+        ({"day_tokens": 2}, "q", "tenant_budget_exceeded", False),
+        ({"day_service_s": 0.02}, "q", "tenant_budget_exceeded", False),
+    ],
+)
+async def test_the_official_client_learns_each_limit(
+    serve: Any, limits: dict[str, Any], second: str, code: str, should_retry: bool
+) -> None:
+    async with (
+        serve(limits=TenantLimits(**limits)) as rig,
+        openai.AsyncOpenAI(base_url=rig.url + "/v1", api_key="k", max_retries=0) as client,
+    ):
+        await client.chat.completions.create(**HELLO, extra_headers={"X-Autellix-Program-ID": "p"})
+        with pytest.raises(openai.RateLimitError) as caught:
+            await client.chat.completions.create(**HELLO, extra_headers={"X-Autellix-Program-ID": second})
+        assert (caught.value.code, caught.value.param) == (code, f"limits.{next(iter(limits))}")
+        headers = caught.value.response.headers
+        assert headers["x-should-retry"] == str(should_retry).lower()
+        assert ("retry-after" in headers) == (code != "program_budget_exceeded")
+        assert len(rig.engine.calls) == 1
+        async with rig.client.get(rig.url + "/metrics") as response:
+            page = await response.text()
+        assert f'autellix_refusals_total{{reason="{code}",tenant=""}} 1.0' in page
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [({"max_calls": 1}, "too_many_calls"), ({"max_call_bytes": 150}, "too_many_call_bytes")],
+)
+@pytest.mark.parametrize("is_streaming", [False, True])
+async def test_calls_in_flight_are_bounded_until_they_end_or_their_clients_go(
+    serve: Any, wait_until: Any, limits: dict[str, Any], code: str, is_streaming: bool
+) -> None:
+    behaviour = FakeBehaviour(output_tokens=10_000, token_delay_s=0.01)
+    async with serve(behaviour, limits=TenantLimits(**limits)) as rig:
+
+        async def call() -> None:
+            body = {**HELLO, "stream": is_streaming}
+            async with rig.client.post(rig.url + CHAT, json=body) as response:
+                await response.read()
+
+        task = asyncio.create_task(call())
+        await wait_until(lambda: len(rig.engine.calls) == 1)
+        async with rig.client.post(rig.url + CHAT, json=HELLO) as response:
+            assert response.status == 429
+            assert (await response.json())["error"]["code"] == code
+            assert response.headers["retry-after"] == "1"
+        task.cancel()
+        await asyncio.wait((task,))
+        await rig.settled()
+        rig.engine.behaviour = FakeBehaviour()
+        assert "choices" in await rig.chat()
+
+
+@pytest.mark.parametrize("fault", [Fault.ERROR, Fault.RESET_BEFORE_FIRST_BYTE])
+async def test_only_what_no_engine_took_is_given_back(serve: Any, fault: Fault) -> None:
+    limits = TenantLimits(requests_per_minute=1)
+    async with serve(FakeBehaviour(fault=fault), limits=limits) as rig:
+        await rig.chat()
+        rig.engine.behaviour = FakeBehaviour()
+        answer = await rig.chat()
+        assert ("choices" in answer) == (fault is not Fault.ERROR)
+
+
+async def test_answers_say_what_the_rates_have_left(serve: Any) -> None:
+    limits = TenantLimits(requests_per_minute=60, tokens_per_minute=6000)
+    async with serve(limits=limits) as rig:
+        for is_streaming in (False, True):
+            body = {**HELLO, "stream": is_streaming}
+            async with rig.client.post(rig.url + CHAT, json=body) as response:
+                await response.read()
+                headers = response.headers
+        assert headers["x-ratelimit-limit-requests"] == "60"
+        assert headers["x-ratelimit-remaining-requests"] in ("58", "59")
+        assert headers["x-ratelimit-reset-requests"].endswith("s")
+        assert headers["x-ratelimit-limit-tokens"] == "6000"
+        assert int(headers["x-ratelimit-remaining-tokens"]) < 6000
+
+
+async def test_without_limits_nothing_is_said_or_kept(serve: Any) -> None:
+    async with serve() as rig, rig.client.post(rig.url + CHAT, json=HELLO) as response:
+        assert not [name for name in response.headers if name.lower().startswith("x-ratelimit")]
+        assert rig.limiter is None
+
+
+async def test_ends_of_programs_and_sessions_free_their_places(serve: Any) -> None:
+    async with serve(limits=TenantLimits(max_programs=1)) as rig:
+
+        async def status(**ids: str) -> int:
+            headers = {f"X-Autellix-{name}": value for name, value in ids.items()}
+            async with rig.client.post(rig.url + CHAT, json=HELLO, headers=headers) as response:
+                return int(response.status)
+
+        assert await status(**{"Program-ID": "a"}) == 200
+        assert await status(**{"Program-ID": "b"}) == 429
+        async with rig.client.delete(rig.url + "/autellix/v1/programs/a") as response:
+            assert response.status == 204
+        assert await status(**{"Program-ID": "b", "Final": "true"}) == 200
+        sessions = rig.url + "/autellix/v1/sessions"
+        async with rig.client.post(sessions, json={"session_id": "s"}) as response:
+            assert response.status == 201
+        assert await status(**{"Session-ID": "s"}) == 200
+        assert await status(**{"Program-ID": "c"}) == 429
+        async with rig.client.delete(sessions + "/s") as response:
+            assert response.status == 204
+        # Without an id a program is one request.
+        assert [await status() for _ in range(3)] == [200] * 3
+        assert rig.limiter.held == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "field"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "x"}] * 3}, "messages"),
+        (CHAT, {"max_tokens": 9}, "max_tokens"),
+        (CHAT, {"max_completion_tokens": 9}, "max_completion_tokens"),
+        ("/v1/completions", {"prompt": "x", "max_tokens": 8.5}, "max_tokens"),
+        ("/v1/responses", {"input": ["x"] * 3}, "input"),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 9}, "max_output_tokens"),
+    ],
+)
+def test_a_request_that_asks_for_too_much_is_refused_by_the_fields_name(
+    path: str, fields: dict[str, Any], field: str
+) -> None:
+    limits = TenantLimits(max_messages=2, max_output_tokens=8)
+    dialect = BY_PATH[path]
+    body = parse_body(json.dumps(fields).encode(), dialect)
+    with pytest.raises(InvalidRequestError) as caught:
+        bounded(body, limits, dialect)
+    assert caught.value.param == field
+    assert bounded(body, TenantLimits(), dialect) is body
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        (CHAT, "max_completion_tokens"),
+        ("/v1/completions", "max_tokens"),
+        ("/v1/responses", "max_output_tokens"),
+        ("/v1/messages", "max_tokens"),
+    ],
+)
+def test_a_request_that_asks_for_no_bound_gets_the_limit(path: str, field: str) -> None:
+    limits = TenantLimits(max_output_tokens=8)
+    dialect = BY_PATH[path]
+    for fields, expected in (({}, 8), ({"max_tokens": None}, 8), ({"max_tokens": "many"}, 8)):
+        body = bounded(parse_body(json.dumps(fields).encode(), dialect), limits, dialect)
+        assert json.loads(bytes(body.fields[field])) == expected
+    asked = parse_body(b'{"max_tokens": 3, "messages": [ ]}', dialect)
+    assert bounded(asked, limits, dialect) is asked
+
+
+def test_what_has_no_output_gets_no_bound() -> None:
+    body = parse_body(b'{"input": ["a", "b"]}', BY_PATH["/v1/embeddings"])
+    assert bounded(body, TenantLimits(max_messages=1, max_output_tokens=8), BY_PATH["/v1/embeddings"]) is body
+
+
+def test_limits_are_settings() -> None:
+    environ = {"AUTELLIX_LIMITS_MAX_CALLS": "7", "AUTELLIX_LIMITS_TOKENS_PER_MINUTE": "1e6"}
+    assert load_settings(environ=environ).limits == TenantLimits(max_calls=7, tokens_per_minute=1e6)
+    with pytest.raises(SettingsError, match=r"limits\.day_tokens \(from AUTELLIX_LIMITS_DAY_TOKENS\): is 0"):
+        load_settings(environ={"AUTELLIX_LIMITS_DAY_TOKENS": "0"})

@@ -1,0 +1,367 @@
+"""Tenants: who may come in, what they see, and that their ids never meet."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autellix_backend.gateway.app import create_app
+from autellix_backend.gateway.errors import InvalidKeyError
+from autellix_backend.gateway.tenancy.file import load_tenants, read_tenants
+from autellix_backend.gateway.tenancy.tenants import KeyHolder, Tenant, Tenants, key_line
+from autellix_backend.settings import EngineSettings, GatewaySettings, Settings, SettingsError, TenantLimits
+from autellix_lab.fakes.engine import FakeEngine
+
+CHAT = "/v1/chat/completions"
+SESSIONS = "/autellix/v1/sessions"
+GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "self-hosting.md"
+PROGRAMS = "/autellix/v1/programs"
+HELLO: dict[str, Any] = {"model": "autellix.fake-model", "messages": [{"role": "user", "content": "hello"}]}
+KEYS = {name: f"sk-autellix-of-{name}" for name in ("red", "blue", "ops")}
+UNTIMED = settings(deadline=None)
+IDS = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=40)
+NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,31}", fullmatch=True)
+
+
+def bearer(name: str, **headers: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {KEYS[name]}", **headers}
+
+
+@pytest.fixture
+def tenants_file(tmp_path: Path) -> Path:
+    path = tmp_path / "tenants.toml"
+    path.write_text(
+        f"""
+        [[tenant]]
+        name = "red"
+        weight = 2
+        keys = ["{key_line(KEYS["red"])}"]
+        [[tenant]]
+        name = "blue"
+        keys = ["{key_line(KEYS["blue"])}"]
+        [[tenant]]
+        name = "ops"
+        admin = true
+        keys = ["{key_line(KEYS["ops"])}"]
+        """
+    )
+    return path
+
+
+def test_the_file_is_read_whole(tenants_file: Path) -> None:
+    with tenants_file.open("a") as file:
+        file.write('[tenant.limits]\nmax_programs = 3\nmax_calls = "none"\n')
+
+    red, blue, ops = (
+        holder.tenant for holder in read_tenants(tenants_file, TenantLimits(max_calls=8, max_programs=1))
+    )
+
+    assert red == Tenant(name="red", weight=2.0, limits=TenantLimits(max_calls=8, max_programs=1))
+    assert (blue.weight, blue.is_admin, ops.is_admin) == (1.0, False, True)
+    assert ops.limits == TenantLimits(max_programs=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["tenant (", "one [[tenant]] or more"]),
+        ("tenant = 1", ["tenant (", "one [[tenant]] or more"]),
+        ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\n[other]", ["other", "is unknown"]),
+        ("[[tenant]]", ["tenant 1: name", "is missing"]),
+        ("[[tenant]]\nname = 'A/b'", ["tenant 1: name", "'A/b'"]),
+        ("[[tenant]]\nname = 'a'", ['tenant "a": keys', "autellix keys new"]),
+        ("[[tenant]]\nname = 'a'\nkeys = ['sk-autellix-secret']", ['tenant "a": keys', "number 1"]),
+        ("[[tenant]]\nname = 'a'\nkeys = 'KEY'", ['tenant "a": keys']),
+        ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nwight = 2", ['tenant "a": wight', "weight"]),
+        ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nweight = 0", ['tenant "a": weight', "above 0"]),
+        ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nweight = nan", ['tenant "a": weight']),
+        ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nweight = true", ['tenant "a": weight']),
+        ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nadmin = 'yes'", ['tenant "a": admin']),
+        ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nlimits = 7", ['tenant "a": limits']),
+        ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nlimits.x = 7", ['tenant "a": limits.x', "max_programs"]),
+        ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nlimits.max_calls = 0", ['tenant "a": limits.max_calls']),
+        ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\nlimits.max_calls = 'x'", ["limits.max_calls", '"none"']),
+        ("[[tenant]]\nname = 'a'\nkeys = ['KEY']\n" * 2, ['tenant "a": name', "twice"]),
+        (
+            "[[tenant]]\nname = 'a'\nkeys = ['KEY']\n[[tenant]]\nname = 'b'\nkeys = ['KEY']\n",
+            ['tenant "b": keys', 'tenant "a"'],
+        ),
+        ("[[tenant", ["is not TOML"]),
+    ],
+)
+def test_a_faulty_file_is_refused_with_its_place(tmp_path: Path, text: str, words: list[str]) -> None:
+    path = tmp_path / "tenants.toml"
+    path.write_text(text.replace("KEY", key_line("k")))
+    with pytest.raises(SettingsError) as caught:
+        read_tenants(path, TenantLimits())
+    for word in (str(path), *words):
+        assert word in str(caught.value)
+    assert "sk-autellix-secret" not in str(caught.value)
+
+
+def test_the_guides_example_is_a_tenants_file_and_its_table_names_every_limit(tmp_path: Path) -> None:
+    guide = GUIDE.read_text()
+    path = tmp_path / "tenants.toml"
+    path.write_text(guide.split("```toml\n")[1].split("```")[0])
+    research, operators = (holder.tenant for holder in read_tenants(path, TenantLimits(max_calls=3)))
+    assert (research.weight, research.limits.max_calls, operators.limits.max_calls) == (2.0, None, 3)
+    assert operators.is_admin
+    for item in fields(TenantLimits):
+        assert f"`{item.name}`" in guide
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    settings = Settings(gateway=GatewaySettings(tenants_file=tmp_path / "none.toml"))
+    with pytest.raises(SettingsError, match=r"gateway\.tenants_file: cannot read .*none\.toml"):
+        load_tenants(settings)
+
+
+@UNTIMED
+@given(data=st.binary(max_size=200))
+def test_any_bytes_get_a_clear_error(data: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzzed.toml"
+    path.write_bytes(data)
+    with pytest.raises(SettingsError, match=str(path)):
+        read_tenants(path, TenantLimits())
+
+
+@UNTIMED
+@given(
+    key=st.sampled_from(
+        ["name", "weight", "admin", "keys", "limits", "limits.max_calls", "limits.day_tokens"]
+    ),
+    value=st.sampled_from(
+        [
+            "-1",
+            "0",
+            "1.5",
+            "1e400",
+            "nan",
+            "true",
+            "''",
+            "'x'",
+            "[]",
+            "[1]",
+            "['x']",
+            "{}",
+            "{x=1}",
+            "1979-05-27",
+        ]
+    ),
+)
+def test_any_value_in_any_field_gives_tenants_or_a_clear_error(
+    key: str, value: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    fields = {"name": "'a'", "keys": f"['{key_line('k')}']", key: value}
+    path = tmp_path_factory.getbasetemp() / "fuzzed-field.toml"
+    path.write_text("[[tenant]]\n" + "".join(f"{name} = {text}\n" for name, text in fields.items()))
+    try:
+        (holder,) = read_tenants(path, TenantLimits())
+    except SettingsError as error:
+        assert str(path) in str(error)
+        assert key.split(".")[0] in str(error)
+    else:
+        assert holder.digests and 0 < holder.tenant.weight <= 1000
+
+
+@UNTIMED
+@given(names=st.tuples(NAMES, NAMES), ids=st.tuples(IDS, IDS))
+def test_ids_of_two_tenants_never_meet(names: tuple[str, str], ids: tuple[str, str]) -> None:
+    one, other = (Tenant(name=name) for name in names)
+    mine, theirs = one.scoped(ids[0]), other.scoped(ids[1])
+    assert (mine == theirs) == ((names[0], ids[0]) == (names[1], ids[1]))
+    assert one.shown(mine) == ids[0]
+    assert one.owns(mine)
+    assert one.owns(theirs) == (names[0] == names[1])
+
+
+@UNTIMED
+@given(st.text(max_size=60))
+def test_a_key_that_nobody_has_opens_nothing(key: str) -> None:
+    tenants = Tenants((KeyHolder(Tenant(name="red"), (bytes.fromhex(key_line(KEYS["red"])[7:]),)),))
+    for headers in ({"authorization": f"Bearer {key}"}, {"x-api-key": key}, {"authorization": key}):
+        with pytest.raises(InvalidKeyError):
+            tenants.admit(headers)
+    assert tenants.admit({"authorization": f"bearer  {KEYS['red']} "}).name == "red"
+    assert tenants.admit({"x-api-key": KEYS["red"]}).name == "red"
+
+
+async def test_every_path_but_the_probes_asks_for_a_key(serve: Any, tenants_file: Path) -> None:
+    paths = (
+        ("POST", CHAT),
+        ("GET", "/v1/models"),
+        ("POST", SESSIONS),
+        ("DELETE", SESSIONS + "/s"),
+        ("GET", PROGRAMS),
+        ("GET", PROGRAMS + "/p"),
+        ("GET", "/autellix/v1/engines"),
+        ("GET", "/autellix/v1/config"),
+        ("GET", "/metrics"),
+        ("GET", "/nowhere"),
+    )
+
+    async with serve(tenants_file=tenants_file) as rig:
+        for method, path in paths:
+            for headers in ({}, {"Authorization": "Bearer sk-wrong"}, {"Authorization": "Basic eA=="}):
+                async with rig.client.request(method, rig.url + path, headers=headers) as response:
+                    assert response.status == 401, path
+                    assert (await response.json())["error"]["code"] == "invalid_api_key"
+                    assert response.headers["www-authenticate"] == "Bearer"
+        for path in ("/healthz", "/readyz"):
+            assert (await rig.get(path))[0] == 200
+        assert not rig.engine.calls
+        async with rig.client.get(rig.url + "/metrics", headers=bearer("ops")) as response:
+            text = await response.text()
+        assert 'autellix_refusals_total{reason="invalid_api_key",tenant=""} 30.0' in text
+
+
+async def test_official_clients_come_in_with_their_keys(serve: Any, tenants_file: Path) -> None:
+    async with serve(tenants_file=tenants_file) as rig:
+        async with openai.AsyncOpenAI(base_url=rig.url + "/v1", api_key=KEYS["red"]) as client:
+            await client.chat.completions.create(**HELLO)
+            assert (await client.models.list()).data
+        async with openai.AsyncOpenAI(base_url=rig.url + "/v1", api_key="sk-wrong") as client:
+            with pytest.raises(openai.AuthenticationError) as caught:
+                await client.chat.completions.create(**HELLO)
+        assert caught.value.code == "invalid_api_key"
+        (call,) = rig.engine.calls
+        assert (call.xargs["autellix_tenant"], call.xargs["autellix_weight"]) == ("red", 2.0)
+
+
+async def test_two_tenants_with_the_same_ids_share_nothing(serve: Any, tenants_file: Path) -> None:
+    ids = {"X-Autellix-Program-ID": "p", "X-Autellix-Session-ID": "s"}
+
+    async with serve(tenants_file=tenants_file) as rig:
+        for name in ("red", "blue"):
+            start = rig.client.post(rig.url + SESSIONS, json={"session_id": "s"}, headers=bearer(name))
+            async with start as response:
+                # New for each of them.
+                assert response.status == 201
+                assert (await response.json())["session_id"] == "s"
+        for name in ("red", "red", "blue"):
+            body = rig.client.post(rig.url + CHAT, json=HELLO, headers=bearer(name, **ids))
+            async with body as response:
+                assert response.headers["X-Autellix-Program-ID"] == "p"
+                assert (await response.json())["autellix"]["program_id"] == "p"
+        told = [call.xargs["autellix_service_s"] for call in rig.engine.calls]
+        assert told == pytest.approx([0.0, 0.04, 0.0])
+        assert [call.xargs["autellix_program"] for call in rig.engine.calls] == [
+            "red/p",
+            "red/p",
+            "blue/p",
+        ]
+        for name, count in (("red", 2), ("blue", 1)):
+            async with rig.client.get(rig.url + PROGRAMS, headers=bearer(name)) as response:
+                (program,) = (await response.json())["programs"]
+            assert (program["program_id"], program["session_ids"]) == ("p", ["s"])
+            assert program["finished_calls"] == count
+        async with rig.client.get(rig.url + PROGRAMS, headers=bearer("ops")) as response:
+            seen = [program["program_id"] for program in (await response.json())["programs"]]
+        assert seen == ["red/p", "blue/p"]
+
+
+async def test_a_tenant_can_neither_see_nor_end_what_is_anothers(serve: Any, tenants_file: Path) -> None:
+    async with serve(tenants_file=tenants_file) as rig:
+        start = rig.client.post(rig.url + SESSIONS, json={"session_id": "s"}, headers=bearer("red"))
+        async with start as response:
+            token = (await response.json())["token"]
+        headers = bearer("red", **{"X-Autellix-Program-ID": "p", "X-Autellix-Session-ID": "s"})
+        async with rig.client.post(rig.url + CHAT, json=HELLO, headers=headers) as response:
+            assert response.status == 200
+
+        async def status(method: str, path: str, name: str) -> int:
+            async with rig.client.request(method, rig.url + path, headers=bearer(name)) as response:
+                return int(response.status)
+
+        for program in ("p", "red/p", "red%2Fp", "../red/p"):
+            assert await status("GET", f"{PROGRAMS}/{program}", "blue") == 404
+            assert await status("DELETE", f"{PROGRAMS}/{program}", "blue") == 404
+        for session in ("s", "red/s"):
+            assert await status("DELETE", f"{SESSIONS}/{session}", "blue") == 404
+            assert await status("POST", f"{SESSIONS}/{session}/heartbeat", "blue") == 404
+            assert await status("GET", f"{SESSIONS}/{session}/watch", "blue") == 404
+        # A stolen token is worth nothing under another key: the call is anonymous, in the thief's space.
+        stolen = bearer("blue", **{"X-Autellix-Session-ID": "s", "X-Autellix-Session-Token": token})
+        stolen["X-Autellix-Call-ID"] = "red/p"
+        async with rig.client.post(rig.url + CHAT, json=HELLO, headers=stolen) as response:
+            assert response.headers["X-Autellix-Identity-Source"] == "foreign-token"
+        assert rig.engine.calls[-1].xargs["autellix_program"] == "blue/red/p"
+        for path in ("/autellix/v1/engines", "/autellix/v1/config", "/metrics"):
+            assert await status("GET", path, "blue") == 403
+            assert await status("GET", path, "ops") == 200
+        assert await status("GET", PROGRAMS + "/red/p", "ops") == 200
+        assert await status("DELETE", PROGRAMS + "/red/p", "ops") == 204
+        assert await status("GET", PROGRAMS + "/p", "red") == 404
+
+
+async def test_strict_identity_holds_within_a_tenant(serve: Any, tenants_file: Path) -> None:
+    async with serve(tenants_file=tenants_file, strict_identity=True) as rig:
+        tokens = {}
+        for name in ("red", "blue"):
+            start = rig.client.post(rig.url + SESSIONS, json={"session_id": "s"}, headers=bearer(name))
+            async with start as response:
+                tokens[name] = (await response.json())["token"]
+        assert tokens["red"] != tokens["blue"]
+
+        async def status(name: str, token: str) -> int:
+            ids = {"X-Autellix-Session-ID": "s", "X-Autellix-Session-Token": token}
+            body = rig.client.post(rig.url + CHAT, json=HELLO, headers=bearer(name, **ids))
+            async with body as response:
+                return int(response.status)
+
+        assert await status("red", tokens["red"]) == 200
+        assert await status("red", tokens["blue"]) == 401
+        assert await status("blue", tokens["red"]) == 401
+
+
+@pytest.mark.parametrize(
+    ("has_tenants", "api_key", "expected"),
+    [
+        (True, None, None),
+        (True, "sk-engine", "Bearer sk-engine"),
+        (False, "sk-engine", "Bearer sk-engine"),
+        (False, None, f"Bearer {KEYS['red']}"),
+    ],
+)
+async def test_an_engine_sees_no_key_of_the_gateway(
+    listen: Any, tenants_file: Path, has_tenants: bool, api_key: str | None, expected: str | None
+) -> None:
+    engine = FakeEngine()
+    await engine.start()
+    settings = Settings(
+        gateway=GatewaySettings(tenants_file=tenants_file if has_tenants else None),
+        engine=EngineSettings(api_key=api_key),
+    )
+    headers = {"x-api-key": KEYS["red"]}
+    async with (
+        listen(create_app(settings, engine)) as url,
+        openai.AsyncOpenAI(base_url=url + "/v1", api_key=KEYS["red"], default_headers=headers) as client,
+    ):
+        await client.chat.completions.create(**HELLO)
+    await engine.stop()
+    sent = dict(engine.calls[0].headers)
+    assert sent.pop("authorization", None) == expected
+    # An open gateway has no keys of its own: what clients send is the engine's.
+    is_open = not has_tenants and api_key is None
+    assert sent.pop("x-api-key", None) == (KEYS["red"] if is_open else None)
+    assert KEYS["red"] not in json.dumps(sent)
+
+
+def test_a_reload_changes_who_comes_in_unless_the_file_is_faulty(tenants_file: Path) -> None:
+    tenants = load_tenants(Settings(gateway=GatewaySettings(tenants_file=tenants_file)))
+    shown = {"authorization": f"Bearer {KEYS['red']}"}
+    assert tenants.admit(shown).name == "red"
+    tenants_file.write_text("[[tenant]]")
+    with pytest.raises(SettingsError):
+        tenants.reload()
+    assert tenants.admit(shown).name == "red"
+    tenants_file.write_text(f'[[tenant]]\nname = "pink"\nkeys = ["{key_line(KEYS["red"])}"]')
+    tenants.reload()
+    assert tenants.admit(shown).name == "pink"

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from autellix_lab.bench.calibrate import (
+    Calibration,
+    CalibrationError,
+    choose_bounds,
+    measure,
+    sample,
+)
+from autellix_lab.bench.results import CallResult
+from autellix_lab.workload.generate import generate_programs
+
+
+def result(lane: str, submit_s: float, finish_s: float, step: int, error: str | None = None) -> CallResult:
+    receipt = {"finish_step": step, "service_s": 0.5}
+    return CallResult(
+        program=lane,
+        call=0,
+        thread="main",
+        submit_s=submit_s,
+        finish_s=finish_s,
+        output_tokens=10,
+        receipt=receipt,
+        error=error,
+    )
+
+
+def test_a_sample_has_enough_tokens_and_programs() -> None:
+    programs = generate_programs("mixed", 40, seed=1)
+    by_tokens = sample(programs, slots=1, tokens=20_000)
+    assert by_tokens == programs[: len(by_tokens)]
+    tokens = [program.decode_tokens for program in by_tokens]
+    assert sum(tokens[:-1]) < 20_000 <= sum(tokens)
+    assert sample(programs, slots=8, tokens=1) == programs[:16]
+    assert sample(programs[:3], slots=8, tokens=10**9) == programs[:3]
+
+
+def test_speed_is_taken_while_enough_programs_are_under_way() -> None:
+    results = [result(name, second, second + 1, 10 * (second + 1)) for name in "abc" for second in range(10)]
+    # One goes on alone, at a third of the speed, which is not the engine's.
+    results += [result("a", second, second + 1, 10 * (second + 1)) for second in range(10, 40)]
+    found = measure(results, slots=2)
+    assert found.tokens_per_s == pytest.approx(30)
+    assert found.steps_per_s == pytest.approx(10)
+    assert found.service_per_token_s == pytest.approx(0.05)
+    assert found.window_s == pytest.approx(8)
+
+
+def test_lost_calls_spoil_a_calibration() -> None:
+    with pytest.raises(CalibrationError, match="1 of 1 calibration calls were lost: boom"):
+        measure([result("a", 0, 1, 1, error="boom")], slots=1)
+
+
+@pytest.mark.parametrize("results", [[], [result("a", 0, 1, 1)]])
+def test_too_little_is_an_error(results: list[CallResult]) -> None:
+    with pytest.raises(CalibrationError):
+        measure(results, slots=1)
+
+
+def test_rho_is_offered_tokens_over_capacity() -> None:
+    calibration = Calibration(
+        tokens_per_s=1000.0, steps_per_s=None, service_per_token_s=0.004, window_s=1.0, calls=1
+    )
+    programs = generate_programs("chat", 20, seed=1)
+    tokens = sum(program.decode_tokens for program in programs)
+    assert calibration.rate_for(0.5, programs) * tokens / 20 == pytest.approx(500)
+    bounds = choose_bounds(calibration, programs)
+    calls = sum(len(program.calls) for program in programs)
+    assert bounds[0] == pytest.approx(2 * tokens / calls * 0.004, rel=1e-3)
+    assert [later / earlier for earlier, later in itertools.pairwise(bounds)] == pytest.approx(
+        [2.0] * 8, rel=1e-3
+    )

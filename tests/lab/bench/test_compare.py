@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from autellix_lab.bench import compare as module
+from autellix_lab.bench.calibrate import Calibration, CalibrationError
+from autellix_lab.bench.compare import Load, Target, calibrate, compare
+from autellix_lab.bench.replay import Job
+from autellix_lab.bench.results import CallResult
+from autellix_lab.workload.generate import generate_programs
+
+PROGRAMS = generate_programs("chat", 5, seed=1)
+SPEED = Calibration(tokens_per_s=100.0, steps_per_s=None, service_per_token_s=None, window_s=1.0, calls=1)
+TARGETS = {name: Target(base_url=f"http://{name}", model="m") for name in ("fcfs", "plas")}
+
+
+def silent(_title: str, _calls: int) -> Callable[[CallResult], None]:
+    return lambda _: None
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """Record every job; each call takes two seconds from its program's arrival on."""
+    played: list[Job] = []
+
+    def replay(job: Job, _watch: Callable[[CallResult], None]) -> list[CallResult]:
+        played.append(job)
+        return [
+            CallResult(
+                program=program.program_id,
+                call=call.id,
+                thread=call.thread,
+                submit_s=arrival_s,
+                finish_s=arrival_s + 2.0,
+                output_tokens=call.decode_tokens,
+            )
+            for program, arrival_s in zip(job.programs, job.arrivals_s, strict=True)
+            for call in program.calls
+        ]
+
+    monkeypatch.setattr(module, "replay", replay)
+    return played
+
+
+@pytest.mark.parametrize(
+    ("parts", "sizes"), [(1, [5]), (2, [3, 2]), (4, [2, 2, 1]), (5, [1] * 5), (9, [1] * 5)], ids=str
+)
+def test_a_load_is_split_into_parts(parts: int, sizes: list[int]) -> None:
+    found = Load(name="low", rho=0.3, programs=PROGRAMS, parts=parts).split()
+    assert [len(part) for part in found] == sizes
+    assert [program for part in found for program in part] == PROGRAMS
+
+
+def test_policies_take_turns_at_each_part(jobs: list[Job]) -> None:
+    load = Load(name="low", rho=0.5, programs=PROGRAMS, parts=2)
+    rounds: list[str] = []
+
+    def speed(name: str) -> Calibration:
+        rounds.append(name)
+        return SPEED
+
+    (found,) = compare(TARGETS, [load], speed, rounds=2, seed=3, follow=silent)
+    assert rounds == ["round 1", "round 2"]
+    assert [job.base_url for job in jobs] == ["http://fcfs", "http://plas"] * 4
+    assert [len(job.programs) for job in jobs] == [3, 3, 2, 2] * 2
+    for first, second in zip(jobs[::2], jobs[1::2], strict=True):
+        assert (first.arrivals_s, first.salt) == (second.arrivals_s, second.salt)
+    assert jobs[0].salt != jobs[4].salt
+    # The parts stand on one time line, and each program's latency is its own.
+    for run in found.runs:
+        assert len(run.outcomes) == 5
+        assert [outcome.latency_s for outcome in run.outcomes] == pytest.approx([2.0] * 5)
+        assert run.summary.duration_s == pytest.approx(
+            jobs[0].arrivals_s[-1] + 2 + jobs[2].arrivals_s[-1] + 2
+        )
+
+
+def test_each_calibration_has_words_of_its_own(jobs: list[Job]) -> None:
+    for salt in ("warm-up", "round 1"):
+        calibrate(TARGETS["fcfs"], PROGRAMS, 2, 10, silent, salt=salt)
+    assert [job.salt for job in jobs] == ["calibration:warm-up", "calibration:round 1"]
+    assert set(jobs[0].arrivals_s) == {0.0}
+    with pytest.raises(CalibrationError, match="no calls"):
+        calibrate(TARGETS["fcfs"], [], 2, 10, silent, salt="none")

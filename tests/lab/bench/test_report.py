@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from autellix_lab.bench.metrics import outcomes, summarise
+from autellix_lab.bench.report import (
+    LoadComparison,
+    Run,
+    comparison_table,
+    report_mapping,
+    verdicts,
+    write_json,
+    write_plot,
+)
+from autellix_lab.bench.results import CallResult
+from autellix_lab.workload.generate import generate_programs
+
+
+def run(policy: str, round_number: int, factor: float) -> Run:
+    programs = generate_programs("chat", 4, seed=1)
+    results = [
+        CallResult(
+            program=program.program_id,
+            call=call.id,
+            thread=call.thread,
+            submit_s=float(call.id),
+            finish_s=call.id + factor,
+            output_tokens=call.decode_tokens,
+            receipt={
+                "arrival_step": call.id,
+                "finish_step": call.id + factor,
+                "wait_s": factor,
+                "preemptions": 0,
+                "service_s": factor / 2,
+            },
+        )
+        for program in programs
+        for call in program.calls
+    ]
+    arrivals_s = (0.0,) * len(programs)
+    return Run(
+        capacity_tokens_per_s=100.0,
+        policy=policy,
+        round_number=round_number,
+        summary=summarise(programs, arrivals_s, results),
+        outcomes=outcomes(programs, arrivals_s, results),
+    )
+
+
+def load(*factors: float) -> LoadComparison:
+    found = LoadComparison(name="saturation", rho=1.5, policies=("fcfs", "atlas"))
+    for number, factor in enumerate(factors, start=1):
+        found.runs.extend((run("fcfs", number, 1.0), run("atlas", number, factor)))
+    return found
+
+
+def test_a_gain_in_every_round_is_said() -> None:
+    (first, steps, *rest) = verdicts(load(0.4, 0.5), goal=0.5, tolerance=0.05)
+    assert "in seconds is 0.40, 0.50 of fcfs's; at most 0.5 in 2 of 2 rounds" in first
+    assert "in engine steps is 0.40, 0.50 of fcfs's; at most 0.5 in 2 of 2 rounds" in steps
+    for unit, line in zip(("seconds", "engine steps"), rest, strict=False):
+        assert f"no latency of atlas in {unit} is more than 5% above fcfs's" in line
+    # The engine's time is a share of the response here: a machine twice as fast.
+    assert "a token took the engine of atlas 0.40, 0.50 times as long as fcfs's, by round" in rest[2]
+
+
+def test_what_got_worse_is_listed() -> None:
+    lines = verdicts(load(1.2), goal=None, tolerance=0.05)
+    assert any(
+        "atlas is worse than fcfs in mean program token latency (ms/token): 1.20" in line for line in lines
+    )
+
+
+def test_the_table_shows_every_metric_and_round() -> None:
+    console = Console(record=True, width=200)
+    with console.capture() as captured:
+        console.print(comparison_table(load(0.4, 0.5)))
+    text = captured.get()
+    for expected in (
+        "program token latency (ms/token)",
+        "program latency (steps)",
+        "p99",
+        "0.45",
+        "0.40 0.50",
+    ):
+        assert expected in text
+    assert "rho = 1.5" in text
+
+
+def test_the_report_is_json_and_the_plot_a_png(tmp_path: Path) -> None:
+    write_json(tmp_path / "r.json", report_mapping([load(0.5)], {"seed": 1}))
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert report["loads"][0]["ratios"]["atlas"]["token_latency_s"]["mean"] == 0.5
+    assert len(report["loads"][0]["runs"][0]["outcomes"]) == 4
+    write_plot(tmp_path / "r.png", [load(0.5), load(0.9)])
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_disturbed_round_does_not_decide() -> None:
+    disturbed = load(0.4, 3.0, 0.5)
+    assert disturbed.pooled_ratios("atlas")["latency_s"]["mean"] < 0.95
+    assert disturbed.worse_than("atlas", 1.05) == []
+    assert [entry["latency_s"]["mean"] > 1.05 for entry in disturbed.ratios_by_round("atlas")] == [
+        False,
+        True,
+        False,
+    ]

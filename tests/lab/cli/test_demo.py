@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+import pytest
+
+from autellix_backend.cli.main import main
+from autellix_lab.bench.backend import BackendError, BackendProcess, to_toml
+from autellix_lab.cli import demo
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    demo.add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def test_the_defaults_compare_fcfs_and_atlas() -> None:
+    args = parse()
+    assert args.policies == ("fcfs", "plas")
+    assert args.rho > 1 > args.low_rho
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--policies", "fcfs,lottery"],
+        ["--policies", "fcfs"],
+        ["--rho", "0"],
+        ["--rho", "much"],
+        ["--rounds", "0"],
+        ["--rounds", "1.5"],
+        ["--workload", "poem"],
+    ],
+)
+def test_a_bad_argument_ends_with_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(*arguments)
+    assert ended.value.code == 2
+    assert arguments[0] in capsys.readouterr().err
+
+
+def test_a_missing_trace_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["demo", "--trace", str(tmp_path / "absent.jsonl"), "--out", str(tmp_path)])
+    assert code == 2
+    assert "absent.jsonl cannot be read" in capsys.readouterr().err
+
+
+def test_a_backend_that_dies_shows_its_log(tmp_path: Path) -> None:
+    settings = {"scheduler": {"policy": "lottery"}}
+    with BackendProcess("bad", "demo", settings, tmp_path) as backend:
+        backend.launch()
+        with pytest.raises(BackendError, match="lottery"):
+            backend.wait_ready(60.0)
+
+
+def test_settings_are_written_as_toml() -> None:
+    text = to_toml({"scheduler": {"policy": "atlas", "bounds": [0.5, 1.0]}, "gateway": {"x": math.inf}})
+    assert text == '[scheduler]\npolicy = "atlas"\nbounds = [0.5, 1.0]\n[gateway]\nx = inf\n'

@@ -1,0 +1,81 @@
+"""`autellix sim paper`: files, output and exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from autellix_lab.cli import sim_paper
+
+
+def run(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    sim_paper.add_arguments(parser)
+    return sim_paper.run(parser.parse_args([*arguments, "--workers", "1"]))
+
+
+def test_the_page_pictures_and_numbers_are_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--quick", "--figures", "9,2", "--out", str(tmp_path)) == 0
+
+    assert sorted(path.name for path in (tmp_path / "paper").iterdir()) == [
+        "figure-2.png",
+        "figure-9.png",
+        "results.json",
+    ]
+    text = (tmp_path / "paper.md").read_text()
+    assert capsys.readouterr().out == text + "\n"
+    assert text.index("## Figure 9") < text.index("## Figure 2")
+
+
+def test_json_has_the_numbers_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--quick", "--size", "0.3", "--figures", "19", "--json", "--out", str(tmp_path))
+
+    assert run(*arguments) == 0
+
+    found = json.loads(capsys.readouterr().out)
+    assert found == json.loads((tmp_path / "paper" / "results.json").read_text())
+    assert found["quick"] is True
+    (figure,) = found["figures"].values()
+    assert [series["label"] for series in figure["panels"][0]["series"]] == ["per_block", "bulk"]
+
+
+def test_kept_runs_are_not_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("--quick", "--size", "0.3", "--figures", "19", "--keep", str(tmp_path / "runs"))
+    assert run(*arguments, "--out", str(tmp_path / "first")) == 0
+    first = capsys.readouterr().out
+    monkeypatch.delattr(sim_paper, "run_sweep")
+
+    assert run(*arguments, "--out", str(tmp_path / "second")) == 0
+
+    assert capsys.readouterr().out == first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--figures", "2,3"), "'3' is no figure; expected 2, 9, 12"),
+        (("--seeds", "0"), "is '0'; expected a whole number above zero"),
+        (("--size", "-1"), "is '-1'; expected a number above zero"),
+    ],
+)
+def test_a_bad_argument_is_explained(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        run(*arguments)
+
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_without_traces_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--figures", "2", "--data", str(tmp_path), "--out", str(tmp_path / "out")) == 2
+
+    assert "sharegpt_en.jsonl.gz cannot be read" in capsys.readouterr().err

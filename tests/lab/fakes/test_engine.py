@@ -1,0 +1,188 @@
+"""The fake engine answers as an OpenAI server does, and fails on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from autellix_backend.core.report import CallAccount
+from autellix_backend.engines.base import Engine
+from autellix_lab.fakes.engine import CHAT_PATH, FakeBehaviour, FakeEngine, Fault
+
+CHAT_BODY = {"model": "m", "messages": [{"role": "user", "content": "hello there"}]}
+
+
+def with_engine(
+    behaviour: FakeBehaviour,
+    use: Callable[[FakeEngine, aiohttp.ClientSession], Awaitable[None]],
+    accounting_socket: Path | None = None,
+) -> FakeEngine:
+    engine = FakeEngine(behaviour, accounting_socket=accounting_socket)
+
+    async def main() -> None:
+        await engine.start()
+        async with aiohttp.ClientSession() as client:
+            await use(engine, client)
+        await engine.stop()
+
+    asyncio.run(main())
+    return engine
+
+
+async def post(engine: FakeEngine, client: aiohttp.ClientSession, **fields: object) -> tuple[int, bytes]:
+    async with client.post(engine.base_url + CHAT_PATH, json=CHAT_BODY | fields) as response:
+        return response.status, await response.read()
+
+
+def test_is_an_engine() -> None:
+    """The fake fulfils the Engine protocol."""
+    assert isinstance(FakeEngine(), Engine)
+
+
+def test_answers_a_chat_completion() -> None:
+    """A plain call gets one answer with usage and the extra fields."""
+
+    async def use(engine: FakeEngine, client: aiohttp.ClientSession) -> None:
+        status, body = await post(engine, client, max_tokens=2)
+        answer = json.loads(body)
+        assert status == 200
+        assert answer["choices"][0]["message"]["content"] == "token0 token1 "
+        assert answer["usage"]["completion_tokens"] == 2
+        assert answer["future"] == "kept"
+
+    engine = with_engine(FakeBehaviour(extra_fields={"future": "kept"}), use)
+
+    assert engine.completed_calls == 1
+    assert engine.calls[0].json["messages"][0]["content"] == "hello there"
+
+
+def test_streams_chunks_usage_and_done() -> None:
+    """A streamed call gets one chunk per token, usage when asked for, and the end mark."""
+
+    async def use(engine: FakeEngine, client: aiohttp.ClientSession) -> None:
+        _, body = await post(engine, client, stream=True, stream_options={"include_usage": True})
+        events = [line.removeprefix("data: ") for line in body.decode().split("\n\n") if line]
+        assert events.pop() == "[DONE]"
+        assert json.loads(events.pop())["usage"]["completion_tokens"] == 4
+        texts = [json.loads(event)["choices"][0]["delta"]["content"] for event in events]
+        assert texts == ["token0 ", "token1 ", "token2 ", "token3 "]
+
+    with_engine(FakeBehaviour(), use)
+
+
+def test_fails_the_chosen_number_of_calls() -> None:
+    """After `faulty_calls` faults, calls succeed."""
+
+    async def use(engine: FakeEngine, client: aiohttp.ClientSession) -> None:
+        statuses = [(await post(engine, client))[0] for _ in range(3)]
+        assert statuses == [503, 503, 200]
+
+    with_engine(FakeBehaviour(fault=Fault.ERROR, error_status=503, faulty_calls=2), use)
+
+
+@pytest.mark.parametrize("is_streaming", [False, True])
+@pytest.mark.parametrize("fault", [Fault.RESET_BEFORE_FIRST_BYTE, Fault.RESET_MID_STREAM])
+def test_resets_the_connection(fault: Fault, is_streaming: bool) -> None:
+    """A reset reaches the client as a connection or payload error."""
+
+    async def use(engine: FakeEngine, client: aiohttp.ClientSession) -> None:
+        with pytest.raises(aiohttp.ClientError):
+            await post(engine, client, stream=is_streaming)
+
+    with_engine(FakeBehaviour(fault=fault), use)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "is_streaming"),
+    [
+        (FakeBehaviour(fault=Fault.HANG), False),
+        (FakeBehaviour(token_delay_s=0.05, output_tokens=100), True),
+    ],
+)
+def test_notices_aborted_calls(behaviour: FakeBehaviour, is_streaming: bool) -> None:
+    """A client that goes away counts as an abort."""
+
+    async def use(engine: FakeEngine, client: aiohttp.ClientSession) -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(post(engine, client, stream=is_streaming), 0.2)
+        await engine.wait_until(lambda: engine.aborted_calls > 0)
+
+    engine = with_engine(behaviour, use)
+
+    assert (engine.aborted_calls, engine.completed_calls) == (1, 0)
+
+
+def test_a_killed_engine_tells_its_failure() -> None:
+    """kill() ends running calls and is told from stop()."""
+
+    async def use(engine: FakeEngine, client: aiohttp.ClientSession) -> None:
+        call = asyncio.create_task(post(engine, client))
+        await engine.wait_until(lambda: bool(engine.calls))
+        await engine.kill("out of memory")
+        with pytest.raises(aiohttp.ClientError):
+            await call
+        assert (engine.is_alive(), engine.failure()) == (False, "out of memory")
+
+    with_engine(FakeBehaviour(fault=Fault.HANG), use)
+
+
+def read_accounts(receiver: socket.socket) -> list[CallAccount]:
+    accounts = []
+    receiver.setblocking(False)
+    while True:
+        try:
+            accounts.append(CallAccount.from_bytes(receiver.recv(65536)))
+        except BlockingIOError:
+            return accounts
+
+
+def test_sends_one_account_per_call(tmp_path: Path) -> None:
+    """The account carries the ids of the request and arrives before the answer."""
+    path = tmp_path / "a.sock"
+    xargs: dict[str, Any] = {"autellix_program": "p", "autellix_call": "c", "autellix_service_s": 1.5}
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(str(path))
+
+        async def use(engine: FakeEngine, client: aiohttp.ClientSession) -> None:
+            await post(engine, client, vllm_xargs=xargs)
+            (account,) = read_accounts(receiver)
+            assert (account.program_id, account.call_id, account.inherited_service_s) == ("p", "c", 1.5)
+            assert (account.output_tokens, account.is_aborted) == (4, False)
+
+        with_engine(FakeBehaviour(), use, accounting_socket=path)
+        assert read_accounts(receiver) == []
+
+
+def test_an_account_without_a_listener_is_dropped(tmp_path: Path) -> None:
+    """Nobody listening at the socket does not disturb the call."""
+
+    async def use(engine: FakeEngine, client: aiohttp.ClientSession) -> None:
+        assert (await post(engine, client))[0] == 200
+
+    with_engine(FakeBehaviour(), use, accounting_socket=tmp_path / "absent.sock")
+
+
+def test_faults_may_be_drawn_by_their_shares() -> None:
+    async def use(engine: FakeEngine, client: aiohttp.ClientSession) -> None:
+        statuses = [(await post(engine, client))[0] for _ in range(60)]
+        assert 15 < statuses.count(500) < 45
+        assert statuses.count(200) == 60 - statuses.count(500)
+
+    with_engine(FakeBehaviour(fault_shares={Fault.ERROR: 0.5}), use)
+
+
+def test_a_slow_call_begins_late(wait_s: float = 0.05) -> None:
+    async def use(engine: FakeEngine, client: aiohttp.ClientSession) -> None:
+        started_s = asyncio.get_running_loop().time()
+        assert (await post(engine, client))[0] == 200
+        assert asyncio.get_running_loop().time() - started_s >= wait_s
+
+    with_engine(FakeBehaviour(fault=Fault.SLOW, slow_s=wait_s), use)

@@ -1,0 +1,131 @@
+"""Sweeps: what is shared between runs, and how runs become numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
+from autellix_lab.sim.experiment import (
+    Point,
+    Sweep,
+    SweepResult,
+    drain_rate_per_s,
+    pick,
+    run_sweep,
+    summarise_runs,
+)
+from autellix_lab.sim.model import EngineModel
+from autellix_lab.sim.simulation import SimSettings
+from autellix_lab.workload.fit import fit_program
+from autellix_lab.workload.generate import generate_programs
+
+MODEL = EngineModel(max_num_seqs=4, token_budget=512, step_s=0.01, decode_s=0.0005, prefill_s=0.0001)
+PROGRAMS = [
+    fit_program(program, length_scale=0.1, max_context_tokens=500)
+    for program in generate_programs("chat", 40, seed=1)
+]
+
+
+def settings(policy: str) -> SimSettings:
+    return SimSettings(model=MODEL, scheduler=SchedulerConfig(policy=policy, bounds=(0.2, 0.8, 3.2)))
+
+
+CASES = {policy: settings(policy) for policy in ("fcfs", "plas", "srpt")}
+
+
+def sweep(**changes: object) -> Sweep:
+    base = Sweep(programs=PROGRAMS, count=30, cases=CASES, loads=(0.5, 2.0), seeds=(0, 1))
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def test_runs_of_one_seed_share_programs_and_arrivals() -> None:
+    result = run_sweep(sweep())
+    assert [(p.case, p.load, p.seed) for p in result.points] == [
+        (case, load, seed) for load in (0.5, 2.0) for case in CASES for seed in (0, 1)
+    ]
+    rates = {
+        (p.load, p.seed): {q.rate_per_s for q in result.points if (q.load, q.seed) == (p.load, p.seed)}
+        for p in result.points
+    }
+    assert all(len(found) == 1 for found in rates.values())
+    assert len({next(iter(found)) for found in rates.values()}) == 4
+
+
+def test_a_clairvoyant_wins_under_load_and_nobody_loses_without_it() -> None:
+    result = run_sweep(sweep(loads=(0.3, 3.0), seeds=(0, 1, 2)))
+    mean = "token_latency_s.mean"
+    assert result.interval("srpt", 3.0, mean).mean < result.interval("plas", 3.0, mean).mean
+    assert result.interval("plas", 3.0, mean).mean < result.interval("fcfs", 3.0, mean).mean
+    assert result.ratio("plas", "fcfs", 0.3, mean).mean == pytest.approx(1.0, abs=0.1)
+
+
+def test_processes_find_what_one_finds() -> None:
+    alone = run_sweep(sweep(loads=(2.0,)))
+    seen: list[Point] = []
+    together = run_sweep(sweep(loads=(2.0,)), workers=2, on_point=seen.append)
+    assert together.points == alone.points
+    assert len(seen) == len(alone.points)
+
+
+def test_a_load_of_one_is_what_full_batches_can_do() -> None:
+    """Equal programs of one call, all there at once, keep every batch full and leave at exactly that rate."""
+    call = CallTrace(id=0, parents=(), thread="main", prefill_tokens=10, decode_tokens=50)
+    programs = [ProgramTrace(source="s", program_id=str(index), calls=(call,)) for index in range(40)]
+    at_once = sweep(programs=programs, count=40, arrivals="at_once", loads=(1.0,), seeds=(5,))
+    point = run_sweep(at_once).points[0]
+    assert point.rate_per_s == drain_rate_per_s(programs, settings("plas"))
+    assert point.metrics["programs_per_s"] == pytest.approx(point.rate_per_s, rel=0.02)
+
+
+def test_programs_repeat_only_when_there_are_no_others() -> None:
+    ids = [program.program_id for program in pick(PROGRAMS, 60, 0)]
+    assert len(set(ids[:40])) == 40
+    assert len(ids) == 60
+    assert ids == [program.program_id for program in pick(PROGRAMS, 60, 0)]
+    assert ids != [program.program_id for program in pick(PROGRAMS, 60, 1)]
+
+
+def test_ratios_are_taken_seed_by_seed() -> None:
+    points = [
+        Point(case, 1.0, seed, 1.0, {"m": value})
+        for case, values in {"a": (1.0, 3.0), "b": (2.0, 12.0)}.items()
+        for seed, value in enumerate(values)
+    ]
+    result = SweepResult(points)
+    assert result.ratio("b", "a", 1.0, "m").mean == 3.0
+    assert summarise_runs(result, ["m"])[0] == {
+        "load": 1.0,
+        "case": "a",
+        "m": {"mean": 2.0, "half_width": pytest.approx(12.706)},
+    }
+
+
+def test_a_seed_alone_has_no_interval() -> None:
+    assert run_sweep(sweep(seeds=(0,), loads=(1.0,))).interval("fcfs", 1.0, "jain").half_width == math.inf
+
+
+@pytest.mark.parametrize("arrivals", ["bursty", "at_once"])
+def test_other_arrivals(arrivals: str) -> None:
+    points = run_sweep(sweep(arrivals=arrivals, loads=(1.0,), seeds=(0,))).points
+    assert {point.metrics["peak_programs"] >= 1 for point in points} == {True}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("arrivals", "never"),
+        ("programs", ()),
+        ("loads", ()),
+        ("seeds", ()),
+        ("cases", {}),
+        ("count", 0),
+        ("loads", (0.0,)),
+    ],
+)
+def test_a_bad_sweep_names_its_field(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"^{field} must"):
+        sweep(**{field: value})

@@ -1,0 +1,85 @@
+"""The price list of a simulated engine: what is loaded, and who may be interrupted."""
+
+from __future__ import annotations
+
+import pytest
+
+from autellix_backend.core.call import Call, CallState
+from autellix_backend.core.preemption import MIN_SAMPLES
+from autellix_backend.gateway.recording.trace import CallTrace
+from autellix_lab.sim.calls import EngineCall
+from autellix_lab.sim.resume_prices import ResumePrices
+
+BLOCK_TOKENS = 16
+READ_TOKEN_S = 0.001
+
+
+def prices_of(load_block_s: float, *, has_host: bool = True) -> ResumePrices:
+    """A list that has seen steps of both kinds and loads of several sizes."""
+    prices = ResumePrices(BLOCK_TOKENS, has_host=has_host)
+    for number in range(1, 2 * MIN_SAMPLES):
+        prices.observe_steps(64 * (number % 3), 0.01 + READ_TOKEN_S * 64 * (number % 3), 1)
+        prices.observe_load(number, load_block_s * number)
+    return prices
+
+
+def call_of(*, computed: int, stored: int, ran_s: float = 10.0, quantum_s: float = 10.0) -> EngineCall:
+    """A call with a context of 100 tokens and the first of its answer."""
+    trace = CallTrace(id=0, parents=(), thread="0", prefill_tokens=100, decode_tokens=20)
+    call = EngineCall("c", "p", trace, parents=())
+    call.computed, call.generated, call.stored_tokens = computed, 1, stored
+    call.state = Call(
+        call_id="c",
+        program_id="p",
+        thread_id="0",
+        arrival_s=0.0,
+        inherited_service_s=0.0,
+        state=CallState.RUNNING,
+        waiting_since_s=0.0,
+        running_since_s=20.0 - ran_s,
+        quantum_s=quantum_s,
+    )
+    return call
+
+
+@pytest.mark.parametrize(("load_block_s", "expected"), [(0.001, 64), (0.1, 0)])
+def test_what_is_stored_is_loaded_if_that_is_cheaper(load_block_s: float, expected: int) -> None:
+    """Of 96 stored tokens the cache has 32; reading a block takes 16 ms."""
+    assert prices_of(load_block_s).tokens_to_load(call_of(computed=0, stored=96), 32) == expected
+
+
+def test_nothing_is_loaded_that_the_cache_has() -> None:
+    """The host's copy is of use only behind what is still there."""
+    prices = prices_of(0.001)
+    assert prices.tokens_to_load(call_of(computed=0, stored=96), 96) == 0
+    assert prices.tokens_to_load(call_of(computed=0, stored=0), 0) == 0
+
+
+def test_without_a_price_it_loads() -> None:
+    """So it learns one."""
+    assert ResumePrices(BLOCK_TOKENS, has_host=True).tokens_to_load(call_of(computed=0, stored=96), 0) == 96
+
+
+@pytest.mark.parametrize(
+    ("load_block_s", "ran_s", "quantum_s", "expected"),
+    [
+        (0.001, 10.0, 10.0, True),
+        (0.001, 0.005, 10.0, False),
+        (0.001, 10.0, 0.005, False),
+        (9.0, 10.0, 0.09, False),
+        (9.0, 10.0, 0.11, True),
+    ],
+)
+def test_an_interruption_costs_the_cheaper_way_back(
+    load_block_s: float, ran_s: float, quantum_s: float, expected: bool
+) -> None:
+    """Loading six blocks and reading 4 tokens takes 10 ms; reading all 100, 100 ms."""
+    call = call_of(computed=100, stored=0, ran_s=ran_s, quantum_s=quantum_s)
+    assert prices_of(load_block_s).is_worth(call, 20.0, running=1) is expected
+
+
+@pytest.mark.parametrize(("quantum_s", "running", "expected"), [(0.11, 1, True), (0.11, 2, False)])
+def test_without_host_memory_all_is_read_again(quantum_s: float, running: int, expected: bool) -> None:
+    """Reading all 100 tokens keeps each running call waiting for 100 ms, however cheap loads would be."""
+    call = call_of(computed=100, stored=0, quantum_s=quantum_s)
+    assert prices_of(0.001, has_host=False).is_worth(call, 20.0, running=running) is expected

@@ -1,0 +1,440 @@
+"""The simulator as a whole: exact where stretches are concerned, complete, and honest about memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from autellix_backend.core.balance import BALANCER_NAMES, EngineLoad
+from autellix_backend.core.balance.bounded import LocalityBounded
+from autellix_backend.core.call import Call
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.policies import POLICY_NAMES
+from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
+from autellix_lab.sim.engine import Decision, SimEngine
+from autellix_lab.sim.model import UNIT, EngineModel
+from autellix_lab.sim.simulation import ProgramRecord, SimResult, SimSettings, simulate
+from autellix_lab.workload.arrivals import poisson_arrivals
+from autellix_lab.workload.fit import fit_program
+from autellix_lab.workload.generate import generate_programs
+
+SMALL = EngineModel(
+    max_num_seqs=6,
+    token_budget=128,
+    step_s=0.01,
+    decode_s=0.001,
+    prefill_s=0.0005,
+    kv_blocks=160,
+    swap_block_s=0.001,
+    swap_transfer_s=0.002,
+)
+BOUNDS = (0.2, 0.8, 3.2)
+
+
+def workload(count: int = 18, rate_per_s: float = 0.8) -> list[tuple[float, ProgramTrace]]:
+    programs = generate_programs("mixed", count, seed=3, tree_scale=0.1)
+    fitted = [fit_program(program, length_scale=0.1, max_context_tokens=400) for program in programs]
+    return list(zip(poisson_arrivals(count, rate_per_s, seed=3), fitted, strict=True))
+
+
+def play(
+    arrivals: Sequence[tuple[float, ProgramTrace]], policy: str = "plas", **changes: object
+) -> tuple[SimResult, list[tuple[str, Decision]]]:
+    scheduler = {
+        key: changes.pop(key)
+        for key in ("beta", "period_steps", "service", "demotes", "preemption")
+        if key in changes
+    }
+    run = {
+        key: changes.pop(key)
+        for key in ("engines", "engine_speeds", "balancer", "kv_events", "hint_sigma")
+        if key in changes
+    }
+    log: list[tuple[str, Decision]] = []
+    settings = SimSettings(
+        model=replace(SMALL, **changes),  # type: ignore[arg-type]
+        scheduler=SchedulerConfig(policy=policy, bounds=BOUNDS, **scheduler),  # type: ignore[arg-type]
+        **run,  # type: ignore[arg-type]
+    )
+    result = simulate(arrivals, settings, log=lambda engine, decision: log.append((engine, decision)))
+    return result, log
+
+
+def rounded(record: ProgramRecord) -> tuple[object, ...]:
+    times = (record.arrival_s, record.finish_s, record.path_s, record.wait_s, record.service_s)
+    counts = (record.program_id, record.cached_tokens, record.preemptions)
+    return (*counts, *(round(value, 6) for value in times))
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check every engine's invariants before each of its stretches."""
+    begin = SimEngine.begin
+
+    def checking_begin(self: SimEngine, now: float) -> float | None:
+        end_s = begin(self, now)
+        self.check()
+        return end_s
+
+    monkeypatch.setattr(SimEngine, "begin", checking_begin)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"preemption": "always"},
+        {"preemption": "never"},
+        {"kv_blocks": 60},
+        {"kv_blocks": 60, "prefill_s": 0.00001},
+        {"resume": "swap"},
+        {"resume": "swap", "swap": "per_block"},
+        {"resume": "host"},
+        {"resume": "host", "period_steps": 4},
+        {"resume": "host", "prefill_s": 0.00001},
+        {"has_prefix_cache": False},
+        {"period_steps": 4},
+        {"period_steps": 4, "overprovisions": False, "holds_arrivals": True},
+        {"service": "tokens"},
+        {"demotes": False},
+        {"beta": 1.5},
+        {"kv_blocks": None},
+        {"engines": 2, "balancer": "locality"},
+        {"engines": 3, "engine_speeds": (1.0, 2.0, 3.0), "balancer": "locality-bounded"},
+        {"engines": 3, "balancer": "locality-bounded", "kv_events": True},
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("checked")
+def test_stretches_change_nothing(changes: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    arrivals = workload()
+    stretched, log = play(arrivals, **changes)
+    monkeypatch.setattr(SimEngine, "_alike", lambda *_: 1)
+
+    stepped, stepped_log = play(arrivals, **changes)
+
+    assert [rounded(record) for record in stretched.programs] == [rounded(r) for r in stepped.programs]
+    assert [(engine, event, call) for engine, (event, call, _) in log] == [
+        (engine, event, call) for engine, (event, call, _) in stepped_log
+    ]
+    assert [totals.steps for totals in stretched.engines] == [totals.steps for totals in stepped.engines]
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+@pytest.mark.usefixtures("checked")
+def test_every_program_is_played_to_its_end(policy: str) -> None:
+    arrivals = workload()
+    result, log = play(arrivals, policy)
+
+    calls = sum(len(program.calls) for _, program in arrivals)
+    for event in ("arrive", "finish"):
+        assert len([call for _, (what, call, _) in log if what == event]) == calls
+    assert sorted(record.program_id for record in result.programs) == sorted(
+        p.program_id for _, p in arrivals
+    )
+    tokens = sum(record.output_tokens for record in result.programs)
+    assert tokens == sum(max(1, call.decode_tokens) for _, program in arrivals for call in program.calls)
+    starts, stops = (sum(what == event for _, (what, _, _) in log) for event in ("start", "stop"))
+    assert starts == calls + stops
+    assert result.engines[0].preemptions == stops == sum(record.preemptions for record in result.programs)
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    first, second = (play(workload(), "hinted", hint_sigma=0.5) for _ in range(2))
+    assert first == second
+
+
+def test_without_contention_no_policy_waits() -> None:
+    lone = [(0.0, workload()[0][1])]
+    results = {policy: play(lone, policy)[0].programs[0] for policy in POLICY_NAMES}
+    assert {record.wait_s for record in results.values()} == {0.0}
+    assert len({round(record.finish_s, 9) for record in results.values()}) == 1
+
+
+def test_a_call_alone_takes_its_steps() -> None:
+    """One step for each chunk of the prompt, the last of which writes a token, and for each further token."""
+    call = CallTrace(id=0, parents=(), thread="main", prefill_tokens=200, decode_tokens=5)
+    program = ProgramTrace(source="s", program_id="p", calls=(call,))
+
+    result, _ = play([(1.0, program)])
+
+    read_s = SMALL.step_time_s(0, 128) + SMALL.step_time_s(0, 72)
+    assert result.programs[0].latency_s == pytest.approx(read_s + 4 * SMALL.step_time_s(1, 0))
+    assert result.engines[0].steps == 6
+
+
+def test_a_later_turn_finds_its_prefix_in_the_cache() -> None:
+    turns = (
+        CallTrace(id=0, parents=(), thread="main", prefill_tokens=100, decode_tokens=28),
+        CallTrace(
+            id=1,
+            parents=(0,),
+            thread="main",
+            prefill_tokens=160,
+            decode_tokens=4,
+            shared_prefix_tokens=128,
+            prefix_from=0,
+            gap_before_s=2.0,
+        ),
+    )
+    arrivals = [(0.0, ProgramTrace(source="s", program_id="p", calls=turns))]
+
+    warm, _ = play(arrivals)
+    cold, _ = play(arrivals, has_prefix_cache=False)
+
+    # The last token that was written was never read: of 8 blocks of context, 7 are in the cache.
+    assert warm.programs[0].cached_tokens == 112
+    assert cold.programs[0].cached_tokens == 0
+    saved_s = 112 * SMALL.prefill_s + SMALL.step_s
+    assert cold.programs[0].latency_s - warm.programs[0].latency_s == pytest.approx(saved_s)
+    assert warm.programs[0].path_s == pytest.approx(warm.programs[0].latency_s - 2.0)
+
+
+def test_scarce_blocks_preempt_and_lose_nothing() -> None:
+    arrivals = workload(rate_per_s=5.0)
+    rich, _ = play(arrivals, "fcfs", kv_blocks=None)
+    poor, _ = play(arrivals, "fcfs", kv_blocks=60)
+    assert poor.engines[0].preemptions > rich.engines[0].preemptions == 0
+    assert len(poor.programs) == len(rich.programs) == len(arrivals)
+    assert poor.makespan_s > rich.makespan_s
+
+
+@pytest.mark.usefixtures("checked")
+def test_without_preemption_only_missing_blocks_take_a_slot() -> None:
+    arrivals = workload(rate_per_s=5.0)
+    free, _ = play(arrivals, kv_blocks=None)
+    held, _ = play(arrivals, kv_blocks=None, preemption="never")
+    scarce, log = play(arrivals, kv_blocks=60, preemption="never")
+    assert free.engines[0].preemptions > held.engines[0].preemptions == 0
+    assert scarce.engines[0].preemptions > 0 == scarce.engines[0].swapped_blocks
+    assert len(held.programs) == len(scarce.programs) == len(arrivals)
+    # The order is still the policy's.
+    assert [entry for entry in log if entry[1][0] == "demotion"]
+
+
+def test_bulk_swaps_cost_less_than_one_copy_per_block() -> None:
+    arrivals = workload(rate_per_s=5.0)
+    bulk, each = (play(arrivals, resume="swap", swap=swap)[0].engines[0] for swap in ("bulk", "per_block"))
+    assert bulk.swapped_blocks > 0
+    assert bulk.swap_s / bulk.swapped_blocks < each.swap_s / each.swapped_blocks
+
+
+@pytest.mark.parametrize(("swap_block_s", "better"), [(0.0001, "swap"), (0.02, "recompute")])
+@pytest.mark.usefixtures("checked")
+def test_priced_contexts_come_back_the_cheaper_way(swap_block_s: float, better: str) -> None:
+    """Without a prefix cache each return costs a transfer or all of the context."""
+    arrivals = workload(rate_per_s=5.0)
+    makespan_s, moved = {}, {}
+    for resume in ("swap", "recompute", "host"):
+        changes = {"resume": resume, "preemption": "priced" if resume == "host" else "always"}
+        result, _ = play(arrivals, swap_block_s=swap_block_s, has_prefix_cache=False, **changes)
+        makespan_s[resume], moved[resume] = result.makespan_s, result.engines[0].swapped_blocks
+    assert min(makespan_s, key=lambda name: makespan_s[name] + (name == "host") * 1e9) == better
+    # The first few loads are made to learn what they cost.
+    assert makespan_s["host"] <= 1.08 * makespan_s[better]
+    assert 0 < moved["host"] < moved["swap"]
+
+
+@pytest.mark.parametrize("resume", ["recompute", "host"])
+def test_a_price_stops_interruptions(resume: str) -> None:
+    """Where coming back costs more than a quantum, only who is beyond its quantum makes room."""
+    arrivals = workload(rate_per_s=5.0)
+    dear = {"prefill_s": 0.005, "swap_block_s": 0.5, "has_prefix_cache": False, "resume": resume}
+    free, priced = (
+        play(arrivals, kv_blocks=None, preemption=preemption, **dear)[0].engines[0].preemptions
+        for preemption in ("always", "priced")
+    )
+    assert priced < free
+
+
+def test_what_the_cache_keeps_has_no_price() -> None:
+    """With memory for all contexts, the prefix cache makes interruptions as free as the paper has them."""
+    arrivals = workload(rate_per_s=5.0)
+    dear = {"kv_blocks": 10_000, "prefill_s": 0.005}
+    free, priced = (play(arrivals, preemption=preemption, **dear) for preemption in ("always", "priced"))
+    assert free[0].engines[0].preemptions > 0
+    assert free == priced
+
+
+@pytest.mark.parametrize("policy", ["atlas", "round_robin"])
+@pytest.mark.parametrize("catches_up", [True, False])
+def test_calls_with_long_prompts_do_not_take_turns_for_ever(
+    catches_up: bool, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their prompts take ten quanta to read, and the cache holds only some; the control shows the trap."""
+    if not catches_up:
+        monkeypatch.setattr(Call, "is_catching_up", False)
+    long = CallTrace(id=0, parents=(), thread="0", prefill_tokens=4000, decode_tokens=40)
+    programs = [(0.0, ProgramTrace(source="s", program_id=str(n), calls=(long,))) for n in range(12)]
+    settings = SimSettings(
+        model=replace(SMALL, max_num_seqs=4, kv_blocks=700),
+        scheduler=SchedulerConfig(policy=policy, bounds=BOUNDS, beta=1.0, preemption="always"),
+    )
+    decisions = 0
+
+    def count(_engine: str, _decision: Decision) -> None:
+        nonlocal decisions
+        decisions += 1
+        if decisions > 20_000:
+            raise TimeoutError
+
+    if catches_up:
+        assert len(simulate(programs, settings, log=count).programs) == 12
+    else:
+        with pytest.raises(TimeoutError):
+            simulate(programs, settings, log=count)
+
+
+def test_a_call_that_can_never_fit_is_named() -> None:
+    with pytest.raises(ValueError, match=r"kv_blocks is 4: call 0.\d with \d+ tokens does not fit"):
+        play(workload(), kv_blocks=4)
+
+
+def test_arrivals_must_be_in_order() -> None:
+    (first, program), *_ = workload()
+    with pytest.raises(ValueError, match=r"arrivals must not go back in time, as from 9.0 s to 0.0 s"):
+        play([(9.0, program), (first, program)])
+
+
+def test_two_engines_share_the_work() -> None:
+    arrivals = workload(rate_per_s=5.0)
+    one, _ = play(arrivals)
+    two, _ = play(arrivals, engines=2, balancer="least_used")
+    assert two.makespan_s < one.makespan_s
+    assert min(engine.steps for engine in two.engines) > 0
+
+
+def test_an_engine_of_its_own_keeps_a_program_together() -> None:
+    arrivals = workload()
+    _, log = play(arrivals, engines=3, balancer="locality")
+    apart = play(arrivals, engines=3, balancer="round_robin")[0]
+    assert {engine for engine, _ in log} == {"engine0", "engine1", "engine2"}
+    assert sum(record.cached_tokens for record in apart.programs) < sum(
+        record.cached_tokens for record in play(arrivals, engines=1)[0].programs
+    )
+
+
+def test_an_engine_of_twice_the_speed_takes_half_the_time() -> None:
+    arrivals = [(0.0, workload()[0][1])]
+    plain, _ = play(arrivals)
+    fast, _ = play(arrivals, engine_speeds=(2.0,))
+
+    assert fast.makespan_s == pytest.approx(plain.makespan_s / 2)
+    assert fast.engines[0].steps == plain.engines[0].steps
+
+
+@pytest.mark.parametrize("balancer", BALANCER_NAMES)
+def test_every_balancer_plays_every_program_on_engines_of_different_speed(balancer: str) -> None:
+    arrivals = workload(rate_per_s=5.0)
+    result, log = play(arrivals, engines=3, engine_speeds=(1.0, 1.0, 2.0), balancer=balancer)
+
+    assert len(result.programs) == len(arrivals)
+    assert {engine for engine, _ in log} == {"engine0", "engine1", "engine2"}
+
+
+def test_bounded_locality_finds_more_in_the_cache_than_turns_do() -> None:
+    """And its programs end earlier for it, the more so on engines of different speed."""
+    arrivals = workload(rate_per_s=5.0)
+    for speeds in ((), (1.0, 1.0, 2.0)):
+        runs = [
+            play(arrivals, engines=3, engine_speeds=speeds, balancer=name)[0]
+            for name in ("round_robin", "locality-bounded")
+        ]
+        cached = [sum(record.cached_tokens for record in run.programs) for run in runs]
+        latency_s = [sum(record.latency_s for record in run.programs) for run in runs]
+        assert cached[1] > cached[0]
+        assert latency_s[1] < latency_s[0]
+
+
+def test_bounded_locality_can_be_told_what_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole blocks of the prefix that a call shares, at the engines that have them still."""
+    told: list[tuple[int, int]] = []
+    assign = LocalityBounded.assign
+
+    def listen(self: LocalityBounded, program: str, tokens: int, loads: Sequence[EngineLoad]) -> str:
+        told.extend((load.held_tokens, tokens) for load in loads if load.held_tokens is not None)
+        return assign(self, program, tokens, loads)
+
+    monkeypatch.setattr(LocalityBounded, "assign", listen)
+    arrivals = workload(rate_per_s=5.0)
+    result = play(arrivals, engines=2, balancer="locality-bounded", kv_events=True)[0]
+
+    assert len(told) == 2 * sum(record.calls for record in result.programs)
+    assert all(held <= tokens and held % SMALL.block_tokens == 0 for held, tokens in told)
+    assert 0 < sum(held > 0 for held, _ in told) < len(told)
+    told.clear()
+    play(arrivals, engines=2, balancer="locality-bounded")
+    assert not told
+
+
+def test_programs_are_drawn_as_they_arrive() -> None:
+    """Memory grows with the programs that are alive: one after the other, there is one at a time."""
+    program = workload()[0][1]
+    alive: list[int] = []
+    drawn = 0
+
+    def endless() -> object:
+        nonlocal drawn
+        for number in range(30):
+            drawn += 1
+            yield (number * 1e4, program)
+
+    settings = SimSettings(model=UNIT, scheduler=SchedulerConfig(policy="fcfs"))
+    result = simulate(endless(), settings, on_program=lambda _: alive.append(drawn))  # type: ignore[arg-type]
+
+    assert result.peak_programs == 1
+    assert alive == [min(30, number + 2) for number in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("engines", 0),
+        ("engine_speeds", (1.0, 2.0)),
+        ("engine_speeds", (0.0,)),
+        ("hint_sigma", -1.0),
+        ("balancer", "best"),
+    ],
+)
+def test_a_bad_setting_names_its_field(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"^{field} must"):
+        SimSettings(model=UNIT, scheduler=SchedulerConfig(), **{field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_num_seqs", 0),
+        ("token_budget", 3),
+        ("step_s", -1.0),
+        ("prefill_s", math.nan),
+        ("kv_blocks", 0),
+        ("resume", "drop"),
+        ("swap", "never"),
+    ],
+)
+def test_a_bad_parameter_names_its_field(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"^{field} must"):
+        replace(SMALL, **{field: value})  # type: ignore[arg-type]
+
+
+def test_calls_of_one_prompt_share_its_blocks_while_they_run() -> None:
+    """Three answers to one prompt of six blocks: it is read once, and the rest of each own."""
+    root = CallTrace(id=0, parents=(), thread="0", prefill_tokens=100, decode_tokens=20)
+    others = tuple(
+        CallTrace(
+            id=number,
+            parents=(),
+            thread=str(number),
+            prefill_tokens=100,
+            decode_tokens=20,
+            shared_prefix_tokens=100,
+            prefix_from=0,
+        )
+        for number in (1, 2)
+    )
+    result, _ = play([(0.0, ProgramTrace(source="s", program_id="p", calls=(root, *others)))])
+    assert result.programs[0].cached_tokens == 2 * 96

@@ -1,0 +1,111 @@
+"""Ratios and throughput at equal latency, from sweeps made by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from autellix_lab.sim.experiment import Point, SweepResult
+from autellix_lab.sim.table import (
+    LATENCY,
+    RATIO_METRICS,
+    cases_of,
+    equal_latency,
+    format_interval,
+    interval_mapping,
+    load_at,
+    loads_of,
+    nearest_load,
+    ratio_rows,
+)
+from autellix_lab.workload.statistics import Interval
+
+CURVE = [(0.5, 1.0), (1.0, 2.0), (1.5, 6.0)]
+
+
+def result(curves: dict[str, list[list[float]]]) -> SweepResult:
+    """Give each case its latencies by load (0.5, 1.0, 1.5) and seed, all metrics alike."""
+    return SweepResult(
+        [
+            Point(case, load, seed, load, dict.fromkeys(RATIO_METRICS.values(), value))
+            for index, load in enumerate((0.5, 1.0, 1.5))
+            for case, by_load in curves.items()
+            for seed, value in enumerate(by_load[index])
+        ]
+    )
+
+
+SWEEP = result({"slow": [[1, 2], [2, 4], [6, 12]], "fast": [[1, 2], [1, 2], [3, 8]]})
+
+
+@pytest.mark.parametrize(
+    ("latency_s", "load"),
+    [(1.0, 0.5), (1.5, 0.75), (2.0, 1.0), (4.0, 1.25), (6.0, 1.5), (0.9, -math.inf), (6.1, math.inf)],
+)
+def test_a_load_is_interpolated_between_its_neighbours(latency_s: float, load: float) -> None:
+    """Outside the measured range it is minus or plus infinity."""
+    assert load_at(CURVE, latency_s) == pytest.approx(load)
+
+
+def test_of_a_curve_that_falls_again_the_first_rise_counts() -> None:
+    """What lies beyond a load that was too slow is not reached."""
+    assert load_at([(0.5, 1.0), (1.0, 3.0), (1.5, 2.0)], 2.0) == pytest.approx(0.75)
+
+
+def test_a_flat_curve_lasts_to_its_end() -> None:
+    """Equal latency at the highest load is inside the range."""
+    assert load_at([(0.5, 1.0), (1.0, 1.0)], 1.0) == 1.0
+
+
+def test_equal_latency_is_taken_seed_by_seed() -> None:
+    """The baseline is at the load nearest 1 by itself; the other has its latency 0.25 and 1/6 later."""
+    slow, fast = equal_latency(SWEEP, "slow")
+
+    assert slow.load == Interval(1.0, 0.0)
+    assert fast.load is not None
+    assert fast.load.mean == pytest.approx((1.25 + (1 + 1 / 6)) / 2)
+    assert fast.load.half_width > 0
+    assert (fast.case, fast.below, fast.above) == ("fast", 0, 0)
+
+
+@pytest.mark.parametrize(("latency_s", "below", "above"), [(1.5, 1, 0), (5.0, 0, 1), (100.0, 0, 2)])
+def test_a_latency_outside_the_range_in_any_seed_gives_no_load(
+    latency_s: float, below: int, above: int
+) -> None:
+    """The seeds that are outside are counted by side."""
+    fast = equal_latency(SWEEP, "slow", latency_s=latency_s)[1]
+
+    assert (fast.load, fast.below, fast.above) == (None, below, above)
+
+
+def test_ratio_rows_hold_every_other_case_at_every_load() -> None:
+    """Ratios are means over the seeds' own ratios."""
+    rows = ratio_rows(SWEEP, "slow")
+
+    assert [(row.case, row.load) for row in rows] == [("fast", 0.5), ("fast", 1.0), ("fast", 1.5)]
+    assert [row.ratios["token latency, mean"].mean for row in rows] == pytest.approx(
+        [1, 0.5, (0.5 + 2 / 3) / 2]
+    )
+    assert rows[0].ratios.keys() == RATIO_METRICS.keys()
+
+
+def test_loads_and_cases_are_those_of_the_sweep() -> None:
+    """Loads rise, cases keep their order."""
+    assert loads_of(SWEEP) == [0.5, 1.0, 1.5]
+    assert cases_of(SWEEP) == ["slow", "fast"]
+    assert LATENCY in RATIO_METRICS.values()
+
+
+@pytest.mark.parametrize(("loads", "load"), [([0.5, 1.2], 1.2), ([0.5, 1.5], 0.5), ([3.0], 3.0)])
+def test_the_nearest_load(loads: list[float], load: float) -> None:
+    """Of two as near the lower."""
+    assert nearest_load(loads) == load
+
+
+def test_a_single_seed_has_no_interval() -> None:
+    """Neither in text nor in JSON."""
+    assert format_interval(Interval(0.5, math.inf)) == "0.50"
+    assert format_interval(Interval(0.5, 0.1)) == "0.50 ± 0.10"
+    assert interval_mapping(Interval(0.5, math.inf)) == {"mean": 0.5, "half_width": None}
+    assert interval_mapping(None) is None

@@ -1,0 +1,37 @@
+"""Every public trace and arrival file loads."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+from tests.lab.workload.public_data import arrival_files, public_traces
+
+from autellix_backend.gateway.recording.trace import read_traces
+from autellix_lab.workload.loaders import detect_format, load
+from autellix_lab.workload.request_log import read_arrivals
+
+
+def name_of(path: Path) -> str:
+    return path.name
+
+
+@pytest.mark.parametrize("path", public_traces(), ids=name_of)
+def test_every_public_trace_loads(path: Path) -> None:
+    """Each line is a program, and the loader of recorded traces changes nothing in complete lines."""
+    programs = read_traces(path)
+
+    assert len(gzip.decompress(path.read_bytes()).splitlines()) == len(programs)
+    assert detect_format(path) == "recorded"
+    assert programs == load(path)
+
+
+@pytest.mark.parametrize("path", arrival_files(), ids=name_of)
+def test_every_arrival_file_loads(path: Path) -> None:
+    """Arrivals begin at zero and rise, and as programs each row is one call."""
+    times = read_arrivals(path)
+
+    assert times[0] == 0.0
+    assert list(times) == sorted(times)
+    assert list(times) == [program.arrival_s for program in load(path)]

@@ -1,0 +1,192 @@
+"""When snapshots are sent, and what they tell."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.snapshot import EngineSnapshot, KvSwapTotals
+from autellix_backend.vllm_plugin.identity import CallIdentity
+from autellix_backend.vllm_plugin.settings import PluginSettings
+from autellix_backend.vllm_plugin.snapshots import (
+    MAX_SHARE,
+    MAX_STANDINGS,
+    PERIOD_S,
+    EngineLoad,
+    SnapshotReporter,
+    load_of,
+)
+from autellix_backend.vllm_plugin.tracker import CallTracker, Usage
+
+SWAPPED = KvSwapTotals(4096, 2, 0.25, 2048, 1, 0.125, 3, 0)
+LOAD = EngineLoad(
+    running=1,
+    slots=4,
+    kv_used_blocks=6,
+    kv_total_blocks=10,
+    kv_block_tokens=16,
+    is_block_short=False,
+    kv_swap=SWAPPED,
+)
+DONE = Usage(prompt_tokens=10, output_tokens=3, finish_reason="stop", is_aborted=False)
+
+
+@pytest.fixture
+def tracker(receiver: socket.socket) -> Iterator[CallTracker]:
+    tracker = make_tracker(receiver.getsockname())
+    yield tracker
+    tracker.sender.close()
+
+
+@pytest.fixture
+def receiver(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(str(tmp_path / "a.sock"))
+        receiver.setblocking(False)
+        yield receiver
+
+
+def make_tracker(path: str | None) -> CallTracker:
+    scheduler = SchedulerConfig(policy="plas", bounds=(1.0, 2.0))
+    return CallTracker(PluginSettings(scheduler=scheduler, accounting_socket=path))
+
+
+def arrive(tracker: CallTracker, request_id: str, service_s: float = 0.0) -> None:
+    identity = CallIdentity(call_id=f"c-{request_id}", program_id=f"p-{request_id}", service_s=service_s)
+    tracker.arrive(request_id, identity, 0.0)
+
+
+def at(now: float) -> Callable[[], float]:
+    return lambda: now
+
+
+def held_blocks(request_id: str) -> int:
+    return 6
+
+
+def no_clock() -> float:
+    raise AssertionError("the clock was looked at")
+
+
+def test_a_snapshot_tells_the_queue_in_order(tracker: CallTracker, receiver: socket.socket) -> None:
+    reporter = SnapshotReporter(tracker)
+    arrive(tracker, "late", service_s=1.5)
+    arrive(tracker, "first")
+    tracker.start("first", 1.0, cached_tokens=0)
+    for duration_s in (0.02, 0.04):
+        tracker.charge({"first": 1}, duration_s, 2.0)
+        reporter.note_step(duration_s)
+    reporter.send(at(2.0), LOAD, held_blocks)
+    told = EngineSnapshot.from_bytes(receiver.recv(65536))
+
+    assert (told.step, told.running, told.waiting, told.slots) == (2, 1, 1, 4)
+    assert (
+        told.kv_used_blocks,
+        told.kv_total_blocks,
+        told.kv_block_tokens,
+        told.level_calls,
+        told.left_out,
+    ) == (6, 10, 16, (1, 1, 0), 0)
+    assert told.mean_step_s == pytest.approx(0.03)
+    assert told.kv_swap == SWAPPED
+    assert [
+        (call.call_id, call.program_id, call.place, call.is_running, call.kv_blocks) for call in told.calls
+    ] == [("c-first", "p-first", 1, True, 6), ("c-late", "p-late", 2, False, 0)]
+    reporter.send(at(2.5), LOAD, held_blocks)
+    assert EngineSnapshot.from_bytes(receiver.recv(65536)).mean_step_s is None
+
+
+@pytest.mark.parametrize(
+    ("connector", "expected"),
+    [(None, None), (object(), None), (SimpleNamespace(swap_totals=lambda: SWAPPED), SWAPPED)],
+    ids=["no connector", "a stock connector", "ours"],
+)
+def test_only_our_connector_tells_what_was_swapped(
+    tracker: CallTracker, connector: object, expected: KvSwapTotals | None
+) -> None:
+    pool = SimpleNamespace(num_gpu_blocks=11, get_num_free_blocks=lambda: 4)
+    scheduler = SimpleNamespace(
+        kv_cache_manager=SimpleNamespace(block_pool=pool),
+        block_size=16,
+        running=[],
+        connector=connector,
+    )
+    load = load_of(scheduler, tracker, 3, is_block_short=False)
+
+    assert (load.kv_swap, load.kv_used_blocks, load.kv_total_blocks) == (expected, 6, 10)
+
+
+def test_the_tail_of_a_long_queue_is_counted_only(tracker: CallTracker) -> None:
+    for number in range(MAX_STANDINGS + 10):
+        arrive(tracker, f"r{number}")
+    told = SnapshotReporter(tracker).snapshot(1.0, LOAD, held_blocks)
+
+    assert (len(told.calls), told.left_out) == (MAX_STANDINGS, 10)
+    assert told.waiting == MAX_STANDINGS + 9
+
+
+def test_a_snapshot_is_due_each_period_and_once_when_the_engine_empties(tracker: CallTracker) -> None:
+    reporter = SnapshotReporter(tracker)
+    assert not reporter.is_due(no_clock)
+    arrive(tracker, "r")
+    assert reporter.is_due(at(1.0))
+    reporter.send(at(1.0), LOAD, held_blocks)
+    assert not reporter.is_due(at(1.0 + PERIOD_S / 2))
+    assert reporter.is_due(at(1.0 + PERIOD_S))
+    tracker.close("r", 1.1, DONE)
+    assert reporter.is_due(no_clock)
+    reporter.send(at(1.1), LOAD, held_blocks)
+    assert not reporter.is_due(no_clock)
+
+
+def test_what_takes_long_comes_less_often(tracker: CallTracker) -> None:
+    """A snapshot of 10 ms may come again after 2 s: half a percent of the time."""
+    reporter = SnapshotReporter(tracker)
+    arrive(tracker, "r")
+    moments = iter((1.0, 1.01))
+    reporter.send(lambda: next(moments), LOAD, held_blocks)
+    assert MAX_SHARE == 0.005
+    assert not reporter.is_due(at(2.9))
+    assert reporter.is_due(at(3.1))
+
+
+def test_calls_between_two_snapshots_leave_nothing_to_tell(tracker: CallTracker) -> None:
+    """Short calls on an idle engine cost no datagram each."""
+    reporter = SnapshotReporter(tracker)
+    arrive(tracker, "a")
+    reporter.send(at(1.0), LOAD, held_blocks)
+    tracker.close("a", 1.1, DONE)
+    reporter.send(at(1.1), LOAD, held_blocks)
+    arrive(tracker, "b")
+    assert not reporter.is_due(at(1.2))
+    tracker.close("b", 1.2, DONE)
+    assert not reporter.is_due(no_clock)
+
+
+def test_nothing_is_due_without_a_receiver() -> None:
+    tracker = make_tracker(None)
+    arrive(tracker, "r")
+    assert not SnapshotReporter(tracker).is_due(no_clock)
+
+
+def test_a_gateway_that_does_not_read_gets_accounts_but_no_heap_of_snapshots(
+    tracker: CallTracker, receiver: socket.socket
+) -> None:
+    """Snapshots that have no room are left out; nothing is kept for later."""
+    arrive(tracker, "r")
+    reporter = SnapshotReporter(tracker)
+    for number in range(200):
+        reporter.send(at(float(number)), LOAD, held_blocks)
+    received = 0
+    with pytest.raises(BlockingIOError):
+        while True:
+            receiver.recv(65536)
+            received += 1
+    assert 1 <= received < 200
+    assert tracker.sender.dropped_records == 0
+    assert tracker.sender.offer(b"after")
