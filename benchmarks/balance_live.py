@@ -79,7 +79,7 @@ def settings_of(args: argparse.Namespace, balancer: str) -> Settings:
         extra_args = ("--max-model-len", str(2 * args.max_context), "--block-size", str(BLOCK_TOKENS))
         engine = {"model": args.model, "replicas": args.replicas, "extra_args": extra_args}
     return Settings(
-        gateway=GatewaySettings(account_wait_s=5.0),
+        gateway=GatewaySettings(report_wait_s=5.0),
         engine=EngineSettings(max_num_seqs=args.max_num_seqs, state_dir=args.out, **engine),
         balancer=BalancerSettings(name=balancer, threshold_tokens=args.threshold_tokens),
     )

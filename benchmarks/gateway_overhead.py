@@ -205,7 +205,7 @@ def _client() -> aiohttp.ClientSession:
 def _serve_fake(socket_path: Path, report: Connection) -> None:
     async def run() -> None:
         behaviour = FakeBehaviour(output_tokens=LONG_TOKENS, token_delay_s=TOKEN_DELAY_S)
-        engine = FakeEngine(behaviour, name="fake", accounting_socket=socket_path)
+        engine = FakeEngine(behaviour, name="fake", report_socket=socket_path)
         await engine.start()
         report.send(engine.base_url)
         await asyncio.Event().wait()

@@ -56,7 +56,7 @@ class RunningEngine:
 
     name: str
     base_url: str
-    accounting_socket: Path | None
+    report_socket: Path | None
     is_owned: bool = False
     kind: EngineKind = EngineKind.VLLM
     kv_events_endpoint: str | None = None
@@ -86,7 +86,7 @@ class RunningEngine:
 @asynccontextmanager
 async def gateway(engine: Engine, settings: Settings | None = None) -> AsyncIterator[Proxy]:
     """Start a gateway as `autellix serve` runs it."""
-    running = RunningEngine(engine.name, engine.base_url, engine.accounting_socket)
+    running = RunningEngine(engine.name, engine.base_url, engine.report_socket)
     async with _child("autellix", _serve_gateway, running, settings or Settings()) as proxy:
         yield proxy
 

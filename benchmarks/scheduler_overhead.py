@@ -59,7 +59,7 @@ PARTS = ("_decide", "_evict", "_note_started", "_charge", "_report")
 Samples = defaultdict[str, list[float]]
 
 
-def make_config(model: Path, slots: int, policy: str, accounting_socket: str) -> Any:
+def make_config(model: Path, slots: int, policy: str, report_socket: str) -> Any:
     """Make vLLM's configuration for an engine that is never started."""
     return EngineArgs(
         model=str(model),
@@ -71,7 +71,7 @@ def make_config(model: Path, slots: int, policy: str, accounting_socket: str) ->
         max_num_batched_tokens=8192,
         scheduling_policy=policy,
         enable_prefix_caching=False,
-        additional_config={"autellix": {"scheduler": SCHEDULER, "accounting_socket": accounting_socket}},
+        additional_config={"autellix": {"scheduler": SCHEDULER, "report_socket": report_socket}},
     ).create_engine_config()
 
 

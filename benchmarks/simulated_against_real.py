@@ -246,7 +246,7 @@ def backend(args: argparse.Namespace, policy: str, bounds: Sequence[float] | Non
     extra_args = ["--max-model-len", str(2 * MAX_CONTEXT_TOKENS), "--block-size", str(BLOCK_TOKENS)]
     extra_args += ["--max-num-batched-tokens", str(TOKEN_BUDGET)]
     settings = {
-        "gateway": {"port": 0, "account_wait_s": 5.0},
+        "gateway": {"port": 0, "report_wait_s": 5.0},
         "engine": {"max_num_seqs": args.max_num_seqs, "extra_args": extra_args},
         "scheduler": scheduler,
     }

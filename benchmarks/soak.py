@@ -110,9 +110,7 @@ def complaints(before: Stats, warm: Stats, after: Stats, ledger: Ledger, growth_
 async def soak(programs: int, calls: int, think_s: float, idle_s: float, folder: Path) -> Report:
     """Run the soak in a gateway and an engine of their own processes."""
     settings = Settings(
-        gateway=GatewaySettings(
-            program_idle_s=idle_s, heartbeat_s=HEARTBEAT_S, account_wait_s=ACCOUNT_WAIT_S
-        ),
+        gateway=GatewaySettings(program_idle_s=idle_s, heartbeat_s=HEARTBEAT_S, report_wait_s=ACCOUNT_WAIT_S),
         scheduler=SchedulerConfig(policy="atlas"),
     )
     ledger = Ledger()
@@ -205,7 +203,7 @@ def _process(target: Any, *arguments: object) -> Iterator[Connection]:
 def _serve_engine(socket_path: Path, report: Connection) -> None:
     async def run() -> None:
         behaviour = FakeBehaviour(output_tokens=12, token_delay_s=0.01, fault_shares=FAULTS, slow_s=1.0)
-        engine = FakeEngine(behaviour, name="fake", accounting_socket=socket_path, keeps_requests=False)
+        engine = FakeEngine(behaviour, name="fake", report_socket=socket_path, keeps_requests=False)
         await engine.start()
         report.send(engine.base_url)
         while await asyncio.to_thread(_is_open, report):

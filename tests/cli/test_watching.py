@@ -36,7 +36,7 @@ def at_work(use: Callable[[str], None]) -> None:
 
     async def run(folder: Path) -> None:
         engine = FakeEngine(
-            FakeBehaviour(output_tokens=10_000, token_delay_s=0.01), accounting_socket=folder / "a.sock"
+            FakeBehaviour(output_tokens=10_000, token_delay_s=0.01), report_socket=folder / "a.sock"
         )
         await engine.start()
         app = create_app(Settings(scheduler=SchedulerConfig(policy="plas")), engine)

@@ -20,7 +20,7 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.levels import Levels
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.policies import POLICY_NAMES, Order
-from autellix_backend.core.report import CallAccount
+from autellix_backend.core.report import EngineReport
 from autellix_backend.core.starvation import is_starving
 
 quick = settings(max_examples=25, deadline=None)
@@ -354,7 +354,7 @@ SHORT = st.text(max_size=12)
 @settings(max_examples=30, deadline=None)
 @given(
     st.builds(
-        CallAccount,
+        EngineReport,
         call_id=SHORT,
         program_id=SHORT,
         thread_id=SHORT,
@@ -368,8 +368,8 @@ SHORT = st.text(max_size=12)
         inherited_service_s=st.floats(0, 1e9),
     )
 )
-def test_any_account_survives_the_wire(account: CallAccount) -> None:
-    assert CallAccount.from_bytes(account.to_bytes()) == account
+def test_any_account_survives_the_wire(account: EngineReport) -> None:
+    assert EngineReport.from_bytes(account.to_bytes()) == account
 
 
 @pytest.mark.parametrize("reason", ChangeReason)

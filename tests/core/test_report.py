@@ -7,8 +7,8 @@ import json
 import pytest
 
 from autellix_backend.core.call import CallRecord
-from autellix_backend.core.errors import AccountError
-from autellix_backend.core.report import CallAccount
+from autellix_backend.core.errors import ReportError
+from autellix_backend.core.report import EngineReport
 
 RECORD = CallRecord(
     call_id="c",
@@ -26,7 +26,7 @@ RECORD = CallRecord(
     inherited_service_s=0.25,
     is_aborted=False,
 )
-ACCOUNT = CallAccount.of(
+ACCOUNT = EngineReport.of(
     RECORD,
     request_id="chatcmpl-1",
     prompt_tokens=10,
@@ -41,7 +41,7 @@ ACCOUNT = CallAccount.of(
 
 
 def test_an_account_survives_the_wire() -> None:
-    assert CallAccount.from_bytes(ACCOUNT.to_bytes()) == ACCOUNT
+    assert EngineReport.from_bytes(ACCOUNT.to_bytes()) == ACCOUNT
 
 
 def test_an_account_fits_a_small_datagram() -> None:
@@ -51,19 +51,19 @@ def test_an_account_fits_a_small_datagram() -> None:
 def test_an_unfinished_call_has_no_finish_reason() -> None:
     message = json.loads(ACCOUNT.to_bytes()) | {"finish_reason": None}
 
-    assert CallAccount.from_bytes(json.dumps(message).encode()).finish_reason is None
+    assert EngineReport.from_bytes(json.dumps(message).encode()).finish_reason is None
 
 
 def test_keys_of_a_later_version_are_ignored() -> None:
     message = json.loads(ACCOUNT.to_bytes()) | {"energy_j": 3}
 
-    assert CallAccount.from_bytes(json.dumps(message).encode()) == ACCOUNT
+    assert EngineReport.from_bytes(json.dumps(message).encode()) == ACCOUNT
 
 
 @pytest.mark.parametrize("datagram", [b"{", b"\xff", b"[]", b"{}", b'"x"'])
 def test_what_is_no_account_is_refused(datagram: bytes) -> None:
-    with pytest.raises(AccountError, match=r"^not a call account: "):
-        CallAccount.from_bytes(datagram)
+    with pytest.raises(ReportError, match=r"^not a call account: "):
+        EngineReport.from_bytes(datagram)
 
 
 @pytest.mark.parametrize(
@@ -73,5 +73,5 @@ def test_what_is_no_account_is_refused(datagram: bytes) -> None:
 def test_a_field_of_another_type_is_refused(name: str, value: object) -> None:
     message = json.loads(ACCOUNT.to_bytes()) | {name: value}
 
-    with pytest.raises(AccountError, match=f"{name} is "):
-        CallAccount.from_bytes(json.dumps(message).encode())
+    with pytest.raises(ReportError, match=f"{name} is "):
+        EngineReport.from_bytes(json.dumps(message).encode())

@@ -9,7 +9,7 @@ import os
 import signal
 from pathlib import Path
 
-from autellix_backend.core.report import CallAccount
+from autellix_backend.core.report import EngineReport
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 
@@ -18,7 +18,7 @@ async def serve(port: int, ledger: Path, behaviour: FakeBehaviour) -> None:
     # Unbuffered: what was written outlives a kill.
     file = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    def note(account: CallAccount) -> None:
+    def note(account: EngineReport) -> None:
         if not account.is_aborted:
             line = [account.program_id, account.prompt_tokens, account.output_tokens]
             os.write(file, json.dumps(line).encode() + b"\n")

@@ -34,7 +34,7 @@ class Server(HTTPServer):
 
     def tell(self) -> None:
         """Send a datagram to where vLLM's scheduler would send its accounts."""
-        path = json.loads(self._config)["autellix"]["accounting_socket"]
+        path = json.loads(self._config)["autellix"]["report_socket"]
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.sendto(b"told", path)
 

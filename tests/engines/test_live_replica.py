@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from autellix_backend.core.report import CallAccount
+from autellix_backend.core.report import EngineReport
 from autellix_backend.core.snapshot import EngineSnapshot
 from autellix_backend.engines.replica import VllmReplica
 from autellix_lab.demo.model import DEMO_MODEL_NAME
@@ -54,7 +54,7 @@ def test_answers_a_chat_with_tool_messages(live_engine: VllmReplica) -> None:
 
 def test_sends_the_account_of_a_call(live_engine: VllmReplica) -> None:
     """The plugin's datagram carries the ids of the body's vllm_xargs."""
-    path = live_engine.accounting_socket
+    path = live_engine.report_socket
     assert path is not None
     xargs = {"autellix_program": "program-1", "autellix_call": "call-1", "autellix_service_s": 0.25}
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
@@ -65,7 +65,7 @@ def test_sends_the_account_of_a_call(live_engine: VllmReplica) -> None:
             # Between accounts the engine tells of its queues.
             while EngineSnapshot.is_one(datagram := receiver.recv(65536)):
                 pass
-            account = CallAccount.from_bytes(datagram)
+            account = EngineReport.from_bytes(datagram)
         finally:
             path.unlink()
 

@@ -151,10 +151,10 @@ class TestOnACluster:
         """The stand-in sends a datagram where vLLM's scheduler would."""
 
         async with replicas(settings_for(ray_cluster, tmp_path), 1) as [replica]:
-            assert replica.accounting_socket is not None
+            assert replica.report_socket is not None
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
                 receiver.setblocking(False)
-                receiver.bind(str(replica.accounting_socket))
+                receiver.bind(str(replica.report_socket))
                 async with (
                     aiohttp.ClientSession() as client,
                     client.get(replica.base_url + "/tell") as response,
@@ -163,7 +163,7 @@ class TestOnACluster:
                 loop = asyncio.get_running_loop()
                 async with asyncio.timeout(20):
                     assert await loop.sock_recv(receiver, 100) == b"told"
-            replica.accounting_socket.unlink()
+            replica.report_socket.unlink()
 
     @pytest.mark.vllm
     @pytest.mark.timeout(600)

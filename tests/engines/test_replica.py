@@ -193,7 +193,7 @@ def test_the_command_carries_the_plugin(tmp_path: Path) -> None:
     config = json.loads(command[command.index("--additional-config") + 1])["autellix"]
 
     assert SchedulerConfig.from_mapping(config["scheduler"]) == SchedulerConfig()
-    assert config["accounting_socket"] == str(replica.accounting_socket)
+    assert config["report_socket"] == str(replica.report_socket)
     assert command[-2:] == ["--dtype", "float32"]
 
 
@@ -231,7 +231,7 @@ def test_a_stock_engine_has_no_plugin(tmp_path: Path) -> None:
 
     assert "--scheduler-cls" not in replica.command(1)
     assert "--kv-transfer-config" not in replica.command(1)
-    assert replica.accounting_socket is None
+    assert replica.report_socket is None
 
 
 @pytest.mark.parametrize("argument", ["--port", "--scheduler_cls=x", "--additional-config"])

@@ -87,7 +87,7 @@ async def until_async(condition: Callable[[], Any]) -> None:
 async def tell_snapshot(rig: Rig, told: EngineSnapshot) -> None:
     """Send a snapshot as the engine does, and wait until the gateway has it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        sender.sendto(told.to_bytes(), str(rig.engine.accounting_socket))
+        sender.sendto(told.to_bytes(), str(rig.engine.report_socket))
 
     async def has_come() -> bool:
         (engine,) = (await rig.get("/autellix/v1/engines"))[1]["engines"]
@@ -133,7 +133,7 @@ def serve() -> Serve:
         # Paths of unix sockets are short, pytest's folders are not.
         with tempfile.TemporaryDirectory() as folder:
             socket_path = Path(folder) / "accounts.sock" if has_socket else None
-            engine = engine or FakeEngine(behaviour, accounting_socket=socket_path)
+            engine = engine or FakeEngine(behaviour, report_socket=socket_path)
             await engine.start()
             settings = Settings(
                 gateway=GatewaySettings(**gateway),

@@ -25,7 +25,7 @@ CHAT = "/v1/chat/completions"
 
 @asynccontextmanager
 async def gateway(engine: Any, listen: Any) -> AsyncIterator[tuple[str, MemoryStore, aiohttp.ClientSession]]:
-    settings = Settings(gateway=GatewaySettings(account_wait_s=5.0), scheduler=SchedulerConfig(policy="plas"))
+    settings = Settings(gateway=GatewaySettings(report_wait_s=5.0), scheduler=SchedulerConfig(policy="plas"))
     store = MemoryStore(make_policy("plas"), program_idle_s=60.0, session_ttl_s=60.0)
     async with listen(create_app(settings, engine, store=store)) as url, aiohttp.ClientSession() as client:
         yield url, store, client

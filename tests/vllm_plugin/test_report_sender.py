@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autellix_backend.vllm_plugin import report_sender as accounting
-from autellix_backend.vllm_plugin.report_sender import AccountSender
+from autellix_backend.vllm_plugin.report_sender import ReportSender
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def receiver(tmp_path: Path) -> Iterator[socket.socket]:
 
 def test_sends_to_the_socket(receiver: socket.socket) -> None:
     """A message arrives as one datagram."""
-    sender = AccountSender(receiver.getsockname())
+    sender = ReportSender(receiver.getsockname())
     assert sender.send(b"one")
     assert receiver.recv(100) == b"one"
     assert (sender.sent_records, sender.dropped_records) == (1, 0)
@@ -32,7 +32,7 @@ def test_sends_to_the_socket(receiver: socket.socket) -> None:
 
 def test_what_a_full_socket_has_no_room_for_arrives_later(receiver: socket.socket) -> None:
     """A receiver that does not read never blocks the sender, and misses nothing, in order."""
-    sender = AccountSender(receiver.getsockname())
+    sender = ReportSender(receiver.getsockname())
     messages = [str(number).encode() for number in range(500)]
     assert all(sender.send(message) for message in messages)
     assert [receiver.recv(100) for _ in messages] == messages
@@ -44,7 +44,7 @@ def test_what_a_full_socket_has_no_room_for_arrives_later(receiver: socket.socke
 
 def test_counts_what_it_cannot_keep(receiver: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accounting, "MAX_PENDING", 20)
-    sender = AccountSender(receiver.getsockname())
+    sender = ReportSender(receiver.getsockname())
     results = [sender.send(b"x" * 1000) for _ in range(200)]
     assert results[0]
     assert not results[-1]
@@ -52,7 +52,7 @@ def test_counts_what_it_cannot_keep(receiver: socket.socket, monkeypatch: pytest
 
 
 def test_a_receiver_that_goes_away_costs_its_messages(receiver: socket.socket) -> None:
-    sender = AccountSender(receiver.getsockname())
+    sender = ReportSender(receiver.getsockname())
     for _ in range(100):
         sender.send(b"x" * 1000)
     Path(receiver.getsockname()).unlink()
@@ -66,7 +66,7 @@ def test_a_receiver_that_goes_away_costs_its_messages(receiver: socket.socket) -
 
 def test_counts_what_nobody_receives(tmp_path: Path) -> None:
     """An address without a receiver is no error."""
-    sender = AccountSender(str(tmp_path / "nobody.sock"))
+    sender = ReportSender(str(tmp_path / "nobody.sock"))
     assert not sender.send(b"lost")
     assert sender.dropped_records == 1
     sender.close()
@@ -74,7 +74,7 @@ def test_counts_what_nobody_receives(tmp_path: Path) -> None:
 
 def test_drops_a_path_that_is_no_address() -> None:
     """A path too long for a socket address is dropped like an absent receiver."""
-    sender = AccountSender("/tmp/" + "x" * 300)
+    sender = ReportSender("/tmp/" + "x" * 300)
     assert not sender.send(b"lost")
     assert sender.dropped_records == 1
     sender.close()
@@ -82,7 +82,7 @@ def test_drops_a_path_that_is_no_address() -> None:
 
 def test_without_an_address_nothing_is_sent_or_dropped() -> None:
     """No accounting socket means no accounts, not lost ones."""
-    sender = AccountSender(None)
+    sender = ReportSender(None)
     assert not sender.is_enabled
     assert not sender.send(b"x")
     assert sender.dropped_records == 0

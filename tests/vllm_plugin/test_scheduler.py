@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from autellix_backend.core.report import CallAccount
+from autellix_backend.core.report import EngineReport
 from autellix_backend.core.snapshot import EngineSnapshot
 
 # The first test pays for vLLM's imports, on a machine that may be busy.
@@ -176,7 +176,7 @@ def test_garbage_identity_makes_a_program_of_its_own(engine_worker: Any) -> None
 def test_every_call_sends_its_account_and_the_engine_its_queues(engine_worker: Any, tmp_path: Path) -> None:
     """The socket receives snapshots, and one account per call, finished or aborted; the counts add up."""
     address = tmp_path / "accounts.sock"
-    received: list[CallAccount] = []
+    received: list[EngineReport] = []
     snapshots: list[EngineSnapshot] = []
     calls = make_calls(count=20)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
@@ -191,7 +191,7 @@ def test_every_call_sends_its_account_and_the_engine_its_queues(engine_worker: A
                     if EngineSnapshot.is_one(datagram):
                         snapshots.append(EngineSnapshot.from_bytes(datagram))
                     else:
-                        received.append(CallAccount.from_bytes(datagram))
+                        received.append(EngineReport.from_bytes(datagram))
                 except TimeoutError:
                     if is_over.is_set():
                         return
@@ -202,7 +202,7 @@ def test_every_call_sends_its_account_and_the_engine_its_queues(engine_worker: A
             scenario(
                 calls=calls,
                 aborts={"60": ["call-3", "call-4"]},
-                additional_config={"autellix": {"scheduler": SCHEDULER, "accounting_socket": str(address)}},
+                additional_config={"autellix": {"scheduler": SCHEDULER, "report_socket": str(address)}},
             )
         )
         is_over.set()

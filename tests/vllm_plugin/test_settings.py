@@ -10,10 +10,10 @@ from autellix_backend.vllm_plugin.settings import PluginSettings
 
 def test_reads_the_section() -> None:
     """Scheduler settings and socket come from the autellix key."""
-    section = {"scheduler": {"policy": "plas", "beta": "inf"}, "accounting_socket": "/run/a.sock"}
+    section = {"scheduler": {"policy": "plas", "beta": "inf"}, "report_socket": "/run/a.sock"}
     settings = PluginSettings.from_additional_config({"autellix": section, "other": 1})
     assert settings.scheduler == SchedulerConfig(policy="plas", beta=float("inf"))
-    assert settings.accounting_socket == "/run/a.sock"
+    assert settings.report_socket == "/run/a.sock"
 
 
 @pytest.mark.parametrize("additional_config", [{}, None, {"other": 1}, object()])
@@ -32,8 +32,8 @@ def test_defaults_without_a_section(additional_config: Any) -> None:
         ({"scheduler": []}, "'autellix.scheduler'"),
         ({"scheduler": {"bounds": 3}}, "bounds"),
         ({"scheduler": {"policy": "srpt"}}, "works in the simulator only"),
-        ({"accounting_socket": 3}, "'autellix.accounting_socket'"),
-        ({"accounting_socket": ""}, "'autellix.accounting_socket'"),
+        ({"report_socket": 3}, "'autellix.report_socket'"),
+        ({"report_socket": ""}, "'autellix.report_socket'"),
     ],
 )
 def test_names_what_is_wrong(section: Any, name: str) -> None:

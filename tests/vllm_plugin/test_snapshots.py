@@ -53,7 +53,7 @@ def receiver(tmp_path: Path) -> Iterator[socket.socket]:
 
 def make_tracker(path: str | None) -> CallTracker:
     scheduler = SchedulerConfig(policy="plas", bounds=(1.0, 2.0))
-    return CallTracker(PluginSettings(scheduler=scheduler, accounting_socket=path))
+    return CallTracker(PluginSettings(scheduler=scheduler, report_socket=path))
 
 
 def arrive(tracker: CallTracker, request_id: str, service_s: float = 0.0) -> None:

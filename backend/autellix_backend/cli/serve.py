@@ -266,7 +266,7 @@ def _server_config(app: FastAPI) -> uvicorn.Config:
 def _ready_line(settings: Settings, engines: Sequence[Engine], listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    has_policy = any(engine.accounting_socket for engine in engines)
+    has_policy = any(engine.report_socket for engine in engines)
     policy = settings.scheduler.policy if has_policy else "none: the engine is not ours"
     what = ", ".join(dict.fromkeys(map(_described, engines)))
     if len(engines) > 1:

@@ -9,7 +9,7 @@ CoreError
 ├── UnknownPolicyError       (also ValueError)
 ├── UnknownBalancerError     (also ValueError)
 ├── NoEngineError
-├── AccountError             (also ValueError)
+├── ReportError             (also ValueError)
 └── SnapshotError            (also ValueError)
 """
 
@@ -18,12 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 __all__ = [
-    "AccountError",
     "CallError",
     "CoreError",
     "DuplicateCallError",
     "IllegalMoveError",
     "NoEngineError",
+    "ReportError",
     "SnapshotError",
     "UnknownBalancerError",
     "UnknownCallError",
@@ -93,7 +93,7 @@ class NoEngineError(CoreError):
         super().__init__(f"none of {engines} engine(s) accepts calls: all are down or drain")
 
 
-class AccountError(CoreError, ValueError):
+class ReportError(CoreError, ValueError):
     """A datagram does not hold the account of a call."""
 
     def __init__(self, problem: str) -> None:

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from autellix_backend.core.call import CallRecord
-from autellix_backend.core.errors import AccountError
+from autellix_backend.core.errors import ReportError
 
-__all__ = ["CallAccount"]
+__all__ = ["EngineReport"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallAccount(CallRecord):
+class EngineReport(CallRecord):
     """A call's record with what the engine knows of it.
 
     `arrival_s` and `finish_s` are of the engine's clock: elsewhere only their difference means anything.
@@ -46,7 +46,7 @@ class CallAccount(CallRecord):
         engine_steps: int,
         finish_reason: str | None,
         dropped_records: int = 0,
-    ) -> CallAccount:
+    ) -> EngineReport:
         """Complete the scheduler's record of a call with the engine's facts."""
         return cls(
             **asdict(record),
@@ -66,18 +66,18 @@ class CallAccount(CallRecord):
         return json.dumps(asdict(self), separators=(",", ":")).encode()
 
     @classmethod
-    def from_bytes(cls, datagram: bytes) -> CallAccount:
+    def from_bytes(cls, datagram: bytes) -> EngineReport:
         """Read an account; keys of a later version are ignored.
 
         Raises:
-            AccountError: the datagram is not a JSON object with every field of its type.
+            ReportError: the datagram is not a JSON object with every field of its type.
         """
         try:
             message = json.loads(datagram)
         except ValueError as error:
-            raise AccountError(str(error)) from error
+            raise ReportError(str(error)) from error
         if not isinstance(message, dict):
-            raise AccountError(f"a JSON {type(message).__name__} instead of an object")
+            raise ReportError(f"a JSON {type(message).__name__} instead of an object")
         return cls(**{name: _read(message, name, kinds) for name, kinds in _KINDS.items()})
 
 
@@ -88,14 +88,14 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "float": (float, int),
     "bool": (bool,),
 }
-_KINDS = {field.name: _TYPES[str(field.type)] for field in fields(CallAccount)}
+_KINDS = {field.name: _TYPES[str(field.type)] for field in fields(EngineReport)}
 
 
 def _read(message: dict[str, Any], name: str, kinds: tuple[type, ...]) -> Any:
     if name not in message:
-        raise AccountError(f"{name} is missing")
+        raise ReportError(f"{name} is missing")
     value = message[name]
     # bool is an int to isinstance, and a number to nobody else.
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise AccountError(f"{name} is {value!r}")
+        raise ReportError(f"{name} is {value!r}")
     return value

@@ -81,7 +81,7 @@ class Engine(Protocol):
         ...
 
     @property
-    def accounting_socket(self) -> Path | None:
+    def report_socket(self) -> Path | None:
         """Where the engine sends one datagram per finished call; bound by the gateway."""
         ...
 

@@ -67,8 +67,8 @@ class ReplicaHost:
         try:
             # In a thread: it may have to generate the demo model.
             self._replica = await asyncio.to_thread(self._make_replica)
-            if self._replica.accounting_socket is not None:
-                self._inbox.open(self._replica.accounting_socket)
+            if self._replica.report_socket is not None:
+                self._inbox.open(self._replica.report_socket)
             await self._replica.start()
         except (EngineError, SettingsError, OSError) as error:
             self._inbox.close()

@@ -130,7 +130,7 @@ class RayReplica:
         return EngineKind.VLLM
 
     @property
-    def accounting_socket(self) -> Path | None:
+    def report_socket(self) -> Path | None:
         """Where the accounts arrive that the actor has passed on."""
         return self._accounting_socket
 

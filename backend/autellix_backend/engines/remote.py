@@ -58,7 +58,7 @@ class RemoteEngine:
         return self._kind
 
     @property
-    def accounting_socket(self) -> Path | None:
+    def report_socket(self) -> Path | None:
         """None: accounts travel only within one machine."""
         return None
 

@@ -115,7 +115,7 @@ class VllmReplica:
         return EngineKind.VLLM
 
     @property
-    def accounting_socket(self) -> Path | None:
+    def report_socket(self) -> Path | None:
         """Where the plugin sends accounts; None for a stock engine."""
         return None if self._spec.stock else self._accounting_socket
 

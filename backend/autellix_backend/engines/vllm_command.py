@@ -97,9 +97,9 @@ def check_arguments(
             raise EngineArgumentError(name, reserved)
 
 
-def plugin_arguments(scheduler: SchedulerConfig, accounting_socket: Path) -> list[str]:
+def plugin_arguments(scheduler: SchedulerConfig, report_socket: Path) -> list[str]:
     """Return the arguments that make stock vLLM schedule by programs and account for calls."""
-    section = {"scheduler": scheduler.to_mapping(), "accounting_socket": str(accounting_socket)}
+    section = {"scheduler": scheduler.to_mapping(), "report_socket": str(report_socket)}
     config = json.dumps({"autellix": section})
     return ["--scheduler-cls", SCHEDULER_CLASS, "--additional-config", config]
 

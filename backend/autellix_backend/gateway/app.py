@@ -19,7 +19,7 @@ from autellix_backend.gateway.calls.ends import EndObserver
 from autellix_backend.gateway.errors import InvalidKeyError, install_error_handlers
 from autellix_backend.gateway.explain.overview import Overview
 from autellix_backend.gateway.http.admin import AdminApi
-from autellix_backend.gateway.http.authentication import Door
+from autellix_backend.gateway.http.authentication import Authentication
 from autellix_backend.gateway.http.calls import CallEndpoint
 from autellix_backend.gateway.http.engines import EnginesApi
 from autellix_backend.gateway.http.events import EVENTS_PATH, EventsEndpoint
@@ -28,7 +28,7 @@ from autellix_backend.gateway.http.passthrough import PassthroughEndpoint
 from autellix_backend.gateway.http.programs import ProgramsApi
 from autellix_backend.gateway.http.sessions import SessionsApi
 from autellix_backend.gateway.tenancy.tenants import Tenants
-from autellix_backend.gateway.wiring import Parts, make_parts
+from autellix_backend.gateway.wiring import Components, make_components
 from autellix_backend.settings import Settings
 from autellix_backend.stores.base import ProgramStore, Reaped
 
@@ -60,14 +60,14 @@ def create_app(
         SettingsError: if programs are to be recorded into a file that cannot be written, the tenants' file
             is malformed, calls cannot be logged, or the extra for traces or for Redis is not installed.
     """
-    parts = make_parts(settings, engines, store=store, tenants=tenants, clock=clock)
+    parts = make_components(settings, engines, store=store, tenants=tenants, clock=clock)
     app = FastAPI(
         title="Autellix", openapi_url=None, lifespan=partial(_lifespan, parts), redirect_slashes=False
     )
     install_error_handlers(app)
     if not parts.tenants.is_open:
         on_refusal = parts.metrics.refusals.labels("", InvalidKeyError.code).inc
-        app.add_middleware(Door, tenants=parts.tenants, on_refusal=on_refusal)
+        app.add_middleware(Authentication, tenants=parts.tenants, on_refusal=on_refusal)
     app.router.routes.extend(_routes(parts))
     app.state.watches = parts.watches
     app.state.tenants = parts.tenants
@@ -78,7 +78,7 @@ def create_app(
 
 
 @contextlib.asynccontextmanager
-async def _lifespan(parts: Parts, _app: FastAPI) -> AsyncIterator[None]:
+async def _lifespan(parts: Components, _app: FastAPI) -> AsyncIterator[None]:
     async with contextlib.AsyncExitStack() as stack:
         # Last of all at the end, when every call is settled.
         if parts.recorder is not None:
@@ -96,7 +96,7 @@ async def _lifespan(parts: Parts, _app: FastAPI) -> AsyncIterator[None]:
         yield
 
 
-def _routes(parts: Parts) -> list[Route]:
+def _routes(parts: Components) -> list[Route]:
     settings, store, tenants = parts.settings, parts.store, parts.tenants
     overview = Overview(parts.pool, parts.desk, parts.reports, parts.clock)
     admin = AdminApi(settings, parts.pool, store, parts.metrics, tenants, overview)
@@ -114,7 +114,7 @@ def _routes(parts: Parts) -> list[Route]:
     ]
 
 
-def _engine_routes(parts: Parts) -> list[Route]:
+def _engine_routes(parts: Components) -> list[Route]:
     max_body_bytes = parts.settings.gateway.max_body_bytes
     passthrough = PassthroughEndpoint(parts.pool, max_body_bytes=max_body_bytes)
     return [
@@ -127,7 +127,7 @@ def _engine_routes(parts: Parts) -> list[Route]:
     ]
 
 
-def _call_endpoint(parts: Parts, dialect: Dialect) -> CallEndpoint:
+def _call_endpoint(parts: Components, dialect: Dialect) -> CallEndpoint:
     return CallEndpoint(
         dialect,
         parts.pool,
@@ -139,7 +139,7 @@ def _call_endpoint(parts: Parts, dialect: Dialect) -> CallEndpoint:
     )
 
 
-async def _reap(parts: Parts) -> None:
+async def _reap(parts: Components) -> None:
     while True:
         await asyncio.sleep(REAP_PERIOD_S)
         try:

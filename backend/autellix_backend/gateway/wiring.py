@@ -15,19 +15,19 @@ from autellix_backend.engines.kv_events import KvEventListener, check_kv_events_
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
 from autellix_backend.gateway.calls.ends import EndObservers
 from autellix_backend.gateway.calls.observers import CallObservers
-from autellix_backend.gateway.calls.registry import CallDesk
-from autellix_backend.gateway.engines.handle import MakeMember, Member
-from autellix_backend.gateway.engines.ordering import Line, OrderedLine, StraightLine
+from autellix_backend.gateway.calls.registry import CallRegistry
+from autellix_backend.gateway.engines.handle import EngineHandle, MakeHandle
+from autellix_backend.gateway.engines.ordering import ArrivalOrdering, Ordering, PolicyOrdering
 from autellix_backend.gateway.engines.pool import EnginePool
-from autellix_backend.gateway.engines.queue import Dispatcher
-from autellix_backend.gateway.engines.report_receiver import AccountingReceiver
-from autellix_backend.gateway.engines.telemetry import EngineReports
+from autellix_backend.gateway.engines.queue import EngineQueue
+from autellix_backend.gateway.engines.report_receiver import ReportReceiver
+from autellix_backend.gateway.engines.telemetry import SnapshotBoard
 from autellix_backend.gateway.engines.upstream import Upstream
 from autellix_backend.gateway.explain.event_feed import EventFeed
 from autellix_backend.gateway.http.sessions import LOST_HEARTBEATS
 from autellix_backend.gateway.http.watches import Watches
 from autellix_backend.gateway.identity.identity import Placement
-from autellix_backend.gateway.identity.session_tokens import TokenGuard
+from autellix_backend.gateway.identity.session_tokens import SessionTokens
 from autellix_backend.gateway.recording.recorder import ProgramRecorder
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.limiter import Limiter
@@ -43,7 +43,7 @@ USUAL_SLOTS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class Components:
     """The parts of one gateway, built but not running."""
 
     settings: Settings
@@ -54,24 +54,24 @@ class Parts:
     recorder: ProgramRecorder | None
     limiter: Limiter | None
     ends: EndObservers
-    guard: TokenGuard
+    guard: SessionTokens
     placement: Placement
     watches: Watches
     outputs: CallOutputs
-    desk: CallDesk
+    desk: CallRegistry
     feed: EventFeed
-    reports: EngineReports
+    reports: SnapshotBoard
     pool: EnginePool
 
 
-def make_parts(
+def make_components(
     settings: Settings,
     engines: Iterable[Engine],
     *,
     store: ProgramStore | None,
     tenants: Tenants | None,
     clock: Callable[[], float],
-) -> Parts:
+) -> Components:
     """Build the parts in front of the engines; the arguments are those of `create_app`.
 
     Raises:
@@ -87,22 +87,22 @@ def make_parts(
     limiter = _make_limiter(settings, tenants, metrics, clock)
     outputs = CallOutputs(settings.observe, metrics.registry)
     observers = _make_observers(recorder, metrics, outputs)
-    desk = CallDesk(
+    desk = CallRegistry(
         store,
         settings.scheduler,
         metrics,
         clock=clock,
-        account_wait_s=settings.gateway.account_wait_s,
+        report_wait_s=settings.gateway.report_wait_s,
         observer=observers,
         limiter=limiter,
         # An account has better numbers than the answer, but for a call of several choices.
         wants_usage=recorder is not None or limiter is not None,
     )
     feed = _make_feed(desk, observers, store, metrics)
-    reports = EngineReports(clock, feed.snapshot_taken)
-    make_member = partial(_make_member, settings, tenants, metrics, desk, feed, reports, clock)
-    pool = _make_pool(settings, engines, make_member, observers, store, metrics, reports)
-    return Parts(
+    reports = SnapshotBoard(clock, feed.snapshot_taken)
+    make_handle = partial(_make_member, settings, tenants, metrics, desk, feed, reports, clock)
+    pool = _make_pool(settings, engines, make_handle, observers, store, metrics, reports)
+    return Components(
         settings=settings,
         clock=clock,
         store=store,
@@ -111,7 +111,7 @@ def make_parts(
         recorder=recorder,
         limiter=limiter,
         ends=EndObservers(*(observer for observer in (recorder, limiter) if observer is not None)),
-        guard=TokenGuard(
+        guard=SessionTokens(
             settings.gateway.token_secret, is_strict=settings.gateway.strict_identity, clock=clock
         ),
         placement=Placement(settings.gateway, metrics, clock=clock),
@@ -136,7 +136,7 @@ def _make_observers(
 
 
 def _make_feed(
-    desk: CallDesk, observers: CallObservers, store: ProgramStore, metrics: GatewayMetrics
+    desk: CallRegistry, observers: CallObservers, store: ProgramStore, metrics: GatewayMetrics
 ) -> EventFeed:
     feed = EventFeed(desk.find, time.time, metrics.events_dropped.inc)
     observers.add(feed)
@@ -148,18 +148,18 @@ def _make_feed(
 def _make_pool(
     settings: Settings,
     engines: Iterable[Engine],
-    make_member: MakeMember,
+    make_handle: MakeHandle,
     observers: CallObservers,
     store: ProgramStore,
     metrics: GatewayMetrics,
-    reports: EngineReports,
+    reports: SnapshotBoard,
 ) -> EnginePool:
     def left(engine: str) -> None:
         reports.forget(engine)
         metrics.forget_engine(engine)
 
     balancer = make_balancer(settings.balancer.name, settings.balancer.threshold_tokens)
-    pool = EnginePool(balancer, make_member, left)
+    pool = EnginePool(balancer, make_handle, left)
     for engine in engines:
         pool.join(engine)
     observers.add(pool)
@@ -171,17 +171,17 @@ def _make_member(
     settings: Settings,
     tenants: Tenants,
     metrics: GatewayMetrics,
-    desk: CallDesk,
+    desk: CallRegistry,
     feed: EventFeed,
-    reports: EngineReports,
+    reports: SnapshotBoard,
     clock: Callable[[], float],
     engine: Engine,
-) -> Member:
+) -> EngineHandle:
     supervisor = Supervisor(engine, settings.engine, clock=clock)
     metrics.set_engine(engine.name, is_up=True)
     supervisor.subscribe(partial(_count, metrics))
     supervisor.subscribe(partial(_follow_engine, feed, reports))
-    dispatcher = Dispatcher(
+    dispatcher = EngineQueue(
         _make_line(settings, engine),
         supervisor,
         settings.engine,
@@ -199,7 +199,7 @@ def _make_member(
         hides_keys=not tenants.is_open,
         session_header=settings.engine.session_header,
     )
-    member = Member(
+    member = EngineHandle(
         engine=engine,
         supervisor=supervisor,
         dispatcher=dispatcher,
@@ -216,9 +216,9 @@ def _make_member(
 
 
 def _make_receiver(
-    member: Member, desk: CallDesk, reports: EngineReports, metrics: GatewayMetrics
-) -> AccountingReceiver | None:
-    path = member.engine.accounting_socket
+    member: EngineHandle, desk: CallRegistry, reports: SnapshotBoard, metrics: GatewayMetrics
+) -> ReportReceiver | None:
+    path = member.engine.report_socket
     if path is None:
         return None
 
@@ -227,15 +227,15 @@ def _make_receiver(
         reports.take(member.name, snapshot)
 
     malformed = metrics.accounts.labels("malformed").inc
-    return AccountingReceiver(path, desk.deliver, malformed, take)
+    return ReportReceiver(path, desk.deliver, malformed, take)
 
 
-def _make_line(settings: Settings, engine: Engine) -> Line:
+def _make_line(settings: Settings, engine: Engine) -> Ordering:
     """Return the line before the engine; one that has our scheduler orders its calls itself."""
     slots = settings.engine.max_in_flight
-    if engine.accounting_socket is not None or slots is None:
-        return StraightLine()
-    return OrderedLine(settings.scheduler, slots)
+    if engine.report_socket is not None or slots is None:
+        return ArrivalOrdering()
+    return PolicyOrdering(settings.scheduler, slots)
 
 
 def _make_store(settings: Settings, metrics: GatewayMetrics, clock: Callable[[], float]) -> ProgramStore:
@@ -269,7 +269,7 @@ def _make_limiter(
     )
 
 
-def _follow_engine(feed: EventFeed, reports: EngineReports, change: EngineChange) -> None:
+def _follow_engine(feed: EventFeed, reports: SnapshotBoard, change: EngineChange) -> None:
     if change.state is not EngineState.UP:
         # What it told last is no longer so.
         reports.forget(change.engine)
@@ -288,10 +288,10 @@ def _count(metrics: GatewayMetrics, change: EngineChange) -> None:
 
 
 def _silence_s(
-    engine: Engine, dispatcher: Dispatcher, reports: EngineReports, clock: Callable[[], float]
+    engine: Engine, dispatcher: EngineQueue, reports: SnapshotBoard, clock: Callable[[], float]
 ) -> float:
     """Return for how long an engine that tells of its calls has had some and told nothing."""
-    if engine.accounting_socket is None or dispatcher.busy_since_s is None:
+    if engine.report_socket is None or dispatcher.busy_since_s is None:
         return 0.0
     report = reports.get(engine.name)
     last_s = dispatcher.busy_since_s if report is None else max(report.received_s, dispatcher.busy_since_s)

@@ -43,7 +43,7 @@ class GatewaySettings:
     upstream_timeout_s: float = 3600.0
     """The longest time one call may take at the engine."""
     connect_timeout_s: float = 5.0
-    account_wait_s: float = 0.5
+    report_wait_s: float = 0.5
     """How long an answered call waits for the engine's accounting before its receipt goes without."""
     recovery_wait_s: float = 60.0
     """How long a call waits for the return of an engine that is down or being restarted."""
@@ -69,7 +69,7 @@ class GatewaySettings:
         for name in ("heartbeat_s", "program_idle_s", "upstream_timeout_s", "connect_timeout_s"):
             check_positive("gateway", self, name)
         check_positive("gateway", self, "max_body_bytes")
-        for name in ("account_wait_s", "recovery_wait_s", "shutdown_grace_s"):
+        for name in ("report_wait_s", "recovery_wait_s", "shutdown_grace_s"):
             check_positive("gateway", self, name, zero_allowed=True)
         is_known = self.subagents in SUBAGENT_KINDS
         check(is_known, "gateway.subagents", f"is {self.subagents!r}", "thread or program")

@@ -12,12 +12,12 @@ import socket
 import threading
 from collections import deque
 
-__all__ = ["MAX_PENDING", "AccountSender"]
+__all__ = ["MAX_PENDING", "ReportSender"]
 
 MAX_PENDING = 65_536
 
 
-class AccountSender:
+class ReportSender:
     """A sender to a unix datagram socket that delivers late rather than never, and counts what it dropped."""
 
     def __init__(self, path: str | None) -> None:

@@ -12,7 +12,7 @@ from autellix_backend.core.policies import LIVE_POLICY_NAMES
 __all__ = ["SECTION", "PluginSettings"]
 
 SECTION = "autellix"
-_KEYS = ("accounting_socket", "scheduler")
+_KEYS = ("report_socket", "scheduler")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class PluginSettings:
     """What one engine's scheduler needs to know: the policy and where accounts go."""
 
     scheduler: SchedulerConfig
-    accounting_socket: str | None = None
+    report_socket: str | None = None
 
     @classmethod
     def from_additional_config(cls, additional_config: object) -> PluginSettings:
@@ -39,7 +39,7 @@ class PluginSettings:
             )
         return cls(
             scheduler=_scheduler(section.get("scheduler", {})),
-            accounting_socket=_socket_path(section.get("accounting_socket")),
+            report_socket=_socket_path(section.get("report_socket")),
         )
 
 
@@ -58,4 +58,4 @@ def _scheduler(value: Any) -> SchedulerConfig:
 def _socket_path(value: Any) -> str | None:
     if value is None or (isinstance(value, str) and value):
         return value
-    raise ValueError(f"additional-config: '{SECTION}.accounting_socket' must be a path, not {value!r}")
+    raise ValueError(f"additional-config: '{SECTION}.report_socket' must be a path, not {value!r}")

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from autellix_backend.core.call import Call
 from autellix_backend.core.machine import Machine
-from autellix_backend.core.report import CallAccount
+from autellix_backend.core.report import EngineReport
 from autellix_backend.vllm_plugin.identity import CallIdentity
-from autellix_backend.vllm_plugin.report_sender import AccountSender
+from autellix_backend.vllm_plugin.report_sender import ReportSender
 from autellix_backend.vllm_plugin.settings import PluginSettings
 
 __all__ = ["UNRANKED", "CallTracker", "Usage"]
@@ -54,7 +54,7 @@ class CallTracker:
 
     def __init__(self, settings: PluginSettings) -> None:
         self.machine = Machine(settings.scheduler)
-        self.sender = AccountSender(settings.accounting_socket)
+        self.sender = ReportSender(settings.report_socket)
         self.step = 0
         self._calls: dict[str, _Tracked] = {}
         self._places: dict[str, int] = {}
@@ -160,14 +160,14 @@ class CallTracker:
             call_id for call_id in {**old, **self._places} if old.get(call_id) != self._places.get(call_id)
         ]
 
-    def close(self, request_id: str, now: float, usage: Usage) -> CallAccount:
+    def close(self, request_id: str, now: float, usage: Usage) -> EngineReport:
         """Close a call that finished or was aborted, and send its account."""
         call = self._calls.pop(request_id)
         self._places.pop(request_id, None)
         leave = self.machine.abort if usage.is_aborted else self.machine.finish
         record = leave(request_id, now)
         self._drop_program(request_id, call.identity)
-        account = CallAccount.of(
+        account = EngineReport.of(
             replace(record, call_id=call.identity.call_id),
             request_id=request_id,
             prompt_tokens=usage.prompt_tokens,

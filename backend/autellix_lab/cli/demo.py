@@ -178,7 +178,7 @@ def _launch(
         "max_num_seqs": args.max_num_seqs,
         "extra_args": ["--max-model-len", str(2 * MAX_CONTEXT_TOKENS), "--block-size", str(BLOCK_TOKENS)],
     }
-    gateway = {"port": 0, "account_wait_s": ACCOUNT_WAIT_S}
+    gateway = {"port": 0, "report_wait_s": ACCOUNT_WAIT_S}
     settings = {"gateway": gateway, "engine": engine, "scheduler": scheduler}
     backend = stack.enter_context(BackendProcess(policy, args.model, settings, args.out))
     backend.launch()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autellix_backend.core.report import CallAccount
+from autellix_backend.core.report import EngineReport
 
 MODEL_NAME = "autellix.fake-model"
 _PROMPT_FIELDS = ("messages", "input", "prompt")
@@ -138,11 +138,11 @@ class FakeCall:
         """Return one token of the answer."""
         return f"token{number} "
 
-    def account(self, finish_step: int) -> CallAccount:
+    def account(self, finish_step: int) -> EngineReport:
         """Build the record that the vLLM plugin would send."""
         xargs = self.body.get("vllm_xargs") or {}
         wait_s = self.behaviour.wait_s
-        return CallAccount(
+        return EngineReport(
             call_id=xargs.get("autellix_call", self.request_id),
             program_id=xargs.get("autellix_program", self.request_id),
             thread_id=xargs.get("autellix_thread", "0"),

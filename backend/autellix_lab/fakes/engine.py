@@ -18,7 +18,7 @@ from typing import Any
 
 from aiohttp import web
 
-from autellix_backend.core.report import CallAccount
+from autellix_backend.core.report import EngineReport
 from autellix_backend.engines.kind import EngineKind
 from autellix_backend.engines.probe import Health, probe
 from autellix_lab.fakes.answers import (
@@ -57,20 +57,20 @@ class FakeEngine:
         behaviour: FakeBehaviour | None = None,
         *,
         name: str = "fake-0",
-        accounting_socket: Path | None = None,
+        report_socket: Path | None = None,
         keep_alive_s: float = 75.0,
         keeps_requests: bool = True,
         is_owned: bool = True,
         kind: EngineKind = EngineKind.VLLM,
         port: int = 0,
-        on_account: Callable[[CallAccount], None] | None = None,
+        on_account: Callable[[EngineReport], None] | None = None,
     ) -> None:
         """Prepare a server; start() has it listen.
 
         Args:
             behaviour: How it answers at first.
             name: What receipts show.
-            accounting_socket: Where it sends accounts; None for an engine that sends none.
+            report_socket: Where it sends accounts; None for an engine that sends none.
             keep_alive_s: How long it keeps an idle connection.
             keeps_requests: Whether it remembers what it received.
             is_owned: Whether a supervisor may kill and restart it.
@@ -85,7 +85,7 @@ class FakeEngine:
         """Calls whose client went away before the answer ended."""
         self._changed = asyncio.Event()
         self._name = name
-        self._accounting_socket = accounting_socket
+        self._accounting_socket = report_socket
         self._keep_alive_s = keep_alive_s
         self._keeps_requests = keeps_requests
         self._is_owned = is_owned
@@ -116,7 +116,7 @@ class FakeEngine:
         return self._kind
 
     @property
-    def accounting_socket(self) -> Path | None:
+    def report_socket(self) -> Path | None:
         """Where accounting datagrams go."""
         return self._accounting_socket
 

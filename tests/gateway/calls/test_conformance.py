@@ -187,7 +187,7 @@ ANTHROPIC_ERRORS: dict[str, tuple[int, Callable[[anthropic.Anthropic], Any]]] = 
 @pytest.fixture(scope="module")
 def urls(live_engine: Any) -> Iterator[tuple[str, str]]:
     """Yield the engine's address and that of a gateway before it."""
-    settings = Settings(gateway=GatewaySettings(account_wait_s=5.0))
+    settings = Settings(gateway=GatewaySettings(report_wait_s=5.0))
     with serving_thread(create_app(settings, live_engine)) as url:
         yield live_engine.base_url, url
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autellix_backend.gateway.calls.sse import EndSplitter
+from autellix_backend.gateway.calls.sse import StreamEndSplitter
 
 STREAM = b'data: {"text": "data: [DONE]"}\n\ndata: d\r\n\r\n: x\n\ndata: [DONE]\n\n'
 
@@ -17,7 +17,7 @@ DONE = (b"data: [DONE]",)
 
 
 def split(chunks: list[bytes], ends: tuple[bytes, ...] = DONE) -> tuple[bytes, bytes]:
-    splitter = EndSplitter(ends)
+    splitter = StreamEndSplitter(ends)
     head, tail = b"", b""
     for chunk in chunks:
         before, found = (b"", chunk) if tail else splitter.feed(chunk)
@@ -38,7 +38,7 @@ def test_a_stream_without_done_comes_out_whole(stream: bytes) -> None:
 
 
 def test_a_complete_event_is_not_held_back() -> None:
-    assert EndSplitter(DONE).feed(b"data: {}\n\n") == (b"data: {}\n\n", b"")
+    assert StreamEndSplitter(DONE).feed(b"data: {}\n\n") == (b"data: {}\n\n", b"")
 
 
 @given(st.lists(st.integers(0, 100), max_size=6))

@@ -49,7 +49,7 @@ async def two_replicas(model: Path, folder: Path) -> AsyncIterator[list[Engine]]
 async def cached_share(engines: Sequence[Engine], balancer: str) -> tuple[float, dict[str, set[str]]]:
     """Play chats that grow; return the share of prompt tokens that were cached, and who ran where."""
     settings = Settings(
-        gateway=GatewaySettings(account_wait_s=5.0),
+        gateway=GatewaySettings(report_wait_s=5.0),
         balancer=BalancerSettings(name=balancer, threshold_tokens=100),
     )
     cached = read = 0

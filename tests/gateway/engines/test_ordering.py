@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import LIVE_POLICY_NAMES
-from autellix_backend.gateway.engines.ordering import Caller, OrderedLine, StraightLine
+from autellix_backend.gateway.engines.ordering import ArrivalOrdering, Caller, PolicyOrdering
 
 
-def ordered(slots: int = 1, **config: Any) -> OrderedLine:
-    return OrderedLine(SchedulerConfig(**{"policy": "plas", "bounds": (1.0, 10.0), **config}), slots)
+def ordered(slots: int = 1, **config: Any) -> PolicyOrdering:
+    return PolicyOrdering(SchedulerConfig(**{"policy": "plas", "bounds": (1.0, 10.0), **config}), slots)
 
 
-def drain(line: OrderedLine, now: float = 0.0) -> list[str]:
+def drain(line: PolicyOrdering, now: float = 0.0) -> list[str]:
     """Let each call run for no time; return the order."""
     order = []
     while (key := line.next(now)) is not None:
@@ -28,7 +28,7 @@ def drain(line: OrderedLine, now: float = 0.0) -> list[str]:
 
 
 def test_a_straight_line_lets_all_go_in_their_order() -> None:
-    line = StraightLine()
+    line = ArrivalOrdering()
     for number in range(3):
         line.enter(Caller(key=str(number), program="p", service_s=3.0 - number), 0.0)
     line.leave("1", 1.0)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from autellix_backend.core.report import CallAccount
+from autellix_backend.core.report import EngineReport
 from autellix_backend.core.snapshot import EngineSnapshot
-from autellix_backend.gateway.engines.report_receiver import AccountingReceiver
+from autellix_backend.gateway.engines.report_receiver import ReportReceiver
 
-ACCOUNT = CallAccount(
+ACCOUNT = EngineReport(
     call_id="c",
     program_id="p",
     thread_id="0",
@@ -62,10 +62,10 @@ def test_accounts_and_snapshots_arrive_and_malformed_datagrams_are_counted(
     make_loop: Callable[[], asyncio.AbstractEventLoop], wait_until: Any
 ) -> None:
     async def main(path: Path) -> None:
-        received: list[CallAccount] = []
+        received: list[EngineReport] = []
         snapshots: list[EngineSnapshot] = []
         malformed: list[None] = []
-        receiver = AccountingReceiver(path, received.append, lambda: malformed.append(None), snapshots.append)
+        receiver = ReportReceiver(path, received.append, lambda: malformed.append(None), snapshots.append)
         receiver.open()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             for datagram in (

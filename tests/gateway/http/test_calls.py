@@ -128,7 +128,7 @@ async def test_unidentified_calls_leave_nothing_behind(serve: Any) -> None:
 
 async def test_missing_accounts_are_estimated_and_say_so(serve: Any) -> None:
     behaviour = FakeBehaviour(sends_accounts=False, token_delay_s=0.01)
-    async with serve(behaviour, account_wait_s=0.01) as rig:
+    async with serve(behaviour, report_wait_s=0.01) as rig:
         receipt = (await rig.chat())["autellix"]
         assert receipt["estimated"] is True
         assert receipt["service_s"] >= 0.04
@@ -256,7 +256,7 @@ async def test_other_errors_have_the_same_shape(serve: Any) -> None:
 
 
 async def test_choices_are_accounted_together(serve: Any) -> None:
-    async with serve(account_wait_s=0.02) as rig:
+    async with serve(report_wait_s=0.02) as rig:
         # The fake engine accounts for one of the two, so the sum is known to be incomplete.
         receipt = (await rig.chat(n=2))["autellix"]
         assert receipt["estimated"] is True

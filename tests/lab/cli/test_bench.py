@@ -59,7 +59,7 @@ def with_fake_engine(behaviour: FakeBehaviour, use: Callable[[str], int], **sett
     """Run `use` in a thread with the address of a gateway in front of a fake engine."""
 
     async def run(folder: Path) -> int:
-        engine = FakeEngine(behaviour, accounting_socket=folder / "accounts.sock")
+        engine = FakeEngine(behaviour, report_socket=folder / "accounts.sock")
         await engine.start()
         try:
             async with gateway(engine, **settings) as url:
@@ -240,7 +240,7 @@ def test_a_recording_of_the_real_engine_is_replayed(live_engine: Any, tmp_path: 
     }
 
     async def run() -> int:
-        recorder = gateway(live_engine, record_path=recording, account_wait_s=5.0)
+        recorder = gateway(live_engine, record_path=recording, report_wait_s=5.0)
         async with recorder as url, aiohttp.ClientSession() as client:
             for number in range(3):
                 headers = {"X-Autellix-Program-ID": f"p{number}"}
@@ -248,7 +248,7 @@ def test_a_recording_of_the_real_engine_is_replayed(live_engine: Any, tmp_path: 
                     post = client.post(url + "/v1/chat/completions", json=body, headers=headers)
                     async with post as response:
                         assert response.status == 200, await response.text()
-        async with gateway(live_engine, account_wait_s=5.0) as url:
+        async with gateway(live_engine, report_wait_s=5.0) as url:
             arguments = ["bench", "replay", str(recording), "--url", url, "--out", str(out)]
             return await asyncio.to_thread(main, arguments)
 

@@ -283,7 +283,7 @@ def test_bad_scheduler_settings_name_their_option(capsys: pytest.CaptureFixture[
 def gateway(engine: Engine) -> AbstractAsyncContextManager[str]:
     """Serve a gateway in front of an engine."""
     settings = Settings(
-        gateway=GatewaySettings(account_wait_s=5.0),
+        gateway=GatewaySettings(report_wait_s=5.0),
         engine=EngineSettings(max_num_seqs=4),
         scheduler=SchedulerConfig(policy="plas"),
     )
@@ -311,7 +311,7 @@ def test_calibrate_finds_the_fake_engine_s_step_time(
         with tempfile.TemporaryDirectory() as folder:
             # With a delay, so that calls overlap.
             behaviour = FakeBehaviour(output_tokens=1000, service_s_per_token=0.01, token_delay_s=0.002)
-            engine = FakeEngine(behaviour, accounting_socket=Path(folder) / "accounts.sock")
+            engine = FakeEngine(behaviour, report_socket=Path(folder) / "accounts.sock")
             await engine.start()
             try:
                 async with gateway(engine) as url:

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from autellix_backend.core.report import CallAccount
+from autellix_backend.core.report import EngineReport
 from autellix_backend.engines.base import Engine
 from autellix_lab.fakes.engine import CHAT_PATH, FakeBehaviour, FakeEngine, Fault
 
@@ -22,9 +22,9 @@ CHAT_BODY = {"model": "m", "messages": [{"role": "user", "content": "hello there
 def with_engine(
     behaviour: FakeBehaviour,
     use: Callable[[FakeEngine, aiohttp.ClientSession], Awaitable[None]],
-    accounting_socket: Path | None = None,
+    report_socket: Path | None = None,
 ) -> FakeEngine:
-    engine = FakeEngine(behaviour, accounting_socket=accounting_socket)
+    engine = FakeEngine(behaviour, report_socket=report_socket)
 
     async def main() -> None:
         await engine.start()
@@ -133,12 +133,12 @@ def test_a_killed_engine_tells_its_failure() -> None:
     with_engine(FakeBehaviour(fault=Fault.HANG), use)
 
 
-def read_accounts(receiver: socket.socket) -> list[CallAccount]:
+def read_accounts(receiver: socket.socket) -> list[EngineReport]:
     accounts = []
     receiver.setblocking(False)
     while True:
         try:
-            accounts.append(CallAccount.from_bytes(receiver.recv(65536)))
+            accounts.append(EngineReport.from_bytes(receiver.recv(65536)))
         except BlockingIOError:
             return accounts
 
@@ -157,7 +157,7 @@ def test_sends_one_account_per_call(tmp_path: Path) -> None:
             assert (account.program_id, account.call_id, account.inherited_service_s) == ("p", "c", 1.5)
             assert (account.output_tokens, account.is_aborted) == (4, False)
 
-        with_engine(FakeBehaviour(), use, accounting_socket=path)
+        with_engine(FakeBehaviour(), use, report_socket=path)
         assert read_accounts(receiver) == []
 
 
@@ -167,7 +167,7 @@ def test_an_account_without_a_listener_is_dropped(tmp_path: Path) -> None:
     async def use(engine: FakeEngine, client: aiohttp.ClientSession) -> None:
         assert (await post(engine, client))[0] == 200
 
-    with_engine(FakeBehaviour(), use, accounting_socket=tmp_path / "absent.sock")
+    with_engine(FakeBehaviour(), use, report_socket=tmp_path / "absent.sock")
 
 
 def test_faults_may_be_drawn_by_their_shares() -> None:

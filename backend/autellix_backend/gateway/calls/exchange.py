@@ -11,11 +11,11 @@ from starlette.types import Send
 from autellix_backend.gateway.calls.body import CallBody
 from autellix_backend.gateway.calls.dialects import Dialect
 from autellix_backend.gateway.calls.outbound import engine_body, engine_headers
-from autellix_backend.gateway.calls.registry import CallDesk, OpenCall, Outcome, Receipt
-from autellix_backend.gateway.calls.sse import EndSplitter, error_event, holds_error, receipt_comment
+from autellix_backend.gateway.calls.registry import CallRegistry, OpenCall, Outcome, Receipt
+from autellix_backend.gateway.calls.sse import StreamEndSplitter, error_event, holds_error, receipt_comment
 from autellix_backend.gateway.calls.usage import StreamTail, read_usage
-from autellix_backend.gateway.engines.handle import Member
-from autellix_backend.gateway.engines.pool import EnginePool, Seat
+from autellix_backend.gateway.engines.handle import EngineHandle
+from autellix_backend.gateway.engines.pool import Assignment, EnginePool
 from autellix_backend.gateway.engines.queue import ElsewhereError, Slot
 from autellix_backend.gateway.engines.upstream import response_headers
 from autellix_backend.gateway.errors import (
@@ -33,8 +33,8 @@ class Exchange:
     def __init__(
         self,
         pool: EnginePool,
-        seat: Seat,
-        desk: CallDesk,
+        seat: Assignment,
+        desk: CallRegistry,
         call: OpenCall,
         dialect: Dialect,
         send: Send,
@@ -110,7 +110,7 @@ class Exchange:
         return True
 
     @property
-    def _member(self) -> Member:
+    def _member(self) -> EngineHandle:
         """The engine that the call is at."""
         return self._seat.member
 
@@ -169,7 +169,7 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": content})
 
     async def _relay_stream(self, slot: Slot, response: aiohttp.ClientResponse) -> None:
-        splitter = EndSplitter(self._dialect.stream_ends)
+        splitter = StreamEndSplitter(self._dialect.stream_ends)
         end = StreamTail() if self._wants_usage else None
         try:
             tail = b""

@@ -20,7 +20,7 @@ import msgspec
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import Order, make_policy
-from autellix_backend.core.report import CallAccount
+from autellix_backend.core.report import EngineReport
 from autellix_backend.gateway.calls.usage import Usage
 from autellix_backend.gateway.http.requests import RequestFacts
 from autellix_backend.gateway.identity.identity import Identity
@@ -89,7 +89,7 @@ class OpenCall:
     start_s: float
     permit: Permit | None = None
     """What it holds of its tenant's limits; None where there are none."""
-    accounts: list[CallAccount] = field(default_factory=list)
+    accounts: list[EngineReport] = field(default_factory=list)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
     request: RequestFacts = field(default_factory=RequestFacts)
     first_bytes_s: float | None = None
@@ -148,7 +148,7 @@ class CallObserver(Protocol):
         ...
 
 
-class CallDesk:
+class CallRegistry:
     """Begins and settles calls, and matches the engine's accounts to them."""
 
     def __init__(
@@ -158,7 +158,7 @@ class CallDesk:
         metrics: GatewayMetrics,
         *,
         clock: Callable[[], float],
-        account_wait_s: float,
+        report_wait_s: float,
         observer: CallObserver | None = None,
         limiter: Limiter | None = None,
         wants_usage: bool = False,
@@ -172,7 +172,7 @@ class CallDesk:
         self._bounds = scheduler.bounds if self._policy.order is Order.LEVELS else ()
         self._metrics = metrics
         self._clock = clock
-        self._account_wait_s = account_wait_s
+        self._account_wait_s = report_wait_s
         self._open: dict[str, OpenCall] = {}
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -257,7 +257,7 @@ class CallDesk:
         call.sent_s = None
         self._open[call.engine_key] = call
 
-    def deliver(self, account: CallAccount) -> None:
+    def deliver(self, account: EngineReport) -> None:
         """Take one account from an engine; what no call waits for is counted and dropped."""
         call = self._open.get(account.call_id)
         if call is None:

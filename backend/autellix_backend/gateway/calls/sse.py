@@ -11,7 +11,7 @@ from autellix_backend.gateway.errors import GatewayError
 ERROR_MARKS = (b'data: {"error":', b"event: error\n")
 
 
-class EndSplitter:
+class StreamEndSplitter:
     """Splits a stream of bytes at the line that opens its last event, wherever the chunks happen to break.
 
     `ends` are the beginnings that such a line may have.

@@ -13,22 +13,22 @@ from autellix_backend.core.snapshot import EngineSnapshot
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.kv_events import KvEventListener
 from autellix_backend.engines.supervisor import Supervisor
-from autellix_backend.gateway.engines.queue import Dispatcher
-from autellix_backend.gateway.engines.report_receiver import AccountingReceiver
+from autellix_backend.gateway.engines.queue import EngineQueue
+from autellix_backend.gateway.engines.report_receiver import ReportReceiver
 from autellix_backend.gateway.engines.upstream import Upstream
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class EngineHandle:
     """An engine, its supervisor, the way to it, and what the gateway knows of its load."""
 
     engine: Engine
     supervisor: Supervisor
-    dispatcher: Dispatcher
+    dispatcher: EngineQueue
     upstream: Upstream
     usual_slots: int
     """Calls that it is taken to run at once, until it tells."""
-    receiver: AccountingReceiver | None = None
+    receiver: ReportReceiver | None = None
     cache: CacheMap | None = None
     """What its cache holds, where it publishes that."""
     kv_events: KvEventListener | None = None
@@ -52,7 +52,7 @@ class Member:
     @property
     def has_accounts(self) -> bool:
         """Whether it tells what calls cost."""
-        return self.engine.accounting_socket is not None
+        return self.engine.report_socket is not None
 
     @property
     def state(self) -> str:
@@ -116,5 +116,5 @@ class Member:
         )
 
 
-MakeMember = Callable[[Engine], Member]
+MakeHandle = Callable[[Engine], EngineHandle]
 """Builds the way to an engine that has been started."""

@@ -1,7 +1,7 @@
 """The line of calls before one engine: who is next, and who has gone.
 
-StraightLine    calls go in the order of their coming, all at once: the engine orders them itself
-OrderedLine     so many calls at a time; which one is next says the scheduler's own machine
+ArrivalOrdering    calls go in the order of their coming, all at once: the engine orders them itself
+PolicyOrdering     so many calls at a time; which one is next says the scheduler's own machine
 
 Pure: time is an argument, and nothing waits here.
 """
@@ -43,7 +43,7 @@ class Wait:
     """The part that counts against its program's service: that since its last promotion."""
 
 
-class Line(Protocol):
+class Ordering(Protocol):
     """The calls that wait for an engine and those that it has been given."""
 
     def enter(self, caller: Caller, now: float) -> None:
@@ -63,7 +63,7 @@ class Line(Protocol):
         ...
 
 
-class StraightLine:
+class ArrivalOrdering:
     """First come, first served, without a bound on the calls that have gone."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class StraightLine:
         return self.go(key, now) if key in self._waiting else None
 
 
-class OrderedLine:
+class PolicyOrdering:
     """Algorithm 1 over the calls at the gateway, for an engine that cannot order them.
 
     A call that has gone is not called back. It is charged the time that it holds its slot; nobody here sees

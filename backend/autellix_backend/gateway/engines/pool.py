@@ -21,7 +21,7 @@ from autellix_backend.core.errors import NoEngineError
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.supervisor import EngineChange
 from autellix_backend.gateway.calls.registry import OpenCall, Outcome
-from autellix_backend.gateway.engines.handle import MakeMember, Member
+from autellix_backend.gateway.engines.handle import EngineHandle, MakeHandle
 from autellix_backend.gateway.engines.prompt_lengths import PromptLengths
 from autellix_backend.gateway.engines.queue import Admission
 from autellix_backend.gateway.errors import ConflictError, EngineUnavailableError, NotFoundError
@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class Assignment:
     """Where a call is answered: an engine, and the call's part of the bounds before it."""
 
-    member: Member
+    member: EngineHandle
     admission: Admission
     program_id: str
     prompt_tokens: int
@@ -42,18 +42,18 @@ class Seat:
 class EnginePool:
     """The engines by name, in the operator's order."""
 
-    def __init__(self, balancer: Balancer, make_member: MakeMember, on_left: Callable[[str], None]) -> None:
+    def __init__(self, balancer: Balancer, make_handle: MakeHandle, on_left: Callable[[str], None]) -> None:
         """Begin without engines.
 
         Args:
             balancer: Chooses where there is a choice.
-            make_member: Builds the way to an engine.
+            make_handle: Builds the way to an engine.
             on_left: Is told the name of an engine that has left.
         """
         self._balancer = balancer
-        self._make_member = make_member
+        self._make_member = make_handle
         self._on_left = on_left
-        self._members: dict[str, Member] = {}
+        self._handles: dict[str, EngineHandle] = {}
         self._listeners: list[Callable[[EngineChange], None]] = []
         self._prompts = PromptLengths()
         self._programs: set[str] = set()
@@ -63,26 +63,26 @@ class EnginePool:
         self.is_draining = False
         """Whether the gateway ends, and takes no calls."""
 
-    def __iter__(self) -> Iterator[Member]:
-        return iter(self._members.values())
+    def __iter__(self) -> Iterator[EngineHandle]:
+        return iter(self._handles.values())
 
     def __len__(self) -> int:
-        return len(self._members)
+        return len(self._handles)
 
-    def get(self, name: str) -> Member:
+    def get(self, name: str) -> EngineHandle:
         """Return an engine's member.
 
         Raises:
             NotFoundError: if there is no engine of this name.
         """
-        if name not in self._members:
+        if name not in self._handles:
             raise NotFoundError(f"there is no engine {name!r}", param="name")
-        return self._members[name]
+        return self._handles[name]
 
     def free_name(self, kind: str) -> str:
         """Return the first name of this kind (`remote`) that no engine has."""
         names = (f"{kind}-{number}" for number in itertools.count())
-        return next(name for name in names if name not in self._members)
+        return next(name for name in names if name not in self._handles)
 
     def check_free(self, name: str) -> None:
         """Check that no engine has this name.
@@ -90,14 +90,14 @@ class EnginePool:
         Raises:
             ConflictError: if one has.
         """
-        if name in self._members:
+        if name in self._handles:
             raise ConflictError(f"there is an engine {name!r} already", param="name")
 
     def subscribe(self, listener: Callable[[EngineChange], None]) -> None:
         """Have a listener told of every change of an engine, also of those to come; it must not raise."""
         self._listeners.append(listener)
 
-    def join(self, engine: Engine) -> Member:
+    def join(self, engine: Engine) -> EngineHandle:
         """Send calls to an engine too, which has been started.
 
         Raises:
@@ -109,12 +109,12 @@ class EnginePool:
         member.dispatcher.may_leave = lambda: any(
             other.is_accepting() for other in self if other is not member
         )
-        self._members[engine.name] = member
+        self._handles[engine.name] = member
         if self._is_open:
             member.open()
         return member
 
-    def drain(self, name: str) -> Member:
+    def drain(self, name: str) -> EngineHandle:
         """Send an engine no further calls; those that wait for it at the gateway go elsewhere.
 
         Raises:
@@ -131,7 +131,7 @@ class EnginePool:
         member.dispatcher.retire()
         return member
 
-    def undrain(self, name: str) -> Member:
+    def undrain(self, name: str) -> EngineHandle:
         """Send a drained engine calls again; one that was not drained stays as it is.
 
         Raises:
@@ -147,7 +147,7 @@ class EnginePool:
         member.dispatcher.reinstate()
         return member
 
-    def remove(self, name: str) -> Member:
+    def remove(self, name: str) -> EngineHandle:
         """Drain an engine and let it leave with its last call; raises as drain() does."""
         member = self.drain(name)
         member.is_leaving = True
@@ -171,7 +171,7 @@ class EnginePool:
         for member in self:
             member.dispatcher.drain()
 
-    def place(self, program_id: str, model: str | None, body_bytes: int) -> Seat:
+    def place(self, program_id: str, model: str | None, body_bytes: int) -> Assignment:
         """Give a call that comes a seat at one of the engines; it must be left in the end.
 
         Raises:
@@ -188,9 +188,9 @@ class EnginePool:
             self._forget_unless_begun(program_id)
             raise
         member.open_calls += 1
-        return Seat(member, admission, program_id, prompt_tokens)
+        return Assignment(member, admission, program_id, prompt_tokens)
 
-    def move(self, seat: Seat) -> None:
+    def move(self, seat: Assignment) -> None:
         """Give a call a seat at another engine, if one takes calls."""
         member = self._choose(seat.program_id, seat.prompt_tokens, avoided=seat.member)
         if member is seat.member:
@@ -202,7 +202,7 @@ class EnginePool:
         member.open_calls += 1
         self._leave(left)
 
-    def leave(self, seat: Seat) -> None:
+    def leave(self, seat: Assignment) -> None:
         """Take a call's seat back, for good."""
         seat.admission.release()
         self._leave(seat.member)
@@ -210,13 +210,13 @@ class EnginePool:
 
     def hold(self, call: OpenCall) -> str | None:
         """Say why a call waits at the gateway; None if it does not."""
-        member = self._members.get(call.engine)
+        member = self._handles.get(call.engine)
         return None if member is None else member.dispatcher.hold(call)
 
     @contextlib.contextmanager
-    def visit(self) -> Iterator[Member]:
+    def visit(self) -> Iterator[EngineHandle]:
         """Give a request that is no call to the first engine that takes any, inside."""
-        if not self._members:
+        if not self._handles:
             raise EngineUnavailableError("there is no engine")
         candidates = [member for member in self if member.is_accepting()] or list(self)
         member = candidates[0]
@@ -245,7 +245,7 @@ class EnginePool:
         else:
             return
         self._prompts.learn(call.request.model, call.body_bytes, prompt)
-        member = self._members.get(call.engine)
+        member = self._handles.get(call.engine)
         if member is not None:
             member.speed.learn(
                 read_tokens=max(0, prompt - (cached or 0)), written_tokens=written, duration_s=duration_s
@@ -265,20 +265,22 @@ class EnginePool:
         self._programs.discard(program_id)
         self._balancer.forget(program_id)
 
-    def _choose(self, program_id: str, prompt_tokens: int, avoided: Member | None = None) -> Member:
+    def _choose(
+        self, program_id: str, prompt_tokens: int, avoided: EngineHandle | None = None
+    ) -> EngineHandle:
         """Choose an engine; one that is avoided only if there is no other."""
-        if len(self._members) == 1:
+        if len(self._handles) == 1:
             return next(iter(self))
         loads = [
             member.load(program_id, is_accepting=member is not avoided and member.is_accepting())
             for member in self
         ]
         try:
-            return self._members[self._balancer.assign(program_id, prompt_tokens, loads)]
+            return self._handles[self._balancer.assign(program_id, prompt_tokens, loads)]
         except NoEngineError:
             return self._where_to_wait(avoided)
 
-    def _where_to_wait(self, avoided: Member | None) -> Member:
+    def _where_to_wait(self, avoided: EngineHandle | None) -> EngineHandle:
         """Return where a call waits while no engine takes calls; it moves on when one does."""
         if avoided is not None:
             return avoided
@@ -287,7 +289,7 @@ class EnginePool:
             raise EngineUnavailableError("there is no engine that takes calls")
         return min(staying, key=lambda member: member.open_calls)
 
-    def _with_room(self, member: Member, body_bytes: int) -> Member:
+    def _with_room(self, member: EngineHandle, body_bytes: int) -> EngineHandle:
         """Return the engine, or if too many calls wait for it, the least used one that has room."""
         if member.dispatcher.has_room(body_bytes):
             return member
@@ -299,17 +301,17 @@ class EnginePool:
             # The store does not have it, so nobody will tell of its end.
             self._balancer.forget(program_id)
 
-    def _leave(self, member: Member) -> None:
+    def _leave(self, member: EngineHandle) -> None:
         member.open_calls -= 1
         self._let_go(member)
 
-    def _let_go(self, member: Member) -> None:
-        if member.is_leaving and not member.open_calls and self._members.pop(member.name, None) is not None:
+    def _let_go(self, member: EngineHandle) -> None:
+        if member.is_leaving and not member.open_calls and self._handles.pop(member.name, None) is not None:
             task = asyncio.create_task(self._part(member))
             self._departures.add(task)
             task.add_done_callback(self._departures.discard)
 
-    async def _part(self, member: Member) -> None:
+    async def _part(self, member: EngineHandle) -> None:
         await member.close()
         self._on_left(member.name)
         await member.engine.stop()

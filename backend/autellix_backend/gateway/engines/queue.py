@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from autellix_backend.engines.breaker import Breaker, BreakerState
 from autellix_backend.engines.supervisor import EngineState, Supervisor
 from autellix_backend.gateway.calls.registry import OpenCall
-from autellix_backend.gateway.engines.ordering import Caller, Line, Wait
+from autellix_backend.gateway.engines.ordering import Caller, Ordering, Wait
 from autellix_backend.gateway.errors import (
     EngineUnavailableError,
     GatewayError,
@@ -70,12 +70,12 @@ class ElsewhereError(Exception):
     """A call need not wait here: another engine takes it."""
 
 
-class Dispatcher:
+class EngineQueue:
     """The calls of one gateway before one engine."""
 
     def __init__(
         self,
-        line: Line,
+        line: Ordering,
         supervisor: Supervisor,
         settings: EngineSettings,
         metrics: GatewayMetrics,

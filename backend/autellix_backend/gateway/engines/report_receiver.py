@@ -8,15 +8,15 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from autellix_backend.core.errors import AccountError, SnapshotError
-from autellix_backend.core.report import CallAccount
+from autellix_backend.core.errors import ReportError, SnapshotError
+from autellix_backend.core.report import EngineReport
 from autellix_backend.core.snapshot import EngineSnapshot
 
 MAX_DATAGRAM_BYTES = 64 * 1024
 RECEIVE_BUFFER_BYTES = 4 * 2**20
 
 
-class AccountingReceiver:
+class ReportReceiver:
     """A bound datagram socket, read by the running event loop; give it up with close().
 
     `on_malformed` is told of datagrams that are neither, so that they are counted and never raise.
@@ -25,7 +25,7 @@ class AccountingReceiver:
     def __init__(
         self,
         path: Path,
-        on_account: Callable[[CallAccount], None],
+        on_account: Callable[[EngineReport], None],
         on_malformed: Callable[[], None],
         on_snapshot: Callable[[EngineSnapshot], None],
     ) -> None:
@@ -66,6 +66,6 @@ class AccountingReceiver:
             if EngineSnapshot.is_one(datagram):
                 self._on_snapshot(EngineSnapshot.from_bytes(datagram))
             else:
-                self._on_account(CallAccount.from_bytes(datagram))
-        except (AccountError, SnapshotError):
+                self._on_account(EngineReport.from_bytes(datagram))
+        except (ReportError, SnapshotError):
             self._on_malformed()

@@ -10,7 +10,7 @@ from autellix_backend.core.snapshot import EngineSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineReport:
+class ReceivedSnapshot:
     """A snapshot, and when it came."""
 
     snapshot: EngineSnapshot
@@ -25,22 +25,22 @@ class SnapshotListener(Protocol):
         ...
 
 
-class EngineReports:
+class SnapshotBoard:
     """The last report of each engine; an engine without one sends none, or has not begun to."""
 
     def __init__(self, clock: Callable[[], float], listener: SnapshotListener | None = None) -> None:
         self._clock = clock
         self._listener = listener
-        self._reports: dict[str, EngineReport] = {}
+        self._reports: dict[str, ReceivedSnapshot] = {}
 
     def take(self, engine: str, snapshot: EngineSnapshot) -> None:
         """Keep a snapshot in place of the one before."""
         before = self._reports.get(engine)
-        self._reports[engine] = EngineReport(snapshot=snapshot, received_s=self._clock())
+        self._reports[engine] = ReceivedSnapshot(snapshot=snapshot, received_s=self._clock())
         if self._listener is not None:
             self._listener(engine, before.snapshot if before else None, snapshot)
 
-    def get(self, engine: str) -> EngineReport | None:
+    def get(self, engine: str) -> ReceivedSnapshot | None:
         """Return an engine's last report."""
         return self._reports.get(engine)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autellix_backend.gateway.calls.registry import CallDesk, OpenCall
-from autellix_backend.gateway.engines.handle import Member
+from autellix_backend.gateway.calls.registry import CallRegistry, OpenCall
+from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.pool import EnginePool
-from autellix_backend.gateway.engines.telemetry import EngineReports
+from autellix_backend.gateway.engines.telemetry import SnapshotBoard
 from autellix_backend.gateway.explain.situation import EngineView, OpenCallView, Situation
 
 
@@ -17,8 +17,8 @@ class Overview:
     def __init__(
         self,
         pool: EnginePool,
-        desk: CallDesk,
-        reports: EngineReports,
+        desk: CallRegistry,
+        reports: SnapshotBoard,
         clock: Callable[[], float],
     ) -> None:
         self._pool = pool
@@ -34,7 +34,7 @@ class Overview:
         """Return the engines by name."""
         return {member.name: self.view(member) for member in self._pool}
 
-    def view(self, member: Member) -> EngineView:
+    def view(self, member: EngineHandle) -> EngineView:
         """Return what is known of an engine."""
         report = self._reports.get(member.name)
         failure = None

@@ -14,7 +14,7 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """What load balancers ask, who have no key."""
 
 
-class Door:
+class Authentication:
     """ASGI middleware that lets known tenants in; an open door has none of it in its way."""
 
     def __init__(self, app: ASGIApp, tenants: Tenants, on_refusal: Callable[[], None]) -> None:

@@ -14,12 +14,12 @@ from autellix_backend.gateway.calls.body import CallBody, parse_body
 from autellix_backend.gateway.calls.body_limits import bounded
 from autellix_backend.gateway.calls.dialects import Dialect
 from autellix_backend.gateway.calls.exchange import Exchange
-from autellix_backend.gateway.calls.registry import CallDesk
+from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.http.requests import ClientGoneError, read_body, read_headers, read_request
 from autellix_backend.gateway.http.watches import disconnected
 from autellix_backend.gateway.identity.identity import Placement, read_identity
-from autellix_backend.gateway.identity.session_tokens import TokenGuard
+from autellix_backend.gateway.identity.session_tokens import SessionTokens
 from autellix_backend.gateway.tenancy.tenants import Tenants
 
 
@@ -30,8 +30,8 @@ class CallEndpoint:
         self,
         dialect: Dialect,
         pool: EnginePool,
-        desk: CallDesk,
-        guard: TokenGuard,
+        desk: CallRegistry,
+        guard: SessionTokens,
         placement: Placement,
         tenants: Tenants,
         *,

@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from autellix_backend.engines.base import EngineError
 from autellix_backend.engines.factory import make_remote
-from autellix_backend.gateway.engines.handle import Member
+from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.errors import ConflictError, InvalidRequestError
 from autellix_backend.gateway.explain.overview import Overview
@@ -98,7 +98,7 @@ class EnginesApi:
         self._tenants.of(request.scope).check_admin("removing engines")
         return self._answer(self._pool.remove(request.path_params["name"]), 202)
 
-    def _answer(self, member: Member, status: int) -> Response:
+    def _answer(self, member: EngineHandle, status: int) -> Response:
         view = self._overview.view(member)
         return Response(msgspec.json.encode(_shown(member, view)), status, media_type="application/json")
 
@@ -128,7 +128,7 @@ def _json(content: object) -> Response:
     return Response(msgspec.json.encode(content), media_type="application/json")
 
 
-def _shown(member: Member, view: EngineView) -> dict[str, object]:
+def _shown(member: EngineHandle, view: EngineView) -> dict[str, object]:
     engine, snapshot = member.engine, view.snapshot
     return {
         "name": engine.name,

@@ -13,7 +13,7 @@ from autellix_backend.gateway.calls.ends import EndObserver
 from autellix_backend.gateway.errors import InvalidRequestError, NotFoundError
 from autellix_backend.gateway.http.requests import ClientGoneError, read_body, read_headers
 from autellix_backend.gateway.http.watches import Watches
-from autellix_backend.gateway.identity.session_tokens import TokenGuard
+from autellix_backend.gateway.identity.session_tokens import SessionTokens
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.settings import GatewaySettings
 from autellix_backend.stores.base import ProgramStore
@@ -34,7 +34,7 @@ class SessionsApi:
         store: ProgramStore,
         clock: Callable[[], float],
         gateway: GatewaySettings,
-        guard: TokenGuard,
+        guard: SessionTokens,
         watches: Watches,
         tenants: Tenants,
         ends: EndObserver,

@@ -27,7 +27,7 @@ SECRET_BYTES = 32
 VERSION = "v1."
 
 
-class TokenGuard:
+class SessionTokens:
     """Makes tokens and checks them."""
 
     def __init__(self, secret: str | None, *, is_strict: bool, clock: Callable[[], float]) -> None:
