@@ -17,6 +17,7 @@ import random
 from collections import Counter
 from dataclasses import asdict, dataclass
 
+from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.config import SchedulerConfig, bounds_for
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.policies import POLICY_NAMES
@@ -87,12 +88,14 @@ class Bench:
         self._owners[call_id] = owner
         self._left[call_id] = self._random.randint(SHORTEST, LONGEST)
         self._machine.arrive(
-            call_id,
-            LONG if owner == LONG else call_id,
+            Arrival(
+                call_id,
+                LONG if owner == LONG else call_id,
+                expected_s=self._left[call_id],
+                tenant=owner if self._has_tenants else "",
+                weight=self._weights[owner] if self._has_tenants else 1.0,
+            ),
             now,
-            expected_s=self._left[call_id],
-            tenant=owner if self._has_tenants else "",
-            weight=self._weights[owner] if self._has_tenants else 1.0,
         )
 
     def _fill(self, now: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.call import ChangeReason, LevelChange
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.errors import DuplicateCallError, IllegalMoveError, UnknownCallError
@@ -27,31 +28,31 @@ def run_for(machine: Machine, call_id: str, start: float, seconds: float) -> Non
 
 
 def test_a_call_queues_by_the_told_service_of_its_program(machine: Machine) -> None:
-    call = machine.arrive("a", "p", 0.0, service_s=2.0, wait_s=1.0, thread_id="3")
+    call = machine.arrive(Arrival("a", "p", service_s=2.0, wait_s=1.0, thread_id="3"), 0.0)
 
     assert (call.level, call.inherited_service_s, call.thread_id) == (2, 2.0, "3")
     assert machine.table["p"].wait_s == 1.0
 
 
 def test_the_larger_service_wins_over_the_told_one(machine: Machine) -> None:
-    machine.arrive("a", "p", 0.0, service_s=5.0)
-    call = machine.arrive("b", "p", 0.0, service_s=2.0)
+    machine.arrive(Arrival("a", "p", service_s=5.0), 0.0)
+    call = machine.arrive(Arrival("b", "p", service_s=2.0), 0.0)
 
     assert call.inherited_service_s == 5.0
 
 
 def test_a_second_call_of_the_same_id_is_refused(machine: Machine) -> None:
-    machine.arrive("a", "p", 0.0)
+    machine.arrive(Arrival("a", "p"), 0.0)
 
     with pytest.raises(DuplicateCallError, match="'a' is active already"):
-        machine.arrive("a", "q", 1.0)
+        machine.arrive(Arrival("a", "q"), 1.0)
 
 
 def test_an_id_may_be_used_again_after_its_call_left(machine: Machine) -> None:
-    machine.arrive("a", "p", 0.0)
+    machine.arrive(Arrival("a", "p"), 0.0)
     machine.finish("a", 1.0)
 
-    assert machine.arrive("a", "p", 2.0).arrival_s == 2.0
+    assert machine.arrive(Arrival("a", "p"), 2.0).arrival_s == 2.0
 
 
 def test_an_unknown_call_is_refused(machine: Machine) -> None:
@@ -60,7 +61,7 @@ def test_an_unknown_call_is_refused(machine: Machine) -> None:
 
 
 def test_a_running_call_cannot_start_again(machine: Machine) -> None:
-    machine.arrive("a", "p", 0.0)
+    machine.arrive(Arrival("a", "p"), 0.0)
     machine.start("a", 0.0)
 
     with pytest.raises(IllegalMoveError, match="cannot start call 'a' while it is running"):
@@ -68,14 +69,14 @@ def test_a_running_call_cannot_start_again(machine: Machine) -> None:
 
 
 def test_a_waiting_call_cannot_stop(machine: Machine) -> None:
-    machine.arrive("a", "p", 0.0)
+    machine.arrive(Arrival("a", "p"), 0.0)
 
     with pytest.raises(IllegalMoveError, match="cannot stop call 'a' while it is waiting"):
         machine.stop("a", 1.0)
 
 
 def test_a_record_tells_what_became_of_a_call(machine: Machine) -> None:
-    machine.arrive("a", "p", 10.0, thread_id="1")
+    machine.arrive(Arrival("a", "p", thread_id="1"), 10.0)
     run_for(machine, "a", 11.0, 2.0)
     machine.tick(13.0)
     machine.stop("a", 13.0)
@@ -92,7 +93,7 @@ def test_a_record_tells_what_became_of_a_call(machine: Machine) -> None:
 
 
 def test_an_aborted_call_is_charged_for_what_ran(machine: Machine) -> None:
-    machine.arrive("a", "p", 0.0)
+    machine.arrive(Arrival("a", "p"), 0.0)
     run_for(machine, "a", 1.0, 2.0)
 
     assert machine.abort("a", 3.0).is_aborted
@@ -100,8 +101,8 @@ def test_an_aborted_call_is_charged_for_what_ran(machine: Machine) -> None:
 
 
 def test_a_preempted_call_keeps_its_place(machine: Machine) -> None:
-    machine.arrive("a", "p", 0.0)
-    machine.arrive("b", "q", 0.0)
+    machine.arrive(Arrival("a", "p"), 0.0)
+    machine.arrive(Arrival("b", "q"), 0.0)
     rank = machine.rank("a")
     machine.start("a", 0.0)
     machine.stop("a", 1.0)
@@ -110,7 +111,7 @@ def test_a_preempted_call_keeps_its_place(machine: Machine) -> None:
 
 
 def test_time_charged_after_a_preemption_counts(machine: Machine) -> None:
-    machine.arrive("a", "p", 0.0)
+    machine.arrive(Arrival("a", "p"), 0.0)
     machine.start("a", 0.0)
     machine.stop("a", 1.0)
     machine.charge("a", 1.0, 1.0)
@@ -119,7 +120,7 @@ def test_time_charged_after_a_preemption_counts(machine: Machine) -> None:
 
 
 def test_a_used_up_quantum_costs_one_level(machine: Machine) -> None:
-    machine.arrive("a", "p", 0.0)
+    machine.arrive(Arrival("a", "p"), 0.0)
     run_for(machine, "a", 0.0, 100.0)
 
     expected = [LevelChange(call_id="a", old=1, new=2, reason=ChangeReason.DEMOTION)]
@@ -129,14 +130,14 @@ def test_a_used_up_quantum_costs_one_level(machine: Machine) -> None:
 
 def test_in_the_last_level_the_quantum_is_without_effect() -> None:
     machine = Machine(SchedulerConfig(bounds=(1,), quanta=(1, 1)))
-    machine.arrive("a", "p", 0.0, service_s=5.0)
+    machine.arrive(Arrival("a", "p", service_s=5.0), 0.0)
     run_for(machine, "a", 0.0, 3.0)
 
     assert machine.tick(3.0) == []
 
 
 def test_a_call_that_finishes_with_its_quantum_is_not_demoted(machine: Machine) -> None:
-    machine.arrive("a", "p", 0.0)
+    machine.arrive(Arrival("a", "p"), 0.0)
     run_for(machine, "a", 0.0, 1.0)
 
     assert machine.finish("a", 1.0).demotions == 0
@@ -144,7 +145,7 @@ def test_a_call_that_finishes_with_its_quantum_is_not_demoted(machine: Machine) 
 
 
 def test_a_call_is_promoted_when_its_ratio_reaches_the_threshold(machine: Machine) -> None:
-    machine.arrive("a", "p", 0.0, service_s=2.0)
+    machine.arrive(Arrival("a", "p", service_s=2.0), 0.0)
 
     assert machine.tick(3.999) == []
     expected = [LevelChange(call_id="a", old=2, new=1, reason=ChangeReason.PROMOTION)]
@@ -153,9 +154,9 @@ def test_a_call_is_promoted_when_its_ratio_reaches_the_threshold(machine: Machin
 
 
 def test_promotions_keep_the_order_of_the_queues(machine: Machine) -> None:
-    machine.arrive("low", "p", 0.0, service_s=5.0)
-    machine.arrive("high", "q", 0.0, service_s=2.0)
-    machine.arrive("later", "q", 1.0)
+    machine.arrive(Arrival("low", "p", service_s=5.0), 0.0)
+    machine.arrive(Arrival("high", "q", service_s=2.0), 0.0)
+    machine.arrive(Arrival("later", "q"), 1.0)
 
     changes = machine.tick(50.0)
 
@@ -164,22 +165,22 @@ def test_promotions_keep_the_order_of_the_queues(machine: Machine) -> None:
 
 
 def test_the_waiting_of_a_call_that_left_counts_for_its_siblings(machine: Machine) -> None:
-    machine.arrive("a", "p", 0.0, service_s=2.0)
-    machine.arrive("b", "p", 0.0)
+    machine.arrive(Arrival("a", "p", service_s=2.0), 0.0)
+    machine.arrive(Arrival("b", "p"), 0.0)
     machine.abort("b", 3.0)
 
     assert [change.call_id for change in machine.tick(3.0)] == ["a"]
 
 
 def test_told_waiting_counts_for_the_active_calls(machine: Machine) -> None:
-    machine.arrive("a", "p", 0.0, service_s=2.0)
-    machine.arrive("b", "p", 1.0, wait_s=3.0)
+    machine.arrive(Arrival("a", "p", service_s=2.0), 0.0)
+    machine.arrive(Arrival("b", "p", wait_s=3.0), 1.0)
 
     assert [change.call_id for change in machine.tick(1.0)] == ["a"]
 
 
 def test_waiting_goes_on_after_a_preemption(machine: Machine) -> None:
-    machine.arrive("a", "p", 0.0, service_s=2.0)
+    machine.arrive(Arrival("a", "p", service_s=2.0), 0.0)
     machine.start("a", 3.0)
     assert machine.tick(5.0) == []
     machine.stop("a", 6.0)
@@ -189,7 +190,7 @@ def test_waiting_goes_on_after_a_preemption(machine: Machine) -> None:
 
 
 def test_a_promotion_makes_good_the_waiting_and_the_service_of_the_call(machine: Machine) -> None:
-    call = machine.arrive("a", "p", 0.0, service_s=2.0)
+    call = machine.arrive(Arrival("a", "p", service_s=2.0), 0.0)
     run_for(machine, "a", 1.0, 1.0)
     machine.stop("a", 2.0)
     machine.tick(7.0)
@@ -199,7 +200,7 @@ def test_a_promotion_makes_good_the_waiting_and_the_service_of_the_call(machine:
 
 
 def test_a_promoted_call_writes_for_as_long_as_it_read_before_it_is_demoted(machine: Machine) -> None:
-    call = machine.arrive("a", "p", 0.0, service_s=2.0)
+    call = machine.arrive(Arrival("a", "p", service_s=2.0), 0.0)
     machine.tick(4.0)
     machine.start("a", 4.0)
     machine.charge("a", 3.0, 7.0, is_reading=True)
@@ -213,7 +214,7 @@ def test_a_promoted_call_writes_for_as_long_as_it_read_before_it_is_demoted(mach
 
 
 def test_a_promoted_call_without_its_slot_is_demoted_as_others_are(machine: Machine) -> None:
-    machine.arrive("a", "p", 0.0, service_s=2.0)
+    machine.arrive(Arrival("a", "p", service_s=2.0), 0.0)
     machine.tick(4.0)
     machine.start("a", 4.0)
     machine.charge("a", 3.0, 7.0, is_reading=True)
@@ -224,7 +225,7 @@ def test_a_promoted_call_without_its_slot_is_demoted_as_others_are(machine: Mach
 
 
 def test_a_call_that_did_not_starve_is_demoted_while_it_reads(machine: Machine) -> None:
-    machine.arrive("a", "p", 0.0)
+    machine.arrive(Arrival("a", "p"), 0.0)
     machine.start("a", 0.0)
     machine.charge("a", 1.0, 1.0, is_reading=True)
 
@@ -233,8 +234,8 @@ def test_a_call_that_did_not_starve_is_demoted_while_it_reads(machine: Machine) 
 
 def test_the_first_service_of_a_long_wait_may_promote_at_once() -> None:
     machine = Machine(SchedulerConfig(policy="mlfq", bounds=(1,), beta=2.0))
-    machine.arrive("a", "p", 0.0)
-    machine.arrive("b", "p", 0.0)
+    machine.arrive(Arrival("a", "p"), 0.0)
+    machine.arrive(Arrival("b", "p"), 0.0)
     run_for(machine, "a", 10.0, 1.0)
 
     changes = machine.tick(11.0)
@@ -246,22 +247,22 @@ def test_the_first_service_of_a_long_wait_may_promote_at_once() -> None:
 
 def test_calls_without_service_do_not_starve() -> None:
     machine = Machine(SchedulerConfig(policy="atlas", bounds=(1,), quanta=(1, 1), beta=0.001))
-    machine.arrive("a", "p", 0.0)
+    machine.arrive(Arrival("a", "p"), 0.0)
 
     assert machine.tick(1e9) == []
 
 
 def test_without_a_threshold_nobody_is_promoted() -> None:
     machine = Machine(SchedulerConfig(beta=math.inf))
-    machine.arrive("a", "p", 0.0, service_s=5.0)
+    machine.arrive(Arrival("a", "p", service_s=5.0), 0.0)
 
     assert machine.tick(1e9) == []
 
 
 def test_the_batch_takes_what_fits_in_queue_order(machine: Machine) -> None:
-    machine.arrive("late", "p", 0.0, service_s=2.0)
-    machine.arrive("first", "q", 0.0)
-    machine.arrive("second", "r", 0.0)
+    machine.arrive(Arrival("late", "p", service_s=2.0), 0.0)
+    machine.arrive(Arrival("first", "q"), 0.0)
+    machine.arrive(Arrival("second", "r"), 0.0)
 
     assert [call.call_id for call in machine.batch(2)] == ["first", "second"]
     assert [call.call_id for call in machine.batch(9)] == ["first", "second", "late"]
@@ -271,7 +272,7 @@ def test_the_batch_takes_what_fits_in_queue_order(machine: Machine) -> None:
 def test_the_batch_ends_at_the_first_call_that_does_not_fit(machine: Machine) -> None:
     sizes = {"a": 4, "b": 9, "c": 1}
     for call_id in sizes:
-        machine.arrive(call_id, "p", 0.0)
+        machine.arrive(Arrival(call_id, "p"), 0.0)
 
     batch = machine.batch(8, capacity=10, cost=lambda call: sizes[call.call_id])
 
@@ -280,7 +281,7 @@ def test_the_batch_ends_at_the_first_call_that_does_not_fit(machine: Machine) ->
 
 def test_the_batch_passes_over_calls_that_cannot_run(machine: Machine) -> None:
     for call_id in "abc":
-        machine.arrive(call_id, "p", 0.0)
+        machine.arrive(Arrival(call_id, "p"), 0.0)
 
     batch = machine.batch(2, admissible=lambda call: call.call_id != "a")
 
@@ -289,8 +290,8 @@ def test_the_batch_passes_over_calls_that_cannot_run(machine: Machine) -> None:
 
 def test_first_come_first_served_has_one_level() -> None:
     machine = Machine(SchedulerConfig(policy="fcfs", beta=0.1))
-    machine.arrive("a", "p", 0.0, service_s=100.0)
-    machine.arrive("b", "q", 0.0)
+    machine.arrive(Arrival("a", "p", service_s=100.0), 0.0)
+    machine.arrive(Arrival("b", "q"), 0.0)
     run_for(machine, "a", 0.0, 100.0)
 
     assert machine.tick(1e6) == []
@@ -299,7 +300,7 @@ def test_first_come_first_served_has_one_level() -> None:
 
 
 def test_an_ended_program_leaves_with_its_last_call(machine: Machine) -> None:
-    machine.arrive("a", "p", 0.0)
+    machine.arrive(Arrival("a", "p"), 0.0)
     machine.end_program("p")
     machine.end_program("unknown")
     assert "p" in machine.table
@@ -311,8 +312,8 @@ def test_an_ended_program_leaves_with_its_last_call(machine: Machine) -> None:
 
 
 def test_idle_programs_expire(machine: Machine) -> None:
-    machine.arrive("a", "p", 0.0)
-    machine.arrive("b", "q", 0.0)
+    machine.arrive(Arrival("a", "p"), 0.0)
+    machine.arrive(Arrival("b", "q"), 0.0)
     machine.finish("a", 1.0)
 
     assert machine.expire(10.0, 9.5) == []
@@ -323,12 +324,12 @@ def test_idle_programs_expire(machine: Machine) -> None:
 def test_machines_may_share_a_table() -> None:
     table = ProcessTable()
     one, other = Machine(SchedulerConfig(), table), Machine(SchedulerConfig(), table)
-    one.arrive("a", "p", 0.0)
-    other.arrive("b", "p", 0.0)
+    one.arrive(Arrival("a", "p"), 0.0)
+    other.arrive(Arrival("b", "p"), 0.0)
     run_for(one, "a", 0.0, 3.0)
     one.finish("a", 3.0)
 
-    assert other.arrive("c", "p", 3.0).inherited_service_s == 3.0
+    assert other.arrive(Arrival("c", "p"), 3.0).inherited_service_s == 3.0
     one.check()
     other.check()
 
@@ -337,7 +338,7 @@ def test_what_the_next_tick_will_look_at_can_be_asked() -> None:
     machine = Machine(SchedulerConfig(policy="plas", bounds=(1.0,), beta=2.0))
     assert (machine.has_turns_due, machine.next_deadline_s) == (False, math.inf)
 
-    machine.arrive("a", "p", 0.0)
+    machine.arrive(Arrival("a", "p"), 0.0)
     machine.start("a", 0.0)
     machine.charge("a", 1.0, 1.0)
     assert machine.has_turns_due
@@ -350,7 +351,7 @@ def test_what_the_next_tick_will_look_at_can_be_asked() -> None:
 
 def test_a_policy_that_reads_parents_takes_the_inherited_service_it_is_told() -> None:
     machine = Machine(SchedulerConfig(policy="atlas-dag", bounds=(1, 4)))
-    assert machine.arrive("a", "p", 0.0, service_s=9.0, inherited_s=2.0).inherited_service_s == 2.0
+    assert machine.arrive(Arrival("a", "p", service_s=9.0, inherited_s=2.0), 0.0).inherited_service_s == 2.0
     # Others go by the program's.
     other = Machine(SchedulerConfig(policy="plas", bounds=(1, 4)))
-    assert other.arrive("a", "p", 0.0, service_s=9.0, inherited_s=2.0).inherited_service_s == 9.0
+    assert other.arrive(Arrival("a", "p", service_s=9.0, inherited_s=2.0), 0.0).inherited_service_s == 9.0

@@ -6,6 +6,7 @@ import math
 
 from tests.core.unit_step import Outcome, Step, UnitStep, Workload
 
+from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.call import ChangeReason
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
@@ -76,8 +77,8 @@ def test_without_demotion_a_call_keeps_the_level_it_came_with() -> None:
 
 def test_a_large_program_that_never_ran_is_promoted_too() -> None:
     machine = Machine(SchedulerConfig(policy="hinted", beta=2.0))
-    machine.arrive("large", "p", 0.0, expected_s=10.0)
-    machine.arrive("small", "q", 0.0, expected_s=1.0)
+    machine.arrive(Arrival("large", "p", expected_s=10.0), 0.0)
+    machine.arrive(Arrival("small", "q", expected_s=1.0), 0.0)
     assert [call.call_id for call in machine] == ["small", "large"]
 
     machine.tick(19.9)
@@ -90,9 +91,9 @@ def test_a_large_program_that_never_ran_is_promoted_too() -> None:
 
 def test_a_finished_call_brings_its_siblings_forward() -> None:
     machine = Machine(SchedulerConfig(policy="hinted", beta=math.inf))
-    machine.arrive("a1", "a", 0.0, expected_s=6.0)
-    machine.arrive("a2", "a", 0.0)
-    machine.arrive("b1", "b", 0.0, expected_s=4.0)
+    machine.arrive(Arrival("a1", "a", expected_s=6.0), 0.0)
+    machine.arrive(Arrival("a2", "a"), 0.0)
+    machine.arrive(Arrival("b1", "b", expected_s=4.0), 0.0)
     machine.tick(0.0)
     assert next(iter(machine)).call_id == "b1"
     machine.start("a1", 0.0)
@@ -108,8 +109,8 @@ def test_a_finished_call_brings_its_siblings_forward() -> None:
 
 def test_an_unknown_program_sinks_by_what_it_has_had() -> None:
     machine = Machine(SchedulerConfig(policy="hinted", beta=math.inf))
-    machine.arrive("a", "a", 0.0)
-    machine.arrive("b", "b", 0.0, expected_s=2.0)
+    machine.arrive(Arrival("a", "a"), 0.0)
+    machine.arrive(Arrival("b", "b", expected_s=2.0), 0.0)
     assert [call.call_id for call in machine] == ["a", "b"]
     machine.start("a", 0.0)
     machine.charge("a", 3.0, 3.0)
@@ -119,11 +120,11 @@ def test_an_unknown_program_sinks_by_what_it_has_had() -> None:
 
 def test_a_promoted_call_keeps_its_place_when_its_program_changes() -> None:
     machine = Machine(SchedulerConfig(policy="hinted", beta=1.0))
-    machine.arrive("a1", "a", 0.0, expected_s=2.0)
+    machine.arrive(Arrival("a1", "a", expected_s=2.0), 0.0)
     machine.tick(2.0)
     assert machine.rank("a1") == (1, 0.0, 1)
 
-    machine.arrive("a2", "a", 2.0, expected_s=9.0)
+    machine.arrive(Arrival("a2", "a", expected_s=9.0), 2.0)
     machine.tick(2.0)
 
     assert machine.rank("a1") == (1, 0.0, 1)
@@ -142,8 +143,8 @@ def test_a_turn_without_levels_never_ends() -> None:
 
 def test_a_promoted_call_that_runs_is_not_stopped_by_one_that_waits() -> None:
     machine = Machine(SchedulerConfig(policy="sjf", beta=1.0))
-    machine.arrive("a", "a", 0.0, expected_s=1.0)
-    machine.arrive("b", "b", 0.0, expected_s=1.0)
+    machine.arrive(Arrival("a", "a", expected_s=1.0), 0.0)
+    machine.arrive(Arrival("b", "b", expected_s=1.0), 0.0)
     machine.tick(1.0)
     assert [machine.call(name).level for name in "ab"] == [1, 1]
 

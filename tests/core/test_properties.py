@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.unit_step import Step, UnitStep, Workload
 
+from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.batch import form_batch
 from autellix_backend.core.call import Call, CallRecord, CallState, ChangeReason, LevelChange
 from autellix_backend.core.config import SchedulerConfig
@@ -80,15 +81,17 @@ class Driver:
         if event == "arrive":
             told = amount if which % 3 == 0 else None
             self.machine.arrive(
-                f"c{self.arrived}",
-                f"p{which % 4}",
+                Arrival(
+                    f"c{self.arrived}",
+                    f"p{which % 4}",
+                    service_s=told,
+                    wait_s=told,
+                    parents=tuple(record.call_id for record in self.records[-2:]) if which % 5 == 0 else None,
+                    expected_s=2 * amount if which % 2 else None,
+                    tenant=self.tenants[which % len(self.tenants)],
+                    weight=1.0 + which % 3,
+                ),
                 self.now,
-                service_s=told,
-                wait_s=told,
-                parents=tuple(record.call_id for record in self.records[-2:]) if which % 5 == 0 else None,
-                expected_s=2 * amount if which % 2 else None,
-                tenant=self.tenants[which % len(self.tenants)],
-                weight=1.0 + which % 3,
             )
             self.arrived += 1
         elif event == "end":

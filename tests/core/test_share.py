@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.policies import POLICY_NAMES, make_policy
@@ -34,7 +35,7 @@ def machine() -> Iterator[Machine]:
 def arrive(machine: Machine, tenant: str, count: int, weight: float = 1.0, now: float = 0.0) -> None:
     """Let calls of one program of a tenant arrive: a0, a1, … of tenant a."""
     for number in range(count):
-        machine.arrive(f"{tenant}{number}", tenant, now, tenant=tenant, weight=weight)
+        machine.arrive(Arrival(f"{tenant}{number}", tenant, tenant=tenant, weight=weight), now)
 
 
 def batch(machine: Machine, slots: int) -> list[str]:
@@ -72,9 +73,9 @@ def test_what_a_tenant_does_not_use_the_others_get(machine: Machine) -> None:
 
 
 def test_the_policy_orders_the_calls_of_a_tenant(machine: Machine) -> None:
-    machine.arrive("late", "served", 0.0, service_s=9.0, tenant="a")
-    machine.arrive("first", "fresh", 0.0, tenant="a")
-    machine.arrive("other", "p", 0.0, service_s=9.0, tenant="b")
+    machine.arrive(Arrival("late", "served", service_s=9.0, tenant="a"), 0.0)
+    machine.arrive(Arrival("first", "fresh", tenant="a"), 0.0)
+    machine.arrive(Arrival("other", "p", service_s=9.0, tenant="b"), 0.0)
 
     assert batch(machine, 3) == ["first", "other", "late"]
 
@@ -121,7 +122,7 @@ def test_a_short_pause_keeps_a_slice_of_what_is_due(machine: Machine) -> None:
     run(machine, ["a0"], 0.5)
     machine.finish("a0", 3.0)
 
-    machine.arrive("a1", "a", 3.0, tenant="a")
+    machine.arrive(Arrival("a1", "a", tenant="a"), 3.0)
 
     # Else it would wait until b is a slice ahead again.
     run(machine, ["b0"], 1.0)
@@ -134,8 +135,8 @@ def test_a_tenant_that_was_denied_nothing_saves_up_nothing(machine: Machine) -> 
     arrive(machine, "b", 1)
     run(machine, ["a0", "a1", "b0"], 100.0)
 
-    machine.arrive("b1", "b", 100.0, tenant="b")
-    machine.arrive("b2", "b", 100.0, tenant="b")
+    machine.arrive(Arrival("b1", "b", tenant="b"), 100.0)
+    machine.arrive(Arrival("b2", "b", tenant="b"), 100.0)
 
     assert Counter(call.tenant for call in machine.batch(4)) == {"a": 2, "b": 2}
 
@@ -147,7 +148,7 @@ def test_who_waits_next_to_running_calls_only_comes_to_the_one_that_had_most(mac
     run(machine, ["a0"], 50.0)
 
     arrive(machine, "c", 1)
-    machine.arrive("a1", "a", 0.0, tenant="a")
+    machine.arrive(Arrival("a1", "a", tenant="a"), 0.0)
 
     # c starts where a is, and not where b is: after a slice of its own it is behind both.
     run(machine, ["c0"], SLICE_S + 0.5)
@@ -175,7 +176,7 @@ def test_a_tenant_is_forgotten_when_the_others_have_had_as_much(machine: Machine
     assert len(machine.shares) == 2
 
     run(machine, ["b0"], 9.0 + SLICE_S)
-    machine.arrive("b1", "b", 20.0, tenant="b")
+    machine.arrive(Arrival("b1", "b", tenant="b"), 20.0)
 
     assert len(machine.shares) == 1
 
@@ -194,7 +195,7 @@ def test_nothing_is_kept_of_tenants_without_any_call(machine: Machine) -> None:
 def test_the_weight_is_the_one_told_last(machine: Machine) -> None:
     arrive(machine, "a", 4)
     arrive(machine, "b", 4)
-    machine.arrive("b4", "b", 0.0, tenant="b", weight=3.0)
+    machine.arrive(Arrival("b4", "b", tenant="b", weight=3.0), 0.0)
 
     assert Counter(call.tenant for call in machine.batch(4)) == {"a": 1, "b": 3}
 
@@ -202,7 +203,7 @@ def test_the_weight_is_the_one_told_last(machine: Machine) -> None:
 @pytest.mark.parametrize("weight", [0.0, -1.0, math.inf, math.nan])
 def test_a_weight_must_be_positive(machine: Machine, weight: float) -> None:
     with pytest.raises(ValueError, match="weight must be positive and finite"):
-        machine.arrive("a", "p", 0.0, weight=weight)
+        machine.arrive(Arrival("a", "p", weight=weight), 0.0)
 
     assert len(machine) == 0
 
@@ -215,7 +216,7 @@ def test_a_policy_that_holds_slots_holds_them_against_other_tenants() -> None:
 
     assert batch(machine, 3) == ["a0", "a1", "b0"]
     machine.finish("a0", 1000.0)
-    machine.arrive("a2", "a", 1000.0, tenant="a")
+    machine.arrive(Arrival("a2", "a", tenant="a"), 1000.0)
     assert batch(machine, 2) == ["a1", "b0"]
 
 
@@ -274,13 +275,15 @@ class Backlog:
         call_id = f"{tenant}.{next(self._numbers)}"
         self._left[call_id] = self._random.randint(1, LONGEST_S)
         self.machine.arrive(
-            call_id,
-            # Half of the calls are of programs that nobody has seen.
-            call_id if self._random.random() < 0.5 else f"{tenant}",
+            Arrival(
+                call_id,
+                # Half of the calls are of programs that nobody has seen.
+                call_id if self._random.random() < 0.5 else f"{tenant}",
+                expected_s=self._left[call_id],
+                tenant=str(tenant),
+                weight=self.weights[tenant],
+            ),
             now,
-            expected_s=self._left[call_id],
-            tenant=str(tenant),
-            weight=self.weights[tenant],
         )
 
     def _serve(self, call_id: str, now: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.errors import SnapshotError
 from autellix_backend.core.machine import Machine
@@ -32,7 +33,7 @@ def standing(machine: Machine, call_id: str, now: float) -> CallStanding:
 def snapshot(count: int = 3, id_length: int = 8) -> EngineSnapshot:
     machine = machine_of()
     for number in range(count):
-        machine.arrive(f"{number:0{id_length}}", f"p{number:0{id_length}}", 0.0, service_s=2.0)
+        machine.arrive(Arrival(f"{number:0{id_length}}", f"p{number:0{id_length}}", service_s=2.0), 0.0)
     calls = tuple(
         standing_of(machine, call, 1.0, place=place, call_id=call.call_id)
         for place, call in enumerate(machine, start=1)
@@ -90,7 +91,7 @@ def test_a_snapshot_is_told_from_other_datagrams() -> None:
 def test_a_waiting_call_is_promoted_when_its_ratio_reaches_beta() -> None:
     """With 2 s of service and beta 8 a program may wait 16 s; 3 s of those it has had."""
     machine = machine_of()
-    machine.arrive("c", "p", 10.0, service_s=2.0, wait_s=1.0)
+    machine.arrive(Arrival("c", "p", service_s=2.0, wait_s=1.0), 10.0)
     stands = standing(machine, "c", 12.0)
 
     assert (stands.level, stands.is_running, stands.since_s, stands.wait_s) == (2, False, 2.0, 2.0)
@@ -106,14 +107,14 @@ def test_a_waiting_call_is_promoted_when_its_ratio_reaches_beta() -> None:
 
 def test_a_call_past_its_time_is_promoted_at_once() -> None:
     machine = machine_of()
-    machine.arrive("c", "p", 0.0, service_s=2.0)
+    machine.arrive(Arrival("c", "p", service_s=2.0), 0.0)
 
     assert standing(machine, "c", 100.0).promotion_s == 0.0
 
 
 def test_a_running_call_tells_its_quantum_and_no_promotion() -> None:
     machine = machine_of()
-    machine.arrive("c", "p", 0.0, service_s=2.0)
+    machine.arrive(Arrival("c", "p", service_s=2.0), 0.0)
     machine.start("c", 1.0)
     machine.charge("c", 0.5, 1.5)
     stands = standing(machine, "c", 1.5)
@@ -126,7 +127,7 @@ def test_a_running_call_tells_its_quantum_and_no_promotion() -> None:
 
 def test_the_last_level_has_no_quantum_and_without_beta_nobody_is_promoted() -> None:
     machine = machine_of(beta=math.inf)
-    machine.arrive("c", "p", 0.0, service_s=5.0)
+    machine.arrive(Arrival("c", "p", service_s=5.0), 0.0)
     stands = standing(machine, "c", 1.0)
 
     assert (stands.level, stands.quantum_s, stands.promotion_s) == (3, None, None)
@@ -134,7 +135,7 @@ def test_the_last_level_has_no_quantum_and_without_beta_nobody_is_promoted() -> 
 
 def test_a_call_without_service_has_no_ratio() -> None:
     machine = machine_of()
-    machine.arrive("c", "p", 0.0)
+    machine.arrive(Arrival("c", "p"), 0.0)
 
     assert standing(machine, "c", 9.0).ratio is None
 

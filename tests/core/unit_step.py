@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.call import Call, CallRecord, ChangeReason
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
@@ -101,13 +102,15 @@ class UnitStep:
             self._unseen.remove(key)
             workload = self._workloads[key[0]]
             call = self.machine.arrive(
-                _name(key),
-                str(key[0]),
+                Arrival(
+                    _name(key),
+                    str(key[0]),
+                    parents=self._parents(key),
+                    expected_s=self._expected(key),
+                    tenant=workload.tenant,
+                    weight=workload.weight,
+                ),
                 now,
-                parents=self._parents(key),
-                expected_s=self._expected(key),
-                tenant=workload.tenant,
-                weight=workload.weight,
             )
             self._note(now, "enqueue", key, service=call.inherited_service_s, q=call.level)
 

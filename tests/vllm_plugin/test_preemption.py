@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.preemption import PreemptionCosts, Resume, ResumeKind
@@ -33,7 +34,7 @@ REQUEST = SimpleNamespace(request_id="c", num_computed_tokens=70)
 def prices_of(connector: object, quantum_s: float = 1.0, since_s: float = 0.0) -> InterruptionPrices:
     """Prices for one running call with this much of its quantum left."""
     machine = Machine(SchedulerConfig(policy="plas", bounds=(10.0,)))
-    machine.arrive("c", "p", since_s)
+    machine.arrive(Arrival("c", "p"), since_s)
     machine.start("c", since_s)
     machine.charge("c", 10.0 - quantum_s, since_s)
     return InterruptionPrices(connector, machine, 32)

@@ -8,9 +8,10 @@ never decreases, and only differences matter.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import count
 
+from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.batch import form_batch
 from autellix_backend.core.call import Call, CallRecord, ChangeReason, LevelChange
 from autellix_backend.core.config import SchedulerConfig
@@ -67,57 +68,32 @@ class Machine:
         except KeyError:
             raise UnknownCallError(call_id) from None
 
-    def arrive(
-        self,
-        call_id: str,
-        program_id: str,
-        now: float,
-        *,
-        service_s: float | None = None,
-        wait_s: float | None = None,
-        inherited_s: float | None = None,
-        thread_id: str = "0",
-        parents: Sequence[str] | None = None,
-        expected_s: float | None = None,
-        tenant: str = "",
-        weight: float = 1.0,
-    ) -> Call:
+    def arrive(self, arrival: Arrival, now: float) -> Call:
         """Queue a new call by its program's service (Alg. 1, lines 9-14).
-
-        Args:
-            service_s, wait_s: what the caller knows of the program; the table keeps the larger value.
-            inherited_s: what the call itself starts with, for policies that read parents, where the caller
-                has looked that up; None if it has not.
-            parents: the calls that it follows, for such policies; None if they are unknown.
-            expected_s: the service expected of the call (`sjf`) or of its program from now on (`hinted`,
-                `srpt`), in seconds; None if nobody has said.
-            tenant, weight: who shares the engine with the others, and its part in proportion to theirs.
 
         Raises:
             DuplicateCallError: an active call has this id.
-            ValueError: the weight is not positive and finite.
         """
-        if not 0 < weight < math.inf:
-            raise ValueError(f"weight must be positive and finite, not {weight}")
+        call_id, program_id, tenant = arrival.call_id, arrival.program_id, arrival.tenant
         if call_id in self._calls:
             raise DuplicateCallError(call_id)
-        program = self.table.begin(program_id, call_id, now, thread_id=thread_id)
-        self.table.merge(program_id, service_s, wait_s)
-        if expected_s is not None:
-            program.expected_s = expected_s
+        program = self.table.begin(program_id, call_id, now, thread_id=arrival.thread_id)
+        self.table.merge(program_id, arrival.service_s, arrival.wait_s)
+        if arrival.expected_s is not None:
+            program.expected_s = arrival.expected_s
         call = Call(
             call_id=call_id,
             program_id=program_id,
-            thread_id=thread_id,
+            thread_id=arrival.thread_id,
             tenant=tenant,
             arrival_s=now,
             waiting_since_s=now,
-            inherited_service_s=self._inherited(program, inherited_s, parents),  # Alg. 1, line 11
-            expected_s=expected_s,
+            inherited_service_s=self._inherited(program, arrival),  # Alg. 1, line 11
+            expected_s=arrival.expected_s,
         )
         call.size_s = self._size(call, program)
         self._calls[call_id] = call
-        self.shares.enter(tenant, weight)
+        self.shares.enter(tenant, arrival.weight)
         queue = self.shares.queue(tenant)
         queue.append(call, queue.level_of(call.inherited_service_s))  # Alg. 1, lines 12-13
         self._watch_program(program, now)
@@ -299,12 +275,13 @@ class Machine:
         self._review_sizes(program)
         return record
 
-    def _inherited(self, program: Program, inherited_s: float | None, parents: Sequence[str] | None) -> float:
+    def _inherited(self, program: Program, arrival: Arrival) -> float:
         if not self.policy.reads_parents:
             return self.policy.inherit(program.service_s)
-        if inherited_s is not None:
-            return inherited_s
-        return self.policy.inherit(program.service_s, self.table.parent_ends_s(program.program_id, parents))
+        if arrival.inherited_s is not None:
+            return arrival.inherited_s
+        parent_ends_s = self.table.parent_ends_s(program.program_id, arrival.parents)
+        return self.policy.inherit(program.service_s, parent_ends_s)
 
     def _size(self, call: Call, program: Program) -> float:
         """Return the size that the call is ordered by now; what it received itself is known to be done."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.call import Call
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.report import EngineReport
@@ -102,16 +103,18 @@ class CallTracker:
             expected_s = self.machine.config.nominal_service_s(prompt_tokens, max_tokens)
         program_service_s = identity.program_service_s
         self.machine.arrive(
-            request_id,
-            identity.program_id,
+            Arrival(
+                request_id,
+                identity.program_id,
+                service_s=identity.service_s if program_service_s is None else program_service_s,
+                wait_s=identity.wait_s,
+                inherited_s=identity.service_s,
+                thread_id=identity.thread_id,
+                expected_s=expected_s,
+                tenant=identity.tenant,
+                weight=identity.weight,
+            ),
             now,
-            service_s=identity.service_s if program_service_s is None else program_service_s,
-            wait_s=identity.wait_s,
-            inherited_s=identity.service_s,
-            thread_id=identity.thread_id,
-            expected_s=expected_s,
-            tenant=identity.tenant,
-            weight=identity.weight,
         )
         self._calls[request_id] = _Tracked(identity=identity, arrival_step=self.step)
 

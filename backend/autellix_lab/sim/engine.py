@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.policies import Order
@@ -162,12 +163,14 @@ class SimEngine:
             self._bring_up_program(call.program_id)
             self.calls[call.call_id] = call
             call.state = self.machine.arrive(
-                call.call_id,
-                call.program_id,
+                Arrival(
+                    call.call_id,
+                    call.program_id,
+                    thread_id=call.trace.thread,
+                    parents=call.parents,
+                    expected_s=call.expected_s,
+                ),
                 now,
-                thread_id=call.trace.thread,
-                parents=call.parents,
-                expected_s=call.expected_s,
             )
             self._note("arrive", call, now)
             self._is_settled = False

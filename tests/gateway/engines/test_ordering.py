@@ -7,9 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import LIVE_POLICY_NAMES
-from autellix_backend.gateway.engines.ordering import ArrivalOrdering, Caller, PolicyOrdering
+from autellix_backend.gateway.engines.ordering import ArrivalOrdering, PolicyOrdering
 
 
 def ordered(slots: int = 1, **config: Any) -> PolicyOrdering:
@@ -30,7 +31,7 @@ def drain(line: PolicyOrdering, now: float = 0.0) -> list[str]:
 def test_a_straight_line_lets_all_go_in_their_order() -> None:
     line = ArrivalOrdering()
     for number in range(3):
-        line.enter(Caller(key=str(number), program="p", service_s=3.0 - number), 0.0)
+        line.enter(Arrival(str(number), "p", service_s=3.0 - number), 0.0)
     line.leave("1", 1.0)
     assert line.next(2.0) == "0"
     assert line.go("0", 2.0).wait_s == 2.0
@@ -43,18 +44,18 @@ def test_a_straight_line_lets_all_go_in_their_order() -> None:
 def test_the_program_with_the_least_service_goes_first() -> None:
     line = ordered()
     for key, service_s in (("long", 20.0), ("middle", 5.0), ("fresh", 0.0), ("middle-2", 5.0)):
-        line.enter(Caller(key=key, program=key, service_s=service_s), 0.0)
+        line.enter(Arrival(key, key, service_s=service_s), 0.0)
     assert drain(line) == ["fresh", "middle", "middle-2", "long"]
 
 
 def test_no_more_calls_go_than_there_are_slots_and_none_is_called_back() -> None:
     line = ordered(slots=2)
     for key in ("a", "b", "c"):
-        line.enter(Caller(key=key, program=key, service_s=20.0), 0.0)
+        line.enter(Arrival(key, key, service_s=20.0), 0.0)
     for expected in ("a", "b"):
         assert line.next(0.0) == expected
         line.go(expected, 0.0)
-    line.enter(Caller(key="fresh", program="fresh"), 1.0)
+    line.enter(Arrival("fresh", "fresh"), 1.0)
     assert line.next(1.0) is None
     line.leave("a", 2.0)
     assert line.next(2.0) == "fresh"
@@ -62,10 +63,10 @@ def test_no_more_calls_go_than_there_are_slots_and_none_is_called_back() -> None
 
 def test_a_call_that_waited_too_long_is_promoted() -> None:
     line = ordered(beta=2.0)
-    line.enter(Caller(key="long", program="long", service_s=5.0), 0.0)
-    line.enter(Caller(key="fresh", program="fresh"), 9.0)
+    line.enter(Arrival("long", "long", service_s=5.0), 0.0)
+    line.enter(Arrival("fresh", "fresh"), 9.0)
     assert line.next(9.9) == "fresh"
-    line.enter(Caller(key="fresh-2", program="fresh-2"), 9.95)
+    line.enter(Arrival("fresh-2", "fresh-2"), 9.95)
     line.leave("fresh", 9.96)
     assert line.next(10.0) == "fresh-2", "it came to the first level before"
     line.go("fresh-2", 10.0)
@@ -77,9 +78,9 @@ def test_a_call_that_waited_too_long_is_promoted() -> None:
 
 def test_a_promotion_is_ahead_of_what_comes_later() -> None:
     line = ordered(beta=2.0)
-    line.enter(Caller(key="long", program="long", service_s=5.0), 0.0)
+    line.enter(Arrival("long", "long", service_s=5.0), 0.0)
     assert line.next(10.0) == "long"
-    line.enter(Caller(key="fresh", program="fresh"), 10.5)
+    line.enter(Arrival("fresh", "fresh"), 10.5)
     assert line.next(11.0) == "long"
 
 
@@ -88,8 +89,8 @@ def test_tenants_share_by_weight_and_new_programs_gain_nothing() -> None:
     line = ordered()
     served_s = {"fresh": 0.0, "long": 0.0}
     for number in range(40):
-        line.enter(Caller(key=f"fresh-{number}", program=f"fresh-{number}", tenant="fresh"), 0.0)
-        line.enter(Caller(key=f"long-{number}", program="long", tenant="long", service_s=100.0), 0.0)
+        line.enter(Arrival(f"fresh-{number}", f"fresh-{number}", tenant="fresh"), 0.0)
+        line.enter(Arrival(f"long-{number}", "long", tenant="long", service_s=100.0), 0.0)
     for now in range(40):
         key = line.next(float(now))
         assert key is not None
@@ -115,9 +116,7 @@ def test_nothing_is_kept_of_calls_that_left(
         now += pause_s
         if step == "enter":
             tenant = f"tenant-{pick % 2}"
-            line.enter(
-                Caller(key=str(number), program=f"{tenant}/{pick}", tenant=tenant, service_s=pause_s), now
-            )
+            line.enter(Arrival(str(number), f"{tenant}/{pick}", tenant=tenant, service_s=pause_s), now)
             present.append(str(number))
         elif step == "go" and (key := line.next(now)) is not None:
             assert key in present

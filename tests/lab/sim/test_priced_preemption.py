@@ -11,6 +11,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.config import PREEMPTION_KINDS, SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.preemption import Resume, ResumeKind, is_interruption_worth
@@ -104,7 +105,7 @@ def test_a_running_call_can_be_interrupted_after_a_bounded_time(
 ) -> None:
     """Once it has run through its levels and for as long as its return costs, whatever that is."""
     machine = Machine(SchedulerConfig(policy="plas", bounds=bounds, demotes=demotes))
-    call = machine.arrive("c", "p", 0.0)
+    call = machine.arrive(Arrival("c", "p"), 0.0)
     machine.start("c", 0.0)
     resume = Resume(kind=ResumeKind.RECOMPUTE, seconds=read_s, read_s=read_s)
     bound_s = bounds[-1] + running * read_s + (len(bounds) + 2) * step_s

@@ -11,27 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """What a line needs to know of a call."""
-
-    key: str
-    """Unique over the calls in the line."""
-    program: str
-    thread: str = "0"
-    tenant: str = ""
-    weight: float = 1.0
-    service_s: float = 0.0
-    """What its program has received."""
-    inherited_s: float | None = None
-    """What it starts with, where that is less."""
-    wait_s: float = 0.0
-    """Its program's waiting so far."""
-    expected_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +28,8 @@ class Wait:
 class Ordering(Protocol):
     """The calls that wait for an engine and those that it has been given."""
 
-    def enter(self, caller: Caller, now: float) -> None:
-        """Let a call wait; its key must not be in the line."""
+    def enter(self, arrival: Arrival, now: float) -> None:
+        """Let a call wait; its id must not be in the line."""
         ...
 
     def next(self, now: float) -> str | None:
@@ -69,9 +51,9 @@ class ArrivalOrdering:
     def __init__(self) -> None:
         self._waiting: dict[str, float] = {}
 
-    def enter(self, caller: Caller, now: float) -> None:
+    def enter(self, arrival: Arrival, now: float) -> None:
         """Append the call."""
-        self._waiting[caller.key] = now
+        self._waiting[arrival.call_id] = now
 
     def next(self, now: float) -> str | None:  # noqa: ARG002
         """Return the first."""
@@ -100,20 +82,9 @@ class PolicyOrdering:
         self._charged_until_s: dict[str, float] = {}
         """By each call that has gone."""
 
-    def enter(self, caller: Caller, now: float) -> None:
+    def enter(self, arrival: Arrival, now: float) -> None:
         """Queue the call by what its program has received."""
-        self._machine.arrive(
-            caller.key,
-            caller.program,
-            now,
-            thread_id=caller.thread,
-            service_s=caller.service_s,
-            wait_s=caller.wait_s,
-            inherited_s=caller.inherited_s,
-            expected_s=caller.expected_s,
-            tenant=caller.tenant,
-            weight=caller.weight,
-        )
+        self._machine.arrive(arrival, now)
 
     def next(self, now: float) -> str | None:
         """Return the first waiting call of the machine's order, if a slot is free."""

@@ -12,10 +12,11 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
+from autellix_backend.core.arrival import Arrival
 from autellix_backend.engines.breaker import Breaker, BreakerState
 from autellix_backend.engines.supervisor import EngineState, Supervisor
 from autellix_backend.gateway.calls.registry import OpenCall
-from autellix_backend.gateway.engines.ordering import Caller, Ordering, Wait
+from autellix_backend.gateway.engines.ordering import Ordering, Wait
 from autellix_backend.gateway.errors import (
     EngineUnavailableError,
     GatewayError,
@@ -171,7 +172,7 @@ class EngineQueue:
         now = self._clock()
         slot = Slot(call, now, asyncio.get_running_loop().create_future())
         slot.report = lambda is_reached: self._report(slot, is_reached=is_reached)
-        self._line.enter(_caller(call), now)
+        self._line.enter(_arrival(call), now)
         self._held[call.key] = slot
         try:
             self._pump()
@@ -322,15 +323,15 @@ class EngineQueue:
         return None
 
 
-def _caller(call: OpenCall) -> Caller:
-    return Caller(
-        key=call.key,
-        program=call.identity.program,
-        thread=call.identity.thread,
+def _arrival(call: OpenCall) -> Arrival:
+    return Arrival(
+        call.key,
+        call.identity.program,
+        thread_id=call.identity.thread,
         tenant=call.tenant.name,
         weight=call.tenant.weight,
         service_s=call.inherited.program_service_s,
-        inherited_s=call.inherited.service_s,
         wait_s=call.inherited.wait_s,
+        inherited_s=call.inherited.service_s,
         expected_s=call.inherited.expected_s,
     )
