@@ -143,7 +143,7 @@ def play_simulated(
     stops: dict[str, int] = {}
     for event, call_id, at in log:
         calls.setdefault(call_id, {})[event] = at
-        stops[call_id] = stops.get(call_id, 0) + (event == "stop")
+        stops[call_id] = stops.get(call_id, 0) + (event == "preempt")
     return [
         replace(
             _result(call_id, programs, times, stops[call_id], overhead_s, engine.ends),

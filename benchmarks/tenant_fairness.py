@@ -102,7 +102,7 @@ class Bench:
         chosen = {call.call_id: call for call in self._machine.batch(self._slots)}
         for call in list(self._machine):
             if call.is_running and call.call_id not in chosen:
-                self._machine.stop(call.call_id, now)
+                self._machine.preempt(call.call_id, now)
                 self._preemptions += 1
         for call in chosen.values():
             if not call.is_running:

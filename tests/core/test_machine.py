@@ -68,18 +68,18 @@ def test_a_running_call_cannot_start_again(machine: Machine) -> None:
         machine.start("a", 1.0)
 
 
-def test_a_waiting_call_cannot_stop(machine: Machine) -> None:
+def test_a_waiting_call_cannot_be_preempted(machine: Machine) -> None:
     machine.arrive(Arrival("a", "p"), 0.0)
 
-    with pytest.raises(IllegalMoveError, match="cannot stop call 'a' while it is waiting"):
-        machine.stop("a", 1.0)
+    with pytest.raises(IllegalMoveError, match="cannot preempt call 'a' while it is waiting"):
+        machine.preempt("a", 1.0)
 
 
 def test_a_record_tells_what_became_of_a_call(machine: Machine) -> None:
     machine.arrive(Arrival("a", "p", thread_id="1"), 10.0)
     run_for(machine, "a", 11.0, 2.0)
     machine.tick(13.0)
-    machine.stop("a", 13.0)
+    machine.preempt("a", 13.0)
     run_for(machine, "a", 15.0, 1.0)
 
     record = machine.finish("a", 16.0)
@@ -105,7 +105,7 @@ def test_a_preempted_call_keeps_its_place(machine: Machine) -> None:
     machine.arrive(Arrival("b", "q"), 0.0)
     rank = machine.rank("a")
     machine.start("a", 0.0)
-    machine.stop("a", 1.0)
+    machine.preempt("a", 1.0)
 
     assert machine.rank("a") == rank < machine.rank("b")
 
@@ -113,7 +113,7 @@ def test_a_preempted_call_keeps_its_place(machine: Machine) -> None:
 def test_time_charged_after_a_preemption_counts(machine: Machine) -> None:
     machine.arrive(Arrival("a", "p"), 0.0)
     machine.start("a", 0.0)
-    machine.stop("a", 1.0)
+    machine.preempt("a", 1.0)
     machine.charge("a", 1.0, 1.0)
 
     assert [(change.old, change.new) for change in machine.tick(1.0)] == [(1, 2)]
@@ -183,7 +183,7 @@ def test_waiting_goes_on_after_a_preemption(machine: Machine) -> None:
     machine.arrive(Arrival("a", "p", service_s=2.0), 0.0)
     machine.start("a", 3.0)
     assert machine.tick(5.0) == []
-    machine.stop("a", 6.0)
+    machine.preempt("a", 6.0)
 
     assert machine.tick(6.5) == []
     assert [change.call_id for change in machine.tick(7.0)] == ["a"]
@@ -192,7 +192,7 @@ def test_waiting_goes_on_after_a_preemption(machine: Machine) -> None:
 def test_a_promotion_makes_good_the_waiting_and_the_service_of_the_call(machine: Machine) -> None:
     call = machine.arrive(Arrival("a", "p", service_s=2.0), 0.0)
     run_for(machine, "a", 1.0, 1.0)
-    machine.stop("a", 2.0)
+    machine.preempt("a", 2.0)
     machine.tick(7.0)
 
     assert (call.level, call.unpaid_wait_at(7.0), call.unpaid_service_s) == (1, 0.0, 0.0)
@@ -219,7 +219,7 @@ def test_a_promoted_call_without_its_slot_is_demoted_as_others_are(machine: Mach
     machine.start("a", 4.0)
     machine.charge("a", 3.0, 7.0, is_reading=True)
     machine.tick(7.0)
-    machine.stop("a", 7.0)
+    machine.preempt("a", 7.0)
 
     assert [change.reason for change in machine.tick(7.0)] == [ChangeReason.DEMOTION]
 
@@ -343,7 +343,7 @@ def test_what_the_next_tick_will_look_at_can_be_asked() -> None:
     machine.charge("a", 1.0, 1.0)
     assert machine.has_turns_due
     machine.tick(1.0)
-    machine.stop("a", 1.0)
+    machine.preempt("a", 1.0)
 
     assert not machine.has_turns_due
     assert machine.next_deadline_s == pytest.approx(3.0)

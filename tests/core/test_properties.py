@@ -103,7 +103,7 @@ class Driver:
 
     def _touch(self, event: str, call: Call, amount: float) -> None:
         if event == "toggle":
-            (self.machine.stop if call.is_running else self.machine.start)(call.call_id, self.now)
+            (self.machine.preempt if call.is_running else self.machine.start)(call.call_id, self.now)
         elif event == "charge" and call.is_running:
             self.machine.charge(call.call_id, amount, self.now)
             self.charged_s += amount

@@ -106,7 +106,7 @@ def test_idling_saves_up_nothing(machine: Machine) -> None:
     arrive(machine, "b", 2)
     run(machine, ["b0"], 100.0)
     machine.finish("a0", 100.0)
-    machine.stop("b0", 100.0)
+    machine.preempt("b0", 100.0)
     arrive(machine, "a", 3, now=100.0)
 
     run(machine, ["a0"], SLICE_S + 0.5)
@@ -163,7 +163,7 @@ def test_a_tenant_that_is_ahead_cannot_forget_it_by_leaving(machine: Machine) ->
     arrive(machine, "a", 1, now=9.0)
 
     run(machine, ["b0"], 4.0)
-    machine.stop("b0", 13.0)
+    machine.preempt("b0", 13.0)
 
     assert batch(machine, 1) == ["b0"]
 
@@ -266,7 +266,7 @@ class Backlog:
         chosen = self.machine.batch(self.slots)
         for call in list(self.machine):
             if call.is_running and call not in chosen:
-                self.machine.stop(call.call_id, now)
+                self.machine.preempt(call.call_id, now)
         for call in chosen:
             if not call.is_running:
                 self.machine.start(call.call_id, now)

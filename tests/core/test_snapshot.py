@@ -121,7 +121,7 @@ def test_a_running_call_tells_its_quantum_and_no_promotion() -> None:
 
     assert (stands.is_running, stands.since_s, stands.wait_s, stands.service_s) == (True, 0.5, 1.0, 0.5)
     assert (stands.quantum_s, stands.promotion_s, stands.call_id) == (2.5, None, "client-c")
-    machine.stop("c", 2.0)
+    machine.preempt("c", 2.0)
     assert (standing(machine, "c", 3.0).since_s, standing(machine, "c", 3.0).preemptions) == (1.0, 1)
 
 

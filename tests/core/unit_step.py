@@ -146,7 +146,7 @@ class UnitStep:
     def _batch(self, now: int) -> None:
         chosen = self.machine.batch(self._slots)
         for call in [call for call in self.machine if call.is_running and call not in chosen]:
-            self.machine.stop(call.call_id, now)
+            self.machine.preempt(call.call_id, now)
             self._note(now, "preempt", _key(call.call_id))
         for call in chosen:
             if not call.is_running:

@@ -35,6 +35,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.call import CallRecord
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.estimate import Hint, SizeEstimator
@@ -183,20 +184,22 @@ class ScriptedEngine:
 
     def _watch(self, machine: Any) -> None:
         """Note what the plugin tells the machine and what the machine decides, with the time it is told."""
-        originals = {name: getattr(machine, name) for name in ("arrive", "start", "stop", "finish", "tick")}
+        originals = {
+            name: getattr(machine, name) for name in ("arrive", "start", "preempt", "finish", "tick")
+        }
 
-        def arrive(call_id: str, program_id: str, now: float, **facts: Any) -> Any:
-            self.log.append(("arrive", call_id, now))
-            return originals["arrive"](call_id, program_id, now, **facts)
+        def arrive(arrival: Arrival, now: float) -> Any:
+            self.log.append(("arrive", arrival.call_id, now))
+            return originals["arrive"](arrival, now)
 
         def start(call_id: str, now: float) -> None:
             self.log.append(("start", call_id, now))
             originals["start"](call_id, now)
 
-        def stop(call_id: str, now: float) -> None:
+        def preempt(call_id: str, now: float) -> None:
             self._writing.discard(call_id)
-            self.log.append(("stop", call_id, now))
-            originals["stop"](call_id, now)
+            self.log.append(("preempt", call_id, now))
+            originals["preempt"](call_id, now)
 
         def finish(call_id: str, now: float) -> CallRecord:
             self._writing.discard(call_id)
@@ -209,7 +212,7 @@ class ScriptedEngine:
             self.log += [(str(change.reason), change.call_id, now) for change in changes]
             return changes
 
-        for function in (arrive, start, stop, finish, tick):
+        for function in (arrive, start, preempt, finish, tick):
             setattr(machine, function.__name__, function)
 
 

@@ -403,6 +403,6 @@ def test_a_setting_of_one_side_shows(live: ScriptedEngines, change: dict[str, An
     simulated = normal(play_simulated(BUSY, ROOMY, ours))
     same, other = (normal(live.play(BUSY, ROOMY, config)["log"]) for config in (ours, theirs))
     kinds = Counter(event for event, *_ in simulated)
-    assert min(kinds[event] for event in ("stop", "demotion", "promotion")) > 5
+    assert min(kinds[event] for event in ("preempt", "demotion", "promotion")) > 5
     assert simulated == same
     assert simulated != other

@@ -43,7 +43,7 @@ def test_account_of_a_call(tracker: CallTracker) -> None:
     tracker.arrive("r", identity(), 0.0)
     tracker.start("r", 1.0, cached_tokens=8)
     tracker.charge({"r": 1, "unknown": 1}, 0.5, 1.5)
-    tracker.stop("r", 1.5)
+    tracker.preempt("r", 1.5)
     tracker.start("r", 2.0, cached_tokens=16)
     tracker.charge({"r": 1}, 0.25, 2.25)
     account = tracker.close("r", 2.25, DONE)

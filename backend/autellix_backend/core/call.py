@@ -32,7 +32,7 @@ _ROUNDING_S = 1e-9
 # The legal moves of an active call; it may leave (finish, abort) from either state.
 _MOVES = {
     ("start", CallState.WAITING): CallState.RUNNING,
-    ("stop", CallState.RUNNING): CallState.WAITING,
+    ("preempt", CallState.RUNNING): CallState.WAITING,
 }
 
 
@@ -117,9 +117,9 @@ class Call:
         self.running_since_s = now
         self.catch_up_s = 0.0
 
-    def stop(self, now: float) -> None:
+    def preempt(self, now: float) -> None:
         """Take the call's slot away."""
-        self.state = self._move("stop")
+        self.state = self._move("preempt")
         self.waiting_since_s = now
         self.preemptions += 1
 

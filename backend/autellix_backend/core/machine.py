@@ -1,8 +1,8 @@
-"""One engine's scheduler: Algorithm 1, fed with events and the time, giving decisions.
+"""One engine's scheduler: Algorithm 1, driven by events and the time, returning decisions.
 
-The caller reports what happens to calls (arrive, start, stop, charge, finish, abort), lets the machine move
-calls between levels (tick) and asks whom to run (batch). The machine knows no clock: `now` is in seconds,
-never decreases, and only differences matter.
+The caller reports what happens to calls (arrive, start, preempt, charge, finish, abort), lets the machine
+move calls between levels (tick) and asks which calls to run (batch). The machine has no clock: `now` is in
+seconds, never decreases, and only differences matter.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Machine:
             queue.hold(call)
             self._watch.forget(call)
 
-    def stop(self, call_id: str, now: float) -> None:
+    def preempt(self, call_id: str, now: float) -> None:
         """Note that a running call was preempted; it keeps its place in the queue.
 
         Raises:
@@ -123,7 +123,7 @@ class Machine:
             IllegalMoveError: the call is waiting.
         """
         call = self.call(call_id)
-        call.stop(now)
+        call.preempt(now)
         self.shares.wait(call.tenant)
         self._watch_call(call, now)
 

@@ -196,7 +196,7 @@ class ProgramSchedulerMixin(_Host):
 
     def _stop(self, request: Request) -> None:
         if request.request_id in self.tracker and self.tracker.is_running(request.request_id):
-            self.tracker.stop(request.request_id, self.clock())
+            self.tracker.preempt(request.request_id, self.clock())
             self._rank(request)
 
     def _close(self, request: Request) -> None:

@@ -127,9 +127,9 @@ class CallTracker:
             call.has_started = True
             call.cached_tokens = cached_tokens
 
-    def stop(self, request_id: str, now: float) -> None:
+    def preempt(self, request_id: str, now: float) -> None:
         """Note that a running call was preempted."""
-        self.machine.stop(request_id, now)
+        self.machine.preempt(request_id, now)
         self._calls[request_id].is_running = False
 
     def charge(self, scheduled_tokens: Mapping[str, int], cost_s: float, now: float) -> None:

@@ -276,10 +276,10 @@ class SimEngine:
         self._bring_up(call)
         self._leave_slot(call)
         call.chunk = 0
-        self.machine.stop(call.call_id, now)
+        self.machine.preempt(call.call_id, now)
         self.preemptions += 1
         self._is_settled = False
-        self._note("stop", call, now)
+        self._note("preempt", call, now)
         self.blocks.preempt(call)
 
     # A step.

@@ -137,7 +137,7 @@ def test_every_program_is_played_to_its_end(policy: str) -> None:
     )
     tokens = sum(record.output_tokens for record in result.programs)
     assert tokens == sum(max(1, call.decode_tokens) for _, program in arrivals for call in program.calls)
-    starts, stops = (sum(what == event for _, (what, _, _) in log) for event in ("start", "stop"))
+    starts, stops = (sum(what == event for _, (what, _, _) in log) for event in ("start", "preempt"))
     assert starts == calls + stops
     assert result.engines[0].preemptions == stops == sum(record.preemptions for record in result.programs)
 

@@ -62,7 +62,7 @@ def slots(log: Sequence[Decision], makespan: float) -> Iterator[list[Any]]:
     running: set[tuple[int, ...]] = set()
     for t in range(int(makespan)):
         for event, call_id, at in log:
-            if at == t and event in ("start", "stop", "finish"):
+            if at == t and event in ("start", "preempt", "finish"):
                 (running.add if event == "start" else running.discard)(_key(call_id))
         if running:
             yield [t, *(list(key) for key in sorted(running))]
@@ -86,7 +86,7 @@ def test_a_scenario_is_reproduced(scenario: dict[str, Any]) -> None:
     assert list(slots(log, result.makespan_s)) == expect["gantt"]
     assert result.makespan_s == expect["makespan"]
     assert sum(record.wait_s for record in result.programs) == expect["total_wait"]
-    stops = {(at, _key(call_id)) for event, call_id, at in log if event == "stop"}
+    stops = {(at, _key(call_id)) for event, call_id, at in log if event == "preempt"}
     assert stops == {(e["t"], tuple(e["call"])) for e in expect["events"] if e["ev"] == "preempt"}
 
 

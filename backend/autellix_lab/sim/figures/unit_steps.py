@@ -133,7 +133,7 @@ def _bars(log: Sequence[Decision], call_names: Sequence[str] = ()) -> tuple[Bar,
     held: dict[str, tuple[int, float]] = {}
     bars = []
     # At one time, slots are freed before they are taken.
-    moves = [decision for decision in log if decision[0] in ("start", "stop", "finish")]
+    moves = [decision for decision in log if decision[0] in ("start", "preempt", "finish")]
     moves.sort(key=lambda decision: (decision[2], decision[0] == "start"))
     for event, call_id, at in moves:
         if event == "start":
