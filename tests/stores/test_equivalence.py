@@ -106,8 +106,8 @@ def test_a_history_reads_alike_in_every_store(table: Table, policy: str, steps: 
         memory = MemoryStore(make_policy(policy), program_idle_s=IDLE_S, session_ttl_s=SESSION_TTL_S)
         left: list[str] = []
         expected: list[str] = []
-        store.watch_ends(left.append)
-        memory.watch_ends(expected.append)
+        store.subscribe(left.append)
+        memory.subscribe(expected.append)
         now = 0.0
         for step, pause_s in steps:
             now += pause_s

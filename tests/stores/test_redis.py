@@ -99,7 +99,7 @@ def test_ends_are_heard_by_the_others_and_teach_them(shared: Table) -> None:
     async def main() -> None:
         one, other = await shared.open("hinted"), await shared.open("hinted")
         heard: list[str] = []
-        other.watch_ends(heard.append)
+        other.subscribe(heard.append)
         names = [f"p{number}" for number in range(LEAST_PROGRAMS)]
         for name in names:
             await one.begin(start(name, name, name="chat"), 0.0)

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.redis_server import RedisServer
 from tests.stores.relay import Relay, relaying
-from tests.stores.tables import LEASE_S, Table, end, start
+from tests.stores.tables import IDLE_S, LEASE_S, SESSION_TTL_S, Table, end, start
 
 from autellix_backend.core.policies import make_policy
 from autellix_backend.stores.base import Counts, ProgramView, UnknownCallError
@@ -160,7 +160,7 @@ def test_a_program_that_ended_meanwhile_stays_ended(shared: Table, pair: Pair) -
             await far.begin(start("busy-2", "busy"), 1.0)
             await far.begin(start("charged-2", "charged"), 1.0)
             left: list[str] = []
-            far.watch_ends(left.append)
+            far.subscribe(left.append)
             relay.cut()
             await far.settle(end("charged-2", 1.0, program="charged"), 2.0)
             for name in ("idle", "charged", "busy"):
@@ -171,8 +171,87 @@ def test_a_program_that_ended_meanwhile_stays_ended(shared: Table, pair: Pair) -
             assert [view.program_id for view in await near.programs()] == ["busy"]
             await far.settle(end("busy-2", 1.0, program="busy"), LEASE_S + 3)
             assert await near.counts() == Counts(programs=0, sessions=0, active_calls=0)
-            assert set(left) == {"busy", "charged", "idle"}
+            assert sorted(left) == ["busy", "charged", "idle"]
             await asyncio.to_thread(far.check)
+
+    shared.run(main())
+
+
+def test_an_end_that_both_sides_of_a_partition_bring_about_is_published_once(
+    shared: Table, pair: Pair
+) -> None:
+    async def main() -> None:
+        async with pair() as (far, near, relay):
+            ends: dict[str, list[str]] = {"far": [], "near": []}
+            far.subscribe(ends["far"].append)
+            near.subscribe(ends["near"].append)
+            await far.begin(start("a", "known"), 0.0)
+            await far.settle(end("a", 1.0, program="known"), 1.0)
+            relay.cut()
+            for store, key in ((far, "far"), (near, "near")):
+                await store.begin(start(f"new-{key}", "new"), 2.0)
+                await store.settle(end(f"new-{key}", 1.0, program="new", is_final=True), 3.0)
+                assert await store.end_program("known", 3.0) is True
+            relay.mend()
+            await returned(far, 4.0)
+            for store in (far, near):
+                await store.reap(5.0)
+            assert {side: sorted(names) for side, names in ends.items()} == {
+                "far": ["known", "new"],
+                "near": ["known", "new"],
+            }
+
+    shared.run(main())
+
+
+@pytest.mark.parametrize("how", ["final", "deleted", "session"])
+def test_an_end_whose_answer_got_lost_is_published_once(shared: Table, pair: Pair, how: str) -> None:
+    async def main() -> None:
+        async with pair(timeout_s=SHORT_S) as (far, near, relay):
+            ends: list[str] = []
+            far.subscribe(ends.append)
+            await far.open_session("s", 0.0)
+            await far.begin(start("a", session="s"), 0.0)
+            await far.settle(end("a", 1.0), 1.0)
+            await far.begin(start("b", session="s"), 2.0)
+            if how != "final":
+                await far.settle(end("b", 1.0), 3.0)
+            relay.deafen()
+            if how == "final":
+                await far.settle(end("b", 1.0, is_final=True), 3.0)
+            elif how == "deleted":
+                assert await far.end_program("p", 3.0) is True
+            else:
+                assert await far.close_session("s", 3.0) is True
+            relay.cut()
+            relay.mend()
+            await returned(far, 4.0)
+            assert ends == ["p"]
+            assert (await near.counts()).programs == 0
+
+    shared.run(main())
+
+
+@pytest.mark.parametrize("how", ["deleted", "final", "session", "silent", "idle"])
+def test_every_kind_of_end_is_published_at_every_gateway(shared: Table, how: str) -> None:
+    async def main() -> None:
+        one, other = await shared.open(), await shared.open()
+        ends: dict[str, list[str]] = {"one": [], "other": []}
+        one.subscribe(ends["one"].append)
+        other.subscribe(ends["other"].append)
+        await one.open_session("s", 0.0)
+        await one.begin(start("a", session="s"), 0.0)
+        await one.settle(end("a", 1.0, is_final=how == "final"), 1.0)
+        if how == "deleted":
+            await other.end_program("p", 2.0)
+        elif how == "session":
+            await other.close_session("s", 2.0)
+        elif how == "idle":
+            await one.heartbeat("s", IDLE_S)
+        now = {"silent": SESSION_TTL_S, "idle": IDLE_S + 1.0}.get(how, 2.0)
+        for store in (other, one, other):
+            await store.reap(now)
+        assert ends == {"one": ["p"], "other": ["p"]}
 
     shared.run(main())
 

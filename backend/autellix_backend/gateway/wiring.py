@@ -140,7 +140,7 @@ def _make_feed(
 ) -> EventFeed:
     feed = EventFeed(desk.find, time.time, metrics.events_dropped.inc)
     observers.add(feed)
-    store.watch_ends(feed.program_left)
+    store.subscribe(feed.program_left)
     metrics.event_listeners.set_function(lambda: feed.listener_count)
     return feed
 
@@ -163,7 +163,7 @@ def _make_pool(
     for engine in engines:
         pool.join(engine)
     observers.add(pool)
-    store.watch_ends(pool.program_left)
+    store.subscribe(pool.program_left)
     return pool
 
 

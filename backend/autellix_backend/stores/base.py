@@ -247,10 +247,12 @@ class ProgramStore(Protocol):
         """Return how much the store holds."""
         ...
 
-    def watch_ends(self, listener: Callable[[str], None]) -> None:
-        """Have each program's id told when the program leaves; the listener must not raise or block.
+    def subscribe(self, on_end: Callable[[str], None]) -> None:
+        """Call `on_end` with the id of each program that ends, once, when its last running call has ended.
 
-        A store that gateways share may tell of one program twice.
+        Every end is published: by its client, with a final call, with its last session, or for being idle.
+        A shared store also publishes the ends that other gateways brought about. `on_end` must not raise or
+        block.
         """
         ...
 

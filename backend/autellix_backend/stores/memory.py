@@ -67,7 +67,7 @@ class MemoryStore:
         self._entries: dict[str, _Entry] = {}
         self._heartbeats: dict[str, float] = {}
         self._programs_of: dict[str, dict[str, None]] = {}
-        self._end_listeners: list[Callable[[str], None]] = []
+        self._end_subscribers: list[Callable[[str], None]] = []
 
     async def open(self) -> None:
         """Do nothing: this process's memory is always there."""
@@ -200,9 +200,9 @@ class MemoryStore:
         active_calls = sum(len(entry.running) for entry in self._entries.values())
         return Counts(programs=len(self._table), sessions=len(self._heartbeats), active_calls=active_calls)
 
-    def watch_ends(self, listener: Callable[[str], None]) -> None:
-        """Tell the listener of each program that leaves."""
-        self._end_listeners.append(listener)
+    def subscribe(self, on_end: Callable[[str], None]) -> None:
+        """Publish the ends of programs."""
+        self._end_subscribers.append(on_end)
 
     def check(self) -> None:
         """Assert that the table, the entries and the session index tell the same story."""
@@ -247,8 +247,8 @@ class MemoryStore:
             del programs[program_id]
             if not programs:
                 del self._programs_of[session_id]
-        for listener in self._end_listeners:
-            listener(program_id)
+        for on_end in self._end_subscribers:
+            on_end(program_id)
 
 
 def view_program(program: Program, entry: _Entry) -> ProgramView:

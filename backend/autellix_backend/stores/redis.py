@@ -77,7 +77,7 @@ class RedisStore:
         self._last_event = NO_EVENT
         self.epoch = ""
         """A word that says which table this is: another one after its data were lost."""
-        self._end_listeners: list[Callable[[str], None]] = []
+        self._end_subscribers: list[Callable[[str], None]] = []
 
     async def open(self) -> None:
         """Enter the table under an id of its own; again after an error, to take over what it held.
@@ -207,12 +207,12 @@ class RedisStore:
         return Reaped(programs=tuple(programs), sessions=tuple(sessions))
 
     async def absorb(self, delta: dict[str, Any]) -> bool:
-        """Take in what happened to a program out of the table's sight; False if it ended meanwhile."""
+        """Merge what happened to a program out of the table's sight; return whether the table has it now."""
         answer = await self._link.run("absorb", self._gateway, msgspec.json.encode(delta))
         if answer == 0:
             return False
         self._learn(answer)
-        return True
+        return not answer
 
     async def program(self, program_id: str) -> ProgramView | None:
         """Return one program with its calls."""
@@ -243,9 +243,9 @@ class RedisStore:
         """Assert that the table's keys tell one story; blocks meanwhile, so it is for tests."""
         check_table(self._link.url, self._link.tag)
 
-    def watch_ends(self, listener: Callable[[str], None]) -> None:
-        """Have each program's id told when the program leaves, by whatever gateway."""
-        self._end_listeners.append(listener)
+    def subscribe(self, on_end: Callable[[str], None]) -> None:
+        """Publish the ends of programs, whatever gateway brought them about."""
+        self._end_subscribers.append(on_end)
 
     async def _settle(self, end: CallEnd, now: float, *, owner: str) -> str | None:
         """Settle a call of this gateway or of one that is gone; return its program's name.
@@ -303,8 +303,8 @@ class RedisStore:
         for program_id, name, service_s, finished in gone:
             if int(finished) and name:
                 self._estimator.observe_program(name.decode(), float(service_s))
-            for listener in self._end_listeners:
-                listener(program_id.decode())
+            for on_end in self._end_subscribers:
+                on_end(program_id.decode())
 
     async def _views(self, program_ids: Sequence[str], *, has_calls: bool) -> list[ProgramView]:
         history = "with" if has_calls else "without"

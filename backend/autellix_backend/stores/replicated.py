@@ -71,9 +71,9 @@ class ReplicatedStore:
         self._latest_ends: dict[str, None] = {}
         self._writer = secrets.token_hex(6)
         self._version = 0
-        self._end_listeners: list[Callable[[str], None]] = []
-        shared.watch_ends(self._left_table)
-        local.watch_ends(self._left_copy)
+        self._end_subscribers: list[Callable[[str], None]] = []
+        shared.subscribe(self._left_table)
+        local.subscribe(self._left_copy)
 
     async def open(self) -> None:
         """Enter the shared table, if it can be reached."""
@@ -103,9 +103,9 @@ class ReplicatedStore:
             self._ended.pop(call.program_id, None)
             self._on_fallback()
         else:
-            self._latest_ends.pop(call.program_id, None)
             await self._local.begin(call, now)
             self._local.adopt(call.program_id, service_s=inherited.program_service_s, wait_s=inherited.wait_s)
+        self._latest_ends.pop(call.program_id, None)
         self._open[call.key] = OpenCall(call, now, is_shared)
         return inherited
 
@@ -154,7 +154,7 @@ class ReplicatedStore:
             delta.fold(self._policy, ended)
         delta.event_s = now
         delta.is_ended |= end.is_final
-        self._drop_if_private(delta)
+        self._finish(delta)
         self._on_fallback()
 
     async def open_session(self, session_id: str, now: float) -> bool:
@@ -254,9 +254,9 @@ class ReplicatedStore:
                 self._go_alone(error)
         return await self._local.counts()
 
-    def watch_ends(self, listener: Callable[[str], None]) -> None:
-        """Tell the listener of each program that leaves, by whatever gateway."""
-        self._end_listeners.append(listener)
+    def subscribe(self, on_end: Callable[[str], None]) -> None:
+        """Publish the ends of programs, whatever gateway brought them about."""
+        self._end_subscribers.append(on_end)
 
     def check(self) -> None:
         """Assert the copy's invariants, and the shared table's where it can be reached."""
@@ -292,20 +292,19 @@ class ReplicatedStore:
         """Remember for the table that a program ended, at once or with its last running call."""
         delta = self._delta(program_id, now, base)
         delta.is_ended = True
-        self._drop_if_private(delta)
+        self._finish(delta)
 
-    def _drop_if_private(self, delta: Delta) -> None:
-        """Forget what happened to a program that came and went out of the table's sight, but not its end.
+    def _finish(self, delta: Delta) -> None:
+        """Publish the end of a program that has left the copy, and keep no delta of one that never left it.
 
-        Another gateway may have had the program too.
+        Its end is kept all the same: another gateway may have had the program too.
         """
-        is_here = self._local.standing(delta.program_id) is not None
-        # While the table is used, deltas go there by themselves, and mere ends do not.
-        if (
-            self._problem is not None
-            and delta.is_ended
-            and not (is_here or delta.is_known or delta.was_tried)
-        ):
+        if not delta.is_ended or self._local.standing(delta.program_id) is not None:
+            return
+        if delta.is_known or delta.was_tried:
+            self._publish_end(delta.program_id)
+        elif self._problem is not None:
+            # While the table is used, deltas go there by themselves, and mere ends do not.
             del self._deltas[delta.program_id]
             self._ended[delta.program_id] = None
 
@@ -389,26 +388,28 @@ class ReplicatedStore:
         for key in upload.keys:
             if key in self._open:
                 self._open[key].is_entered = True
-        if not is_there and program_id not in self._deltas:
-            self._local.forget(program_id)
-            self._tell_end(program_id)
+        if not is_there:
+            self._left_table(program_id)
 
     def _left_table(self, program_id: str) -> None:
         if not self._is_alone(program_id):
             self._local.forget(program_id)
-            self._latest_ends[program_id] = None
-            if len(self._latest_ends) > MAX_LATEST_ENDS:
-                del self._latest_ends[next(iter(self._latest_ends))]
-            self._tell_end(program_id)
+            self._publish_end(program_id)
 
     def _left_copy(self, program_id: str) -> None:
-        # The shared table tells of the others by itself.
+        # The shared table publishes all other ends.
         if self._is_alone(program_id):
-            self._tell_end(program_id)
+            self._publish_end(program_id)
 
-    def _tell_end(self, program_id: str) -> None:
-        for listener in self._end_listeners:
-            listener(program_id)
+    def _publish_end(self, program_id: str) -> None:
+        """Publish an end unless the program has not begun here since its last one."""
+        if program_id in self._latest_ends:
+            return
+        self._latest_ends[program_id] = None
+        if len(self._latest_ends) > MAX_LATEST_ENDS:
+            del self._latest_ends[next(iter(self._latest_ends))]
+        for on_end in self._end_subscribers:
+            on_end(program_id)
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, object]]) -> None:
