@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from autellix_backend.core.balance.speed import DECODE_GUESS_S, FLOOR, PREFILL_GUESS_S, Speed
+from autellix_backend.core.balance.speed import (
+    DECODE_GUESS_S,
+    FLOOR,
+    PREFILL_GUESS_S,
+    STALE_CALLS,
+    Speed,
+    SpeedEstimate,
+    fastest,
+)
 
 CALLS = [(100, 20), (2000, 5), (10, 300), (700, 60)]
 
@@ -51,3 +59,23 @@ def test_calls_of_nothing_leave_the_last_speed() -> None:
         speed.learn(read_tokens=0, written_tokens=0, duration_s=0.0)
     assert speed.decode_s_per_token > 0
     assert speed.prefill_s_per_token > 0
+
+
+def test_the_fastest_engine_stands_in_for_one_that_gets_no_calls() -> None:
+    """The longer ago its last call, the less an engine's own estimate counts; a call restores it."""
+
+    slow, best = taught(0.001, 0.05), fastest([taught(0.001, 0.05), taught(0.0001, 0.01)])
+    own = SpeedEstimate(slow.prefill_s_per_token, slow.decode_s_per_token)
+    assert slow.estimate(best) == own
+    for _ in range(STALE_CALLS // 2):
+        slow.on_call_placed(is_here=False)
+    assert slow.estimate(best) == pytest.approx([(a + b) / 2 for a, b in zip(own, best, strict=True)])
+    for _ in range(STALE_CALLS):
+        slow.on_call_placed(is_here=False)
+    assert slow.estimate(best) == best
+    slow.on_call_placed(is_here=True)
+    assert slow.estimate(best) == own
+
+
+def test_without_engines_the_guess_is_the_fastest() -> None:
+    assert fastest([]) == (PREFILL_GUESS_S, DECODE_GUESS_S)

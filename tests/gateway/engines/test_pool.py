@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from tests.gateway.conftest import until, until_async
 from tests.serving import listening
 
+from autellix_backend.core.balance.speed import STALE_CALLS
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.app import create_app
@@ -277,6 +278,18 @@ async def test_slow_engines_get_fewer_calls() -> None:
             await rig.chat(f"warm-{at}")
         told = Counter([(await rig.chat(f"p{at}"))[1] for at in range(12)])
         assert told["fake-0"] > told["fake-1"]
+
+
+async def test_an_engine_that_was_slow_once_gets_calls_again() -> None:
+    """An estimate that only the engine's own calls can correct must not keep them away for good."""
+
+    async with serving(FakeBehaviour(), FakeBehaviour(), balancer="locality-bounded") as rig:
+        stale = rig.app.state.pool.get("fake-0").speed
+        for _ in range(100):
+            stale.learn(read_tokens=10, written_tokens=10, duration_s=30.0)
+        for at in range(STALE_CALLS):
+            assert (await rig.chat(f"p{at}"))[1] == "fake-1"
+        assert (await rig.chat("next"))[1] == "fake-0"
 
 
 async def test_one_engine_costs_the_balancer_nothing() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from autellix_backend.core.balance import EngineLoad
 from autellix_backend.core.balance.cache_map import CacheMap
-from autellix_backend.core.balance.speed import Speed
+from autellix_backend.core.balance.speed import Speed, SpeedEstimate
 from autellix_backend.core.snapshot import EngineSnapshot
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.kv_events import KvEventListener
@@ -88,10 +88,11 @@ class EngineHandle:
         self.snapshot = snapshot
         self._reported_calls = self.open_calls
 
-    def load(self, program_id: str, *, is_accepting: bool) -> EngineLoad:
+    def load(self, program_id: str, fastest: SpeedEstimate, *, is_accepting: bool) -> EngineLoad:
         """Return its load at this moment, and what it has cached of a program.
 
         Our own calls are counted here and now; what its last snapshot has beyond them are other gateways'.
+        The fastest engine's speed stands in for its own while that is stale.
         """
         snapshot = self.snapshot if self.supervisor.is_up else None
         slots, others, kv_tokens = self.usual_slots, 0, math.inf
@@ -103,13 +104,14 @@ class EngineHandle:
         # Short of KV blocks, it runs fewer calls than it has slots.
         is_short = snapshot is not None and snapshot.is_block_short
         running = min(calls, snapshot.running if snapshot is not None and is_short else slots)
+        speed = self.speed.estimate(fastest)
         return EngineLoad(
             name=self.name,
             running=running,
             waiting=calls - running,
             slots=slots,
-            prefill_s_per_token=self.speed.prefill_s_per_token,
-            decode_s_per_token=self.speed.decode_s_per_token,
+            prefill_s_per_token=speed.prefill_s_per_token,
+            decode_s_per_token=speed.decode_s_per_token,
             kv_tokens=kv_tokens,
             held_tokens=self.cache.held_tokens(program_id) if self.cache is not None else None,
             is_accepting=is_accepting,

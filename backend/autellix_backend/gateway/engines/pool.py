@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from autellix_backend.core.balance import Balancer, FinishedCall
+from autellix_backend.core.balance.speed import fastest
 from autellix_backend.core.errors import NoEngineError
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.supervisor import EngineChange
@@ -271,14 +272,16 @@ class EnginePool:
         """Choose an engine; one that is avoided only if there is no other."""
         if len(self._handles) == 1:
             return next(iter(self))
-        loads = [
-            member.load(program_id, is_accepting=member is not avoided and member.is_accepting())
-            for member in self
-        ]
+        accepting = {member for member in self if member is not avoided and member.is_accepting()}
+        best = fastest(member.speed for member in accepting)
+        loads = [member.load(program_id, best, is_accepting=member in accepting) for member in self]
         try:
-            return self._handles[self._balancer.assign(program_id, prompt_tokens, loads)]
+            name = self._balancer.assign(program_id, prompt_tokens, loads)
         except NoEngineError:
             return self._where_to_wait(avoided)
+        for member in self:
+            member.speed.on_call_placed(is_here=member.name == name)
+        return self._handles[name]
 
     def _where_to_wait(self, avoided: EngineHandle | None) -> EngineHandle:
         """Return where a call waits while no engine takes calls; it moves on when one does."""
