@@ -16,12 +16,13 @@ from starlette.routing import Route
 from autellix_backend.engines.base import Engine
 from autellix_backend.gateway.calls.dialects import DIALECTS, Dialect
 from autellix_backend.gateway.calls.ends import EndObserver
-from autellix_backend.gateway.errors import InvalidKeyError, install_error_handlers
+from autellix_backend.gateway.errors import InvalidKeyError
 from autellix_backend.gateway.explain.overview import Overview
 from autellix_backend.gateway.http.admin import AdminApi
 from autellix_backend.gateway.http.authentication import Authentication
 from autellix_backend.gateway.http.calls import CallEndpoint
 from autellix_backend.gateway.http.engines import EnginesApi
+from autellix_backend.gateway.http.errors import install_error_handlers
 from autellix_backend.gateway.http.events import EVENTS_PATH, EventsEndpoint
 from autellix_backend.gateway.http.openapi import openapi_route
 from autellix_backend.gateway.http.passthrough import PassthroughEndpoint

@@ -1,39 +1,36 @@
-"""Errors of the gateway, and their shape on the wire: OpenAI's error object, or Anthropic's on its paths.
+"""Errors of the gateway in their two JSON forms: OpenAI's error object, and Anthropic's below `/v1/messages`.
 
 GatewayError
-├── InvalidRequestError      400  a malformed body, header or id
-├── InvalidKeyError          401  no API key, or none that is known
-├── SessionTokenError        401  the token of the call's session is missing or wrong
-├── AdminOnlyError           403  the tenant may not see this
-├── NotFoundError            404  no such program, session or engine
-├── ConflictError            409  the engine's name is taken, or it is the last one
-├── BodyTooLargeError        413  the body exceeds the limit
-├── LimitError               429  a limit or a budget of the tenant or the program is reached
-├── EngineUnavailableError   503  no engine answers, or it died; mostly the call may be repeated
-├── OverloadedError          503  too many calls wait for the engine; the call may be repeated
-├── ShuttingDownError        503  the gateway ends; the call may be repeated elsewhere
-└── EngineTimeoutError       504  the engine did not answer in time
+├── InvalidRequestError       400  malformed body, header, id or parameter
+├── InvalidKeyError           401  missing or unknown API key
+├── SessionTokenError         401  missing or wrong session token
+├── AdminOnlyError            403  the tenant is no admin
+├── NotFoundError             404  no such program, session or engine
+├── ConflictError             409  the engine's name is taken, or no engine would be left
+├── BodyTooLargeError         413  the body exceeds a limit
+├── LimitError                429  a rate limit, quota or budget is reached
+├── UnavailableError          503
+│   ├── EngineUnavailableError     no engine answers, or it died
+│   ├── OverloadedError            the engine's queue is full
+│   ├── TooManySubscribersError    the event feed has as many subscribers as it may
+│   └── ShuttingDownError          the gateway is shutting down
+└── EngineTimeoutError        504  the engine did not answer in time
 """
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Mapping
 from http import HTTPStatus
 
 import msgspec
-from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
 
-from autellix_backend.gateway.calls.dialects import ErrorShape, error_shape
-from autellix_backend.gateway.tenancy.quotas import Refusal
 from autellix_wire import SESSION_TOKEN, SESSIONS_PATH
 
+ANTHROPIC_PATH = "/v1/messages"
 RETRY_AFTER_S = 1
-"""What a client is told to wait when no engine answers."""
+"""When a client may retry a call that no engine could take."""
 
 ANTHROPIC_TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -44,7 +41,22 @@ ANTHROPIC_TYPES = {
     HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
     HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
 }
-"""Anthropic's name by status; any other is an `invalid_request_error`, from 500 on an `api_error`."""
+"""Anthropic's error types by status; the others are `invalid_request_error` below 500, `api_error` above."""
+
+
+class ErrorShape(enum.Enum):
+    """The JSON form of an error."""
+
+    OPENAI = "openai"
+    """`{"error": {"message", "type", "param", "code"}}`"""
+    ANTHROPIC = "anthropic"
+    """`{"type": "error", "error": {"type", "message"}}`"""
+
+
+def error_shape(path: str) -> ErrorShape:
+    """Return the form in which clients of a path expect errors."""
+    is_anthropic = path == ANTHROPIC_PATH or path.startswith(ANTHROPIC_PATH + "/")
+    return ErrorShape.ANTHROPIC if is_anthropic else ErrorShape.OPENAI
 
 
 class GatewayError(Exception):
@@ -67,14 +79,18 @@ class GatewayError(Exception):
         return self.receipt
 
     def body(self, shape: ErrorShape, *, is_final: bool = False) -> bytes:
-        """Return the error object as JSON; a final one says that a client's library must not try again."""
+        """Return the error object as JSON; `is_final` forbids the client's library to retry."""
         if shape is ErrorShape.ANTHROPIC:
-            return _anthropic_body(self.message, self.status)
-        return _openai_body(self.message, self.type, self.code, self.param, is_final=is_final)
+            other = "invalid_request_error" if self.status < 500 else "api_error"
+            kind = ANTHROPIC_TYPES.get(self.status, other)
+            return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": self.message}})
+        final = {"retryable": False} if is_final else {}
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code, **final}
+        return msgspec.json.encode({"error": error})
 
 
 class InvalidRequestError(GatewayError):
-    """The body, a header or an id cannot be used; `param` names it."""
+    """The body, a header, a parameter or an id is malformed; `param` names it."""
 
     status = HTTPStatus.BAD_REQUEST
     type = "invalid_request_error"
@@ -82,7 +98,7 @@ class InvalidRequestError(GatewayError):
 
 
 class InvalidKeyError(GatewayError):
-    """The request shows no API key of a tenant."""
+    """The request has no API key, or an unknown one."""
 
     status = HTTPStatus.UNAUTHORIZED
     type = "invalid_request_error"
@@ -97,12 +113,12 @@ class InvalidKeyError(GatewayError):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Say how to come in."""
+        """Return the headers, with the authentication scheme."""
         return {"www-authenticate": "Bearer", **self.receipt}
 
 
 class SessionTokenError(GatewayError):
-    """The call does not prove that its ids are its own; a client that is still starting may come back."""
+    """The call does not prove that its session id is its own."""
 
     status = HTTPStatus.UNAUTHORIZED
     type = "invalid_request_error"
@@ -118,13 +134,13 @@ class SessionTokenError(GatewayError):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Tell an OpenAI client, which retries no 401 by itself, whether to come back."""
+        """Return the headers; OpenAI's clients retry a 401 only when told to."""
         retry = {"x-should-retry": "true", "retry-after-ms": "200"} if self._can_retry else {}
         return {**retry, **self.receipt}
 
 
 class AdminOnlyError(GatewayError):
-    """The tenant is none of the operator's own."""
+    """The tenant is no admin."""
 
     status = HTTPStatus.FORBIDDEN
     type = "invalid_request_error"
@@ -143,7 +159,7 @@ class NotFoundError(GatewayError):
 
 
 class ConflictError(GatewayError):
-    """What is asked for does not go with the engines that there are."""
+    """The state of the engine pool forbids the change."""
 
     status = HTTPStatus.CONFLICT
     type = "invalid_request_error"
@@ -151,7 +167,7 @@ class ConflictError(GatewayError):
 
 
 class BodyTooLargeError(GatewayError):
-    """The body is larger than a setting allows."""
+    """The body exceeds a limit."""
 
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     type = "invalid_request_error"
@@ -162,28 +178,48 @@ class BodyTooLargeError(GatewayError):
 
 
 class LimitError(GatewayError):
-    """A limit or a budget is reached; the refusal says which, and when to come back."""
+    """A rate limit, quota or budget is reached."""
 
     status = HTTPStatus.TOO_MANY_REQUESTS
 
-    def __init__(self, refusal: Refusal, rate_headers: Mapping[str, str]) -> None:
-        super().__init__(f"{refusal.message} (limits.{refusal.limit})", param=f"limits.{refusal.limit}")
-        self.type, self.code = refusal.kind, refusal.code
-        self._refusal = refusal
+    def __init__(
+        self,
+        message: str,
+        *,
+        limit: str,
+        kind: str,
+        code: str,
+        retry_after_s: float | None,
+        should_retry: bool,
+        rate_headers: Mapping[str, str],
+    ) -> None:
+        """Describe the limit.
+
+        Args:
+            message: What was used and what is allowed.
+            limit: The setting, below `limits`.
+            kind: OpenAI's type of the error.
+            code: OpenAI's code of the error.
+            retry_after_s: When a retry may succeed; None if never.
+            should_retry: Whether the client's library should retry by itself.
+            rate_headers: What remains of the rates.
+        """
+        super().__init__(f"{message} (limits.{limit})", param=f"limits.{limit}")
+        self.type, self.code = kind, code
+        self._retry = {"x-should-retry": str(should_retry).lower()}
+        if retry_after_s is not None:
+            self._retry["retry-after"] = str(math.ceil(retry_after_s))
+            self._retry["retry-after-ms"] = str(math.ceil(retry_after_s * 1000))
         self._rate_headers = rate_headers
 
     @property
     def headers(self) -> dict[str, str]:
-        """Tell the client when to come back, and whether to do so by itself."""
-        retry = {"x-should-retry": "true" if self._refusal.should_retry else "false"}
-        if (wait_s := self._refusal.retry_after_s) is not None:
-            retry["retry-after"] = str(math.ceil(wait_s))
-            retry["retry-after-ms"] = str(math.ceil(wait_s * 1000))
-        return {**retry, **self._rate_headers, **self.receipt}
+        """Return the headers: whether and when to retry, and what remains of the rates."""
+        return {**self._retry, **self._rate_headers, **self.receipt}
 
 
 class UnavailableError(GatewayError):
-    """The call cannot be served at the moment."""
+    """The request cannot be served at the moment."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
 
@@ -193,7 +229,7 @@ class UnavailableError(GatewayError):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Tell the client whether and when to come back."""
+        """Return the headers: whether and when to retry."""
         retry = {"retry-after": str(RETRY_AFTER_S)} if self.can_retry else {}
         return {"x-should-retry": str(self.can_retry).lower(), **retry, **self.receipt}
 
@@ -206,31 +242,29 @@ class EngineUnavailableError(UnavailableError):
     def __init__(self, message: str, *, can_retry: bool = True, is_unsent: bool = False) -> None:
         super().__init__(message, can_retry=can_retry)
         self.is_unsent = is_unsent
-        """Whether nothing of the call reached the engine, which cannot have done anything for it."""
+        """Whether nothing of the call reached the engine, so a retry cannot repeat any work."""
 
 
 class OverloadedError(UnavailableError):
-    """More calls, or bytes of them, wait for the engine than the settings allow."""
+    """The engine's queue holds as many calls or bytes as the settings allow."""
 
     code = "overloaded"
 
     def __init__(self, engine: str, limit: str) -> None:
-        super().__init__(f"the queue before engine {engine} is full: the limit is {limit}")
+        super().__init__(f"the queue of engine {engine} is full: the limit is {limit}")
 
 
-class TooManyListenersError(UnavailableError):
-    """As many listen to the feed of events as may."""
+class TooManySubscribersError(UnavailableError):
+    """The event feed has as many subscribers as it may."""
 
-    code = "too_many_listeners"
+    code = "too_many_subscribers"
 
     def __init__(self, limit: int) -> None:
-        super().__init__(
-            f"{limit} clients listen to the events already, which is the limit; one must go first"
-        )
+        super().__init__(f"the event feed already has {limit} subscribers, the maximum; close one first")
 
 
 class ShuttingDownError(UnavailableError):
-    """The gateway ends and takes no more calls."""
+    """The gateway is shutting down."""
 
     code = "shutting_down"
 
@@ -239,73 +273,17 @@ class ShuttingDownError(UnavailableError):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Make the client connect anew, to a gateway that goes on."""
+        """Return the headers; the client has to connect anew, to a gateway that goes on."""
         return {"connection": "close", **super().headers}
 
 
 class EngineTimeoutError(GatewayError):
-    """The engine took longer than `gateway.upstream_timeout_s`; to repeat the call would cost that again."""
+    """The engine took longer than `gateway.upstream_timeout_s`; a retry would take that long again."""
 
     status = HTTPStatus.GATEWAY_TIMEOUT
     code = "engine_timeout"
 
     @property
     def headers(self) -> dict[str, str]:
-        """Keep the client from repeating the call by itself."""
+        """Return the headers; the client's library must not retry by itself."""
         return {"x-should-retry": "false", **self.receipt}
-
-
-def _openai_body(
-    message: str, kind: str, code: str | None, param: str | None = None, *, is_final: bool = False
-) -> bytes:
-    error: dict[str, object] = {"message": message, "type": kind, "param": param, "code": code}
-    if is_final:
-        error["retryable"] = False
-    return msgspec.json.encode({"error": error})
-
-
-def _anthropic_body(message: str, status: int) -> bytes:
-    other = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
-    kind = ANTHROPIC_TYPES.get(HTTPStatus(status), other)
-    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
-
-
-def error_response(error: GatewayError, path: str) -> Response:
-    """Turn a gateway error into a response, in the shape that clients of this path read."""
-    return _respond(error.body(error_shape(path)), error.status, error.headers)
-
-
-def install_error_handlers(app: FastAPI) -> None:
-    """Give every error that leaves the app its path's shape, routing errors and crashes included."""
-    app.add_exception_handler(GatewayError, _on_gateway_error)
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(RequestValidationError, _on_validation_error)
-    app.add_exception_handler(Exception, _on_crash)
-
-
-async def _on_gateway_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, GatewayError)
-    return error_response(error, request.url.path)
-
-
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    phrase = HTTPStatus(error.status_code).phrase
-    code = phrase.lower().replace(" ", "_")
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    kind = "invalid_request_error" if error.status_code < 500 else "server_error"
-    is_anthropic = error_shape(request.url.path) is ErrorShape.ANTHROPIC
-    body = _anthropic_body(message, error.status_code) if is_anthropic else _openai_body(message, kind, code)
-    return _respond(body, error.status_code, error.headers)
-
-
-async def _on_validation_error(request: Request, error: Exception) -> Response:
-    return error_response(InvalidRequestError(str(error)), request.url.path)
-
-
-async def _on_crash(request: Request, error: Exception) -> Response:
-    return error_response(GatewayError(f"the gateway failed: {type(error).__name__}"), request.url.path)
-
-
-def _respond(body: bytes, status: int, headers: Mapping[str, str] | None) -> Response:
-    return Response(body, status, dict(headers or {}), "application/json")

@@ -11,7 +11,8 @@ import anthropic
 import openai
 import pytest
 
-from autellix_backend.gateway.calls.dialects import DIALECTS, Dialect, ErrorShape
+from autellix_backend.gateway.calls.dialects import DIALECTS, Dialect
+from autellix_backend.gateway.errors import ErrorShape
 from autellix_lab.fakes.engine import FakeBehaviour, Fault
 
 BODIES: dict[str, dict[str, Any]] = {

@@ -147,8 +147,8 @@ async def test_there_are_only_so_many_feeds(serve: Any, monkeypatch: pytest.Monk
         await listening(first)
         async with rig.client.get(rig.url + EVENTS) as second:
             error = (await second.json())["error"]
-            assert (second.status, error["code"]) == (503, "too_many_listeners")
-            assert "1 clients listen" in error["message"]
+            assert (second.status, error["code"]) == (503, "too_many_subscribers")
+            assert "already has 1 subscribers" in error["message"]
             assert second.headers["x-should-retry"] == "true"
         assert "autellix_event_listeners 1.0" in await metrics_of(rig)
 

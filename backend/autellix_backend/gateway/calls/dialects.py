@@ -6,17 +6,9 @@ The others are handed to the engine and back as they are.
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
-
-class ErrorShape(enum.Enum):
-    """How an error object is written."""
-
-    OPENAI = "openai"
-    """`{"error": {"message", "type", "param", "code"}}`"""
-    ANTHROPIC = "anthropic"
-    """`{"type": "error", "error": {"type", "message"}}`"""
+from autellix_backend.gateway.errors import ANTHROPIC_PATH, ErrorShape, error_shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +43,6 @@ def _pooling(path: str, summary: str) -> Dialect:
     return Dialect(path=path, summary=summary, takes_identity=False)
 
 
-_MESSAGES = "/v1/messages"
 _RESPONSES = "/v1/responses"
 _ONE_RESPONSE = _RESPONSES + "/{response_id}"
 _DONE = (b"data: [DONE]",)
@@ -84,7 +75,7 @@ DIALECTS = (
         stream_ends=_RESPONSE_ENDS,
     ),
     Dialect(
-        path=_MESSAGES,
+        path=ANTHROPIC_PATH,
         summary="Message, as Anthropic has it",
         messages_field="messages",
         output_field="max_tokens",
@@ -98,7 +89,7 @@ DIALECTS = (
     Dialect(path=_ONE_RESPONSE, summary="A stored response", method="GET", makes_call=False),
     Dialect(path=_ONE_RESPONSE + "/cancel", summary="Cancel a background response", makes_call=False),
     Dialect(
-        path=_MESSAGES + "/count_tokens",
+        path=ANTHROPIC_PATH + "/count_tokens",
         summary="Count the tokens of a message",
         makes_call=False,
     ),
@@ -108,9 +99,3 @@ DIALECTS = (
     Dialect(path="/detokenize", summary="The text of tokens", makes_call=False),
 )
 BY_PATH = {row.path: row for row in DIALECTS}
-
-
-def error_shape(path: str) -> ErrorShape:
-    """Return the shape that clients of this path read errors in."""
-    is_anthropic = path == _MESSAGES or path.startswith(_MESSAGES + "/")
-    return ErrorShape.ANTHROPIC if is_anthropic else ErrorShape.OPENAI

@@ -5,8 +5,7 @@ The receipt is an SSE comment, because a data event would reach the user's code 
 
 from __future__ import annotations
 
-from autellix_backend.gateway.calls.dialects import ErrorShape
-from autellix_backend.gateway.errors import GatewayError
+from autellix_backend.gateway.errors import ErrorShape, GatewayError
 
 ERROR_MARKS = (b'data: {"error":', b"event: error\n")
 

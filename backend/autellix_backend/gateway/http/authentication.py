@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from autellix_backend.gateway.errors import InvalidKeyError, error_response
+from autellix_backend.gateway.errors import InvalidKeyError
+from autellix_backend.gateway.http.errors import error_response
 from autellix_backend.gateway.http.requests import read_headers
 from autellix_backend.gateway.tenancy.tenants import Tenants, mark
 

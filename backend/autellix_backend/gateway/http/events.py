@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from autellix_backend.gateway.errors import InvalidRequestError, TooManyListenersError
+from autellix_backend.gateway.errors import InvalidRequestError, TooManySubscribersError
 from autellix_backend.gateway.explain.event_feed import Event, EventFeed, Subscription
 from autellix_backend.gateway.http.watches import Watches
 from autellix_backend.gateway.tenancy.tenants import Tenant, Tenants
@@ -37,7 +37,7 @@ class EventsEndpoint:
         viewer = self._tenants.of(scope)
         program_ids = _program_ids(scope, viewer)
         if self._feed.listener_count >= MAX_LISTENERS:
-            raise TooManyListenersError(MAX_LISTENERS)
+            raise TooManySubscribersError(MAX_LISTENERS)
         with self._feed.subscribe(viewer, program_ids) as subscription:
             headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 import aiohttp
 from starlette.types import Receive, Scope, Send
 
-from autellix_backend.gateway.calls.dialects import error_shape
 from autellix_backend.gateway.calls.sse import error_event
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.upstream import Upstream, request_headers, response_headers
-from autellix_backend.gateway.errors import GatewayError, InvalidRequestError
+from autellix_backend.gateway.errors import GatewayError, InvalidRequestError, error_shape
 from autellix_backend.gateway.http.requests import ClientGoneError, read_body, read_headers
 from autellix_backend.gateway.http.watches import disconnected
 

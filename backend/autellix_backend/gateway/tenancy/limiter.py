@@ -108,7 +108,15 @@ class Limiter:
         reason = refusal(limits, self._use(account, now), used, body_bytes)
         if reason is not None:
             self._on_refusal(tenant.name, reason.code)
-            raise LimitError(reason, rate_headers(limits, self._use(account, now)))
+            raise LimitError(
+                reason.message,
+                limit=reason.limit,
+                kind=reason.kind,
+                code=reason.code,
+                retry_after_s=reason.retry_after_s,
+                should_retry=reason.should_retry,
+                rate_headers=rate_headers(limits, self._use(account, now)),
+            )
         if account.requests is not None:
             account.requests = account.requests.less(1)
         account.calls += 1
