@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autellix_backend.gateway.calls.dialects import Dialect, ErrorShape
+from autellix_backend.gateway.calls.dialects import Dialect
+from autellix_backend.gateway.errors import ErrorShape
 from autellix_backend.settings import ENGINE_KINDS
 from autellix_wire import (
     CALL_ID,
