@@ -99,7 +99,7 @@ class Compared:
 
 
 class CountingEngine(SimEngine):
-    """A simulated engine that can tell how many steps it had made by a time."""
+    """A simulated engine that records its steps by time."""
 
     instances: ClassVar[list[CountingEngine]] = []
 
@@ -110,14 +110,14 @@ class CountingEngine(SimEngine):
         self.instances.append(self)
 
     def begin(self, now: float) -> float | None:
-        """Note where a stretch begins."""
-        self.ends.append((now, self.steps))
+        """Record where a stretch begins."""
+        self.ends.append((now, self.batch.steps))
         return super().begin(now)
 
     def end(self, now: float) -> Any:
-        """Note where a stretch ended."""
+        """Record where a stretch ended."""
         done = super().end(now)
-        self.ends.append((now, self.steps))
+        self.ends.append((now, self.batch.steps))
         self.cached |= {call.call_id: call.cached_tokens for call in done}
         return done
 

@@ -27,7 +27,8 @@ from autellix_lab.cli.sim_options import (
     run_size,
 )
 from autellix_lab.sim.experiment import BURSTY_VARIATION, Metrics, drain_rate_per_s, measure, pick
-from autellix_lab.sim.simulation import SimResult, SimSettings, simulate
+from autellix_lab.sim.results import SimResult
+from autellix_lab.sim.simulation import SimSettings, simulate
 from autellix_lab.workload.arrivals import all_at_once, bursty_arrivals, poisson_arrivals
 
 DEFAULT_RHO = 1.0

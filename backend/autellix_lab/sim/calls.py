@@ -10,10 +10,10 @@ __all__ = ["EngineCall"]
 
 
 class EngineCall:
-    """A call with its tokens of prompt and answer, of which `computed` are in KV blocks.
+    """A call with its prompt and output tokens, of which `computed` are in KV blocks.
 
-    A call that writes has one token more than it has computed, in every step. It is not touched step by
-    step: `computed` and `generated` are those at `since_step`, until the engine brings them up to date.
+    In every step, a decoding call has one token more than it has computed. It is not updated step by step:
+    `computed` and `generated` hold as of `since_step`, until the engine brings them up to date.
     """
 
     __slots__ = (
@@ -27,8 +27,8 @@ class EngineCall:
         "expected_s",
         "generated",
         "has_started",
+        "is_decoding",
         "is_swapped",
-        "is_writing",
         "output_tokens",
         "parents",
         "program_id",
@@ -58,7 +58,7 @@ class EngineCall:
         self.trace = trace
         self.parents = parents
         self.base = base
-        """The call of the same engine that it shares a prefix with, if there is one."""
+        """The call on the same engine whose prefix it shares, if any."""
         self.expected_s = expected_s
         self.prompt_tokens = trace.prefill_tokens
         self.output_tokens = max(1, trace.decode_tokens)
@@ -67,15 +67,15 @@ class EngineCall:
         self.computed = 0
         self.generated = 0
         self.chunk = 0
-        """Tokens that the step under way reads of it."""
+        """Tokens that the current step prefills."""
         self.cached_tokens = 0
         self.has_started = False
-        self.is_writing = False
+        self.is_decoding = False
         self.is_swapped = False
         self.stored_tokens = 0
-        """Tokens, from the front, that the host has a copy of where swaps are priced."""
+        """Leading tokens in host memory, where the engine has one."""
         self.epoch = 0
-        """Grows whenever it starts or stops writing: what was foreseen of it before is void."""
+        """Grows whenever the call starts or stops decoding, which voids earlier forecasts."""
         self.since_step = 0
         self.since_cost_s = 0.0
         self.segment: Segment | None = None
@@ -84,10 +84,10 @@ class EngineCall:
 
     @property
     def known(self) -> int:
-        """Tokens of prompt and answer so far; those beyond `computed` go into the next step."""
+        """Prompt and output tokens so far; those beyond `computed` go into the next step."""
         return self.prompt_tokens + self.generated
 
     @property
     def is_running(self) -> bool:
-        """Whether it holds a slot."""
+        """Whether it holds a batch slot."""
         return self.state is not None and self.state.is_running

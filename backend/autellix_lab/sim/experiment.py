@@ -14,7 +14,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 
 from autellix_backend.gateway.recording.trace import ProgramTrace
-from autellix_lab.sim.simulation import SimResult, SimSettings, simulate
+from autellix_lab.sim.results import SimResult
+from autellix_lab.sim.simulation import SimSettings, simulate
 from autellix_lab.workload.arrivals import all_at_once, bursty_arrivals, poisson_arrivals
 from autellix_lab.workload.statistics import Interval, confidence_interval, jain_index, statistics_of
 

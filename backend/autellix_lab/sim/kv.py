@@ -1,8 +1,8 @@
-"""KV blocks of one engine: who holds them, and what the prefix cache still has.
+"""KV blocks of one engine: the calls that hold them, and the prefix cache.
 
-The content of a call is a prefix shared with an earlier call of its program, and a segment of its own. A
-segment is held while calls use it (its own call, or later ones that share it); afterwards it stays in the
-prefix cache until blocks are needed: least recently used first, each from its tail, as vLLM does it.
+A call's content is a prefix shared with an earlier call of its program, and a segment of its own. Calls hold
+a segment while they use it (its own call, or later ones that share it). After that it stays in the prefix
+cache until blocks are needed: segments are evicted least recently used first, each from its tail, as in vLLM.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class Segment:
         self.shared = shared
         self.blocks = 0
         self.full = 0
-        """How many of them the cache can find: full ones, of the prompt while the call runs."""
+        """Full blocks, which the cache can find; while the call runs, those of its prompt."""
         self.users = 0
         self.stamp = -1
 
 
 class KvBlocks:
-    """A pool of blocks; `total` None never runs out."""
+    """A pool of blocks; with `total` None it is unbounded."""
 
     def __init__(self, total: int | None, block_tokens: int, *, has_prefix_cache: bool) -> None:
         self._free: float = math.inf if total is None else total
@@ -37,22 +37,22 @@ class KvBlocks:
         self._has_prefix_cache = has_prefix_cache
         self._evictable = 0
         self._block_tokens = block_tokens
-        # How many calls that write need a block in the steps s with s % block_tokens == index.
+        # By s % block_tokens: the decoding calls that need a block in step s.
         self._growing = [0] * block_tokens
         self._growing_calls = 0
         self._loose = 0
-        """Blocks that writing calls have got and that no segment counts yet."""
+        """Blocks that decoding calls have got and that no segment counts yet."""
         self._lru: list[tuple[int, Segment]] = []
         self._next_stamp = 0
         self.evicted_blocks = 0
 
     @property
     def available(self) -> float:
-        """Blocks that an allocation could get now."""
+        """Free and evictable blocks."""
         return self._free + self._evictable
 
     def reach(self, segment: Segment | None, want: int) -> int:
-        """Return how many of the first `want` blocks of a segment's content are there without a gap."""
+        """Return how many of the first `want` blocks of a segment's content are present without a gap."""
         chain: list[tuple[Segment, int]] = []
         while segment is not None:
             if want > segment.shared:
@@ -67,7 +67,7 @@ class KvBlocks:
         return have
 
     def allocate(self, segment: Segment, blocks: int) -> bool:
-        """Give a held segment more blocks; False and no change if there are not enough."""
+        """Allocate blocks to a held segment; return False and change nothing if there are not enough."""
         if blocks > self.available:
             return False
         self._take(blocks)
@@ -75,12 +75,12 @@ class KvBlocks:
         return True
 
     def start_growing(self, step: int, tokens: int) -> None:
-        """Note a call that has so many tokens before `step` and gets one more in each step from then on."""
+        """Add a call that has so many tokens before `step` and gains one in each step from then on."""
         self._growing[(step - tokens) % self._block_tokens] += 1
         self._growing_calls += 1
 
     def stop_growing(self, step: int, tokens: int) -> None:
-        """Undo start_growing(), at any later step with the tokens of then."""
+        """Undo start_growing() at a later step, with the call's tokens at that step."""
         self._growing[(step - tokens) % self._block_tokens] -= 1
         self._growing_calls -= 1
 
@@ -91,7 +91,7 @@ class KvBlocks:
         return rounds * self._growing_calls + sum(phases)
 
     def most_steps(self, step: int, steps: float) -> float:
-        """Return how many of these steps the growing calls can take with the blocks that are available."""
+        """Return how many of these steps the available blocks allow the growing calls."""
         if self.available == math.inf or not self._growing_calls:
             return steps
         rounds, rest = divmod(int(self.available), self._growing_calls)
@@ -102,19 +102,19 @@ class KvBlocks:
         return min(steps, found)
 
     def grow(self, step: int, steps: int) -> None:
-        """Take the blocks that growing calls need in these steps; assign() gives them to their segments."""
+        """Take the blocks that growing calls need in these steps; assign() counts them to segments."""
         blocks = self.growth(step, steps)
         assert blocks <= self.available, "a stretch was longer than the blocks for it"
         self._take(blocks)
         self._loose += blocks
 
     def assign(self, segment: Segment, blocks: int) -> None:
-        """Count blocks that a growing call has got as its segment's."""
+        """Count blocks of a growing call to its segment."""
         self._loose -= blocks
         segment.blocks += blocks
 
     def hold(self, segment: Segment | None) -> None:
-        """Keep a segment and all that it builds on from being evicted."""
+        """Protect a segment and its ancestors from eviction."""
         while segment is not None:
             if segment.users == 0:
                 self._evictable -= segment.blocks
@@ -122,16 +122,16 @@ class KvBlocks:
             segment.users += 1
             segment = segment.parent if segment.shared else None
 
-    def let_go(self, segment: Segment | None) -> None:
-        """Undo one hold(); what nobody holds goes to the prefix cache, the tail of the chain to go first."""
+    def release(self, segment: Segment | None) -> None:
+        """Undo one hold(); segments without a holder become evictable, the tail of the chain first."""
         while segment is not None:
             segment.users -= 1
             if segment.users == 0:
-                self._retire(segment)
+                self._to_cache(segment)
             segment = segment.parent if segment.shared else None
 
     def drop(self, segment: Segment) -> None:
-        """Give up the blocks of a segment that nobody holds at once."""
+        """Free the blocks of a segment without a holder at once."""
         assert not segment.users
         self._evictable -= segment.blocks
         segment.stamp = -1
@@ -143,7 +143,7 @@ class KvBlocks:
             self._evict(int(blocks - self._free))
         self._free -= blocks
 
-    def _retire(self, segment: Segment) -> None:
+    def _to_cache(self, segment: Segment) -> None:
         if not self._has_prefix_cache:
             self._free += segment.blocks
             segment.blocks = 0

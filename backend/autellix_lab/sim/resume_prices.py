@@ -1,4 +1,4 @@
-"""What bringing contexts back costs a simulated engine, learned and weighed as the live scheduler does it."""
+"""What a resume costs a simulated engine, learned and compared as in the live scheduler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ResumePrices"]
 
 
 class ResumePrices:
-    """The price list of one engine, which is told of steps and loads and knows nothing of the model."""
+    """The price list of one engine; it learns from steps and loads, and does not know the engine model."""
 
     def __init__(self, block_tokens: int, *, has_host: bool) -> None:
         self._costs = PreemptionCosts()
@@ -22,28 +22,28 @@ class ResumePrices:
         self._has_host = has_host
         """Whether the host keeps a copy of full blocks."""
 
-    def observe_steps(self, read_tokens: int, step_s: float, steps: int) -> None:
-        """Take in equal steps, each of which read so many tokens of prompts."""
+    def observe_steps(self, prefill_tokens: int, step_s: float, steps: int) -> None:
+        """Observe equal steps, each with so many prefill tokens."""
         for _ in range(steps):
-            self._costs.observe_step(read_tokens, step_s)
+            self._costs.observe_step(prefill_tokens, step_s)
 
     def observe_load(self, blocks: int, seconds: float) -> None:
-        """Take in a transfer from the host."""
+        """Observe a load from the host."""
         self._costs.observe_load(blocks, seconds)
 
     def tokens_to_load(self, call: EngineCall, start: int) -> int:
-        """Return how many tokens of a waiting call to load behind `start`: what is stored, or none."""
+        """Return how many of a waiting call's stored tokens to load behind `start`: all or none."""
         stored = max(0, call.stored_tokens - start)
         resume = self._resume(call.known - start, stored) if stored else None
-        # Without a price it loads, and so learns one.
+        # Without a price, load and so learn one.
         return 0 if resume is not None and resume.kind is ResumeKind.RECOMPUTE else stored
 
-    def is_worth(self, call: EngineCall, now: float, *, running: int) -> bool:
-        """Say whether to interrupt one of so many running calls, which is up to date; it loses its blocks."""
+    def preemption_pays(self, call: EngineCall, now: float, *, running: int) -> bool:
+        """Return whether preempting one of so many running calls, which is up to date, is worth its price."""
         assert call.state is not None
         stored = call.computed // self._block_tokens * self._block_tokens if self._has_host else 0
         return is_interruption_worth(call.state, now, self._resume(call.computed, stored), running=running)
 
     def _resume(self, tokens: int, stored_tokens: int) -> Resume | None:
-        # Counted in blocks in place of bytes: a price is a line over either.
+        # In blocks instead of bytes: a price is linear in either.
         return self._costs.resume(tokens, stored_tokens=stored_tokens, token_bytes=1.0 / self._block_tokens)

@@ -1,7 +1,7 @@
-"""Programs on simulated engines: events in virtual time over the live scheduler's own code.
+"""Programs on simulated engines: events in virtual time, scheduled by the live scheduler's code.
 
-Programs arrive one after another from an iterator, and are forgotten when they end: memory grows with the
-programs that are alive, but for one small record of each in the result.
+Programs come from an iterator and are dropped when they end. Apart from one small record for each program,
+memory grows only with the programs in progress.
 """
 
 from __future__ import annotations
@@ -22,32 +22,33 @@ from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.engine import Decision, SimEngine
 from autellix_lab.sim.live_program import LiveProgram
 from autellix_lab.sim.model import EngineModel
+from autellix_lab.sim.results import EngineTotals, ProgramRecord, SimResult
 
-__all__ = ["EngineTotals", "ProgramRecord", "SimResult", "SimSettings", "simulate"]
+__all__ = ["SimSettings", "simulate"]
 
 Arrivals = Iterable[tuple[float, ProgramTrace]]
-"""Programs with the times (s) at which they arrive, in order of time."""
+"""Programs with their arrival times (s), in order of time."""
 
 _END, _ARRIVAL = 0, 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimSettings:
-    """What is simulated; a bad value raises ValueError that names the field."""
+    """The engines, scheduler and balancer of a run; a bad value raises ValueError that names the field."""
 
     model: EngineModel
     scheduler: SchedulerConfig
     engines: int = 1
     engine_speeds: tuple[float, ...] = ()
-    """How many times as fast as the model each engine is; none: all are like the model."""
+    """Speed of each engine relative to the model; empty: all run at the model's speed."""
     balancer: str = "least_used"
     threshold_tokens: int = 2048
     kv_events: bool = False
-    """Whether the balancer is told what engines have cached of a call's context."""
+    """Whether the balancer knows the cached tokens of each engine."""
     hint_sigma: float | None = None
-    """Spread of the log-normal error of the clients' hints of tokens to come; None sends no hints."""
+    """Sigma of the log-normal error of the clients' hints of remaining tokens; None sends no hints."""
     seed: int = 0
-    """Of the hints' errors; all else is determined by the arrivals."""
+    """Of the hints' errors; the arrivals determine everything else."""
 
     def __post_init__(self) -> None:
         if self.engines < 1:
@@ -68,59 +69,6 @@ class SimSettings:
         return [self.model.times_as_fast(speed) for speed in self.engine_speeds or (1.0,) * self.engines]
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramRecord:
-    """What became of one program; times in seconds."""
-
-    program_id: str
-    source: str
-    arrival_s: float
-    finish_s: float
-    path_s: float
-    """Response time of the longest chain of dependent calls."""
-    calls: int
-    output_tokens: int
-    prompt_tokens: int
-    cached_tokens: int
-    wait_s: float
-    service_s: float
-    preemptions: int
-
-    @property
-    def latency_s(self) -> float:
-        """Time from arrival to the last answer."""
-        return self.finish_s - self.arrival_s
-
-    @property
-    def token_latency_s(self) -> float:
-        """Program-level token latency (section 6.1)."""
-        return self.path_s / self.output_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class EngineTotals:
-    """What one engine did."""
-
-    steps: int
-    busy_s: float
-    preemptions: int
-    swap_s: float
-    swapped_blocks: int
-    evicted_blocks: int
-
-
-@dataclass(frozen=True, slots=True)
-class SimResult:
-    """A finished run."""
-
-    programs: list[ProgramRecord]
-    """In order of their end."""
-    engines: list[EngineTotals]
-    makespan_s: float
-    peak_programs: int
-    """Most programs alive at once."""
-
-
 def simulate(
     arrivals: Arrivals,
     settings: SimSettings,
@@ -128,13 +76,13 @@ def simulate(
     on_program: Callable[[ProgramRecord], None] | None = None,
     log: Callable[[str, Decision], None] | None = None,
 ) -> SimResult:
-    """Play programs to their end.
+    """Run programs to their end.
 
     Args:
-        arrivals: the programs; calls start when their parents have finished and their gap has passed.
+        arrivals: the programs; a call starts when its parents have finished and its gap has passed.
         settings: engines, scheduler and balancer.
-        on_program: sees every program as it ends.
-        log: sees every decision, with the name of its engine.
+        on_program: receives every program as it ends.
+        log: receives every decision, with the name of its engine.
     """
     return _Simulation(arrivals, settings, on_program, log).run()
 
@@ -161,7 +109,8 @@ class _Simulation:
         self._next: tuple[float, ProgramTrace] | None = None
         self._begun = 0
         self._alive: dict[int, LiveProgram] = {}
-        self._placed: dict[str, tuple[LiveProgram, int]] = {}
+        self._owners: dict[str, LiveProgram] = {}
+        """Programs by the ids of their open calls."""
         # (time, kind, program or 0, call or number of the end): total, and arrivals go by program, then call.
         self._events: list[tuple[float, int, int, int, str]] = []
         self._ends: dict[str, int] = dict.fromkeys(self._engines, 0)
@@ -188,7 +137,7 @@ class _Simulation:
                     continue
                 touched[engine.name] = engine
             for engine in touched.values():
-                self._go_on(engine, now)
+                self._begin_stretch(engine, now)
         assert not self._alive, "programs were left without an event to wake them"
         totals = [_totals(engine) for engine in self._engines.values()]
         return SimResult(self._records, totals, now, self._peak)
@@ -212,7 +161,7 @@ class _Simulation:
             self._begun,
             trace,
             now,
-            to_come_s=sum(self._true_cost_s(call) for call in trace.calls),
+            remaining_s=sum(self._true_cost_s(call) for call in trace.calls),
             hint_error=self._draw_hint_error(self._begun),
         )
         self._alive[self._begun] = program
@@ -224,117 +173,87 @@ class _Simulation:
 
     def _draw_hint_error(self, index: int) -> float:
         sigma = self._settings.hint_sigma
-        return (
-            random.Random(f"hint:{self._settings.seed}:{index}").lognormvariate(0.0, sigma) if sigma else 1.0
-        )
+        if not sigma:
+            return 1.0
+        return random.Random(f"hint:{self._settings.seed}:{index}").lognormvariate(0.0, sigma)
 
     def _schedule_call(self, program: LiveProgram, call: CallTrace, ready_s: float) -> None:
         at_s = ready_s + (call.gap_before_s or 0.0)
         heapq.heappush(self._events, (at_s, _ARRIVAL, program.index, call.id, ""))
 
     def _end_program(self, program: LiveProgram, now: float) -> None:
-        trace = program.trace
         del self._alive[program.index]
-        self._table.end(str(program.index))
-        self._balancer.forget(str(program.index))
-        self._estimator.observe_program(trace.source, program.service_s)
-        record = ProgramRecord(
-            program_id=trace.program_id,
-            source=trace.source,
-            arrival_s=program.arrival_s,
-            finish_s=now,
-            path_s=max(program.paths_s.values()),
-            calls=len(trace.calls),
-            output_tokens=sum(max(1, call.decode_tokens) for call in trace.calls),
-            prompt_tokens=sum(call.prefill_tokens for call in trace.calls),
-            cached_tokens=program.cached_tokens,
-            wait_s=program.wait_s,
-            service_s=program.service_s,
-            preemptions=program.preemptions,
-        )
+        self._table.end(program.program_id)
+        self._balancer.forget(program.program_id)
+        self._estimator.observe_program(program.trace.source, program.service_s)
+        record = program.record(now)
         self._records.append(record)
         if self._on_program is not None:
             self._on_program(record)
 
     # Calls.
 
-    def _held_tokens(self, engine: SimEngine, program: LiveProgram, call: CallTrace) -> int | None:
-        if not self._settings.kv_events:
-            return None
-        return engine.blocks.held_tokens(_base(engine, program, call), call.shared_prefix_tokens)
-
     def _arrive(self, program: LiveProgram, number: int, now: float) -> SimEngine:
         trace = program.trace.calls[number]
         loads = [
             _load(engine, self._held_tokens(engine, program, trace)) for engine in self._engines.values()
         ]
-        engine = self._engines[self._balancer.assign(str(program.index), trace.prefill_tokens, loads)]
+        engine = self._engines[self._balancer.assign(program.program_id, trace.prefill_tokens, loads)]
         call = EngineCall(
             f"{program.index}.{number}",
-            str(program.index),
+            program.program_id,
             trace,
             parents=tuple(f"{program.index}.{parent}" for parent in trace.parents),
-            base=_base(engine, program, trace),
+            base=program.base(engine.name, trace),
             expected_s=self._expect(program, trace),
         )
         program.calls[engine.name, number] = call
-        self._placed[call.call_id] = (program, number)
+        self._owners[call.call_id] = program
         engine.submit(call, now)
         end_s = engine.cut(now)
         if end_s is not None:
             self._schedule_end(engine, end_s)
         return engine
 
+    def _held_tokens(self, engine: SimEngine, program: LiveProgram, call: CallTrace) -> int | None:
+        if not self._settings.kv_events:
+            return None
+        return engine.blocks.held_tokens(program.base(engine.name, call), call.shared_prefix_tokens)
+
     def _expect(self, program: LiveProgram, trace: CallTrace) -> float | None:
         if not self._policy.shares_size:
             return self._settings.scheduler.nominal_service_s(trace.prefill_tokens, trace.decode_tokens)
         if self._policy.is_clairvoyant:
-            return program.to_come_s
+            return program.remaining_s
         hint = None
         if self._settings.hint_sigma is not None:
-            hint = Hint(tokens=program.tokens_left * program.hint_error)
+            hint = Hint(tokens=program.remaining_tokens * program.hint_error)
         return self._estimator.expect(program.trace.source, program.service_s, hint)
 
     def _true_cost_s(self, call: CallTrace) -> float:
         return self._settings.model.call_time_s(call.new_tokens, max(1, call.decode_tokens))
 
-    def _end_stretch(self, engine: SimEngine, now: float) -> None:
-        for call in engine.end(now):
-            program, number = self._placed.pop(call.call_id)
-            self._balancer.finished(
-                FinishedCall(
-                    program_id=call.program_id,
-                    engine=engine.name,
-                    prompt_tokens=call.prompt_tokens,
-                    output_tokens=call.output_tokens,
-                    cached_tokens=call.cached_tokens,
-                )
+    def _finish_call(self, call: EngineCall, engine: SimEngine, now: float) -> None:
+        assert call.record is not None
+        self._balancer.finished(
+            FinishedCall(
+                program_id=call.program_id,
+                engine=engine.name,
+                prompt_tokens=call.prompt_tokens,
+                output_tokens=call.output_tokens,
+                cached_tokens=call.cached_tokens,
             )
-            self._finish_call(program, number, call, now)
-
-    def _finish_call(self, program: LiveProgram, number: int, call: EngineCall, now: float) -> None:
-        trace, record = call.trace, call.record
-        assert record is not None
-        before_s = max((program.paths_s[parent] for parent in trace.parents), default=0.0)
-        program.paths_s[number] = before_s + (now - call.arrival_s)
-        program.cached_tokens += call.cached_tokens
-        program.wait_s += record.wait_s
-        program.service_s += record.service_s
-        program.preemptions += record.preemptions
-        program.left -= 1
-        program.to_come_s -= self._true_cost_s(trace)
-        program.tokens_left -= call.output_tokens
-        self._estimator.observe_call(program.trace.source, record.service_s, call.output_tokens)
-        for child in program.children[number]:
-            program.missing[child] -= 1
-            if program.missing[child] == 0:
-                self._schedule_call(program, program.trace.calls[child], now)
-        if program.left == 0:
+        )
+        program = self._owners.pop(call.call_id)
+        self._estimator.observe_call(program.trace.source, call.record.service_s, call.output_tokens)
+        for ready in program.finish_call(call, now, true_cost_s=self._true_cost_s(call.trace)):
+            self._schedule_call(program, ready, now)
+        if program.remaining_calls == 0:
             self._end_program(program, now)
 
     # Engines.
 
-    def _go_on(self, engine: SimEngine, now: float) -> None:
+    def _begin_stretch(self, engine: SimEngine, now: float) -> None:
         if engine.is_idle:
             end_s = engine.begin(now)
             if end_s is not None:
@@ -343,22 +262,21 @@ class _Simulation:
                 raise ValueError(_too_small(engine))
 
     def _schedule_end(self, engine: SimEngine, end_s: float) -> None:
-        # Each stretch, and each cut of it, has a number: an end of another number is void.
+        # Each stretch and each cut has a number; an end with an older number is void.
         self._ends[engine.name] += 1
         heapq.heappush(self._events, (end_s, _END, 0, self._ends[engine.name], engine.name))
+
+    def _end_stretch(self, engine: SimEngine, now: float) -> None:
+        for call in engine.end(now):
+            self._finish_call(call, engine, now)
 
 
 def _named(log: Callable[[str, Decision], None] | None, name: str) -> Callable[[Decision], None] | None:
     return None if log is None else lambda decision: log(name, decision)
 
 
-def _base(engine: SimEngine, program: LiveProgram, call: CallTrace) -> EngineCall | None:
-    """Return the call at an engine whose context a call extends."""
-    return None if call.prefix_from is None else program.calls.get((engine.name, call.prefix_from))
-
-
 def _load(engine: SimEngine, held_tokens: int | None) -> EngineLoad:
-    model, running = engine.model, len(engine.running)
+    model, running = engine.model, len(engine.batch.calls)
     return EngineLoad(
         name=engine.name,
         running=running,
@@ -373,12 +291,12 @@ def _load(engine: SimEngine, held_tokens: int | None) -> EngineLoad:
 
 def _totals(engine: SimEngine) -> EngineTotals:
     return EngineTotals(
-        steps=engine.steps,
+        steps=engine.batch.steps,
         busy_s=engine.busy_s,
         preemptions=engine.preemptions,
         swap_s=engine.swap_s,
         swapped_blocks=engine.blocks.swapped_blocks,
-        evicted_blocks=engine.kv.evicted_blocks,
+        evicted_blocks=engine.blocks.kv.evicted_blocks,
     )
 
 

@@ -1,24 +1,24 @@
-"""Steps of a simulated engine that are all alike, taken as one."""
+"""Equal steps of a simulated engine, taken as one."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from autellix_lab.sim.writing import EPSILON
+from autellix_lab.sim.decoding import EPSILON
 
 __all__ = ["Stretch"]
 
 
 @dataclass(slots=True)
 class Stretch:
-    """One or more equal steps; an arrival may make them fewer."""
+    """One or more equal steps; an arrival may shorten it."""
 
     start_s: float
     step_s: float
     steps: int
     delay_s: float = 0.0
-    """Swaps that the first step waits for."""
+    """Swaps and loads that the first step waits for."""
 
     @property
     def end_s(self) -> float:
@@ -26,7 +26,7 @@ class Stretch:
         return self.start_s + self.delay_s + self.steps * self.step_s
 
     def steps_by(self, now: float) -> int:
-        """Return how many steps there are up to the end of the one under way; the first cannot be undone."""
+        """Return the number of steps up to the end of the current one; the first always completes."""
         passed = (now - self.start_s - self.delay_s) / self.step_s
-        # Rounding must not add a step: a stretch that is over is over.
+        # Rounding must not add a step to a stretch that is over.
         return max(1, math.ceil(passed - EPSILON))

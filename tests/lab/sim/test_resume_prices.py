@@ -75,11 +75,11 @@ def test_an_interruption_costs_the_cheaper_way_back(
 ) -> None:
     """Loading six blocks and reading 4 tokens takes 10 ms; reading all 100, 100 ms."""
     call = call_of(computed=100, stored=0, ran_s=ran_s, quantum_s=quantum_s)
-    assert prices_of(load_block_s).is_worth(call, 20.0, running=1) is expected
+    assert prices_of(load_block_s).preemption_pays(call, 20.0, running=1) is expected
 
 
 @pytest.mark.parametrize(("quantum_s", "running", "expected"), [(0.11, 1, True), (0.11, 2, False)])
 def test_without_host_memory_all_is_read_again(quantum_s: float, running: int, expected: bool) -> None:
     """Reading all 100 tokens keeps each running call waiting for 100 ms, however cheap loads would be."""
     call = call_of(computed=100, stored=0, quantum_s=quantum_s)
-    assert prices_of(0.001, has_host=False).is_worth(call, 20.0, running=running) is expected
+    assert prices_of(0.001, has_host=False).preemption_pays(call, 20.0, running=running) is expected

@@ -16,7 +16,8 @@ from autellix_backend.core.policies import POLICY_NAMES
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.engine import Decision, SimEngine
 from autellix_lab.sim.model import UNIT, EngineModel
-from autellix_lab.sim.simulation import ProgramRecord, SimResult, SimSettings, simulate
+from autellix_lab.sim.results import ProgramRecord, SimResult
+from autellix_lab.sim.simulation import SimSettings, simulate
 from autellix_lab.workload.arrivals import poisson_arrivals
 from autellix_lab.workload.fit import fit_program
 from autellix_lab.workload.generate import generate_programs
@@ -112,7 +113,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_stretches_change_nothing(changes: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     arrivals = workload()
     stretched, log = play(arrivals, **changes)
-    monkeypatch.setattr(SimEngine, "_alike", lambda *_: 1)
+    monkeypatch.setattr(SimEngine, "_equal_steps", lambda *_: 1)
 
     stepped, stepped_log = play(arrivals, **changes)
 

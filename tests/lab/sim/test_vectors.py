@@ -13,7 +13,8 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.engine import Decision
 from autellix_lab.sim.model import UNIT
-from autellix_lab.sim.simulation import SimResult, SimSettings, simulate
+from autellix_lab.sim.results import SimResult
+from autellix_lab.sim.simulation import SimSettings, simulate
 
 SCENARIOS = entries("alg1.json", "scenarios") + entries("fig2.json", "scenarios")
 NAMES = {"arrive": "enqueue", "demotion": "demote", "promotion": "promote", "finish": "finish"}

@@ -11,7 +11,8 @@ from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.engine import Decision
 from autellix_lab.sim.figures.base import Bar, Claim, Figure, Gantt, Table, Verdict
 from autellix_lab.sim.model import UNIT
-from autellix_lab.sim.simulation import SimResult, SimSettings, simulate
+from autellix_lab.sim.results import SimResult
+from autellix_lab.sim.simulation import SimSettings, simulate
 
 __all__ = ["figure_2", "figure_9"]
 

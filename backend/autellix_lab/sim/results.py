@@ -1,0 +1,60 @@
+"""The results of a simulation: one record for each program, and totals for each engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["EngineTotals", "ProgramRecord", "SimResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRecord:
+    """One finished program; times in seconds."""
+
+    program_id: str
+    source: str
+    arrival_s: float
+    finish_s: float
+    path_s: float
+    """Response time of the longest chain of dependent calls."""
+    calls: int
+    output_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    wait_s: float
+    service_s: float
+    preemptions: int
+
+    @property
+    def latency_s(self) -> float:
+        """Time from arrival to the last answer."""
+        return self.finish_s - self.arrival_s
+
+    @property
+    def token_latency_s(self) -> float:
+        """Program-level token latency (section 6.1)."""
+        return self.path_s / self.output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTotals:
+    """Totals of one engine over the run."""
+
+    steps: int
+    busy_s: float
+    preemptions: int
+    swap_s: float
+    swapped_blocks: int
+    evicted_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class SimResult:
+    """A finished run."""
+
+    programs: list[ProgramRecord]
+    """In the order in which they ended."""
+    engines: list[EngineTotals]
+    makespan_s: float
+    peak_programs: int
+    """Most programs alive at once."""

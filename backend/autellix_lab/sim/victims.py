@@ -1,0 +1,114 @@
+"""Which running calls a simulated engine preempts, decided as the vLLM scheduler class decides it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.machine import Machine
+from autellix_backend.core.policies import Order
+from autellix_lab.sim.batch import RunningBatch
+from autellix_lab.sim.call_blocks import CallBlocks
+from autellix_lab.sim.calls import EngineCall
+
+__all__ = ["VictimSelector"]
+
+
+class VictimSelector:
+    """Selects running calls to preempt, for slots or for KV blocks."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        machine: Machine,
+        batch: RunningBatch,
+        blocks: CallBlocks,
+        calls: Mapping[str, EngineCall],
+        slots: int,
+    ) -> None:
+        self.refused: EngineCall | None = None
+        """The waiting call that the last admission refused for want of blocks."""
+        self.is_settled = False
+        """Whether the last decision found nothing to preempt, and nothing has changed since."""
+        self._is_ordering = machine.policy.order is not Order.ARRIVAL
+        self.preempts = self._is_ordering and config.preemption != "never"
+        self._machine = machine
+        self._batch = batch
+        self._blocks = blocks
+        self._calls = calls
+        self._slots = slots
+
+    @property
+    def waiting(self) -> int:
+        """Calls of the engine without a slot."""
+        return len(self._calls) - len(self._batch.calls)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the next decision may preempt for a slot."""
+        return self.preempts and self.waiting > 0 and not self.is_settled and self.refused is None
+
+    @property
+    def may_preempt_for_blocks(self) -> bool:
+        """Whether the next decision may preempt for the call that was refused its blocks."""
+        refused = self.refused
+        if refused is None or refused.record is not None or refused.is_running or not self.preempts:
+            return False
+        return self.rank(self.worst()) > self.rank(refused)
+
+    def select(self, now: float) -> list[EngineCall]:
+        """Return the calls to preempt at a decision."""
+        refused, self.refused = self.refused, None
+        if not (self.preempts and self.waiting and self._batch.calls):
+            return []
+        if refused is not None and len(self._batch.calls) < self._slots:
+            return self._for_blocks(refused, now)
+        return [] if self.is_settled else self._for_slots(now)
+
+    def worst(self) -> EngineCall:
+        """Return the running call to preempt first: the last in order, or under FCFS the last admitted."""
+        if self._is_ordering:
+            return max(self._batch.calls.values(), key=self.rank)
+        return next(reversed(self._batch.calls.values()))
+
+    def rank(self, call: EngineCall) -> tuple[int, float, int]:
+        """Return a call's place in the machine's order."""
+        return self._machine.rank(call.call_id)
+
+    def _for_slots(self, now: float) -> list[EngineCall]:
+        """Return the running calls that the machine's batch replaces."""
+        running = self._batch.calls
+        chosen = {call.call_id for call in self._machine.batch(self._slots)}
+        losing = [call for call_id, call in running.items() if call_id not in chosen]
+        gaining = sum(call_id not in running for call_id in chosen)
+        free = self._slots - len(running)
+        worst = sorted(losing, key=self.rank, reverse=True)[: max(0, gaining - free)]
+        # A preemption that does not pay yet may pay after the next step.
+        self.is_settled = not worst
+        is_free = not worst or self._is_free()
+        return [call for call in worst if is_free or self._preemption_pays(call, now)]
+
+    def _for_blocks(self, refused: EngineCall, now: float) -> list[EngineCall]:
+        """Return the worst running calls whose blocks suffice for the refused call, or none."""
+        if refused.record is not None or refused.is_running:
+            return []
+        missing = self._blocks.needed(refused.known) - self._blocks.kv.available
+        is_free = self._is_free()
+        victims: list[EngineCall] = []
+        for call in sorted(self._batch.calls.values(), key=self.rank, reverse=True):
+            if missing <= 0 and victims:
+                break
+            if self.rank(call) <= self.rank(refused):
+                break
+            if is_free or self._preemption_pays(call, now):
+                self._batch.bring_up(call)
+                victims.append(call)
+                missing -= call.segment.blocks if call.segment else 0
+        return victims if missing <= 0 else []
+
+    def _is_free(self) -> bool:
+        return self._blocks.preemption_is_free(call for call in self._calls.values() if not call.is_running)
+
+    def _preemption_pays(self, call: EngineCall, now: float) -> bool:
+        self._batch.bring_up(call)
+        return self._blocks.preemption_pays(call, now, running=len(self._batch.calls))
