@@ -34,7 +34,7 @@ from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_backend.settings import BalancerSettings, EngineSettings, GatewaySettings, Settings
 from autellix_lab.bench.compare import Target, calibrate
 from autellix_lab.bench.metrics import RunSummary, summarise
-from autellix_lab.bench.replay import Job, replay
+from autellix_lab.bench.replay import ReplayJob, replay
 from autellix_lab.demo.model import DEMO_MODEL_NAME
 from autellix_lab.workload.arrivals import poisson_arrivals
 from autellix_lab.workload.fit import fit_program
@@ -132,7 +132,7 @@ def _play(
     arrivals_s: Sequence[float],
     salt: str,
 ) -> RunSummary:
-    job = Job(
+    job = ReplayJob(
         base_url=url,
         model=args.served_model,
         programs=programs,

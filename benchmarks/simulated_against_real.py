@@ -33,9 +33,9 @@ from autellix_lab.bench.backend import BackendProcess
 from autellix_lab.bench.calibrate import choose_bounds
 from autellix_lab.bench.compare import Target, calibrate
 from autellix_lab.bench.metrics import RunSummary, summarise
-from autellix_lab.bench.replay import Job, replay
+from autellix_lab.bench.mixes import measure_mixes, usual_mixes
+from autellix_lab.bench.replay import ReplayJob, replay
 from autellix_lab.bench.results import CallResult
-from autellix_lab.cli.sim_calibrate import Mix, measure_mixes
 from autellix_lab.sim import simulation
 from autellix_lab.sim.calibrate import ModelFit, fit_model
 from autellix_lab.sim.engine import Decision, SimEngine
@@ -70,16 +70,7 @@ class Fitted:
 
     def model(self, slots: int) -> EngineModel:
         """Return the engine model; the demo model's KV blocks never run out."""
-        return EngineModel(
-            name="fitted",
-            max_num_seqs=slots,
-            token_budget=TOKEN_BUDGET,
-            step_s=self.fit.step_s,
-            decode_s=self.fit.decode_s,
-            prefill_s=self.fit.prefill_s,
-            call_s=self.fit.call_s,
-            block_tokens=BLOCK_TOKENS,
-        )
+        return self.fit.engine_model("fitted", slots, token_budget=TOKEN_BUDGET, block_tokens=BLOCK_TOKENS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,13 +195,9 @@ def fit_backend(target: Target, slots: int, seconds: float, salt: str) -> Fitted
             seen.extend(results)
         return results
 
-    mixes = [
-        Mix(name="one lane", lanes=1, prompt_tokens=64, answer_tokens=128),
-        Mix(name="full batch", lanes=slots, prompt_tokens=64, answer_tokens=128),
-        Mix(name="prompts", lanes=2, prompt_tokens=1024, answer_tokens=1),
-        Mix(name="short", lanes=2 * slots, prompt_tokens=64, answer_tokens=4),
-        Mix(name="both", lanes=slots, prompt_tokens=256, answer_tokens=64),
-    ]
+    mixes = usual_mixes(slots, prompt_tokens=1024, answer_tokens=128, short_prompt_tokens=64)
+    # The last mix has the demo's lengths.
+    mixes[-1] = replace(mixes[-1], prompt_tokens=256, answer_tokens=64)
     fit = fit_model(measure_mixes(mixes, play, seconds, lambda text: print(f"  {text}", file=sys.stderr)))
     overheads = [
         result.response_s - service_s - (result.receipt_number("wait_s") or 0.0)
@@ -223,7 +210,7 @@ def fit_backend(target: Target, slots: int, seconds: float, salt: str) -> Fitted
 def _replay(
     target: Target, programs: Sequence[ProgramTrace], arrivals_s: Sequence[float], salt: str
 ) -> list[CallResult]:
-    job = Job(
+    job = ReplayJob(
         base_url=target.base_url,
         model=target.model,
         programs=programs,

@@ -19,7 +19,7 @@ from autellix_backend.engines.vllm_command import (
     SCHEDULER_CLASS,
     kv_transfer_config,
 )
-from autellix_lab.cli.sim_calibrate import Mix
+from autellix_lab.bench.mixes import Mix
 from autellix_lab.sim.calibrate import MeasuredCall
 
 SLOTS = 4
@@ -219,7 +219,7 @@ def _measured(mix: Mix, call: _Open, step: int) -> MeasuredCall:
         mix=mix.name,
         finish_step=step,
         engine_steps=call.steps,
-        read_tokens=mix.prompt_tokens,
+        prefill_tokens=mix.prompt_tokens,
         output_tokens=mix.answer_tokens,
         service_s=call.service_s,
     )

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import itertools
 import json
 import os
@@ -35,20 +34,14 @@ from stepped_engine import BLOCK_TOKENS, SLOTS, TOKEN_BUDGET, Moved, Resumed, St
 from autellix_backend.core.preemption import ResumeKind
 from autellix_backend.engines.vllm_command import environment_defaults
 from autellix_backend.kernels.swap import open_swapper
-from autellix_lab.cli.sim_calibrate import Mix
+from autellix_lab.bench.mixes import usual_mixes
 from autellix_lab.demo.model import build_demo_model, demo_model_directory
-from autellix_lab.sim.calibrate import MeasuredCall, ModelFit, fit_model
-from autellix_lab.sim.model import EngineModel
+from autellix_lab.sim.calibrate import MeasuredCall, fit_model
 
 CONTEXTS = (64, 128, 256, 512, 1024, 2048)
 REPEATS = 5
-MIXES = (
-    Mix(name="one lane", lanes=1, prompt_tokens=16, answer_tokens=128),
-    Mix(name="full batch", lanes=SLOTS, prompt_tokens=16, answer_tokens=128),
-    Mix(name="prompts", lanes=2, prompt_tokens=1024, answer_tokens=1),
-    Mix(name="short", lanes=2 * SLOTS, prompt_tokens=16, answer_tokens=4),
-    Mix(name="both", lanes=SLOTS, prompt_tokens=512, answer_tokens=64),
-)
+MIXES = usual_mixes(SLOTS)
+MIXES[-1] = replace(MIXES[-1], prompt_tokens=512, answer_tokens=64)
 
 
 def play_mixes(engine: SteppedEngine, round_number: int, seconds: float) -> list[MeasuredCall]:
@@ -83,23 +76,6 @@ def difference(after: Moved, before: Moved) -> Moved:
     return after[0] - before[0], after[1] - before[1], after[2] - before[2]
 
 
-def engine_model(fit: ModelFit, job_s: float, block_s: float, source: str) -> EngineModel:
-    """Return the fitted engine; its KV blocks are for the study to choose."""
-    return EngineModel(
-        name="demo-measured",
-        max_num_seqs=SLOTS,
-        token_budget=TOKEN_BUDGET,
-        step_s=fit.step_s,
-        decode_s=fit.decode_s,
-        prefill_s=fit.prefill_s,
-        call_s=fit.call_s,
-        block_tokens=BLOCK_TOKENS,
-        swap_block_s=block_s,
-        swap_transfer_s=job_s,
-        source=source,
-    )
-
-
 @dataclass(slots=True)
 class Found:
     """What was measured, over all rounds."""
@@ -132,12 +108,15 @@ def summarise(found: Found) -> dict[str, Any]:
     summary: dict[str, Any] = {"block_bytes": found.block_bytes, "dtype": found.dtype}
     for is_storing, title in ((False, "engine"), (True, "engine_storing")):
         fit = fit_model(found.calls[is_storing])
-        worst = max(map(abs, fit.errors.values()))
-        source = (
-            f"measured on {datetime.datetime.now(datetime.UTC).date()}: the demo model on a CPU, "
-            f"{fit.calls} calls, at most {worst:.1%} off in any mix"
+        engine = fit.engine_model(
+            "demo-measured",
+            SLOTS,
+            token_budget=TOKEN_BUDGET,
+            block_tokens=BLOCK_TOKENS,
+            swap_block_s=block_s,
+            swap_transfer_s=job_s,
         )
-        summary[title] = engine_model(fit, job_s, block_s, source).to_mapping()
+        summary[title] = engine.to_mapping()
         summary[f"{title}_errors"] = dict(fit.errors)
     summary["step_s"] = {
         "plain": step_times(found.calls[False]),

@@ -14,7 +14,7 @@ from autellix_lab.bench.calibrate import (
     sample,
 )
 from autellix_lab.bench.metrics import outcomes, summarise
-from autellix_lab.bench.replay import Job, replay
+from autellix_lab.bench.replay import ReplayJob, replay
 from autellix_lab.bench.report import LoadComparison, Run
 from autellix_lab.bench.results import CallResult
 from autellix_lab.workload.arrivals import all_at_once, poisson_arrivals
@@ -65,7 +65,7 @@ def calibrate(
     if not chosen:
         raise CalibrationError("there are no calls to calibrate with")
     watch = follow("calibration", sum(len(program.calls) for program in chosen))
-    job = Job(
+    job = ReplayJob(
         base_url=target.base_url,
         model=target.model,
         programs=chosen,
@@ -144,7 +144,7 @@ def _play_in_turns(
             title = f"round {round_number}, {load.name}, {policy}"
             if load.parts > 1:
                 title += f", part {number + 1} of {load.parts}"
-            job = Job(
+            job = ReplayJob(
                 base_url=target.base_url,
                 model=target.model,
                 programs=programs,

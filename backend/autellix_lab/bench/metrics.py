@@ -173,7 +173,7 @@ def _sum(calls: Mapping[int, CallResult], field: str) -> float | None:
     known = [
         value
         for result in calls.values()
-        if result.is_accounted and (value := result.receipt_number(field)) is not None
+        if result.has_engine_report and (value := result.receipt_number(field)) is not None
     ]
     return sum(known) if known else None
 

@@ -28,7 +28,7 @@ class ReplayError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class ReplayJob:
     """One run: which programs arrive when, at which backend."""
 
     base_url: str
@@ -56,7 +56,7 @@ class Job:
         }
 
 
-def replay(job: Job, on_result: Callable[[CallResult], None] = lambda _: None) -> list[CallResult]:
+def replay(job: ReplayJob, on_result: Callable[[CallResult], None] = lambda _: None) -> list[CallResult]:
     """Run a job to its end; `on_result` sees every call as it finishes.
 
     Calls that never finished (the client process died or ran out of time) are results with an error.
@@ -67,7 +67,7 @@ def replay(job: Job, on_result: Callable[[CallResult], None] = lambda _: None) -
     return asyncio.run(_replay(job, on_result))
 
 
-async def _replay(job: Job, on_result: Callable[[CallResult], None]) -> list[CallResult]:
+async def _replay(job: ReplayJob, on_result: Callable[[CallResult], None]) -> list[CallResult]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
@@ -121,7 +121,7 @@ async def _read_all(stream: asyncio.StreamReader | None) -> str:
     return (await stream.read()).decode(errors="replace")
 
 
-def _lost(job: Job, results: Sequence[CallResult], problem: str) -> list[CallResult]:
+def _lost(job: ReplayJob, results: Sequence[CallResult], problem: str) -> list[CallResult]:
     done = {(result.program, result.call) for result in results}
     return [
         CallResult(

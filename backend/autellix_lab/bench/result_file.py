@@ -17,7 +17,7 @@ from autellix_lab.bench.metrics import ProgramOutcome, metrics_of, outcomes
 from autellix_lab.bench.results import CallResult
 
 KIND = "autellix-replay"
-VERSION = 1
+VERSION = 2
 
 
 class ResultFileError(ValueError):
@@ -39,7 +39,7 @@ class ReplayResult:
     """Programs played; those without a lost call have an outcome."""
     calls: int
     lost_calls: int
-    calls_without_account: int
+    calls_without_report: int
     """Answered calls without an account of the engine in a receipt."""
     duration_s: float
     """From the start of the run to the last answer."""
@@ -61,7 +61,7 @@ def make_result(
         programs=len(programs),
         calls=len(results),
         lost_calls=len(errors),
-        calls_without_account=sum(not result.is_accounted for result in answered),
+        calls_without_report=sum(not result.has_engine_report for result in answered),
         duration_s=max((result.finish_s for result in answered), default=0.0),
         errors=tuple(dict.fromkeys(errors))[:5],
         outcomes=tuple(outcomes(programs, arrivals_s, results)),

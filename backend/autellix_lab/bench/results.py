@@ -31,7 +31,7 @@ class CallResult:
         return self.finish_s - self.submit_s
 
     @property
-    def is_accounted(self) -> bool:
+    def has_engine_report(self) -> bool:
         """Whether the receipt holds the engine's own account, and not an estimate."""
         return self.receipt is not None and self.receipt.get("estimated") is not True
 

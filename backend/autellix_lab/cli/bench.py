@@ -1,26 +1,23 @@
-"""`autellix bench`: replay recorded programs against a live endpoint, and compare the results."""
+"""`autellix bench`: replay recorded programs on a live endpoint, and compare results."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import json
 import math
 import sys
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from autellix_backend.cli.arguments import InputError, above_zero, count
 from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError, read_traces
-from autellix_lab.bench.replay import Job, ReplayError, replay
+from autellix_lab.bench.arrivals import RECORDED, REPLAY_ARRIVALS, rescaled_arrivals, with_unique_ids
+from autellix_lab.bench.endpoint import first_model, root_url
+from autellix_lab.bench.replay import ReplayError, ReplayJob, replay
 from autellix_lab.bench.result_file import (
     ReplayResult,
     ResultFileError,
@@ -34,23 +31,12 @@ from autellix_lab.bench.result_table import (
     result_table,
     write_distributions,
 )
-from autellix_lab.bench.results import CallResult
 from autellix_lab.cli.arguments import add_fit_options
-from autellix_lab.workload.arrivals import (
-    all_at_once,
-    bursty_arrivals,
-    poisson_arrivals,
-    recorded_arrivals,
-)
+from autellix_lab.cli.console import lab_extra, make_console, progress_bars
+from autellix_lab.workload.arrivals import draw_arrivals
 from autellix_lab.workload.fit import Fit, apply_fit
 
-ARRIVALS = ("poisson", "recorded", "burst", "all")
-BURST_VARIATION = 3.0
-"""Coefficient of variation of the gaps between bursty arrivals; a Poisson process has 1."""
-MODELS_TIMEOUT_S = 10.0
 LONGEST_RUN_S = 7 * 86400.0
-WIDTH = 160
-"""Columns of the tables where no terminal says how wide it is."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,8 +66,8 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     add("--rate", type=above_zero, metavar="R", help="programs per second; a Poisson process by itself")
     add(
         "--arrivals",
-        choices=ARRIVALS,
-        help="recorded: as in the trace, with --rate rescaled; burst: in bursts, with --rate; all: at once "
+        choices=REPLAY_ARRIVALS,
+        help="recorded: as in the trace, with --rate rescaled; bursty: in bursts, with --rate; at_once "
         "(default: poisson with --rate, else recorded)",
     )
     add_fit_options(parser, max_context=sys.maxsize, max_context_help="no bound")
@@ -100,29 +86,29 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
 
 
 def _replay(args: argparse.Namespace) -> int:
-    console = _console(is_stderr=args.json)
+    console = make_console(is_stderr=args.json)
     programs = load_programs(args)
     arrivals_s = plan_arrivals(args, programs)
-    url = args.url.rstrip("/").removesuffix("/v1")
+    url = root_url(args.url)
     model = args.model or first_model(url)
     if args.out is not None:
         # A long run whose result cannot be written would be lost.
         args.out.open("a").close()
     setting = _setting(args, programs, url, model)
-    job = Job(
+    job = ReplayJob(
         base_url=url,
         model=model,
         programs=programs,
         arrivals_s=arrivals_s,
-        # By the time too: a second run against one server must not find the words of the first in its cache.
+        # The time keeps the words of an earlier run out of the server's prefix cache.
         salt=f"{args.seed}:{setting['when']}",
         call_timeout_s=args.timeout,
         timeout_s=LONGEST_RUN_S,
         api_key=None,
     )
     calls = sum(len(program.calls) for program in programs)
-    with _progress(console, f"{len(programs)} programs", calls) as on_result:
-        results = replay(job, on_result)
+    with progress_bars(console) as follow:
+        results = replay(job, follow(f"{len(programs)} programs", calls))
     result = make_result(setting, programs, arrivals_s, results)
     _show_result(args, console, result)
     if result.lost_calls:
@@ -132,7 +118,7 @@ def _replay(args: argparse.Namespace) -> int:
 
 
 def load_programs(args: argparse.Namespace) -> list[ProgramTrace]:
-    """Read the programs to play and fit them.
+    """Read and fit the programs to play.
 
     Raises:
         TraceError: if the trace cannot be read or holds no program.
@@ -145,7 +131,7 @@ def load_programs(args: argparse.Namespace) -> list[ProgramTrace]:
         fit = Fit(length_scale=args.length_scale, max_context_tokens=args.max_context, gap_rule=args.gaps)
     except ValueError as error:
         raise InputError(f"--length-scale, --max-context: {error}") from error
-    return _with_unique_ids([apply_fit(program, fit) for program in programs])
+    return with_unique_ids([apply_fit(program, fit) for program in programs])
 
 
 def plan_arrivals(args: argparse.Namespace, programs: Sequence[ProgramTrace]) -> tuple[float, ...]:
@@ -154,67 +140,21 @@ def plan_arrivals(args: argparse.Namespace, programs: Sequence[ProgramTrace]) ->
     Raises:
         InputError: if the options contradict each other, or the trace lacks the times.
     """
-    kind = args.arrivals or ("poisson" if args.rate is not None else "recorded")
-    count = len(programs)
-    if kind == "all":
-        if args.rate is not None:
-            raise InputError("--rate has no meaning with --arrivals all")
-        return all_at_once(count)
-    if kind == "recorded":
-        return _recorded(args, programs)
-    if args.rate is None:
-        raise InputError(f"--arrivals {kind} needs --rate")
-    if kind == "burst":
-        return bursty_arrivals(count, args.rate, args.seed, variation=BURST_VARIATION)
-    return poisson_arrivals(count, args.rate, args.seed)
-
-
-def _recorded(args: argparse.Namespace, programs: Sequence[ProgramTrace]) -> tuple[float, ...]:
-    times_s = [program.arrival_s for program in programs if program.arrival_s is not None]
-    if len(times_s) < len(programs):
-        raise InputError(
-            f"{args.trace}: {len(programs) - len(times_s)} of {len(programs)} programs have no arrival_s; "
-            "expected --rate R or --arrivals all"
-        )
-    first_s = min(times_s)
-    if args.rate is None:
-        return tuple(time_s - first_s for time_s in times_s)
-    # Programs are listed by their ends; each keeps its own place among the arrivals.
-    order = sorted(range(len(times_s)), key=lambda index: (times_s[index], index))
+    kind = _arrival_kind(args)
     try:
-        scaled = recorded_arrivals([times_s[index] for index in order], len(order), args.rate, args.seed)
+        if kind == RECORDED:
+            return rescaled_arrivals(programs, args.rate, args.seed)
+        if kind == "at_once" and args.rate is not None:
+            raise InputError("--rate has no meaning with --arrivals at_once")
+        if kind != "at_once" and args.rate is None:
+            raise InputError(f"--arrivals {kind} needs --rate")
+        return draw_arrivals(kind, len(programs), args.rate or 0.0, args.seed)
     except ValueError as error:
-        raise InputError(f"--arrivals recorded: {error}") from error
-    found = dict(zip(order, scaled, strict=True))
-    return tuple(found[index] for index in range(len(times_s)))
+        raise InputError(f"{args.trace}: --arrivals {kind}: {error}") from error
 
 
-def _with_unique_ids(programs: Sequence[ProgramTrace]) -> list[ProgramTrace]:
-    """Tell programs of one id apart: results are found by it."""
-    seen: dict[str, int] = {}
-    unique: list[ProgramTrace] = []
-    for program in programs:
-        number = seen[program.program_id] = seen.get(program.program_id, 0) + 1
-        name = program.program_id if number == 1 else f"{program.program_id}#{number}"
-        unique.append(replace(program, program_id=name))
-    return unique
-
-
-def first_model(url: str) -> str:
-    """Return the first model that a server lists.
-
-    Raises:
-        ReplayError: if it does not answer or lists none.
-    """
-    problem = "lists no model"
-    try:
-        with urllib.request.urlopen(url + "/v1/models", timeout=MODELS_TIMEOUT_S) as answer:
-            return str(json.load(answer)["data"][0]["id"])
-    except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
-        problem = f"does not answer /v1/models ({error})"
-    except (ValueError, LookupError, TypeError):
-        pass
-    raise ReplayError(f"{url} {problem}; expected an OpenAI-compatible server, or --model NAME")
+def _arrival_kind(args: argparse.Namespace) -> str:
+    return args.arrivals or ("poisson" if args.rate is not None else RECORDED)
 
 
 def _setting(
@@ -228,7 +168,7 @@ def _setting(
         "programs": len(programs),
         "calls": sum(len(program.calls) for program in programs),
         "decode_tokens": sum(program.decode_tokens for program in programs),
-        "arrivals": args.arrivals or ("poisson" if args.rate is not None else "recorded"),
+        "arrivals": _arrival_kind(args),
         "rate_per_s": args.rate,
         "length_scale": args.length_scale,
         "max_context_tokens": None if args.max_context == sys.maxsize else args.max_context,
@@ -246,8 +186,8 @@ def _show_result(args: argparse.Namespace, console: Console, result: ReplayResul
         print(json.dumps(mapping))
         return
     console.print(result_table({result.setting["model"]: result}))
-    if result.calls_without_account:
-        console.print(f"{result.calls_without_account} calls came without an account of the engine")
+    if result.calls_without_report:
+        console.print(f"{result.calls_without_report} calls came without an engine report")
 
 
 def _compare(args: argparse.Namespace) -> int:
@@ -261,18 +201,17 @@ def _compare(args: argparse.Namespace) -> int:
         }
         print(json.dumps({"results": numbers, "differing_settings": differing}))
         return 0
-    console = _console(is_stderr=False)
+    console = make_console()
     console.print(result_table(results))
     for line in differing:
-        console.print(f"not the same in all: {line}")
+        console.print(f"differs: {line}")
     return 0
 
 
 def _plot(path: Path, results: dict[str, ReplayResult]) -> None:
     try:
-        write_distributions(path, results)
-    except ModuleNotFoundError as error:
-        raise InputError(f"--plot needs {error.name}; expected `pip install 'autellix[lab]'`") from error
+        with lab_extra("--plot"):
+            write_distributions(path, results)
     except ValueError as error:
         raise InputError(f"--plot {path}: {error}") from error
 
@@ -283,22 +222,6 @@ def _labels(paths: Sequence[Path]) -> list[str]:
     if len(set(labels)) < len(labels):
         raise InputError("the same result file is named twice")
     return labels
-
-
-def _console(*, is_stderr: bool) -> Console:
-    console = Console(stderr=is_stderr)
-    return console if console.is_terminal else Console(stderr=is_stderr, width=WIDTH)
-
-
-@contextlib.contextmanager
-def _progress(console: Console, title: str, calls: int) -> Iterator[Callable[[CallResult], None]]:
-    if not console.is_terminal:
-        yield lambda _: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task(title, total=calls)
-        yield lambda _: progress.advance(task)
 
 
 def _fail(message: str, code: int) -> int:

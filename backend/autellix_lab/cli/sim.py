@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import json
 import sys
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from autellix_backend.cli.arguments import InputError
 from autellix_backend.gateway.recording.trace import TraceError
+from autellix_lab.cli.console import make_console
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.presets import PRESETS, ModelError
 from autellix_lab.workload.tokens import TokenizerError
@@ -25,16 +24,12 @@ ACTIONS = {
     "calibrate": ("autellix_lab.cli.sim_calibrate", "fit an engine model to a live engine"),
 }
 """Module and one-line help by name of the action."""
-WIDTH = 150
-"""Columns of the table where no terminal says how wide it is."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the actions and their arguments."""
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     for name, (module_name, summary) in ACTIONS.items():
-        if importlib.util.find_spec(module_name) is None:
-            continue
         module = importlib.import_module(module_name)
         action = actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         module.add_arguments(action)
@@ -58,8 +53,7 @@ def _presets(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({name: engine.to_mapping() for name, engine in PRESETS.items()}))
         return 0
-    console = Console()
-    console = console if console.is_terminal else Console(width=WIDTH)
+    console = make_console()
     console.print(_preset_table(list(PRESETS.values())))
     for engine in PRESETS.values():
         console.print(f"{engine.name}: {engine.source}", highlight=False, soft_wrap=True)
@@ -72,7 +66,7 @@ def _preset_table(engines: list[EngineModel]) -> Table:
         "batch": lambda e: str(e.max_num_seqs),
         "token budget": lambda e: str(e.token_budget) if e.token_budget < 1 << 30 else "no bound",
         "step (ms)": lambda e: f"{e.step_s * 1e3:.3g}",
-        "per writing call (ms)": lambda e: f"{e.decode_s * 1e3:.3g}",
+        "per decoding call (ms)": lambda e: f"{e.decode_s * 1e3:.3g}",
         "per prompt token (ms)": lambda e: f"{e.prefill_s * 1e3:.3g}",
         "per call (ms)": lambda e: f"{e.call_s * 1e3:.3g}",
         "KV blocks": lambda e: "no bound" if e.kv_blocks is None else str(e.kv_blocks),

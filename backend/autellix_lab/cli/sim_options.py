@@ -16,10 +16,10 @@ from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
 from autellix_lab.cli.arguments import add_fit_options, add_load_options, add_tree_scale, load_options
 from autellix_lab.sim.bounds import choose_bounds
-from autellix_lab.sim.experiment import ARRIVAL_KINDS
 from autellix_lab.sim.model import RESUME_KINDS, SWAP_KINDS, EngineModel
 from autellix_lab.sim.presets import PRESETS, find_engine
 from autellix_lab.sim.simulation import SimSettings
+from autellix_lab.workload.arrivals import ARRIVAL_KINDS
 from autellix_lab.workload.fit import Fit, apply_fit, describe_fit
 from autellix_lab.workload.generate import WORKLOADS, generate_programs
 from autellix_lab.workload.loaders import load

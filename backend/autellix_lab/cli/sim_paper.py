@@ -1,25 +1,21 @@
-"""`autellix sim paper`: simulate the paper's figures, draw them, and hold its claims against them."""
+"""`autellix sim paper`: simulate the paper's figures, draw them, and compare its claims."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-from autellix_backend.cli.arguments import above_zero, count
-from autellix_lab.sim.experiment import Point, Sweep, SweepResult, run_sweep
+from autellix_backend.cli.arguments import InputError, above_zero, count
+from autellix_lab.cli.console import lab_extra, make_console, progress_bars
+from autellix_lab.sim.experiment import Sweep, SweepResult, run_sweep
 from autellix_lab.sim.figures.base import Figure
 from autellix_lab.sim.figures.catalogue import FIGURES, make_figure
 from autellix_lab.sim.figures.drawing import draw
 from autellix_lab.sim.figures.kept import keep, take
-from autellix_lab.sim.figures.page import hand_written, page, report
+from autellix_lab.sim.figures.page import page, report
 from autellix_lab.sim.figures.pools import MAX_CONTEXT_TOKENS, TRACE_FILES, generated_pools, read_pools
 from autellix_lab.sim.figures.study import Study
 
@@ -52,32 +48,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep",
         type=Path,
         metavar="DIR",
-        help="keep finished runs there, and take up from there; empty it when the simulator has changed",
+        help="store finished runs there and reuse them; empty it when the simulator has changed",
     )
     add("--out", type=Path, default=Path("paper-results"), metavar="DIR", help="(default paper-results)")
     add("--json", action="store_true", help="print the numbers as JSON instead of the page")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the figures; 0 on success, 1 if a picture cannot be drawn, 2 for input that cannot be used."""
+    """Make the figures; 0 on success, 2 for input that cannot be used.
+
+    Raises:
+        InputError: if a package is missing or a value cannot be used.
+        OSError: if a file cannot be read or written.
+    """
     try:
         study, source = _study(args)
         figures = _make(args.figures, study, args.workers, args.keep)
-        place = args.out / "paper.md"
-        words = hand_written(place.read_text(encoding="utf-8")) if place.is_file() else ""
-        shown = page(figures, study, source, _draw_all(figures, args.out), words)
-        numbers = json.dumps(report(figures, study, source))
-        place.write_text(shown, encoding="utf-8")
-        (args.out / "paper" / "results.json").write_text(numbers + "\n", encoding="utf-8")
-    except ModuleNotFoundError as error:
-        print(
-            f"autellix sim paper: needs {error.name}; expected `pip install 'autellix[lab]'`",
-            file=sys.stderr,
-        )
-        return 1
-    except (ValueError, OSError) as error:
-        print(f"autellix sim paper: {error}", file=sys.stderr)
-        return 2
+        with lab_extra("drawing figures"):
+            shown = page(figures, study, source, _draw_all(figures, args.out))
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    numbers = json.dumps(report(figures, study, source))
+    (args.out / "paper.md").write_text(shown, encoding="utf-8")
+    (args.out / "paper" / "results.json").write_text(numbers + "\n", encoding="utf-8")
     print(numbers if args.json else shown)
     return 0
 
@@ -97,32 +90,17 @@ def _study(args: argparse.Namespace) -> tuple[Study, str]:
 
 def _make(names: Sequence[str], study: Study, workers: int, folder: Path | None) -> list[Figure]:
     results: dict[str, SweepResult] = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with progress_bars(make_console(is_stderr=True)) as follow:
 
         def run_once(name: str, sweep: Sweep) -> SweepResult:
             if name not in results:
                 kept = None if folder is None else take(folder, sweep)
-                results[name] = _run_sweep(name, sweep, workers, progress) if kept is None else kept
+                results[name] = kept or run_sweep(sweep, workers=workers, on_point=follow(name, sweep.runs))
                 if folder is not None and kept is None:
                     keep(folder, sweep, results[name])
             return results[name]
 
         return [make_figure(name, study, run_once) for name in names]
-
-
-def _run_sweep(name: str, sweep: Sweep, workers: int, progress: Progress) -> SweepResult:
-    total = len(sweep.cases) * len(sweep.loads) * len(sweep.seeds)
-    task = progress.add_task(name, total=total)
-    started_s = time.monotonic()
-
-    def advance(_: Point) -> None:
-        progress.advance(task)
-
-    result = run_sweep(sweep, workers=workers, on_point=advance)
-    progress.remove_task(task)
-    progress.console.print(f"{name}: {total} runs, {time.monotonic() - started_s:.0f} s", highlight=False)
-    return result
 
 
 def _draw_all(figures: Sequence[Figure], out: Path) -> dict[str, str]:

@@ -14,6 +14,7 @@ from rich.table import Table
 from autellix_backend.cli.arguments import InputError, above_zero
 from autellix_backend.core.policies import POLICY_NAMES
 from autellix_backend.gateway.recording.trace import ProgramTrace
+from autellix_lab.cli.console import make_console
 from autellix_lab.cli.sim_options import (
     OFFERED_LOAD,
     add_engine_options,
@@ -26,14 +27,12 @@ from autellix_lab.cli.sim_options import (
     make_settings,
     run_size,
 )
-from autellix_lab.sim.experiment import BURSTY_VARIATION, Metrics, drain_rate_per_s, measure, pick
+from autellix_lab.sim.experiment import Metrics, drain_rate_per_s, measure, pick
 from autellix_lab.sim.results import SimResult
 from autellix_lab.sim.simulation import SimSettings, simulate
-from autellix_lab.workload.arrivals import all_at_once, bursty_arrivals, poisson_arrivals
+from autellix_lab.workload.arrivals import draw_arrivals
 
 DEFAULT_RHO = 1.0
-WIDTH = 110
-"""Columns of the tables where no terminal says how wide it is."""
 ROWS = {
     "program token latency (ms)": ("token_latency_s", 1000.0),
     "program latency (s)": ("latency_s", 1.0),
@@ -68,11 +67,11 @@ def run(args: argparse.Namespace) -> int:
         InputError, TraceError, TokenizerError, ModelError, SettingsError: if something given cannot be used.
     """
     pool = load_pool(args)
-    # Generated programs are the run's own; of a trace, a run picks some.
+    # A run uses all generated programs, and picks some of a trace.
     programs = pool if len(pool) == run_size(args, pool) else pick(pool, run_size(args, pool), args.seed)
     settings = make_settings(args, programs, args.policy)
     rho, rate_per_s = _rate(args, programs, settings)
-    times_s = _arrivals(args.arrivals, len(programs), rate_per_s, args.seed)
+    times_s = draw_arrivals(args.arrivals, len(programs), rate_per_s or 0.0, args.seed)
     started_s = time.perf_counter()
     try:
         result = simulate(zip(times_s, programs, strict=True), settings)
@@ -94,8 +93,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(report))
         return 0
-    console = Console()
-    _show(console if console.is_terminal else Console(width=WIDTH), args, report, result)
+    _show(make_console(), args, report, result)
     print(describe_engines(settings))
     return 0
 
@@ -134,10 +132,7 @@ def _figures(report: dict[str, Any], metrics: Metrics) -> list[tuple[str, str]]:
         ("cached share of prompts", f"{metrics['cached_share']:.1%}"),
         ("Jain of token latency", f"{metrics['jain']:.3f}"),
         ("most programs alive", f"{metrics['peak_programs']:.0f}"),
-        (
-            "time of the simulation",
-            f"{report['wall_s']:.2f} s",
-        ),
+        ("time of the simulation", f"{report['wall_s']:.2f} s"),
     ]
 
 
@@ -154,11 +149,3 @@ def _rate(
         return args.rate / capacity_per_s, args.rate
     rho = args.rho if args.rho is not None else DEFAULT_RHO
     return rho, rho * capacity_per_s
-
-
-def _arrivals(kind: str, programs: int, rate_per_s: float | None, seed: int) -> tuple[float, ...]:
-    if rate_per_s is None:
-        return all_at_once(programs)
-    if kind == "bursty":
-        return bursty_arrivals(programs, rate_per_s, seed, variation=BURSTY_VARIATION)
-    return poisson_arrivals(programs, rate_per_s, seed)

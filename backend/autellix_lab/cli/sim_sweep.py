@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from autellix_backend.cli.arguments import InputError, above_zero, count, numbers
 from autellix_backend.core.policies import POLICY_NAMES
+from autellix_lab.cli.console import lab_extra, make_console, progress_bars
 from autellix_lab.cli.sim_options import (
     OFFERED_LOAD,
     add_engine_options,
@@ -30,15 +27,15 @@ from autellix_lab.cli.sim_options import (
     make_settings,
     run_size,
 )
-from autellix_lab.sim.experiment import Point, Sweep, SweepResult, run_sweep, summarise_runs
+from autellix_lab.sim.experiment import Sweep, SweepResult, run_sweep
 from autellix_lab.sim.sweep_plot import write_sweep_plot
+from autellix_lab.sim.sweep_report import has_no_queue, sweep_report
 from autellix_lab.sim.table import (
     LATENCY,
     RATIO_METRICS,
     EqualLatency,
     equal_latency,
     format_interval,
-    interval_mapping,
     loads_of,
     nearest_load,
     ratio_rows,
@@ -47,10 +44,6 @@ from autellix_lab.sim.table import (
 POLICIES = ("fcfs", "mlfq", "plas", "atlas", "hinted", "srpt")
 LOADS = (0.5, 0.8, 1.0, 1.2, 1.5)
 SEEDS = 5
-IDLE_WAIT_SHARE = 0.01
-"""Share of their latency that programs wait at least, for a comparison of policies to mean anything."""
-WIDTH = 130
-"""Columns of the tables where no terminal says how wide it is."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         # A long sweep whose results cannot be written would be lost.
         args.out.mkdir(parents=True, exist_ok=True)
-    console = _console(is_stderr=args.json)
+    console = make_console(is_stderr=args.json)
     started_s = time.perf_counter()
     try:
         sweep = Sweep(
@@ -110,16 +103,21 @@ def run(args: argparse.Namespace) -> int:
             seeds=range(args.seed, args.seed + args.seeds),
             arrivals=args.arrivals,
         )
-        with _progress(console, len(sweep.seeds) * len(sweep.loads) * len(cases)) as on_point:
-            workers = args.workers or max(1, (os.cpu_count() or 1) - 1)
-            result = run_sweep(sweep, workers=workers, on_point=on_point)
+        workers = args.workers or max(1, (os.cpu_count() or 1) - 1)
+        with progress_bars(console) as follow:
+            result = run_sweep(sweep, workers=workers, on_point=follow("simulations", sweep.runs))
     except ValueError as error:
         raise InputError(str(error)) from error
     wall_s = time.perf_counter() - started_s
     baseline = args.policies[0]
     equal = equal_latency(result, baseline, latency_s=args.at_latency) if len(sweep.loads) > 1 else []
     setting = describe_settings(args, base) | {"pool": len(pool), "programs": sweep.count}
-    report = _report(args, result, equal, setting) | {"wall_s": wall_s}
+    report = {
+        "setting": setting,
+        **sweep_report(result, baseline, equal, args.at_latency),
+        "notes": _notes(args, result),
+        "wall_s": wall_s,
+    }
     if args.out is not None:
         _write(args.out, report, result, f"{args.source} on {base.model.name}, {sweep.count} programs a run")
     if args.json:
@@ -145,38 +143,6 @@ def _chosen_loads(args: argparse.Namespace) -> tuple[float, ...]:
     if args.loads is not None:
         raise InputError("--loads has no meaning with --arrivals at_once")
     return (1.0,)
-
-
-def _report(
-    args: argparse.Namespace, result: SweepResult, equal: Sequence[EqualLatency], setting: dict[str, object]
-) -> dict[str, object]:
-    ratios = [
-        {
-            "case": row.case,
-            "load": row.load,
-            **{RATIO_METRICS[title]: interval_mapping(interval) for title, interval in row.ratios.items()},
-        }
-        for row in ratio_rows(result, args.policies[0])
-    ]
-    equal_rows = [
-        {
-            "case": row.case,
-            "load": interval_mapping(row.load),
-            "seeds_below_range": row.below,
-            "seeds_above_range": row.above,
-        }
-        for row in equal
-    ]
-    return {
-        "setting": setting,
-        "baseline": args.policies[0],
-        "runs": [dataclasses.asdict(point) for point in result.points],
-        "summary": _finite(summarise_runs(result, sorted(result.points[0].metrics))),
-        "ratios": ratios,
-        "at_latency_s": args.at_latency,
-        "equal_latency": equal_rows,
-        "notes": _notes(args, result),
-    }
 
 
 def _baseline_table(result: SweepResult, baseline: str) -> Table:
@@ -258,51 +224,18 @@ def _shown_load(row: EqualLatency, seeds: int, loads: Sequence[float]) -> str:
 
 def _notes(args: argparse.Namespace, result: SweepResult) -> list[str]:
     notes = clairvoyant_notes(args.policies)
-    highest, baseline = loads_of(result)[-1], args.policies[0]
-    wait_s = result.interval(baseline, highest, "wait_s.mean").mean
-    if wait_s < IDLE_WAIT_SHARE * result.interval(baseline, highest, "latency_s.mean").mean:
+    if has_no_queue(result, args.policies[0]):
         notes.append(
-            f"calls hardly waited even at load {highest:g}, so there was nothing to order: raise --programs "
-            "or --loads, or lower --max-num-seqs"
+            f"calls hardly waited even at load {loads_of(result)[-1]:g}, so there was nothing to order: "
+            "raise --programs or --loads, or lower --max-num-seqs"
         )
     return notes
 
 
-def _finite(rows: list[dict[str, object]]) -> list[dict[str, object]]:
-    """Return the rows with null for the interval of a single seed: JSON has no infinity."""
-    return [
-        {
-            name: {key: None if item == float("inf") else item for key, item in value.items()}
-            if isinstance(value, dict)
-            else value
-            for name, value in row.items()
-        }
-        for row in rows
-    ]
-
-
 def _write(folder: Path, report: dict[str, object], result: SweepResult, title: str) -> None:
     (folder / "sweep.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    try:
+    with lab_extra("sweep.png"):
         write_sweep_plot(folder / "sweep.png", result, title)
-    except ModuleNotFoundError as error:
-        raise InputError(f"sweep.png needs {error.name}; expected `pip install 'autellix[lab]'`") from error
-
-
-def _console(*, is_stderr: bool) -> Console:
-    console = Console(stderr=is_stderr)
-    return console if console.is_terminal else Console(stderr=is_stderr, width=WIDTH)
-
-
-@contextlib.contextmanager
-def _progress(console: Console, points: int) -> Iterator[Callable[[Point], None]]:
-    if not console.is_terminal:
-        yield lambda _: None
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("simulations", total=points)
-        yield lambda _: progress.advance(task)
 
 
 def _policies(text: str) -> tuple[str, ...]:

@@ -1,30 +1,34 @@
-"""Fit an engine model's times to calls that a live engine has accounted for.
+"""Fits the times of an engine model to calls that a live engine has reported.
 
-A call is charged the duration of every step that it was in. With d calls writing, p prompt tokens read and a
-calls let in in a step, the model says step_s + d * decode_s + p * prefill_s + a * call_s. A call's receipt
-tells its last step and its number of steps, so the steps of all calls can be laid over each other, and each
-call gives one linear equation for the four times:
+A call is charged the duration of every step that it was in. With d decoding calls, p prefill tokens and a
+admitted calls in a step, the model predicts step_s + d * decode_s + p * prefill_s + a * call_s. A call's
+receipt holds its last step and its number of steps, so the steps of all calls align, and each call gives one
+linear equation for the four times:
 
     service_s = steps * step_s + sum(d) * decode_s + sum(p) * prefill_s + sum(a) * call_s    over its steps
 
-They are solved by least squares, with no time below zero. Errors count relative to the mean call of their
-mix, and every mix counts as much, so that neither many nor short calls outweigh the others.
+They are solved by non-negative least squares. Errors are relative to the mean call of their mix, and every
+mix has the same weight, so that neither many nor short calls outweigh the others.
 """
 
 from __future__ import annotations
 
+import datetime
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from autellix_lab.sim.model import EngineModel
 
 __all__ = ["FitError", "MeasuredCall", "ModelFit", "fit_model", "predicted_s"]
 
+TOKEN_BUDGET = 2048
+"""vLLM's default on most hardware; the fit does not depend on it."""
 NAMES = ("step_s", "decode_s", "prefill_s", "call_s")
 _SINGULAR = 1e-9
-"""A pivot that is smaller than this share of its column's length is none."""
+"""A pivot below this share of its column's length counts as zero."""
 
 Row = tuple[float, float, float, float]
 
@@ -35,31 +39,31 @@ class FitError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCall:
-    """What the engine says about one call that ran without a preemption."""
+    """The engine's report of one call that ran without a preemption."""
 
     mix: str
-    """Name of the mix that it was played in; steps of different mixes do not overlap."""
+    """The mix that it belongs to; steps of different mixes do not overlap."""
     finish_step: int
     engine_steps: int
-    read_tokens: int
-    """Prompt tokens that were computed, so not those found in the prefix cache."""
+    prefill_tokens: int
+    """Prompt tokens that were computed, without cached tokens."""
     output_tokens: int
     service_s: float
 
     @property
     def first_step(self) -> int:
-        """The step in which it began to read."""
+        """The step in which its prefill began."""
         return self.finish_step - self.engine_steps + 1
 
     @property
-    def reading_steps(self) -> int:
-        """Steps in which it read its prompt; the last of them also gave the first token."""
+    def prefill_steps(self) -> int:
+        """Steps of its prefill; the last of them also produced the first token."""
         return self.engine_steps - self.output_tokens + 1
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFit:
-    """Fitted times, and how well they reproduce what was measured."""
+    """Fitted times and their errors."""
 
     step_s: float
     decode_s: float
@@ -69,6 +73,25 @@ class ModelFit:
     """By mix: fitted over measured service time of all its calls, minus one."""
     calls: int
 
+    @property
+    def worst_error(self) -> float:
+        """The largest absolute error of any mix."""
+        return max(map(abs, self.errors.values()))
+
+    def engine_model(self, name: str, max_num_seqs: int, **fields: Any) -> EngineModel:
+        """Return the fitted engine; `fields` are those that the fit does not determine."""
+        today = datetime.datetime.now(datetime.UTC).date()
+        source = f"measured on {today}: {self.calls} calls, at most {self.worst_error:.1%} off in any mix"
+        return EngineModel(
+            name=name,
+            max_num_seqs=max_num_seqs,
+            step_s=self.step_s,
+            decode_s=self.decode_s,
+            prefill_s=self.prefill_s,
+            call_s=self.call_s,
+            **{"token_budget": max(TOKEN_BUDGET, max_num_seqs), "source": source, **fields},
+        )
+
 
 def fit_model(calls: Sequence[MeasuredCall]) -> ModelFit:
     """Fit the times of a step to measured calls.
@@ -77,7 +100,7 @@ def fit_model(calls: Sequence[MeasuredCall]) -> ModelFit:
         FitError: if a call contradicts itself, or the calls leave a time undetermined.
     """
     for call in calls:
-        if call.reading_steps < 1 or not call.service_s > 0:
+        if call.prefill_steps < 1 or not call.service_s > 0:
             raise FitError(
                 f"a call of {call.mix} with {call.output_tokens} tokens had {call.engine_steps} steps and "
                 f"{call.service_s} s of service; expected a step for each token, and time"
@@ -95,28 +118,28 @@ def fit_model(calls: Sequence[MeasuredCall]) -> ModelFit:
 
 
 def predicted_s(model: EngineModel, calls: Sequence[MeasuredCall]) -> list[float]:
-    """Return the service time that a model gives each call, beside the others that ran with it."""
+    """Return the service time that a model predicts for each call among the others of its mix."""
     times = (model.step_s, model.decode_s, model.prefill_s, model.call_s)
     return [_product(row, times) for row in _rows(calls)]
 
 
 def _rows(calls: Sequence[MeasuredCall]) -> list[Row]:
-    """Return each call's steps, and the writing calls, prompt tokens and calls let in in its steps."""
-    writing: Counter[tuple[str, int]] = Counter()
-    reading: dict[tuple[str, int], float] = {}
+    """Return each call's steps, and the decoding calls, prefill tokens and admitted calls in its steps."""
+    decoding: Counter[tuple[str, int]] = Counter()
+    prefilling: dict[tuple[str, int], float] = {}
     starting = Counter((call.mix, call.first_step) for call in calls)
     for call in calls:
-        begin = call.first_step + call.reading_steps
-        writing.update((call.mix, step) for step in range(begin, call.finish_step + 1))
-        # Chunks of one prompt count as equal: only calls that overlap with half of it could tell.
+        begin = call.first_step + call.prefill_steps
+        decoding.update((call.mix, step) for step in range(begin, call.finish_step + 1))
+        # Chunks of one prompt count as equal; only calls that overlap with part of it would differ.
         for step in range(call.first_step, begin):
             key = (call.mix, step)
-            reading[key] = reading.get(key, 0.0) + call.read_tokens / call.reading_steps
+            prefilling[key] = prefilling.get(key, 0.0) + call.prefill_tokens / call.prefill_steps
     rows: list[Row] = []
     for call in calls:
         steps = [(call.mix, step) for step in range(call.first_step, call.finish_step + 1)]
-        decodes = sum(writing[key] for key in steps)
-        tokens = sum(reading.get(key, 0.0) for key in steps)
+        decodes = sum(decoding[key] for key in steps)
+        tokens = sum(prefilling.get(key, 0.0) for key in steps)
         starts = sum(starting[key] for key in steps)
         rows.append((float(len(steps)), float(decodes), tokens, float(starts)))
     return rows
@@ -134,16 +157,16 @@ def _weights(calls: Sequence[MeasuredCall]) -> list[float]:
 def _solve(rows: Sequence[Row], values: Sequence[float], weights: Sequence[float]) -> Row:
     """Return the non-negative times with the least weighted squared error.
 
-    With four unknowns, the best of all choices of those that are above zero is found by trying them all.
+    With four unknowns, all choices of the times above zero can be tried.
     """
-    # Each row with its value behind it.
+    # Each row ends with its value.
     equations = [
         (*(item * weight for item in row), value * weight)
         for row, value, weight in zip(rows, values, weights, strict=True)
     ]
     if _least_squares(equations, tuple(range(len(NAMES)))) is None:
         raise FitError(
-            f"{len(rows)} calls do not tell {', '.join(NAMES)} apart; expected calls alone, in full batches, "
+            f"{len(rows)} calls do not determine {', '.join(NAMES)}; expected calls alone, in full batches, "
             "with long prompts, and with short answers"
         )
     best: tuple[float, Row] | None = None

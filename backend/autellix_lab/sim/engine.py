@@ -27,7 +27,7 @@ from autellix_lab.sim.victims import VictimSelector
 __all__ = ["Decision", "SimEngine"]
 
 Decision = tuple[str, str, float]
-"""What happened (`arrive`, `start`, `preempt`, `finish`, or a reason of a level change), to which call, when."""
+"""Event (`arrive`, `start`, `preempt`, `finish` or the reason of a level change), call and time."""
 
 
 class SimEngine:

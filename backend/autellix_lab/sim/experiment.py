@@ -1,12 +1,13 @@
-"""Sweeps: workloads x policies x offered loads x seeds, each run a simulation of its own.
+"""Sweeps over policies, offered loads and seeds; each run is a simulation of its own.
 
-The offered load rho is the work that arrives per second over what the engines can do: full batches, and
-every shared prefix found in the cache. An engine that has less cache than that saturates at a lower load.
-Runs that differ in the policy alone have the same programs and the same arrivals.
+The offered load rho is the work that arrives per second over the capacity of the engines with full batches
+and a perfect prefix cache. An engine with a smaller cache saturates at a lower load. Runs that differ only in
+the policy have the same programs and arrivals.
 """
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,11 +17,10 @@ from dataclasses import dataclass, field, replace
 from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.sim.results import SimResult
 from autellix_lab.sim.simulation import SimSettings, simulate
-from autellix_lab.workload.arrivals import all_at_once, bursty_arrivals, poisson_arrivals
+from autellix_lab.workload.arrivals import ARRIVAL_KINDS, draw_arrivals
 from autellix_lab.workload.statistics import Interval, confidence_interval, jain_index, statistics_of
 
 __all__ = [
-    "ARRIVAL_KINDS",
     "Point",
     "Sweep",
     "SweepResult",
@@ -34,17 +34,13 @@ __all__ = [
 Metrics = dict[str, float]
 """Numbers of one run by name, such as `token_latency_s.mean`."""
 
-ARRIVAL_KINDS = ("poisson", "bursty", "at_once")
-BURSTY_VARIATION = 3.0
-"""Coefficient of variation of the gaps of bursty arrivals."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """What is run."""
+    """The runs of a sweep."""
 
     programs: Sequence[ProgramTrace]
-    """The pool that each seed picks its programs from."""
+    """The pool from which each seed picks its programs."""
     count: int
     """Programs of one run."""
     cases: Mapping[str, SimSettings]
@@ -63,6 +59,11 @@ class Sweep:
             raise ValueError(f"count must be at least 1, not {self.count}")
         if any(not load > 0 for load in self.loads):
             raise ValueError(f"loads must be above zero, not {tuple(self.loads)}")
+
+    @property
+    def runs(self) -> int:
+        """The number of simulations."""
+        return len(self.cases) * len(self.loads) * len(self.seeds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class SweepResult:
 
 
 def pick(programs: Sequence[ProgramTrace], count: int, seed: int) -> list[ProgramTrace]:
-    """Draw programs without repetition as long as there are any, and then from all of them again."""
+    """Draw programs without repetition until the pool is empty, then start over with the whole pool."""
     rng = random.Random(f"pick:{seed}")
     picked: list[ProgramTrace] = []
     while len(picked) < count:
@@ -107,7 +108,7 @@ def pick(programs: Sequence[ProgramTrace], count: int, seed: int) -> list[Progra
 
 
 def drain_rate_per_s(programs: Sequence[ProgramTrace], settings: SimSettings) -> float:
-    """Return the programs per second that full batches finish if every shared prefix is in the cache."""
+    """Return the programs per second that full batches finish with a perfect prefix cache."""
     model = settings.model
     token_s = model.step_time_s(model.max_num_seqs, 0) / model.max_num_seqs
     work_s = sum(
@@ -120,7 +121,7 @@ def drain_rate_per_s(programs: Sequence[ProgramTrace], settings: SimSettings) ->
 
 
 def measure(result: SimResult) -> Metrics:
-    """Reduce a run to its metrics; what is called utilisation or share lies between 0 and 1."""
+    """Reduce a run to its metrics; utilisation and shares lie between 0 and 1."""
     programs = result.programs
     metrics: Metrics = {}
     columns = {
@@ -149,7 +150,7 @@ def measure(result: SimResult) -> Metrics:
 def run_sweep(
     sweep: Sweep, *, workers: int = 1, on_point: Callable[[Point], None] | None = None
 ) -> SweepResult:
-    """Run a sweep, over several processes if `workers` is more than one; `on_point` sees runs as they end."""
+    """Run a sweep in `workers` processes; `on_point` receives each run as it ends."""
     jobs = [(sweep, seed, load) for seed in sweep.seeds for load in sweep.loads]
     points: list[Point] = []
     for found in _map(jobs, workers):
@@ -163,13 +164,15 @@ def run_sweep(
 
 
 def summarise_runs(result: SweepResult, metrics: Sequence[str]) -> list[dict[str, object]]:
-    """Return one row per load and case with each metric's mean and half width over the seeds."""
+    """Return one row per load and case: each metric's mean and half width (None for one seed)."""
     rows: list[dict[str, object]] = []
     for load, case in dict.fromkeys((point.load, point.case) for point in result.points):
         row: dict[str, object] = {"load": load, "case": case}
         for metric in metrics:
             interval = result.interval(case, load, metric)
-            row[metric] = {"mean": interval.mean, "half_width": interval.half_width}
+            # JSON has no infinity.
+            half_width = interval.half_width if math.isfinite(interval.half_width) else None
+            row[metric] = {"mean": interval.mean, "half_width": half_width}
         rows.append(row)
     return rows
 
@@ -189,17 +192,9 @@ def _run_load(sweep: Sweep, seed: int, load: float) -> list[Point]:
     programs = pick(sweep.programs, sweep.count, seed)
     first = next(iter(sweep.cases.values()))
     rate_per_s = load * drain_rate_per_s(programs, first)
-    times_s = _arrivals(sweep.arrivals, len(programs), rate_per_s, seed)
+    times_s = draw_arrivals(sweep.arrivals, len(programs), rate_per_s, seed)
     points = []
     for case, settings in sweep.cases.items():
         result = simulate(zip(times_s, programs, strict=True), replace(settings, seed=seed))
         points.append(Point(case, load, seed, rate_per_s, measure(result)))
     return points
-
-
-def _arrivals(kind: str, count: int, rate_per_s: float, seed: int) -> tuple[float, ...]:
-    if kind == "poisson":
-        return poisson_arrivals(count, rate_per_s, seed)
-    if kind == "bursty":
-        return bursty_arrivals(count, rate_per_s, seed, variation=BURSTY_VARIATION)
-    return all_at_once(count)

@@ -1,13 +1,30 @@
-"""When programs arrive, in seconds from the start of a run."""
+"""Arrival times of programs, in seconds from the start of a run."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 
+ARRIVAL_KINDS = ("poisson", "bursty", "at_once")
+BURSTY_VARIATION = 3.0
+"""Coefficient of variation of the gaps between bursty arrivals; a Poisson process has 1."""
+
+
+def draw_arrivals(kind: str, count: int, rate_per_s: float, seed: int) -> tuple[float, ...]:
+    """Draw the arrivals of one of ARRIVAL_KINDS; `at_once` ignores the rate.
+
+    Raises:
+        ValueError: if the rate is not above zero.
+    """
+    if kind == "poisson":
+        return poisson_arrivals(count, rate_per_s, seed)
+    if kind == "bursty":
+        return bursty_arrivals(count, rate_per_s, seed, variation=BURSTY_VARIATION)
+    return all_at_once(count)
+
 
 def poisson_arrivals(count: int, rate_per_s: float, seed: int) -> tuple[float, ...]:
-    """Draw a Poisson process; the first program arrives at once. One seed at two rates differs only in scale.
+    """Draw a Poisson process that starts with an arrival; with one seed, two rates differ only in scale.
 
     Raises:
         ValueError: if the rate is not above zero.
@@ -18,10 +35,10 @@ def poisson_arrivals(count: int, rate_per_s: float, seed: int) -> tuple[float, .
 
 
 def bursty_arrivals(count: int, rate_per_s: float, seed: int, *, variation: float) -> tuple[float, ...]:
-    """Draw gaps from a gamma distribution; the first program arrives at once.
+    """Draw gaps from a gamma distribution; the first program arrives at time zero.
 
-    `variation` is the gaps' coefficient of variation, standard deviation over mean: 1 is a Poisson process,
-    more is burstier, less is steadier. One seed at two rates differs only in scale.
+    `variation` is the coefficient of variation of the gaps: 1 is a Poisson process, more is burstier, less
+    is steadier. With one seed, two rates differ only in scale.
 
     Raises:
         ValueError: if the rate or the variation is not above zero.
@@ -36,27 +53,27 @@ def bursty_arrivals(count: int, rate_per_s: float, seed: int, *, variation: floa
 
 
 def all_at_once(count: int) -> tuple[float, ...]:
-    """Let every program arrive at the start (an offline batch)."""
+    """Return arrivals at time zero for every program (an offline batch)."""
     return (0.0,) * count
 
 
 def recorded_arrivals(
     times_s: Sequence[float], count: int, rate_per_s: float, seed: int
 ) -> tuple[float, ...]:
-    """Take `count` arrivals in a row from recorded ones and rescale them to a mean rate.
+    """Return `count` consecutive recorded arrivals, rescaled to a mean rate.
 
-    The seed chooses where to begin; the first program taken arrives at once. Only the stretch taken is
-    rescaled, so the rate is met in every run and the burstiness inside the stretch is kept.
+    The seed chooses the first, which arrives at time zero. Only the chosen arrivals are rescaled, so every
+    run has the rate and keeps their burstiness.
 
     Args:
         times_s: recorded arrivals in order of time, as `read_arrivals` returns them.
-        count: how many to take.
-        rate_per_s: programs per second over the stretch.
-        seed: of the start.
+        count: number of arrivals.
+        rate_per_s: programs per second over the chosen arrivals.
+        seed: of the choice.
 
     Raises:
-        ValueError: if the rate is not above zero, there are fewer recorded arrivals than wanted, or those of
-            the stretch are all at one time.
+        ValueError: if the rate is not above zero, there are fewer recorded arrivals than wanted, or the
+            chosen ones are all at one time.
     """
     _check_rate(rate_per_s)
     if len(times_s) < count:

@@ -7,7 +7,7 @@ import pytest
 from autellix_lab.bench import compare as module
 from autellix_lab.bench.calibrate import Calibration, CalibrationError
 from autellix_lab.bench.compare import Load, Target, calibrate, compare
-from autellix_lab.bench.replay import Job
+from autellix_lab.bench.replay import ReplayJob
 from autellix_lab.bench.results import CallResult
 from autellix_lab.workload.generate import generate_programs
 
@@ -21,11 +21,11 @@ def silent(_title: str, _calls: int) -> Callable[[CallResult], None]:
 
 
 @pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[ReplayJob]:
     """Record every job; each call takes two seconds from its program's arrival on."""
-    played: list[Job] = []
+    played: list[ReplayJob] = []
 
-    def replay(job: Job, _watch: Callable[[CallResult], None]) -> list[CallResult]:
+    def replay(job: ReplayJob, _watch: Callable[[CallResult], None]) -> list[CallResult]:
         played.append(job)
         return [
             CallResult(
@@ -53,7 +53,7 @@ def test_a_load_is_split_into_parts(parts: int, sizes: list[int]) -> None:
     assert [program for part in found for program in part] == PROGRAMS
 
 
-def test_policies_take_turns_at_each_part(jobs: list[Job]) -> None:
+def test_policies_take_turns_at_each_part(jobs: list[ReplayJob]) -> None:
     load = Load(name="low", rho=0.5, programs=PROGRAMS, parts=2)
     rounds: list[str] = []
 
@@ -77,7 +77,7 @@ def test_policies_take_turns_at_each_part(jobs: list[Job]) -> None:
         )
 
 
-def test_each_calibration_has_words_of_its_own(jobs: list[Job]) -> None:
+def test_each_calibration_has_words_of_its_own(jobs: list[ReplayJob]) -> None:
     for salt in ("warm-up", "round 1"):
         calibrate(TARGETS["fcfs"], PROGRAMS, 2, 10, silent, salt=salt)
     assert [job.salt for job in jobs] == ["calibration:warm-up", "calibration:round 1"]

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.bench.client import chains_of
-from autellix_lab.bench.replay import Job, ReplayError, replay
+from autellix_lab.bench.replay import ReplayError, ReplayJob, replay
 from autellix_lab.bench.results import CallResult
 from autellix_lab.fakes.engine import MODEL_NAME, FakeBehaviour, FakeEngine, Fault
 
@@ -38,7 +38,7 @@ def play(behaviour: FakeBehaviour, *programs: ProgramTrace) -> tuple[list[CallRe
         engine = FakeEngine(behaviour)
         await engine.start()
         try:
-            job = Job(
+            job = ReplayJob(
                 base_url=engine.base_url,
                 model=MODEL_NAME,
                 programs=programs,
@@ -118,7 +118,9 @@ def test_a_backend_without_vllms_fields_is_asked_without_them() -> None:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        job = Job(base_url=url, model="m", programs=[CHAIN], arrivals_s=[0.0], timeout_s=60.0, api_key=None)
+        job = ReplayJob(
+            base_url=url, model="m", programs=[CHAIN], arrivals_s=[0.0], timeout_s=60.0, api_key=None
+        )
         try:
             return await asyncio.to_thread(replay, job), bodies
         finally:
@@ -138,7 +140,9 @@ def test_a_backend_that_refuses_is_named() -> None:
 
 
 def test_a_backend_that_is_not_there_is_named() -> None:
-    job = Job(base_url="http://127.0.0.1:9", model="m", programs=[CHAIN], arrivals_s=[0.0], timeout_s=60.0)
+    job = ReplayJob(
+        base_url="http://127.0.0.1:9", model="m", programs=[CHAIN], arrivals_s=[0.0], timeout_s=60.0
+    )
     with pytest.raises(ReplayError, match="the backend does not answer"):
         replay(job)
 
@@ -149,7 +153,9 @@ async def test_a_run_out_of_time_is_an_error() -> None:
     engine = FakeEngine(behaviour)
     await engine.start()
     try:
-        job = Job(base_url=engine.base_url, model="m", programs=[CHAIN], arrivals_s=[0.0], timeout_s=5.0)
+        job = ReplayJob(
+            base_url=engine.base_url, model="m", programs=[CHAIN], arrivals_s=[0.0], timeout_s=5.0
+        )
         with pytest.raises(ReplayError, match="not finished after 5 s"):
             await asyncio.to_thread(replay, job)
     finally:

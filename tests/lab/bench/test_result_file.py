@@ -44,7 +44,7 @@ def make(*, receipt: dict[str, Any] | None = RECEIPT, lost: bool = False) -> Rep
 def test_a_result_counts_what_was_lost() -> None:
     result = make(lost=True, receipt=None)
     assert (result.programs, result.calls, result.lost_calls, len(result.outcomes)) == (2, 2, 1, 1)
-    assert (result.duration_s, result.errors, result.calls_without_account) == (2.0, ("late",), 1)
+    assert (result.duration_s, result.errors, result.calls_without_report) == (2.0, ("late",), 1)
 
 
 @pytest.mark.parametrize("receipt", [RECEIPT, None])
@@ -59,7 +59,7 @@ def test_a_result_survives_its_file(tmp_path: Path, receipt: dict[str, Any] | No
     ("change", "field", "problem"),
     [
         ({"kind": "x"}, "kind", "is not 'autellix-replay'"),
-        ({"version": 2}, "version", "is 2; expected 1"),
+        ({"version": 1}, "version", "is 1; expected 2"),
         ({"lost_calls": "0"}, "lost_calls", "is '0'; expected int"),
         ({"lost_calls": True}, "lost_calls", "is True; expected int"),
         ({"duration_s": None}, "duration_s", "is None; expected float"),

@@ -43,7 +43,7 @@ def result(*outcomes: ProgramOutcome, **setting: Any) -> ReplayResult:
         programs=len(outcomes),
         calls=len(outcomes),
         lost_calls=0,
-        calls_without_account=0,
+        calls_without_report=0,
         duration_s=5.0,
         errors=(),
         outcomes=outcomes,

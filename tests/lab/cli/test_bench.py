@@ -107,7 +107,7 @@ def test_a_recording_is_replayed_and_compared(tmp_path: Path, capsys: pytest.Cap
     assert main(["bench", "compare", str(first), str(second), "--plot", str(plot)]) == 0
     text = capsys.readouterr().out
     assert "/ first" in text
-    assert "not the same in all: trace: first original.jsonl.gz, second recording.jsonl" in text
+    assert "differs: trace: first original.jsonl.gz, second recording.jsonl" in text
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert main(["bench", "compare", str(first), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["results"]["first"]["figures"]["lost_calls"] == 0
@@ -123,14 +123,14 @@ def test_an_endpoint_without_receipts_gets_the_metrics_that_can_be_had(
         engine = FakeEngine(FakeBehaviour(output_tokens=100))
         await engine.start()
         try:
-            arguments = ["bench", "replay", str(trace), "--url", engine.base_url, "--arrivals", "all"]
+            arguments = ["bench", "replay", str(trace), "--url", engine.base_url, "--arrivals", "at_once"]
             return await asyncio.to_thread(main, arguments)
         finally:
             await engine.stop()
 
     assert asyncio.run(run()) == 0
     text = capsys.readouterr().out
-    assert "4 calls came without an account of the engine" in text
+    assert "4 calls came without an engine report" in text
     lines = {line.split("│")[1].strip(): line for line in text.splitlines() if line.count("│") > 2}
     assert "n/a" in lines["waiting per program (s)"]
     assert "n/a" in lines["cached share of prompt tokens"]
@@ -156,10 +156,10 @@ def test_lost_calls_give_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         (["replay", "absent.jsonl", "--url", "http://h"], "absent.jsonl cannot be read"),
         (["replay", "trace.jsonl", "--url", "http://h"], "2 of 3 programs have no arrival_s"),
-        (["replay", "trace.jsonl", "--url", "http://h", "--arrivals", "burst"], "needs --rate"),
+        (["replay", "trace.jsonl", "--url", "http://h", "--arrivals", "bursty"], "needs --rate"),
         (
-            ["replay", "trace.jsonl", "--url", "http://h", "--arrivals", "all", "--rate", "1"],
-            "--rate has no meaning with --arrivals all",
+            ["replay", "trace.jsonl", "--url", "http://h", "--arrivals", "at_once", "--rate", "1"],
+            "--rate has no meaning with --arrivals at_once",
         ),
         (
             ["replay", "trace.jsonl", "--url", "http://h", "--rate", "1", "--max-context", "1"],
@@ -222,9 +222,9 @@ def test_a_rate_alone_is_a_poisson_process_and_bursts_differ() -> None:
     programs = [program(str(number)) for number in range(200)]
     poisson = bench.plan_arrivals(parse("--rate", "2"), programs)
     assert poisson == bench.plan_arrivals(parse("--rate", "2", "--arrivals", "poisson"), programs)
-    burst = bench.plan_arrivals(parse("--rate", "2", "--arrivals", "burst"), programs)
+    burst = bench.plan_arrivals(parse("--rate", "2", "--arrivals", "bursty"), programs)
     assert burst != poisson
-    assert bench.plan_arrivals(parse("--arrivals", "all"), programs) == (0.0,) * 200
+    assert bench.plan_arrivals(parse("--arrivals", "at_once"), programs) == (0.0,) * 200
 
 
 @pytest.mark.vllm
@@ -257,7 +257,7 @@ def test_a_recording_of_the_real_engine_is_replayed(live_engine: Any, tmp_path: 
     assert [len(item.calls) for item in programs] == [2, 2, 2]
     assert all(item.calls[1].prefix_from == 0 for item in programs)
     result = json.loads(out.read_text())
-    assert result["lost_calls"] == result["calls_without_account"] == 0
+    assert result["lost_calls"] == result["calls_without_report"] == 0
     assert [item["output_tokens"] for item in result["outcomes"]] == [24, 24, 24]
     # Prompts have the recorded lengths within the rounding of words to tokens.
     for item, played in zip(programs, result["outcomes"], strict=True):

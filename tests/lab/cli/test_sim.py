@@ -19,8 +19,8 @@ from autellix_backend.engines.base import Engine
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.recording.trace import ProgramTrace, write_traces
 from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
+from autellix_lab.bench.mixes import Mix, measure_mixes, measured_calls
 from autellix_lab.bench.results import CallResult
-from autellix_lab.cli.sim_calibrate import Mix, measure_mixes, measured_calls
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 from autellix_lab.sim.calibrate import FitError
 from autellix_lab.sim.presets import PRESETS, read_engine
@@ -235,7 +235,7 @@ def test_presets_are_listed_with_their_sources(capsys: pytest.CaptureFixture[str
         (["run", "chat", "--arrivals", "at_once", "--rho", "1"], "no meaning with --arrivals at_once"),
         (["sweep", "chat", "--arrivals", "at_once", "--loads", "1"], "no meaning with --arrivals at_once"),
         (["sweep", "chat", "--kv-blocks", "2", "-n", "3", "--workers", "1"], "kv_blocks is 2: call"),
-        (["calibrate", "http://127.0.0.1:9", "--model", "m"], "does not tell its settings"),
+        (["calibrate", "http://127.0.0.1:9", "--model", "m"], "does not report its settings"),
     ],
 )
 def test_bad_input_is_one_clear_line(
@@ -333,7 +333,7 @@ def test_calibrate_finds_the_fake_engine_s_step_time(
     ("fields", "message"),
     [
         ({"error": "gone"}, "m: 1 of 1 calls were lost: gone"),
-        ({"receipt": None}, "m: an answer came without the engine's account"),
+        ({"receipt": None}, "m: an answer came without an engine report"),
         ({"receipt": {"estimated": True, "service_s": 1.0}}, "m: an answer came without"),
     ],
 )
@@ -364,7 +364,7 @@ def test_preempted_calls_do_not_count() -> None:
     """Their steps are not in a row."""
     (found,) = measured_calls("m", [answer("a", 0), answer("b", 0, preemptions=1)])
 
-    assert (found.first_step, found.reading_steps, found.read_tokens) == (8, 1, 16)
+    assert (found.first_step, found.prefill_steps, found.prefill_tokens) == (8, 1, 16)
 
 
 def test_mixes_are_as_long_as_their_share_of_the_time() -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
 import pytest
 
+from autellix_backend.cli.main import main
 from autellix_lab.cli import sim_paper
 
 
 def run(*arguments: str) -> int:
-    parser = argparse.ArgumentParser()
-    sim_paper.add_arguments(parser)
-    return sim_paper.run(parser.parse_args([*arguments, "--workers", "1"]))
+    return main(["sim", "paper", *arguments, "--workers", "1"])
 
 
 def test_the_page_pictures_and_numbers_are_written(

@@ -15,14 +15,14 @@ MODEL = EngineModel(step_s=0.012, decode_s=0.0007, prefill_s=0.00009, call_s=0.0
 
 
 def call(
-    mix: str, first: int, output_tokens: int, read_tokens: int, chunks: int = 1, service_s: float = 1.0
+    mix: str, first: int, output_tokens: int, prefill_tokens: int, chunks: int = 1, service_s: float = 1.0
 ) -> MeasuredCall:
     steps = chunks + output_tokens - 1
     return MeasuredCall(
         mix=mix,
         finish_step=first + steps - 1,
         engine_steps=steps,
-        read_tokens=read_tokens,
+        prefill_tokens=prefill_tokens,
         output_tokens=output_tokens,
         service_s=service_s,
     )
@@ -111,7 +111,7 @@ def test_no_time_is_below_zero() -> None:
 @pytest.mark.parametrize("calls", [[], alone(), [*alone(), *prompts()][:1]])
 def test_calls_that_leave_a_time_open_are_refused(calls: list[MeasuredCall]) -> None:
     """Calls of one kind cannot tell the times apart."""
-    with pytest.raises(FitError, match="do not tell step_s, decode_s, prefill_s, call_s apart"):
+    with pytest.raises(FitError, match="do not determine step_s, decode_s, prefill_s, call_s"):
         fit_model(calls)
 
 

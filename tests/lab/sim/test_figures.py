@@ -27,7 +27,7 @@ from autellix_lab.sim.figures.catalogue import FIGURES, make_figure
 from autellix_lab.sim.figures.drawing import draw
 from autellix_lab.sim.figures.equal_latency import best_gain, gain_at, rate_at
 from autellix_lab.sim.figures.kept import keep, take
-from autellix_lab.sim.figures.page import hand_written, page, report
+from autellix_lab.sim.figures.page import page, report
 from autellix_lab.sim.figures.pools import TRACE_FILES, generated_pools, read_pools
 from autellix_lab.sim.figures.study import RunSweep, Study, systems
 from autellix_lab.sim.figures.unit_steps import figure_2, figure_9
@@ -305,18 +305,6 @@ def test_the_page_has_claims_pictures_tables_and_notes(study: Study) -> None:
     assert "| a | b |\n| --- | --- |\n| 1 | 2 |" in text
     assert "A note." in text
     assert "measures nothing" in text
-
-
-def test_words_written_by_hand_survive(study: Study) -> None:
-    first = page([small_figure()], study, "made up", {}, "## In short\n\nA word.")
-
-    assert hand_written(first) == "## In short\n\nA word."
-    assert page([small_figure()], study, "made up", {}, hand_written(first)) == first
-
-
-@pytest.mark.parametrize("text", ["", "# A page", "<!-- by hand -->\nopen"])
-def test_a_page_without_marks_has_no_words_written_by_hand(text: str) -> None:
-    assert hand_written(text) == ""
 
 
 def test_the_report_is_json_with_null_for_the_interval_of_one_run(study: Study) -> None:

@@ -11,27 +11,19 @@ from autellix_backend.core.config import CALL_LEVELS
 from autellix_lab.sim.figures.base import Claim, Figure, Table
 from autellix_lab.sim.figures.study import WORKLOADS, Study
 
-__all__ = ["hand_written", "page", "report"]
-
-BEGIN, END = "<!-- by hand -->", "<!-- end by hand -->"
-"""What stands between them survives when the page is written again."""
+__all__ = ["page", "report"]
 
 
-def page(
-    figures: Sequence[Figure], study: Study, source: str, pictures: Mapping[str, str], words: str = ""
-) -> str:
-    """Return the page: all claims in one table, then each figure with its picture, tables and notes.
+def page(figures: Sequence[Figure], study: Study, source: str, pictures: Mapping[str, str]) -> str:
+    """Return the page: a table of all claims, then each figure with its picture, tables and notes.
 
     Args:
         figures: in the order of the page.
         study: what they were made with.
-        source: where the programs come from, in words.
+        source: description of the programs.
         pictures: path of each figure's picture, by the figure's name.
-        words: what hand_written() found on the page that this one replaces.
     """
     parts = ["# The paper's figures, simulated", *_preface(study, source)]
-    if words:
-        parts.append(f"{BEGIN}\n{words}\n{END}")
     parts += ["## Claims", _claims(figures)]
     for figure in figures:
         parts.append(f"## {_heading(figure)}")
@@ -41,12 +33,6 @@ def page(
             parts += [f"{table.title}:", _table(table)]
         parts += figure.notes
     return "\n\n".join(parts) + "\n"
-
-
-def hand_written(text: str) -> str:
-    """Return what a person wrote on a page, between the two comments that mark it; empty if nothing."""
-    _, _, after = text.partition(BEGIN)
-    return after.partition(END)[0].strip() if END in after else ""
 
 
 def report(figures: Sequence[Figure], study: Study, source: str) -> dict[str, Any]:
@@ -68,14 +54,15 @@ def _preface(study: Study, source: str) -> list[str]:
     quick = ["**A quick run: it shows that all parts work, and measures nothing.**"] if study.is_quick else []
     return [
         (
-            "Written by `autellix sim paper`. Nothing here ran on a GPU: the scheduler, the policies and the "
-            "balancers are the live ones, the engine is a model of one."
+            "Written by `autellix sim paper`. Nothing ran on a GPU: scheduler, policies and balancers are "
+            "the live ones, the engine is simulated."
         ),
         *quick,
         (
             f"- Engine: {model.name}, {model.max_num_seqs} slots, {model.kv_blocks} KV blocks of "
             f"{model.block_tokens} tokens; {model.step_s * 1e3:.2f} ms a step, {model.decode_s * 1e3:.3f} ms "
-            f"for each token written, {model.prefill_s * 1e3:.4f} ms for each token read ({model.source}).\n"
+            f"for each decoded token, {model.prefill_s * 1e3:.4f} ms for each prefill token "
+            f"({model.source}).\n"
             f"- Programs: {source}; {counts} in a run on one engine; {seeds}; intervals are 95 % (Student).\n"
             f"- Scheduler: {CALL_LEVELS} levels, the first bound is half the service of a mean call, "
             "each next is twice the last; the same for all policies of a comparison. "

@@ -1,0 +1,51 @@
+"""Consoles, progress bars and the hint to install the laboratory's packages."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from autellix_backend.cli.arguments import InputError
+
+WIDTH = 150
+"""Columns of the tables where the output is not a terminal."""
+
+Follow = Callable[[str, int], Callable[[object], None]]
+"""Starts a progress bar with a title and a total; returns a function that advances it."""
+
+
+def make_console(*, is_stderr: bool = False) -> Console:
+    """Return a console that is wide enough for the tables."""
+    console = Console(stderr=is_stderr)
+    return console if console.is_terminal else Console(stderr=is_stderr, width=WIDTH)
+
+
+@contextlib.contextmanager
+def progress_bars(console: Console, *, is_logged: bool = False) -> Iterator[Follow]:
+    """Show progress bars on a terminal; elsewhere, `is_logged` prints the title of each."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+
+        def follow(title: str, total: int) -> Callable[[object], None]:
+            if is_logged and not console.is_terminal:
+                console.print(f"{title}: {total} calls")
+            task = progress.add_task(title, total=total)
+            return lambda _: progress.advance(task)
+
+        yield follow
+
+
+@contextlib.contextmanager
+def lab_extra(purpose: str) -> Iterator[None]:
+    """Name the extra to install where a package is missing.
+
+    Raises:
+        InputError: if a package is missing.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise InputError(f"{purpose} needs {error.name}; expected `pip install 'autellix[lab]'`") from error
