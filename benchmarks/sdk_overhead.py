@@ -29,8 +29,9 @@ import httpx
 import openai
 
 import autellix
-from autellix import _openai, _scope
-from autellix._safely import safely
+from autellix._faults import safely
+from autellix._instrument.openai import in_flight
+from autellix._programs.running import running_thread
 
 BASE_URL = "http://127.0.0.1:9/v1"
 ANSWER = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": []}
@@ -102,9 +103,9 @@ def time_own_part(count: int) -> dict[str, float]:
             options = options_of.construct(method="post", url="/chat/completions", json_data={})
             request = build(client, options, retries_taken=0)
             started_s = time.perf_counter()
-            begun = safely(_openai.calls.begin, client, (None, options), {})
-            safely(_openai.calls.annotate, client, options, request)
-            _openai.calls.finish(begun)
+            begun = safely(in_flight.begin, client, (None, options), {})
+            safely(in_flight.annotate, client, options, request)
+            in_flight.finish(begun)
             times.append(time.perf_counter() - started_s)
     return {"median_us": statistics.median(times) * 1e6, "fastest_us": min(times) * 1e6}
 
@@ -134,7 +135,7 @@ def time_tasks(count: int) -> Callable[[], float]:
 
     async def main() -> float:
         with autellix.program("bench"):
-            _scope.current_strand().advance("call")
+            running_thread().record_call("call")
             times = []
             for _ in range(20):
                 started_s = time.perf_counter()
@@ -204,7 +205,7 @@ class Truth:
         self.made += 1
         name = str(self.made)
         self.expected[name] = after
-        self.found[name] = set(_scope.current_strand().advance(name) or ())
+        self.found[name] = set(running_thread().record_call(name) or ())
         return {name}
 
     async def pause(self) -> None:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import autellix
-from autellix import _backends
+from autellix._sessions.backends import backends
 
 # Tests of other packages share this process: they get it as it was.
 autellix.uninstrument()
@@ -27,4 +27,4 @@ def switched_on() -> Iterator[None]:
             if thread.name == "autellix-control":
                 thread.join(5)
                 assert not thread.is_alive()
-        _backends.backends.configure({})
+        backends.configure({})

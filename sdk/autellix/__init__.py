@@ -1,9 +1,10 @@
-"""The Autellix client: importing it instruments this process, which is the one effect an import has here."""
+"""The Autellix client: importing it instruments this process, and does nothing else."""
 
 from __future__ import annotations
 
-from autellix._instrument import configure, instrument, start, uninstrument
-from autellix._programs import current, end_program, program, propagate, session, thread
+from autellix._instrument.switch import configure, instrument, start, uninstrument
+from autellix._scopes.api import current, program, propagate, session, thread
+from autellix._scopes.scopes import end_program
 
 __all__ = [
     "configure",

@@ -1,40 +1,34 @@
-"""What integrations of frameworks build on; not for programs, and free to change between versions."""
+"""The building blocks of framework integrations; not for programs, and free to change between versions."""
 
 from __future__ import annotations
 
-from autellix._instrument import when_imported
-from autellix._patching import Patches
-from autellix._programs import ProgramScope, SessionScope, end_program, root_scope
-from autellix._safely import safely
-from autellix._scope import (
-    Together,
-    adopt,
-    current_strand,
-    fork,
-    hang,
-    spawning,
-    strand_on,
-    swap,
-)
-from autellix._strand import Strand, Trail, ids
+from autellix._faults import safely
+from autellix._ids import ids
+from autellix._instrument.patches import Patches, around, around_async
+from autellix._instrument.switch import when_imported
+from autellix._programs.branches import FanOut, create_task
+from autellix._programs.context import Progress
+from autellix._programs.running import attach, running_thread, switch_to, thread_of
+from autellix._programs.thread import ProgramThread
+from autellix._scopes.scopes import ProgramScope, SessionScope, end_program, root_scope
 
 __all__ = [
+    "FanOut",
     "Patches",
     "ProgramScope",
+    "ProgramThread",
+    "Progress",
     "SessionScope",
-    "Strand",
-    "Together",
-    "Trail",
-    "adopt",
-    "current_strand",
+    "around",
+    "around_async",
+    "attach",
+    "create_task",
     "end_program",
-    "fork",
-    "hang",
     "ids",
     "root_scope",
+    "running_thread",
     "safely",
-    "spawning",
-    "strand_on",
-    "swap",
+    "switch_to",
+    "thread_of",
     "when_imported",
 ]

@@ -10,8 +10,8 @@ framework inside it, such as a LangGraph root run, is a program of its own.
 
 from __future__ import annotations
 
-from autellix._programs import ProgramScope, end_program
-from autellix._strand import ids
+from autellix._ids import ids
+from autellix._scopes.scopes import ProgramScope, end_program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class AsgiMiddleware:
             await self.app(scope, receive, send)
             return
         name = _name(scope.get("method", "WEBSOCKET"), scope.get("path", ""))
-        with ProgramScope(name, None, is_implicit=True):
+        with ProgramScope(name, is_implicit=True):
             await self.app(scope, receive, send)
 
 
@@ -123,7 +123,7 @@ class DjangoMiddleware:
 
 
 def _program_of(request: Any) -> ProgramScope:
-    return ProgramScope(_name(request.method or "", request.path), None, is_implicit=True)
+    return ProgramScope(_name(request.method or "", request.path), is_implicit=True)
 
 
 def _name(method: str, path: str) -> str:

@@ -15,7 +15,7 @@ from tests.client import switched_on
 from tests.sdk.propagation import Agent
 
 import autellix
-from autellix import _calls
+from autellix._instrument import calls
 from autellix.testing import RecordingBackend
 
 
@@ -46,7 +46,7 @@ def backend(make_backend: Callable[..., Recording]) -> Recording:
 def sdk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The client, switched on for this test only."""
     # A busy machine may take longer to answer than a program should wait.
-    monkeypatch.setattr(_calls, "LONGEST_WAIT_S", 5.0)
+    monkeypatch.setattr(calls, "PROBE_WAIT_S", 5.0)
     with switched_on():
         yield
 

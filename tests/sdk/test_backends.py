@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import autellix
-from autellix import _backends, _config
-from autellix._backends import Backends, is_near
-from autellix._session import Link
+from autellix import _environment
+from autellix._sessions.backends import FOREIGN, BackendRegistry, is_near
+from autellix._sessions.session import Registration
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_far_hosts(host: str) -> None:
 
 
 def test_configured_origins_are_the_only_ones() -> None:
-    backends = Backends()
-    backends.configure(_config.backends_of("https://a.example.com/llm/v1, http://gateway:8000"))
+    backends = BackendRegistry()
+    backends.configure(_environment.parse_base_urls("https://a.example.com/llm/v1, http://gateway:8000"))
     found = backends.find("https", "a.example.com", None, "/llm/v1/chat/completions")
     assert found is not None
     assert (found.origin, found.root) == (("https", "a.example.com", 443), "/llm")
@@ -71,7 +71,7 @@ def test_configured_origins_are_the_only_ones() -> None:
 
 
 def test_root_of_a_near_origin_is_read_from_the_request() -> None:
-    backends = Backends()
+    backends = BackendRegistry()
     mounted = backends.find("http", "localhost", 1, "/llm/v1/chat/completions")
     plain = backends.find("http", "localhost", 2, "/chat/completions")
     assert mounted is not None
@@ -81,21 +81,21 @@ def test_root_of_a_near_origin_is_read_from_the_request() -> None:
 
 
 def test_foreign_origin_gets_nothing() -> None:
-    backends = Backends()
+    backends = BackendRegistry()
     backend = backends.find("http", "localhost", 1, "/v1/x")
     assert backend is not None
-    backend.decide(_backends.FOREIGN)
+    backend.finish_probe(FOREIGN)
     assert backends.find("http", "localhost", 1, "/v1/x") is None
 
 
 def test_attempts_at_an_unreachable_backend_get_rarer() -> None:
-    link = Link()
+    registration = Registration()
     pauses = []
     for _ in range(6):
-        assert link.needs_start(now_s=link.retry_at_s)
-        link.mark_unreachable(now_s=100.0)
-        assert not link.needs_start(now_s=100.0)
-        pauses.append(link.retry_at_s - 100.0)
+        assert registration.is_due(now_s=registration.retry_at_s)
+        registration.mark_unreachable(now_s=100.0)
+        assert not registration.is_due(now_s=100.0)
+        pauses.append(registration.retry_at_s - 100.0)
     assert pauses == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
 
 
@@ -107,6 +107,6 @@ def test_malformed_address_is_refused(bad: str) -> None:
 
 def test_malformed_environment_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTELLIX_BASE_URL", "nonsense")
-    assert _config.backends_of_environment() == {}
+    assert _environment.configured_backends() == {}
     monkeypatch.setenv("AUTELLIX_BASE_URL", "http://a:1, http://b:2/v1,")
-    assert _config.backends_of_environment() == {("http", "a", 1): "", ("http", "b", 2): ""}
+    assert _environment.configured_backends() == {("http", "a", 1): "", ("http", "b", 2): ""}

@@ -79,7 +79,7 @@ def test_azure_client_is_annotated(client: openai.OpenAI, backend: Recording) ->
 
 
 def test_cancelled_call_leaves_nothing_behind(client: openai.OpenAI, backend: Recording) -> None:
-    from autellix import _openai
+    from autellix._instrument.openai import in_flight
 
     backend.answer = lambda _body: (time.sleep(0.3), "late")[1]
 
@@ -92,7 +92,7 @@ def test_cancelled_call_leaves_nothing_behind(client: openai.OpenAI, backend: Re
     asyncio.run(main())
     client.close()
     assert len(backend.calls) == 1
-    assert _openai.calls._in_flight == {}
+    assert in_flight._by_key == {}
 
 
 def test_anthropic_client_is_annotated(client: openai.OpenAI, backend: Recording) -> None:

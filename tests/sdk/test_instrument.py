@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import autellix
-from autellix import _patching, _safely
+from autellix._faults import safely
+from autellix._instrument import patches as patching
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +73,7 @@ def test_disabled_by_environment(run_script: Callable[..., str]) -> None:
 
 def test_environment_configures(run_script: Callable[..., str]) -> None:
     script = (
-        "import autellix; from autellix._backends import backends\n"
+        "import autellix; from autellix._sessions.backends import backends\n"
         "print([bool(backends.find('http', host, 80, '/v1/x')) for host in ('gateway', 'llm.example.com')])"
     )
     assert run_script(script, AUTELLIX_BASE_URL="http://llm.example.com/v1") == "[False, True]\n"
@@ -92,7 +93,7 @@ def originals() -> list[Any]:
         base.BaseClient._build_request,
         base.SyncAPIClient.request,
         base.AsyncAPIClient.request,
-        [finder for finder in sys.meta_path if isinstance(finder, _patching.ImportHook)],
+        [finder for finder in sys.meta_path if isinstance(finder, patching.ImportHook)],
     ]
 
 
@@ -113,7 +114,7 @@ def test_later_wrapper_of_somebody_else_survives() -> None:
         def method(self) -> str:
             return "original"
 
-    patches = _patching.Patches()
+    patches = patching.Patches()
     patches.apply(Owner, "method", lambda original: lambda self: original(self) + "+ours")
     ours = Owner.method
     theirs = lambda self: ours(self) + "+theirs"  # noqa: E731
@@ -127,7 +128,7 @@ def test_import_hook_calls_back_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "awaited_module.py").write_text("value = 1\n")
     (tmp_path / "awaited_package").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    hook, seen = _patching.ImportHook(), []
+    hook, seen = patching.ImportHook(), []
     hook.when_imported("awaited_module", lambda module: seen.append(module.value))
     hook.when_imported("awaited_package", lambda module: seen.append("a namespace has no code"))
     hook.when_imported("missing_module", lambda module: seen.append("never"))
@@ -145,7 +146,7 @@ def test_import_hook_calls_back_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_faults_are_logged_at_debug(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("DEBUG", logger="autellix"):
-        assert _safely.safely(lambda: 1 // 0) is None
+        assert safely(lambda: 1 // 0) is None
     assert caplog.records[0].levelname == "DEBUG"
     assert caplog.records[0].exc_info is not None
 

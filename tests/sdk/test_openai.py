@@ -10,7 +10,8 @@ import openai
 import pytest
 
 import autellix
-from autellix import _calls, _openai, _patching
+from autellix._instrument import calls, patches
+from autellix._instrument import openai as openai_patches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -185,7 +186,7 @@ def test_errors_are_the_users(sdk: None, backend: Recording) -> None:
     with make_client(backend) as client, pytest.raises(openai.BadRequestError, match="as told"):
         ask(client)
     assert len(backend.calls) == 1
-    assert _openai.calls._in_flight == {}
+    assert openai_patches.in_flight._by_key == {}
 
 
 def test_dead_backend_fails_with_openais_error(sdk: None) -> None:
@@ -202,7 +203,7 @@ def test_fault_of_ours_does_not_reach_the_call(
     def fail(*args: object) -> None:
         raise RuntimeError("ours")
 
-    monkeypatch.setattr(_calls, "_headers", fail)
+    monkeypatch.setattr(calls, "_make_headers", fail)
     with make_client(backend) as client:
         assert ask(client).choices[0].message.content == "hello"
     assert len(backend.calls) == 1
@@ -252,7 +253,7 @@ def test_client_without_the_known_methods_is_left_alone() -> None:
         class BaseClient:
             pass
 
-    patches = _patching.Patches()
+    applied = patches.Patches()
     module: ModuleType = Module  # type: ignore[assignment]
-    _openai.instrument_client(patches, module)
-    assert patches._applied == []
+    openai_patches.instrument_client(applied, module)
+    assert applied._applied == []

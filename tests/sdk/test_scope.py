@@ -13,8 +13,8 @@ import pytest
 from tests.sdk.propagation import run_on
 
 import autellix
-from autellix import _scope
-from autellix._strand import Strand
+from autellix._programs.running import running_thread
+from autellix._programs.thread import ProgramThread
 
 if TYPE_CHECKING:
     pass
@@ -27,9 +27,9 @@ def here() -> tuple[str | None, int]:
 
 def call(name: str) -> tuple[str, ...] | None:
     """Make a call as far as scopes are concerned; return its parents."""
-    strand = _scope.current_strand()
-    parents = strand.advance(name)
-    assert strand.thread_id >= 0
+    thread = running_thread()
+    parents = thread.record_call(name)
+    assert thread.thread_id >= 0
     return parents
 
 
@@ -212,7 +212,7 @@ def test_running_branch_is_no_parent(sdk: None) -> None:
         call("root")
         thread = threading.Thread(target=work)
         thread.start()
-        while not _scope.current_strand().children:
+        while not running_thread().children:
             pass
         assert call("meanwhile") == ("root",)
         gate.set()
@@ -262,7 +262,7 @@ async def test_more_branches_than_can_be_listed_say_so(sdk: None) -> None:
         parents = call("joined")
         assert parents is not None
         assert len(parents) == 64
-        assert _scope.current_strand().is_truncated
+        assert running_thread().is_truncated
 
 
 async def test_chain_of_tasks_keeps_nothing_alive(sdk: None) -> None:
@@ -280,5 +280,5 @@ async def test_chain_of_tasks_keeps_nothing_alive(sdk: None) -> None:
         while tasks:
             await tasks.pop()
         gc.collect()
-        strands = [thing for thing in gc.get_objects() if type(thing) is Strand]
-        assert len(strands) < 100
+        threads = [thing for thing in gc.get_objects() if type(thing) is ProgramThread]
+        assert len(threads) < 100

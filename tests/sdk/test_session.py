@@ -17,7 +17,10 @@ import openai
 import pytest
 
 import autellix
-from autellix import _backends, _calls, _exchange, _session
+from autellix._instrument import calls
+from autellix._sessions import backends as origins
+from autellix._sessions import exchange, keeper
+from autellix._sessions.session import REGISTERED, UNREACHABLE, Registration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,14 +43,14 @@ def wait_until(is_true: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-def record_of(backend: Recording) -> _backends.Backend:
-    found = _backends.backends._seen[("http", "127.0.0.1", backend.port)]
+def record_of(backend: Recording) -> origins.Backend:
+    found = origins.backends._seen[("http", "127.0.0.1", backend.port)]
     assert found is not None
     return found
 
 
-def link_to(backend: Recording) -> _session.Link:
-    return _session.current_session().links[record_of(backend)]
+def registration_at(backend: Recording) -> Registration:
+    return keeper.process_session().registrations[record_of(backend)]
 
 
 def test_first_call_starts_the_session_once(sdk: None, backend: Recording) -> None:
@@ -98,14 +101,14 @@ def test_heartbeats_and_return_after_a_restart(sdk: None, make_backend: Callable
     backend.wait_for("POST", "/heartbeat", count=2)
     backend.is_forgetful = True
     wait_until(lambda: sum(entry[1].endswith("/sessions") for entry in backend.control) >= 2)
-    wait_until(lambda: link_to(backend).state == _session.REGISTERED)
+    wait_until(lambda: registration_at(backend).state == REGISTERED)
 
 
 def test_foreign_backend_never_gets_headers(sdk: None, make_backend: Callable[..., Recording]) -> None:
     """A near host is asked what it is; its first call waits for the answer."""
     foreign = make_backend(is_autellix=False)
     ask(foreign, count=2)
-    assert record_of(foreign).state == _backends.FOREIGN
+    assert record_of(foreign).state == origins.FOREIGN
     for call in foreign.calls:
         assert [name for name in call if name.startswith("x-autellix")] == []
     assert len(foreign.control) == 1
@@ -114,7 +117,7 @@ def test_foreign_backend_never_gets_headers(sdk: None, make_backend: Callable[..
 def test_host_that_is_slow_to_tell_costs_a_moment_once(
     sdk: None, make_backend: Callable[..., Recording], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_calls, "LONGEST_WAIT_S", 0.4)
+    monkeypatch.setattr(calls, "PROBE_WAIT_S", 0.4)
     slow = make_backend(control_delay_s=1.5)
     ask(slow, count=1)
     started_s = time.monotonic()
@@ -122,7 +125,7 @@ def test_host_that_is_slow_to_tell_costs_a_moment_once(
     # Three more moments would be 1.2 s.
     assert time.monotonic() - started_s < 1.0
     assert all("x-autellix-call-id" not in call for call in slow.calls)
-    wait_until(lambda: record_of(slow).state == _backends.KNOWN)
+    wait_until(lambda: record_of(slow).state == origins.KNOWN)
     ask(slow)
     assert "x-autellix-call-id" in slow.calls[-1]
 
@@ -182,10 +185,10 @@ def test_broken_backend_is_tried_again_later(sdk: None, reply: bytes) -> None:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        backend = _backends.backends.find("http", "127.0.0.1", port, "/v1/x")
+        backend = origins.backends.find("http", "127.0.0.1", port, "/v1/x")
         assert backend is not None
-        link = _session.control().touch(backend, _session.current_session())
-        wait_until(lambda: link.state == _session.UNREACHABLE)
+        registration = keeper.keeper().on_call(backend, keeper.process_session())
+        wait_until(lambda: registration.state == UNREACHABLE)
         thread.join()
 
 
@@ -212,8 +215,8 @@ def test_uninstrument_ends_the_session(sdk: None, backend: Recording) -> None:
 
 
 def test_https_is_spoken_to_https_backends(sdk: None) -> None:
-    backend = _backends.Backend(("https", "127.0.0.1", 9), "", is_configured=True)
-    connection = _exchange.connect(backend, 0.1)
+    backend = origins.Backend(("https", "127.0.0.1", 9), "", is_configured=True)
+    connection = exchange.connect(backend, 0.1)
     assert type(connection).__name__ == "HTTPSConnection"
 
 

@@ -15,8 +15,9 @@ import openai
 import pytest
 
 import autellix
-from autellix import _scope
-from autellix._strand import Strand
+from autellix._programs import generators
+from autellix._programs.registry import programs
+from autellix._programs.thread import ProgramThread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +67,7 @@ class Network:
 def network(sdk: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
     autellix.configure(BASE_URL)
     # Nobody listens there: the session's start fails at once instead of asking for the name's address.
-    monkeypatch.setattr("autellix._session.exchange", lambda *_, **__: None)
+    monkeypatch.setattr("autellix._sessions.keeper.exchange", lambda *_, **__: None)
     yield Network()
     autellix.configure()
 
@@ -158,10 +159,10 @@ def test_nobody_is_taken_for_somebody_else(network: Network) -> None:
 
 
 def assert_nothing_is_left() -> None:
-    """No scope, no strand and no program outlives its code."""
+    """No scope, no thread and no program outlives its code."""
     gc.collect()
-    assert _scope._state.explicit == {}
-    assert _scope._state.frames == {}
+    assert programs._open == {}
+    assert generators.open_scopes == {}
     assert autellix.current().is_implicit
-    strands = [thing for thing in gc.get_objects() if type(thing) is Strand and not thing.program.is_implicit]
-    assert strands == []
+    threads = [thing for thing in gc.get_objects() if type(thing) is ProgramThread]
+    assert [thread for thread in threads if not thread.program.is_implicit] == []

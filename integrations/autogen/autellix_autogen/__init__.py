@@ -1,6 +1,6 @@
 """The AutoGen integration of Autellix: a team is a program, an agent a thread, and messages order the calls.
 
-`import autellix` applies it by itself once AutoGen is imported. To use here: `AutellixChatCompletionClient`.
+`import autellix` installs it after the import of AutoGen. `AutellixChatCompletionClient` is for direct use.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["AutellixChatCompletionClient", "instrument"]
 
 
 def instrument(patches: Patches, module: ModuleType) -> None:
-    """Patch one of AutoGen's packages: its core, the teams or the agents above, or the model client."""
-    from autellix_autogen import _runs, _runtime
+    """Patch one of AutoGen's packages: the core, teams, agents, or the model client."""
+    from autellix_autogen import _runtime, _teams
 
     instruments = {
-        "autogen_agentchat.agents": _runs.instrument_agents,
-        "autogen_agentchat.teams": _runs.instrument_teams,
+        "autogen_agentchat.agents": _teams.instrument_agents,
+        "autogen_agentchat.teams": _teams.instrument_teams,
         "autogen_core": _runtime.instrument_core,
         "autogen_ext.models.openai": _runtime.instrument_model_client,
     }
@@ -30,7 +30,7 @@ def instrument(patches: Patches, module: ModuleType) -> None:
 
 
 def __getattr__(name: str) -> object:
-    # Not imported with the package, which is loaded in the middle of the import of AutoGen.
+    # Imported late: this package may be loaded in the middle of AutoGen's own import.
     if name == "AutellixChatCompletionClient":
         from autellix_autogen._client import AutellixChatCompletionClient
 
@@ -39,4 +39,4 @@ def __getattr__(name: str) -> object:
 
 
 # Last, because the client calls `instrument` at once if AutoGen has been imported.
-import autellix  # noqa: E402, F401 - using this package switches the client on
+import autellix  # noqa: E402, F401 - importing this package switches the client on

@@ -1,4 +1,4 @@
-"""A model client for AutoGen that knows where the backend is, and what a model served there can do."""
+"""Defines a model client for AutoGen with defaults for an Autellix backend."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ NO_KEY = "unused"
 class AutellixChatCompletionClient(OpenAIChatCompletionClient):
     """An OpenAI client for models behind an Autellix backend.
 
-    It takes what `OpenAIChatCompletionClient` takes. Where it is told nothing it assumes:
+    It accepts the arguments of `OpenAIChatCompletionClient`, with these defaults:
 
     - `base_url`: the first address of `AUTELLIX_BASE_URL`, else the port of `autellix serve` on this machine;
-    - `api_key`: `OPENAI_API_KEY`, else a placeholder, for backends that ask for none;
-    - `model_info`: for a name that is none of OpenAI's: text in and out, tools, JSON and structured output.
+    - `api_key`: `OPENAI_API_KEY`, else a placeholder, for backends that need none;
+    - `model_info`: for models that AutoGen does not know: text, tools, JSON and structured output.
 
-    A dumped component leaves out what was assumed, so that it is found out anew where it is loaded.
+    A dumped component leaves the defaults out, so they are derived again where it is loaded.
 
     Raises:
         ValueError: if `model` is missing.
@@ -44,23 +44,23 @@ class AutellixChatCompletionClient(OpenAIChatCompletionClient):
 
     def __init__(self, **kwargs: Unpack[OpenAIClientConfiguration]) -> None:
         given: dict[str, Any] = dict(kwargs)
-        assumed = {name: value for name, value in _assumptions(given).items() if name not in given}
-        self._assumed = frozenset(assumed)
-        super().__init__(**given, **assumed)
+        defaults = {name: value for name, value in _defaults(given).items() if name not in given}
+        self._defaulted = frozenset(defaults)
+        super().__init__(**given, **defaults)
 
     def _to_config(self) -> OpenAIClientConfigurationConfigModel:
-        config = {name: value for name, value in self._raw_config.items() if name not in self._assumed}
+        config = {name: value for name, value in self._raw_config.items() if name not in self._defaulted}
         return OpenAIClientConfigurationConfigModel(**config)
 
 
-def _assumptions(given: dict[str, Any]) -> dict[str, Any]:
-    assumed: dict[str, Any] = {
+def _defaults(given: dict[str, Any]) -> dict[str, Any]:
+    defaults: dict[str, Any] = {
         "base_url": _base_url(os.environ.get(BASE_URL_VARIABLE, "")),
         "api_key": os.environ.get(KEY_VARIABLE) or NO_KEY,
     }
     if "model_capabilities" not in given and not _is_known(given.get("model", "")):
-        assumed["model_info"] = _model_info()
-    return assumed
+        defaults["model_info"] = _model_info()
+    return defaults
 
 
 def _base_url(setting: str) -> str:

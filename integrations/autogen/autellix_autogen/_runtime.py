@@ -1,12 +1,29 @@
-"""Patches of autogen_core: messages carry the past of their sender, and an agent's turn starts from it."""
+"""Patches autogen_core: messages carry the past of their sender, and an agent's turn starts from it."""
 
 from __future__ import annotations
 
 import functools
 from typing import TYPE_CHECKING, NamedTuple
 
-from autellix.integration import Strand, current_strand, hang, safely, strand_on, swap
-from autellix_autogen._turns import Handling, Past, catch_up, follow, lend_thread, past_of, start, turn_of
+from autellix.integration import (
+    ProgramThread,
+    around_async,
+    attach,
+    running_thread,
+    safely,
+    switch_to,
+    thread_of,
+)
+from autellix_autogen._causality import (
+    CausalPast,
+    Handling,
+    catch_up,
+    follow,
+    lend_thread,
+    past_of,
+    start,
+    turn_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,95 +32,72 @@ if TYPE_CHECKING:
 
     from autellix.integration import Patches
 
-LETTER = "_autellix_letter"
-"""The attribute of an envelope that holds what is ours."""
+ATTRIBUTE = "_autellix_context"
+"""The attribute of an envelope that holds its propagation context."""
 
 
-class Letter(NamedTuple):
-    """What travels with a message: who sent it, and what the sender had come to at that moment."""
+class MessageContext(NamedTuple):
+    """The propagation context of a message: its sender, and the sender's past when it was sent."""
 
-    sender: Strand
-    past: Past
+    sender: ProgramThread
+    past: CausalPast
 
 
 class Delivery:
-    """One envelope on its way to its recipients: in force until `finish`."""
+    """One envelope on its way to its recipients, until `close`."""
 
-    __slots__ = ("_before", "_envelope", "_letter", "_strand")
+    __slots__ = ("_before", "_context", "_envelope", "_thread")
 
-    def __init__(self, envelope: Any, letter: Letter) -> None:
+    def __init__(self, envelope: Any, context: MessageContext) -> None:
         self._envelope = envelope
-        self._letter = letter
-        sender = letter.sender
-        self._strand = turn_of(sender, sender)
-        start(self._strand, letter.past)
-        self._before = swap(self._strand)
+        self._context = context
+        self._thread = turn_of(context.sender, context.sender)
+        start(self._thread, context.past)
+        self._before = switch_to(self._thread)
 
-    def finish(self) -> None:
-        """Let the sender follow the answer, if it still waits for one."""
-        self._strand.is_closed = True
-        swap(self._before)
+    def close(self) -> None:
+        """Let the sender depend on the answer, if it still waits for one."""
+        self._thread.is_closed = True
+        switch_to(self._before)
         future = getattr(self._envelope, "future", None)
         if future is not None and not future.cancelled():
-            follow(self._letter.sender, past_of(self._strand))
+            follow(self._context.sender, past_of(self._thread))
 
 
-def _sign(envelope: Any) -> None:
-    sender = current_strand()
-    setattr(envelope, LETTER, Letter(sender, past_of(sender)))
+def _attach_context(envelope: Any) -> None:
+    sender = running_thread()
+    setattr(envelope, ATTRIBUTE, MessageContext(sender, past_of(sender)))
 
 
-def _deliver(envelope: Any) -> Delivery | None:
-    letter = getattr(envelope, LETTER, None)
-    return None if letter is None else Delivery(envelope, letter)
+def _deliver(_runtime: Any, message_envelope: Any) -> Delivery | None:
+    context = getattr(message_envelope, ATTRIBUTE, None)
+    return None if context is None else Delivery(message_envelope, context)
 
 
-def _make_envelope(original: Callable[..., None]) -> Callable[..., None]:
+def _handle(agent: Any, *_args: object, **_kwargs: object) -> Handling:
+    return Handling(agent)
+
+
+def _patch_envelope(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - the name it replaces
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it replaces one
         original(self, *args, **kwargs)
-        safely(_sign, self)
+        safely(_attach_context, self)
 
     return __init__
 
 
-def _make_process(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    async def process(self: Any, message_envelope: Any) -> None:
-        delivery = safely(_deliver, message_envelope)
-        try:
-            await original(self, message_envelope)
-        finally:
-            if delivery is not None:
-                safely(delivery.finish)
-
-    return process
-
-
-def _make_on_message(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    async def on_message(self: Any, *args: Any, **kwargs: Any) -> Any:
-        handling = safely(Handling, self)
-        try:
-            return await original(self, *args, **kwargs)
-        finally:
-            if handling is not None:
-                safely(handling.finish)
-
-    return on_message
-
-
-def _make_on_message_impl(original: Callable[..., Any]) -> Callable[..., Any]:
+def _patch_on_message_impl(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     async def on_message_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # Agents that take one message after the other have waited for their turn before they come here.
+        # An agent that handles one message at a time has waited for its turn before it comes here.
         safely(catch_up, self)
         return await original(self, *args, **kwargs)
 
     return on_message_impl
 
 
-def _make_link_future(original: Callable[..., Any]) -> Callable[..., Any]:
+def _patch_link_future(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def link_future(self: Any, future: Any) -> Any:
         safely(_continue_thread, future)
@@ -113,23 +107,23 @@ def _make_link_future(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _continue_thread(future: Any) -> None:
-    """Keep a task that exists only to be cancelled on the thread of its maker, who awaits it at once."""
-    strand = strand_on(future)
-    maker = current_strand()
-    if strand is None or strand.is_joined or not strand.ancestors or strand.ancestors[0]() is not maker:
+    """Keep a task that exists only to be cancellable on its creator's thread, which awaits it at once."""
+    thread = thread_of(future)
+    creator = running_thread()
+    if thread is None or thread.is_joined or not thread.ancestors or thread.ancestors[0]() is not creator:
         return
-    turn = lend_thread(maker, future)
+    turn = lend_thread(creator, future)
     if turn is not None:
-        turn.ancestors = strand.ancestors
-        turn.frontier = turn.inherited = strand.frontier
-        hang(future, turn)
+        turn.ancestors = thread.ancestors
+        turn.frontier = turn.inherited = thread.frontier
+        attach(future, turn)
 
 
-def _make_create(original: Callable[..., Any]) -> Callable[..., Any]:
+def _patch_create(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def create(self: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("cancellation_token") is None:
-            # One that nobody cancels: with it the client links the task that it makes for each call.
+            # A token that nobody cancels: with it AutoGen links the task of each call.
             kwargs["cancellation_token"] = safely(_make_token)
         return original(self, *args, **kwargs)
 
@@ -143,22 +137,22 @@ def _make_token() -> Any:
 
 
 def instrument_core(patches: Patches, module: ModuleType) -> None:
-    """Let the messages of the runtime carry causality, and make each agent a thread of its program."""
+    """Let the runtime's messages carry causality, and make each agent a thread of its program."""
     implementation = getattr(module, "_single_threaded_agent_runtime", None)
     for name in ("SendMessageEnvelope", "PublishMessageEnvelope"):
         envelope = getattr(implementation, name, None)
         if envelope is not None:
-            patches.apply(envelope, "__init__", _make_envelope)
+            patches.apply(envelope, "__init__", _patch_envelope)
     runtime = getattr(module, "SingleThreadedAgentRuntime", None)
-    patches.apply(runtime, "_process_send", _make_process)
-    patches.apply(runtime, "_process_publish", _make_process)
-    patches.apply(getattr(module, "BaseAgent", None), "on_message", _make_on_message)
-    patches.apply(getattr(module, "RoutedAgent", None), "on_message_impl", _make_on_message_impl)
-    patches.apply(getattr(module, "CancellationToken", None), "link_future", _make_link_future)
+    patches.apply(runtime, "_process_send", around_async(_deliver))
+    patches.apply(runtime, "_process_publish", around_async(_deliver))
+    patches.apply(getattr(module, "BaseAgent", None), "on_message", around_async(_handle))
+    patches.apply(getattr(module, "RoutedAgent", None), "on_message_impl", _patch_on_message_impl)
+    patches.apply(getattr(module, "CancellationToken", None), "link_future", _patch_link_future)
 
 
 def instrument_model_client(patches: Patches, module: ModuleType) -> None:
-    """Let each call be made on the thread of the agent that asked for it."""
+    """Make each call on the thread of the agent that asked for it."""
     client = getattr(module, "BaseOpenAIChatCompletionClient", None)
-    patches.apply(client, "create", _make_create)
-    patches.apply(client, "create_stream", _make_create)
+    patches.apply(client, "create", _patch_create)
+    patches.apply(client, "create_stream", _patch_create)

@@ -1,6 +1,6 @@
-"""LangChain and LangGraph integration of the Autellix client: each root run of a chain or graph is a program.
+"""The LangChain and LangGraph integration of Autellix: each root run of a chain or graph is a program.
 
-`import autellix` installs it as soon as LangChain is imported. Without that, or to be explicit:
+`import autellix` installs it after the import of LangChain. To install it explicitly:
 
     graph.invoke(inputs, config={"callbacks": [AutellixCallback()]})
 """
@@ -19,14 +19,14 @@ __all__ = ["AutellixCallback", "instrument"]
 
 
 def instrument(patches: Patches, module: ModuleType) -> None:
-    """Give every callback manager a handler; called with `langchain_core.callbacks.base`, once imported."""
-    from autellix_langchain import _automatic
+    """Patch LangChain; called with `langchain_core.callbacks.base` after its import."""
+    from autellix_langchain import _patches
 
-    _automatic.instrument(patches, module)
+    _patches.instrument(patches, module)
 
 
 def __getattr__(name: str) -> object:
-    # Not imported with the package, which may be loaded in the middle of LangChain's own import.
+    # Imported late: this package may be loaded in the middle of LangChain's own import.
     if name == "AutellixCallback":
         from autellix_langchain._callback import AutellixCallback
 
@@ -35,4 +35,4 @@ def __getattr__(name: str) -> object:
 
 
 # Last, because the client calls `instrument` at once if LangChain has been imported.
-import autellix  # noqa: E402, F401 - using this package switches the client on
+import autellix  # noqa: E402, F401 - importing this package switches the client on

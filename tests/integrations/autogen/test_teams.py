@@ -38,7 +38,7 @@ from autogen_agentchat.teams import (
 from autogen_agentchat.tools import AgentTool
 from autogen_core import CancellationToken, SingleThreadedAgentRuntime
 
-from autellix_autogen import _turns
+from autellix_autogen import _causality
 
 if TYPE_CHECKING:
     from autogen_ext.models.openai import OpenAIChatCompletionClient
@@ -422,10 +422,10 @@ def test_teams_leave_no_state(backend: RecordingBackend, agent: MakeAgent, play:
         await asyncio.sleep(0)
 
     gc.collect()
-    before = len(_turns._memories)
+    before = len(_causality._memories)
     play(work())
     gc.collect()
-    assert len(_turns._memories) <= before
+    assert len(_causality._memories) <= before
     assert len(backend.wait_for("DELETE", "/programs/", 10)) == 10
 
 

@@ -63,7 +63,7 @@ def chat(backend: RecordingBackend) -> Iterator[ChatOpenAI]:
 
 def open_runs() -> int:
     """Count what the integration still holds, and scopes of generators."""
-    from autellix import _scope
-    from autellix_langchain._runs import runs
+    from autellix._programs import generators
+    from autellix_langchain._runs import open_runs as runs
 
-    return len(runs) + len(_scope._state.frames)
+    return len(runs) + len(generators.open_scopes)

@@ -23,7 +23,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
 from autellix_langchain import AutellixCallback
-from autellix_langchain._runs import MAX_OPEN, Runs, conversation_id
+from autellix_langchain._runs import MAX_OPEN, OpenRuns, conversation_id
 
 if TYPE_CHECKING:
     from langchain_openai import ChatOpenAI
@@ -84,9 +84,9 @@ def test_run_inside_a_named_program_belongs_to_it(chat: ChatOpenAI, backend: Rec
 
 
 def test_run_inside_a_web_request_is_a_program(chat: ChatOpenAI, backend: RecordingBackend) -> None:
-    from autellix._programs import ProgramScope
+    from autellix._scopes.scopes import ProgramScope
 
-    with ProgramScope("POST /chat", None, is_implicit=True):
+    with ProgramScope("POST /chat", is_implicit=True):
         chat.invoke("before")
         two_steps(chat, "a").invoke({"parts": []})
         chat.invoke("after")
@@ -403,7 +403,7 @@ def test_retry_and_fallbacks(kind: str, chat: ChatOpenAI, backend: RecordingBack
 
 
 def test_runs_that_never_end_are_bounded(sdk: None) -> None:
-    runs = Runs()
+    runs = OpenRuns()
     for number in range(MAX_OPEN + 10):
         runs.start_tool(number, "tool")
     assert len(runs) == MAX_OPEN
@@ -416,5 +416,5 @@ def test_faults_of_ours_are_not_the_users(
         raise RuntimeError("ours")
 
     for name in ("start", "end", "start_tool", "end_tool"):
-        monkeypatch.setattr(Runs, name, fault)
+        monkeypatch.setattr(OpenRuns, name, fault)
     assert two_steps(chat, "a").invoke({"parts": []}) == {"parts": ["hello", "hello"]}

@@ -232,10 +232,10 @@ def test_tool_of_a_hand_written_loop(chat: ChatOpenAI, backend: RecordingBackend
 
 
 def test_eager_tasks_of_langgraph_are_linked(sdk: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The patch itself, on any Python: the strand is announced while the task is made, and hangs on it."""
-    from autellix import _scope
-    from autellix._patching import Patches
-    from autellix_langchain import _automatic
+    """The patch itself, on any Python: the thread is announced while the task is made, and attached to it."""
+    from autellix._instrument.patches import Patches
+    from autellix._programs.running import ATTRIBUTE, state
+    from autellix_langchain import _patches
 
     seen: list[Any] = []
 
@@ -243,17 +243,17 @@ def test_eager_tasks_of_langgraph_are_linked(sdk: None, monkeypatch: pytest.Monk
         pass
 
     def ensure_future(coro: Any, *, loop: Any, lazy: bool = True) -> Any:
-        seen.append(getattr(_scope._state.local, "pending", None))
+        seen.append(getattr(state.local, "announced", None))
         return Task()
 
     module = types.ModuleType("langgraph._internal._future")
     module._ensure_future = ensure_future  # type: ignore[attr-defined]
     monkeypatch.setattr(sys.modules["asyncio"], "eager_task_factory", object(), raising=False)
     patches = Patches()
-    _automatic._instrument_eager_tasks(patches, module)
+    _patches._instrument_eager_tasks(patches, module)
     task = module._ensure_future(None, loop=None, lazy=False)
-    assert getattr(task, _scope.ATTRIBUTE) is seen[0] is not None
-    assert not hasattr(module._ensure_future(None, loop=None, lazy=True), _scope.ATTRIBUTE)
+    assert getattr(task, ATTRIBUTE) is seen[0] is not None
+    assert not hasattr(module._ensure_future(None, loop=None, lazy=True), ATTRIBUTE)
     assert seen[1] is None
     patches.revert()
     assert module._ensure_future is ensure_future

@@ -1,16 +1,16 @@
-"""Owns which origins get headers: configured ones, else near hosts that have answered as Autellix."""
+"""Decides which origins receive headers: configured ones, else nearby hosts that answered as Autellix."""
 
 from __future__ import annotations
 
 import threading
 
-from autellix import _config
+from autellix._environment import PORTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from autellix._config import Origin
+    from autellix._environment import Origin
 
-ASKED = "asked"
+UNKNOWN = "unknown"
 KNOWN = "known"
 FOREIGN = "foreign"
 
@@ -28,44 +28,49 @@ PRIVATE_NETWORKS = (
 
 
 class Backend:
-    """What is known of one origin; `state` is one of the three constants above.
+    """One origin; `state` is UNKNOWN, KNOWN or FOREIGN.
 
-    A configured origin is known from the start. Another one is asked: its first call waits for the answer,
-    for a moment, and no call carries headers before it.
+    A configured origin is known from the start. Any other is probed: its first call waits briefly for the
+    answer, and no call carries headers before it.
     """
 
-    __slots__ = ("_is_decided", "authorization", "is_configured", "is_waited_for", "origin", "root", "state")
+    __slots__ = ("_is_probed", "authorization", "has_waited", "is_configured", "origin", "root", "state")
 
     def __init__(self, origin: Origin, root: str, *, is_configured: bool) -> None:
         self.origin = origin
         self.root = root
         self.is_configured = is_configured
         self.authorization: str | None = None
-        self.renew()
+        self.reset_probe()
 
-    def renew(self) -> None:
-        """Forget that this origin was asked; what it is does not change with the session."""
-        self.state = KNOWN if self.is_configured else ASKED
-        self.is_waited_for = self.is_configured
-        self._is_decided = threading.Event()
+    def reset_probe(self) -> None:
+        """Forget the probe and the wait for it."""
+        self.state = KNOWN if self.is_configured else UNKNOWN
+        self.has_waited = self.is_configured
+        self._is_probed = threading.Event()
 
-    def decide(self, state: str) -> None:
-        """Record what the origin has turned out to be; ASKED if it did not answer. Ends the wait for it."""
+    def finish_probe(self, state: str) -> None:
+        """Record the result of a probe, UNKNOWN if there was no answer, and release those who wait for it."""
         self.state = state
-        self._is_decided.set()
+        self._is_probed.set()
 
     @property
-    def is_decided(self) -> bool:
-        """Whether the first attempt to ask has come to an end."""
-        return self._is_decided.is_set()
+    def is_probed(self) -> bool:
+        """Whether the first probe has finished."""
+        return self._is_probed.is_set()
+
+    @property
+    def needs_wait(self) -> bool:
+        """Whether a call should wait for the first probe."""
+        return self.state == UNKNOWN and not self.is_probed and not self.has_waited
 
     def wait(self, limit_s: float) -> None:
-        """Wait until the first attempt to ask has come to an end."""
-        self._is_decided.wait(limit_s)
+        """Wait for the first probe to finish."""
+        self._is_probed.wait(limit_s)
 
 
 def is_near(host: str) -> bool:
-    """Tell whether a host is this machine, in a private network, or a single label; names no public host."""
+    """Return whether a host is local, in a private network, or a name without dots."""
     host = host.strip("[]").rstrip(".").lower()
     if host == "localhost" or host.endswith(".localhost"):
         return True
@@ -86,28 +91,26 @@ def _is_private_address(host: str) -> bool:
     return any(address in ipaddress.ip_network(network) for network in PRIVATE_NETWORKS)
 
 
-class Backends:
+class BackendRegistry:
     """The origins seen so far, and the rule that admits them."""
 
     def __init__(self) -> None:
-        self._configured: dict[Origin, str] = {}
-        self._seen: dict[Origin, Backend | None] = {}
-        self.origins = object()
-        """Another object after each change of what is admitted."""
+        self.configure({})
 
     def configure(self, roots: dict[Origin, str]) -> None:
-        """Admit these origins only, or near hosts if there are none; forget what was learned of origins."""
+        """Admit these origins only, or nearby hosts if there are none; forget all results of probes."""
         self._configured = roots
-        self._seen = {}
-        self.origins = object()
+        self._seen: dict[Origin, Backend | None] = {}
+        self.generation = object()
+        """A new object after each change of the rule, for caches."""
 
     def find(self, scheme: str, host: str, port: int | None, path: str) -> Backend | None:
-        """Return the backend at an origin, or None if it is none and gets no headers."""
-        origin = (scheme, host, port or _config.PORTS.get(scheme, 0))
+        """Return the backend at an origin, or None if the origin gets no headers."""
+        origin = (scheme, host, port or PORTS.get(scheme, 0))
         try:
             backend = self._seen[origin]
         except KeyError:
-            # setdefault: of two threads that meet an origin first, both get the same record.
+            # setdefault: two threads that see an origin first share one record.
             backend = self._seen.setdefault(origin, self._admit(origin, path))
         return None if backend is None or backend.state == FOREIGN else backend
 
@@ -116,14 +119,14 @@ class Backends:
             if origin not in self._configured:
                 return None
             return Backend(origin, self._configured[origin], is_configured=True)
-        if origin[0] not in _config.PORTS or not is_near(origin[1]):
+        if origin[0] not in PORTS or not is_near(origin[1]):
             return None
         root, found, _ = path.partition("/v1/")
         return Backend(origin, root if found else "", is_configured=False)
 
-    def known(self) -> list[Backend]:
+    def admitted(self) -> list[Backend]:
         """List the admitted origins."""
         return [backend for backend in list(self._seen.values()) if backend is not None]
 
 
-backends = Backends()
+backends = BackendRegistry()

@@ -1,10 +1,10 @@
-"""The client's configuration, from the environment and `configure`; the only reader of the environment."""
+"""Reads the client's settings from the environment, and parses addresses of backends."""
 
 from __future__ import annotations
 
 import os
 
-from autellix._safely import note
+from autellix._faults import log_debug
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,24 +15,18 @@ DISABLED_VARIABLE = "AUTELLIX_DISABLED"
 RAW_HTTP_VARIABLE = "AUTELLIX_RAW_HTTP"
 PROGRAM_ID_VARIABLE = "AUTELLIX_PROGRAM_ID"
 PROGRAM_NAME_VARIABLE = "AUTELLIX_PROGRAM_NAME"
-YES = frozenset({"1", "true", "yes", "on"})
 
 Origin = tuple[str, str, int]
 PORTS = {"http": 80, "https": 443}
 
 
-def is_disabled() -> bool:
-    """Tell whether the environment switches the client off."""
-    return os.environ.get(DISABLED_VARIABLE, "").strip().lower() in YES
+def is_set(variable: str) -> bool:
+    """Return whether a variable switches something on."""
+    return os.environ.get(variable, "").strip().lower() in ("1", "true", "yes", "on")
 
 
-def wants_raw_http() -> bool:
-    """Tell whether the environment asks for bare HTTP clients to be annotated as well."""
-    return os.environ.get(RAW_HTTP_VARIABLE, "").strip().lower() in YES
-
-
-def program_of_environment() -> tuple[str | None, str | None]:
-    """Read the name and the id of the program that this process is part of; a malformed id counts as none."""
+def program_of_process() -> tuple[str | None, str | None]:
+    """Return the name and id of the program that this process belongs to; a malformed id is ignored."""
     from autellix_wire import InvalidIdError, check_id
 
     name = os.environ.get(PROGRAM_NAME_VARIABLE, "").strip() or None
@@ -41,7 +35,7 @@ def program_of_environment() -> tuple[str | None, str | None]:
         try:
             program_id = check_id(program_id, PROGRAM_ID_VARIABLE)
         except InvalidIdError as error:
-            note("%s is ignored", error)
+            log_debug("%s is ignored", error)
             program_id = None
     return name, program_id
 
@@ -61,8 +55,8 @@ def parse_base_url(url: str) -> tuple[Origin, str]:
     return origin, parts.path.rstrip("/").removesuffix("/v1")
 
 
-def backends_of(base_urls: str | Iterable[str]) -> dict[Origin, str]:
-    """Read addresses, one text with commas or several texts, into root paths by origin.
+def parse_base_urls(base_urls: str | Iterable[str]) -> dict[Origin, str]:
+    """Parse addresses, comma separated or one by one, into root paths by origin.
 
     Raises:
         ValueError: if one of them is malformed.
@@ -71,10 +65,10 @@ def backends_of(base_urls: str | Iterable[str]) -> dict[Origin, str]:
     return dict(parse_base_url(url) for url in urls if url.strip())
 
 
-def backends_of_environment() -> dict[Origin, str]:
-    """Read the addresses of `AUTELLIX_BASE_URL`; a malformed value counts as none: imports never raise."""
+def configured_backends() -> dict[Origin, str]:
+    """Parse `AUTELLIX_BASE_URL`; a malformed value is ignored, because an import must not raise."""
     try:
-        return backends_of(os.environ.get(BASE_URL_VARIABLE, ""))
+        return parse_base_urls(os.environ.get(BASE_URL_VARIABLE, ""))
     except ValueError as error:
-        note("%s is ignored: %s", BASE_URL_VARIABLE, error)
+        log_debug("%s is ignored: %s", BASE_URL_VARIABLE, error)
         return {}

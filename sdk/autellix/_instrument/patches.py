@@ -1,10 +1,11 @@
-"""Owns every change made to other modules: reversible patches, and a hook for modules imported later."""
+"""Makes reversible changes to other modules, at once or after their import."""
 
 from __future__ import annotations
 
+import functools
 import sys
 
-from autellix._safely import note, safely
+from autellix._faults import log_debug, safely
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _INHERITED = object()
 
 
 class Patches:
-    """The methods replaced so far; `revert` puts every original back."""
+    """The methods replaced so far."""
 
     def __init__(self) -> None:
         self._applied: list[tuple[Any, str, Any, Any]] = []
@@ -29,15 +30,15 @@ class Patches:
         """Replace `owner.name` by `make(original)`; log and skip if there is no such method."""
         original = getattr(owner, name, None)
         if not callable(original):
-            note("%r has no method %s: not instrumented", owner, name)
+            log_debug("%r has no method %s: not instrumented", owner, name)
             return
         replacement = make(original)
-        # As it stands in the class: a class method, say, must come back as one.
+        # The raw attribute of the class, so that a class method is restored as one.
         self._applied.append((owner, name, vars(owner).get(name, _INHERITED), replacement))
         setattr(owner, name, replacement)
 
     def revert(self) -> None:
-        """Restore the originals, newest first; one that somebody else has wrapped since stays, inert."""
+        """Restore the originals, newest first; a patch that another library has wrapped stays, inert."""
         while self._applied:
             owner, name, original, replacement = self._applied.pop()
             if vars(owner).get(name) is not replacement:
@@ -48,14 +49,50 @@ class Patches:
                 setattr(owner, name, original)
 
 
+def around(begin: Callable[..., Any]) -> Make:
+    """Return a patch that calls `begin` with the arguments of each call, and closes its result afterwards."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            begun = safely(begin, self, *args, **kwargs)
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                if begun is not None:
+                    safely(begun.close)
+
+        return run
+
+    return make
+
+
+def around_async(begin: Callable[..., Any]) -> Make:
+    """Return the patch that `around` returns, for a coroutine function."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        async def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            begun = safely(begin, self, *args, **kwargs)
+            try:
+                return await original(self, *args, **kwargs)
+            finally:
+                if begun is not None:
+                    safely(begun.close)
+
+        return run
+
+    return make
+
+
 class ImportHook:
-    """A finder that finds nothing itself: it calls back once a module it waits for has been executed."""
+    """A finder that finds no modules itself: it calls back after the import of a module it waits for."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, OnImport] = {}
 
     def when_imported(self, name: str, callback: OnImport) -> None:
-        """Call back with the module: at once if it is loaded, else right after its import."""
+        """Call back with the module, at once if it is loaded, else right after its import."""
         module = sys.modules.get(name)
         if module is not None:
             safely(callback, module)
@@ -87,7 +124,7 @@ class ImportHook:
     def _watch(self, spec: ModuleSpec) -> None:
         loader: Any = spec.loader
         if loader is None or isinstance(loader, type):
-            # A namespace package, or a loader class shared by many modules: nothing to hold on to.
+            # A namespace package, or a loader class that many modules share, which cannot be patched.
             return
         execute = loader.exec_module
 

@@ -1,4 +1,4 @@
-"""Patches of autogen_agentchat: a team is a program until its reset, a run of a lone agent is one."""
+"""Patches autogen_agentchat: a team is a program until its reset, and a run of a lone agent is one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
-from autellix.integration import current_strand, end_program, ids, root_scope, safely
-from autellix_autogen._turns import follow, line_of
+from autellix.integration import end_program, ids, root_scope, running_thread, safely
+from autellix_autogen._causality import follow, history_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
     from autellix.integration import Patches, ProgramScope
 
-CONVERSATION = "_autellix_conversation"
-"""The attribute of a team that holds its conversation."""
+ATTRIBUTE = "_autellix_program"
+"""The attribute of a team that holds its program."""
 
 _abandoned: deque[str] = deque()
-"""Programs of collected teams. A finalizer may run anywhere and must take no lock, so it only notes them."""
+"""Programs of collected teams. A finalizer may run anywhere and must take no lock, so it adds to this."""
 
 
-class Conversation:
-    """The program that a team's runs belong to until its reset."""
+class TeamProgram:
+    """The program of a team's runs until its reset."""
 
     def __init__(self, team: object, program_id: str) -> None:
         self.program_id = program_id
@@ -35,7 +35,7 @@ class Conversation:
         self._finalizer.atexit = False
 
     def end(self) -> None:
-        """Tell the backends that it is over."""
+        """End the program."""
         self._finalizer.detach()
         end_program(self.program_id)
 
@@ -60,11 +60,11 @@ def _end_abandoned() -> None:
 
 def _team_scope(team: Any) -> ProgramScope | None:
     _end_abandoned()
-    conversation = vars(team).get(CONVERSATION)
-    program_id = ids.make("program") if conversation is None else conversation.program_id
+    program = vars(team).get(ATTRIBUTE)
+    program_id = ids.make("program") if program is None else program.program_id
     scope = root_scope(team.name, program_id, ends=False)
-    if scope is not None and conversation is None:
-        setattr(team, CONVERSATION, Conversation(team, program_id))
+    if scope is not None and program is None:
+        setattr(team, ATTRIBUTE, TeamProgram(team, program_id))
     return scope
 
 
@@ -72,28 +72,28 @@ def _agent_scope(agent: Any) -> ProgramScope | None:
     return root_scope(agent.name)
 
 
-def _end_conversation(team: Any) -> None:
-    conversation = vars(team).pop(CONVERSATION, None)
-    if conversation is not None:
-        conversation.end()
+def _end_program(team: Any) -> None:
+    program = vars(team).pop(ATTRIBUTE, None)
+    if program is not None:
+        program.end()
 
 
 def _follow_manager(team: Any) -> None:
-    """Let whoever ran the team come after its calls: the manager has handled what each agent answered."""
+    """Let the caller depend on the team's calls: the manager has handled each agent's answer."""
     from autogen_core import AgentId
 
     manager_id = AgentId(type=team._group_chat_manager_topic_type, key=team._team_id)
     manager = team._runtime._instantiated_agents.get(manager_id)
-    strand = current_strand()
-    line = None if manager is None else line_of(manager, strand.program.program_id)
-    if line is not None:
-        follow(strand, line.past)
+    thread = running_thread()
+    history = None if manager is None else history_of(manager, thread.program.program_id)
+    if history is not None:
+        follow(thread, history.past)
 
 
-def _make_stream(
+def _patch_stream(
     original: Callable[..., Any],
     scope_of: Callable[[Any], ProgramScope | None],
-    at_end: Callable[[Any], None] | None,
+    at_end: Callable[[Any], None] | None = None,
 ) -> Callable[..., Any]:
     @functools.wraps(original)
     async def run_stream(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
@@ -103,7 +103,7 @@ def _make_stream(
                 async for item in stream:
                     yield item
             finally:
-                # A consumer that leaves early: what it has started ends inside the scope.
+                # Where the consumer leaves early, the team's tasks end inside the scope.
                 close = getattr(stream, "aclose", None)
                 if close is not None:
                     await close()
@@ -113,15 +113,7 @@ def _make_stream(
     return run_stream
 
 
-def _make_team_run_stream(original: Callable[..., Any]) -> Callable[..., Any]:
-    return _make_stream(original, _team_scope, _follow_manager)
-
-
-def _make_agent_run_stream(original: Callable[..., Any]) -> Callable[..., Any]:
-    return _make_stream(original, _agent_scope, None)
-
-
-def _make_run(original: Callable[..., Any]) -> Callable[..., Any]:
+def _patch_run(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     async def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         with safely(_agent_scope, self) or contextlib.nullcontext():
@@ -130,11 +122,11 @@ def _make_run(original: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _make_reset(original: Callable[..., Any]) -> Callable[..., Any]:
+def _patch_reset(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     async def reset(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = await original(self, *args, **kwargs)
-        safely(_end_conversation, self)
+        safely(_end_program, self)
         return result
 
     return reset
@@ -143,12 +135,14 @@ def _make_reset(original: Callable[..., Any]) -> Callable[..., Any]:
 def instrument_teams(patches: Patches, module: ModuleType) -> None:
     """Make a team a program until it is reset; `run` uses `run_stream`."""
     team = getattr(module, "BaseGroupChat", None)
-    patches.apply(team, "run_stream", _make_team_run_stream)
-    patches.apply(team, "reset", _make_reset)
+    patches.apply(
+        team, "run_stream", functools.partial(_patch_stream, scope_of=_team_scope, at_end=_follow_manager)
+    )
+    patches.apply(team, "reset", _patch_reset)
 
 
 def instrument_agents(patches: Patches, module: ModuleType) -> None:
-    """Make each run of a single agent a program."""
+    """Make each run of a lone agent a program."""
     agent = getattr(module, "BaseChatAgent", None)
-    patches.apply(agent, "run", _make_run)
-    patches.apply(agent, "run_stream", _make_agent_run_stream)
+    patches.apply(agent, "run", _patch_run)
+    patches.apply(agent, "run_stream", functools.partial(_patch_stream, scope_of=_agent_scope))

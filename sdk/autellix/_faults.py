@@ -1,4 +1,4 @@
-"""The one place where a fault of the client's own is caught: logged at debug, never raised into user code."""
+"""Guards user code from faults of the client: they are logged at debug level and never raised."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 
 
 def safely(step: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T | None:
-    """Run one step of ours; if it fails, log the fault and return None."""
+    """Run one of the client's own steps; if it fails, log the error and return None."""
     try:
         return step(*args, **kwargs)
-    except Exception:  # the boundary to user code: nothing of ours may break the caller
-        # Imported on a fault only: logging is a fifth of the time that `import autellix` may take.
+    except Exception:  # the boundary to user code: no fault of the client may break the caller
+        # Imported only here: logging takes a fifth of the time budget of `import autellix`.
         import logging
 
         logging.getLogger("autellix").debug("%s failed", getattr(step, "__name__", step), exc_info=True)
         return None
 
 
-def note(message: str, *args: object) -> None:
+def log_debug(message: str, *args: object) -> None:
     """Log one line at debug level."""
     import logging
 

@@ -1,0 +1,136 @@
+"""Patches LangChain and LangGraph: every callback manager gets a handler, and three gaps are closed.
+
+- Some `batch` methods start all their runs at once and take them through each step together, `abatch` in
+  tasks that end before the work begins. Such a batch is one program, opened around the method.
+- Steps of a graph, and parallel runnables, submit their branches one by one. None of these depends on
+  another, even if that one finishes before the last is submitted.
+- From Python 3.12 LangGraph makes tasks with `asyncio.eager_task_factory`, past the event loop's own method.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+from autellix.integration import FanOut, around, around_async, create_task, safely, when_imported
+from autellix_langchain._runs import OpenRun, open_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable
+    from types import ModuleType
+
+    from autellix.integration import Patches
+
+
+def instrument(patches: Patches, module: ModuleType) -> None:
+    """Give every callback manager a handler of ours; called with `langchain_core.callbacks.base`."""
+    patches.apply(module.BaseCallbackManager, "__init__", _patch_init)
+    for name, instrument_module in MODULES.items():
+        when_imported(name, functools.partial(instrument_module, patches))
+
+
+def _patch_init(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it replaces one
+        original(self, *args, **kwargs)
+        safely(_add_handler, self)
+
+    return __init__
+
+
+def _add_handler(manager: Any) -> None:
+    # Imported late: where the user's program starts with it, its own import is still under way.
+    from autellix_langchain._callback import AUTOMATIC
+
+    # New lists: the old ones may be the user's.
+    if AUTOMATIC not in manager.handlers:
+        manager.handlers = [*manager.handlers, AUTOMATIC]
+    if AUTOMATIC not in manager.inheritable_handlers:
+        manager.inheritable_handlers = [*manager.inheritable_handlers, AUTOMATIC]
+
+
+def _instrument_runnables(patches: Patches, module: ModuleType) -> None:
+    patches.apply(module.Runnable, "_batch_with_config", around(_open_batch))
+    patches.apply(module.Runnable, "_abatch_with_config", around_async(_open_batch))
+    patches.apply(module.RunnableSequence, "batch", around(_open_batch))
+    patches.apply(module.RunnableSequence, "abatch", around_async(_open_batch))
+    patches.apply(module.RunnableParallel, "invoke", _patch_parallel)
+
+
+def _instrument_fallbacks(patches: Patches, module: ModuleType) -> None:
+    patches.apply(module.RunnableWithFallbacks, "batch", around(_open_batch))
+    patches.apply(module.RunnableWithFallbacks, "abatch", around_async(_open_batch))
+
+
+def _open_batch(runnable: Any, *_args: object, **_kwargs: object) -> OpenRun | None:
+    return open_run(runnable.get_name(), None, None)
+
+
+def _patch_parallel(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def invoke(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with FanOut():
+            return original(self, *args, **kwargs)
+
+    wrapped: Callable[..., Any] = around(_open_parallel)(invoke)
+    return wrapped
+
+
+def _open_parallel(runnable: Any, _: Any = None, config: Any = None, **_kwargs: object) -> OpenRun | None:
+    """Open the program of a run before LangChain reports the run, so that the fan-out is inside."""
+    config = config or {}
+    thread_id = (config.get("configurable") or {}).get("thread_id")
+    return open_run(config.get("run_name") or runnable.get_name(), thread_id, None)
+
+
+def _instrument_steps(patches: Patches, module: ModuleType) -> None:
+    patches.apply(module.PregelRunner, "tick", _patch_tick)
+
+
+def _patch_tick(original: Callable[..., Generator[None]]) -> Callable[..., Generator[None]]:
+    @functools.wraps(original)
+    def tick(self: Any, tasks: Iterable[Any], *args: Any, **kwargs: Any) -> Generator[None]:
+        tasks = tuple(tasks)
+        step = original(self, tasks, *args, **kwargs)
+        # A single task may run in this thread, and then makes branches of its own.
+        return step if len(tasks) < 2 else _fanned_out(step)
+
+    return tick
+
+
+def _fanned_out(step: Generator[None]) -> Generator[None]:
+    with contextlib.closing(step):
+        while True:
+            # Only while the step runs: its consumer may continue in the same program thread in between.
+            with FanOut():
+                try:
+                    next(step)
+                except StopIteration:
+                    return
+            yield
+
+
+def _instrument_eager_tasks(patches: Patches, module: ModuleType) -> None:
+    if hasattr(sys.modules["asyncio"], "eager_task_factory"):
+        patches.apply(module, "_ensure_future", _patch_ensure_future)
+
+
+def _patch_ensure_future(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def ensure_future(coro: Any, *, lazy: bool = True, **kwargs: Any) -> Any:
+        create = functools.partial(original, coro, lazy=lazy, **kwargs)
+        # The loop makes lazy tasks, and the client patches the loop.
+        return create() if lazy else create_task(create)
+
+    return ensure_future
+
+
+MODULES: dict[str, Callable[[Patches, ModuleType], None]] = {
+    "langchain_core.runnables.base": _instrument_runnables,
+    "langchain_core.runnables.fallbacks": _instrument_fallbacks,
+    "langgraph._internal._future": _instrument_eager_tasks,
+    "langgraph.pregel._runner": _instrument_steps,
+}
+"""The patches of each module, applied after its import."""

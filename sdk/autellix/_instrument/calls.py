@@ -1,0 +1,166 @@
+"""Makes a call's headers once, keeps them for its retries, and adds them to requests to backends."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from autellix._ids import ids
+from autellix._programs.running import running_thread
+from autellix._sessions.backends import FOREIGN, UNKNOWN, backends
+from autellix._sessions.keeper import keeper, process_session
+from autellix._sessions.session import REGISTERED
+from autellix_wire import headers as names
+from autellix_wire.ids import format_interceptions, format_parents
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from autellix._programs.program import ClientProgram
+    from autellix._sessions.backends import Backend
+    from autellix._sessions.session import ClientSession
+
+IMPLICIT = "implicit"
+TRUNCATED = "truncated"
+PROBE_WAIT_S = 0.05
+"""How long the first call to a host that is not configured waits for its probe."""
+POLL_S = 0.001
+_RAW_NAMES: dict[str, tuple[bytes, bytes]] = {}
+"""Our header names, as sent and in lower case; there are a dozen."""
+
+
+class CallHeaders:
+    """The headers of one call, made at the first attempt and kept for the retries."""
+
+    __slots__ = ("headers", "session")
+
+    def __init__(self) -> None:
+        self.headers: dict[str, str] | None = None
+        self.session: ClientSession | None = None
+
+
+def backend_of(url: Any) -> Backend | None:
+    """Return the backend at an HTTP client's URL, or None if it gets no headers."""
+    return backends.find(url.scheme, url.host, url.port, url.path)
+
+
+def annotate(backend: Backend, call: CallHeaders, request: Any) -> None:
+    """Add our headers to one attempt of a call, and register the session if that is due."""
+    if backend.state == FOREIGN:
+        # The probe finished while the call waited for it.
+        return
+    session = call.session or process_session()
+    ours: dict[str, str] = {}
+    if backend.state != UNKNOWN:
+        if call.headers is None:
+            call.headers, session = _make_headers(backend)
+            call.session = session
+        ours = call.headers
+    registration = session.registration(backend)
+    if registration.state != REGISTERED:
+        backend.authorization = _authorization(request.headers)
+    elif registration.token is not None:
+        # Not kept with the other headers: a retry sends a token that has arrived since.
+        ours = {**ours, names.SESSION_TOKEN: registration.token}
+    if ours:
+        _add(request.headers, ours)
+    keeper().on_call(backend, session)
+
+
+def _add(headers: Any, ours: dict[str, str]) -> None:
+    """Add headers to an httpx request; one that the user has set stays."""
+    entries = _entries(headers)
+    if entries is None:
+        for name, value in ours.items():
+            headers.setdefault(name, value)
+        return
+    present = {entry[1] for entry in entries}
+    for name, value in ours.items():
+        raw = _RAW_NAMES.get(name)
+        if raw is None:
+            raw = _RAW_NAMES[name] = (name.encode("ascii"), name.lower().encode("ascii"))
+        if raw[1] not in present:
+            entries.append((*raw, value.encode("ascii")))
+
+
+def _authorization(headers: Any) -> str | None:
+    entries = _entries(headers)
+    if entries is None:
+        found: str | None = headers.get("Authorization")
+        return found
+    for _, lower, value in entries:
+        if lower == b"authorization":
+            return str(value, "latin-1")
+    return None
+
+
+def _entries(headers: Any) -> list[tuple[bytes, bytes, bytes]] | None:
+    """Return the list inside httpx's headers (name, lower-case name, value), or None if there is none.
+
+    Their public methods take ten times as long, and would be most of the client's cost per call.
+    """
+    entries = getattr(headers, "_list", None)
+    return entries if type(entries) is list and entries and len(entries[0]) == 3 else None
+
+
+def probe(backend: Backend, authorization: str | None) -> None:
+    """Ask a host that is not configured whether it is an Autellix backend."""
+    backend.authorization = authorization
+    keeper().on_call(backend, process_session())
+
+
+def wait_for_probe(backend: Backend) -> None:
+    """Wait for the probe of a host, briefly and once."""
+    backend.wait(PROBE_WAIT_S)
+    backend.has_waited = True
+
+
+async def wait_for_probe_async(backend: Backend) -> None:
+    """Wait as `wait_for_probe` does, without blocking the event loop."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None or asyncio._get_running_loop() is None:
+        wait_for_probe(backend)
+        return
+    deadline_s = time.monotonic() + PROBE_WAIT_S
+    while not backend.is_probed and time.monotonic() < deadline_s:
+        await asyncio.sleep(POLL_S)
+    backend.has_waited = True
+
+
+def _make_headers(backend: Backend) -> tuple[dict[str, str], ClientSession]:
+    thread = running_thread()
+    program = thread.program
+    session = thread.session or process_session()
+    call_id = ids.make("call")
+    parents = thread.record_call(call_id)
+    program.backends.add(backend)
+    headers = {
+        names.SESSION_ID: session.session_id,
+        names.PROGRAM_ID: program.program_id,
+        names.THREAD_ID: str(thread.thread_id),
+        names.CALL_ID: call_id,
+    }
+    if program.name is not None:
+        headers[names.PROGRAM_NAME] = program.name
+    _add_expectations(headers, program)
+    if parents is not None:
+        headers[names.PARENT_IDS] = format_parents(parents)
+    interceptions = thread.take_interceptions()
+    if interceptions:
+        headers[names.INTERCEPTIONS] = format_interceptions(interceptions)
+    flags = [IMPLICIT] * program.is_implicit + [TRUNCATED] * thread.is_truncated
+    thread.is_truncated = False
+    if flags:
+        headers[names.FLAGS] = ",".join(flags)
+    return headers, session
+
+
+def _add_expectations(headers: dict[str, str], program: ClientProgram) -> None:
+    """Add the expected calls, counted down here, and once the tokens, counted down by the backend."""
+    made = program.calls_made
+    program.calls_made = made + 1
+    if program.expected_calls is not None and program.expected_calls > made:
+        headers[names.EXPECTED_CALLS] = str(program.expected_calls - made)
+    if program.expected_tokens is not None and made == 0:
+        headers[names.EXPECTED_TOKENS] = str(program.expected_tokens)

@@ -1,0 +1,166 @@
+"""Annotates the calls of OpenAI and Anthropic clients: headers on each request, one call id for all retries.
+
+Every request passes `BaseClient._build_request`: sync or async, streamed or raw, over any transport. The
+class is patched, so clients built earlier are covered. `request` wraps all attempts of one call. The two
+patches meet by `options.idempotency_key`, which these clients copy to retries and do not send. One generator
+makes both packages, so the same patches fit both.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from autellix._faults import safely
+from autellix._ids import ids
+from autellix._instrument import calls
+from autellix._propagation import propagation
+from autellix._sessions.backends import FOREIGN, backends
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
+
+    from autellix._instrument.patches import Patches
+    from autellix._sessions.backends import Backend
+
+CACHED_BACKEND = "_autellix_backend"
+"""The attribute of a client that caches the backend of its address."""
+
+
+class InFlightCall:
+    """One call with all its attempts."""
+
+    __slots__ = ("backend", "headers", "key", "must_wait", "options")
+
+    def __init__(self, key: str, options: Any, backend: Backend, *, must_wait: bool) -> None:
+        self.key = key
+        self.options = options
+        self.backend = backend
+        self.must_wait = must_wait
+        """Whether it waits for the probe of its host."""
+        self.headers = calls.CallHeaders()
+
+
+class InFlightCalls:
+    """The calls in flight, by idempotency key."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, InFlightCall] = {}
+
+    def begin(self, client: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> InFlightCall | None:
+        """Record a call, to recognise its attempts; None if it does not go to a backend."""
+        options = kwargs["options"] if "options" in kwargs else args[1]
+        if not propagation.is_on or options.method.lower() != "post":
+            return None
+        backend = _backend_of_client(client)
+        if backend is None:
+            return None
+        key = options.idempotency_key
+        other = None if key is None else self._by_key.get(key)
+        if other is not None and other.options is options:
+            # The same call again: another library's wrapper lies between two of ours.
+            return None
+        if key is None or other is not None:
+            key = options.idempotency_key = ids.make("key")
+        must_wait = backend.needs_wait
+        if must_wait:
+            calls.probe(backend, _authorization(client))
+        call = self._by_key[key] = InFlightCall(key, options, backend, must_wait=must_wait)
+        return call
+
+    def finish(self, call: InFlightCall | None) -> None:
+        """Forget a call that has returned or failed."""
+        if call is not None:
+            self._by_key.pop(call.key, None)
+
+    def annotate(self, client: Any, options: Any, request: Any) -> None:
+        """Add our headers to one attempt of a call, if it goes to a backend."""
+        if not propagation.is_on or request.method != "POST":
+            return
+        call = self._by_key.get(options.idempotency_key)
+        if "://" in options.url:
+            # An absolute address overrides the client's own.
+            backend = calls.backend_of(request.url)
+        else:
+            backend = _backend_of_client(client) if call is None else call.backend
+        if backend is not None:
+            calls.annotate(backend, calls.CallHeaders() if call is None else call.headers, request)
+
+
+in_flight = InFlightCalls()
+
+
+def _backend_of_client(client: Any) -> Backend | None:
+    """Return the backend at a client's own address; cached, because reading the address is slow."""
+    attributes = client.__dict__
+    # What `base_url` returns: in openai's clients the property runs an import at each read.
+    url = attributes.get("_base_url") or client.base_url
+    cached = attributes.get(CACHED_BACKEND)
+    if cached is not None and cached[0] is url and cached[1] is backends.generation:
+        found: Backend | None = cached[2]
+        return found if found is not None and found.state != FOREIGN else None
+    backend = calls.backend_of(url)
+    attributes[CACHED_BACKEND] = (url, backends.generation, backend)
+    return backend
+
+
+def _authorization(client: Any) -> str | None:
+    headers = getattr(client, "auth_headers", None)
+    return headers.get("Authorization") if isinstance(headers, dict) else None
+
+
+def _patch_build_request(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _build_request(self: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
+        request = original(self, options, *args, **kwargs)
+        safely(in_flight.annotate, self, options, request)
+        return request
+
+    return _build_request
+
+
+def _patch_request(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def request(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call = safely(in_flight.begin, self, args, kwargs)
+        try:
+            if call is not None and call.must_wait:
+                calls.wait_for_probe(call.backend)
+            return original(self, *args, **kwargs)
+        finally:
+            in_flight.finish(call)
+
+    return request
+
+
+def _patch_async_request(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def request(self: Any, *args: Any, **kwargs: Any) -> Any:
+        call = safely(in_flight.begin, self, args, kwargs)
+        try:
+            if call is not None and call.must_wait:
+                await calls.wait_for_probe_async(call.backend)
+            return await original(self, *args, **kwargs)
+        finally:
+            in_flight.finish(call)
+
+    return request
+
+
+def instrument_client(patches: Patches, module: ModuleType) -> None:
+    """Patch the base classes of all clients in the package, as far as this version has them."""
+    patches.apply(getattr(module, "BaseClient", None), "_build_request", _patch_build_request)
+    for name, make in (("SyncAPIClient", _patch_request), ("AsyncAPIClient", _patch_async_request)):
+        client = getattr(module, name, None)
+        patches.apply(client, "request", make)
+        for subclass in _subclasses(client):
+            if "request" in vars(subclass):
+                # Another library has given it a wrapper of the method that we have just replaced.
+                patches.apply(subclass, "request", make)
+
+
+def _subclasses(client: Any) -> list[type]:
+    found: list[type] = list(client.__subclasses__()) if isinstance(client, type) else []
+    return found + [deeper for subclass in found for deeper in _subclasses(subclass)]

@@ -1,0 +1,165 @@
+"""Links what a program spawns in this process: patches of threads, pools and event loops."""
+
+from __future__ import annotations
+
+import functools
+
+from autellix._faults import safely
+from autellix._programs.branches import BranchCall, FanOut, create_task, link, new_branch
+from autellix._programs.running import watch_asyncio
+from autellix._propagation import Suppressed, propagation
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from threading import Thread
+    from types import ModuleType
+    from typing import Any
+
+    from autellix._instrument.patches import Patches
+
+POOL_MODULES = frozenset({"anyio._backends._asyncio", "concurrent.futures.process"})
+"""Modules whose threads serve many jobs, and so must not inherit the scope of the first."""
+WAKERS = frozenset({"asyncio.futures", "asyncio.timeouts", "_asyncio", None})
+"""Modules whose callbacks only wake a waiter and run no user code."""
+TIMED_WAKERS = WAKERS | {"asyncio.tasks"}
+
+
+def _patch_start(original: Callable[[Thread], None]) -> Callable[[Thread], None]:
+    @functools.wraps(original)
+    def start(self: Thread) -> None:
+        if not propagation.is_suppressed and type(self).__module__ not in POOL_MODULES:
+            safely(link, self)
+        original(self)
+
+    return start
+
+
+def suppress_spawns(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Patch a method so that the threads and processes that it starts inherit nothing."""
+
+    @functools.wraps(original)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with Suppressed():
+            return original(self, *args, **kwargs)
+
+    return run
+
+
+def _patch_submit(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def submit(self: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        thread = safely(new_branch)
+        # A worker that the pool starts for this job outlives it and must not inherit its program.
+        with Suppressed():
+            return original(self, fn if thread is None else BranchCall(thread, fn), *args, **kwargs)
+
+    return submit
+
+
+def _patch_map(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def map_(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # All jobs are submitted at once, and the first may finish before the last is submitted.
+        with FanOut():
+            return original(self, *args, **kwargs)
+
+    return map_
+
+
+def _patch_add_done_callback(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def add_done_callback(self: Any, fn: Callable[..., Any]) -> Any:
+        return original(self, _linked(fn, WAKERS))
+
+    return add_done_callback
+
+
+def _patch_create_task(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def create_task_(self: Any, coro: Any, **kwargs: Any) -> Any:
+        if self.get_task_factory() is not None:
+            return create_task(functools.partial(original, self, coro, **kwargs))
+        # asyncio's own tasks start later, so there is time to link them.
+        task = original(self, coro, **kwargs)
+        safely(link, task)
+        return task
+
+    return create_task_
+
+
+def _patch_call_soon_threadsafe(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call_soon_threadsafe(self: Any, callback: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return original(self, _linked(callback, WAKERS), *args, **kwargs)
+
+    return call_soon_threadsafe
+
+
+def _patch_call_at(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call_at(self: Any, when: float, callback: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return original(self, when, _linked(callback, TIMED_WAKERS), *args, **kwargs)
+
+    return call_at
+
+
+def _linked(callback: Callable[..., Any], wakers: frozenset[str | None]) -> Callable[..., Any]:
+    if isinstance(callback, BranchCall) or getattr(callback, "__module__", None) in wakers:
+        return callback
+    thread = safely(new_branch)
+    return callback if thread is None else BranchCall(thread, callback)
+
+
+def _patch_run_sync(original: Callable[..., Any]) -> Any:
+    # The original is bound to its class already, so a static method replaces it.
+    @functools.wraps(original)
+    async def run_sync_in_worker_thread(
+        func: Callable[..., Any], args: Any, *more: Any, **kwargs: Any
+    ) -> Any:
+        thread = safely(new_branch)
+        return await original(func if thread is None else BranchCall(thread, func), args, *more, **kwargs)
+
+    return staticmethod(run_sync_in_worker_thread)
+
+
+def instrument_threading(patches: Patches, module: ModuleType) -> None:
+    """Link threads to the program thread that starts them."""
+    patches.apply(module.Thread, "start", _patch_start)
+    if "start" in vars(module.Timer):
+        # Another library has given it a wrapper of the method that we have just replaced.
+        patches.apply(module.Timer, "start", _patch_start)
+
+
+def instrument_pool(patches: Patches, module: ModuleType) -> None:
+    """Link jobs to their submitter; `map`, `run_in_executor` and `to_thread` submit too."""
+    patches.apply(module.ThreadPoolExecutor, "submit", _patch_submit)
+
+
+def instrument_futures(patches: Patches, module: ModuleType) -> None:
+    """Link callbacks of pools' futures to whoever adds them; a worker runs them after its job."""
+    patches.apply(module.Future, "add_done_callback", _patch_add_done_callback)
+    patches.apply(module.Executor, "map", _patch_map)
+
+
+def instrument_asyncio(patches: Patches, module: ModuleType) -> None:
+    """Link tasks and timed callbacks to the program thread that creates them, and look for it on tasks."""
+    watch_asyncio()
+    _patch_loop(patches, module.BaseEventLoop)
+
+
+def instrument_uvloop(patches: Patches, module: ModuleType) -> None:
+    """Do the same for uvloop's loop, which is not a BaseEventLoop."""
+    _patch_loop(patches, module.Loop)
+    patches.apply(module.Loop, "call_later", _patch_call_at)
+
+
+def _patch_loop(patches: Patches, loop: type) -> None:
+    patches.apply(loop, "create_task", _patch_create_task)
+    patches.apply(loop, "call_soon_threadsafe", _patch_call_soon_threadsafe)
+    patches.apply(loop, "call_at", _patch_call_at)
+
+
+def instrument_anyio(patches: Patches, module: ModuleType) -> None:
+    """Link jobs of anyio's worker threads, which are reused, to the task that awaits them."""
+    patches.apply(module.AsyncIOBackend, "run_sync_in_worker_thread", _patch_run_sync)

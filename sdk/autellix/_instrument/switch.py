@@ -1,0 +1,168 @@
+"""Switches the client on and off: what `import autellix` changes in the process, and how it is reverted."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from functools import partial
+
+from autellix import _environment
+from autellix._faults import log_debug
+from autellix._instrument import httpx, openai, processes, spawns
+from autellix._instrument.patches import ImportHook, Patches
+from autellix._programs import running
+from autellix._programs.registry import programs
+from autellix._propagation import propagation
+from autellix._scopes.scopes import quote_name
+from autellix._sessions import keeper
+from autellix._sessions.backends import backends
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from types import ModuleType
+
+    Instrument = Callable[[Patches, ModuleType], None]
+
+INSTRUMENTORS: dict[str, Instrument] = {
+    "anthropic._base_client": openai.instrument_client,
+    "anyio._backends._asyncio": spawns.instrument_anyio,
+    "asyncio.base_events": spawns.instrument_asyncio,
+    "concurrent.futures._base": spawns.instrument_futures,
+    "concurrent.futures.process": processes.instrument_process_pool,
+    "concurrent.futures.thread": spawns.instrument_pool,
+    "multiprocessing.pool": processes.instrument_multiprocessing_pool,
+    "multiprocessing.process": processes.instrument_processes,
+    "openai._base_client": openai.instrument_client,
+    "threading": spawns.instrument_threading,
+    "uvloop": spawns.instrument_uvloop,
+}
+RAW_HTTP = {"httpx._client": httpx.instrument_httpx, "httpx2._client": httpx.instrument_httpx}
+INTEGRATIONS = {
+    "langchain_core.callbacks.base": "autellix_langchain",
+    "autogen_agentchat.agents": "autellix_autogen",
+    "autogen_agentchat.teams": "autellix_autogen",
+    "autogen_core": "autellix_autogen",
+    "autogen_ext.models.openai": "autellix_autogen",
+}
+"""The integration of each framework module: a package of ours with `instrument(patches, module)`."""
+
+
+class _Switch:
+    """Whether the process is instrumented; the lock is held only by the functions of this module."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.is_on = False
+        self.has_raw_http = False
+        self.has_fork_hooks = False
+        self.patches = Patches()
+        self.hook = ImportHook()
+
+
+_switch = _Switch()
+
+
+def instrument(*, raw_http: bool = False) -> None:
+    """Link threads, tasks and processes to their programs and annotate clients; repeating it is harmless.
+
+    With `AUTELLIX_DISABLED=1` in the environment this does nothing.
+
+    Args:
+        raw_http: also annotate calls that the program makes to a backend with a bare `httpx` client.
+    """
+    with _switch.lock:
+        if _environment.is_set(_environment.DISABLED_VARIABLE):
+            return
+        if not _switch.is_on:
+            _switch.is_on = True
+            propagation.is_on = True
+            _switch.has_raw_http = False
+            _patch_when_imported(INSTRUMENTORS)
+            _patch_when_imported(
+                {name: partial(_integrate, package) for name, package in INTEGRATIONS.items()}
+            )
+            atexit.register(keeper.end_at_exit)
+            _register_fork_hooks()
+        if (raw_http or _environment.is_set(_environment.RAW_HTTP_VARIABLE)) and not _switch.has_raw_http:
+            _switch.has_raw_http = True
+            _patch_when_imported(RAW_HTTP)
+
+
+def uninstrument() -> None:
+    """Restore every original and end the sessions in the background; repeating it is harmless."""
+    with _switch.lock:
+        if not _switch.is_on:
+            return
+        _switch.is_on = False
+        propagation.is_on = False
+        _switch.hook.remove()
+        _switch.patches.revert()
+        atexit.unregister(keeper.end_at_exit)
+        keeper.keeper().stop()
+
+
+def when_imported(name: str, callback: Callable[[ModuleType], None]) -> None:
+    """Call back with a module, at once or after its import, while the process is instrumented.
+
+    For integrations, which patch several modules of their framework.
+    """
+    _switch.hook.when_imported(name, callback)
+
+
+def configure(base_url: str | Iterable[str] | None = None) -> None:
+    """Set the backends that get headers; None restores the rule for nearby hosts.
+
+    Args:
+        base_url: one or several addresses, such as "http://gateway:8000/v1".
+
+    Raises:
+        ValueError: if an address is malformed.
+    """
+    roots = _environment.parse_base_urls(base_url or ())
+    left = backends.admitted()
+    backends.configure(roots)
+    keeper.keeper().leave(left)
+
+
+def start() -> None:
+    """Configure the client from the environment, and switch it on."""
+    backends.configure(_environment.configured_backends())
+    name, program_id = _environment.program_of_process()
+    programs.name_process(None if name is None else quote_name(name), program_id)
+    instrument()
+
+
+def _patch_when_imported(instruments: Mapping[str, Instrument]) -> None:
+    for name, patch in instruments.items():
+        _switch.hook.when_imported(name, partial(patch, _switch.patches))
+
+
+def _integrate(package: str, patches: Patches, module: ModuleType) -> None:
+    from importlib import import_module
+
+    try:
+        integration = import_module(package)
+    except ImportError as error:
+        # The integration is not installed, or is for another version of the framework.
+        log_debug("%s is not integrated: %s", module.__name__, error)
+        return
+    integration.instrument(patches, module)
+
+
+def _register_fork_hooks() -> None:
+    # Once: the interpreter cannot unregister them. Without a session they take microseconds.
+    if not _switch.has_fork_hooks and hasattr(os, "register_at_fork"):
+        _switch.has_fork_hooks = True
+        os.register_at_fork(
+            before=keeper.before_fork,
+            after_in_parent=keeper.after_fork_in_parent,
+            after_in_child=_after_fork_in_child,
+        )
+
+
+def _after_fork_in_child() -> None:
+    _switch.lock = threading.Lock()
+    running.after_fork_in_child()
+    keeper.after_fork_in_child()

@@ -1,0 +1,121 @@
+"""Makes branches of the running program thread, for tasks, threads and functions that run elsewhere."""
+
+from __future__ import annotations
+
+from autellix._faults import safely
+from autellix._programs import generators
+from autellix._programs.running import ATTRIBUTE, attach_new, running_thread, state, switch_to
+from autellix._programs.thread import ProgramThread
+from autellix._propagation import propagation
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
+
+
+def new_branch() -> ProgramThread | None:
+    """Return a new branch of the running program thread; None while the client is switched off."""
+    return running_thread().branch() if propagation.is_on else None
+
+
+def link(carrier: Any) -> None:
+    """Attach the propagation context of a branch to a task or `threading.Thread` that has not started."""
+    if not propagation.is_on or getattr(carrier, ATTRIBUTE, None) is not None:
+        return
+    thread = None
+    if state.running_loop is not None and not generators.open_scopes:
+        # Every task that a program creates passes here: the usual case, inside a task, is looked up in place.
+        loop = state.running_loop()
+        task = None if loop is None else state.current_task(loop)
+        if task is not None:
+            thread = getattr(task, ATTRIBUTE, None)
+    if type(thread) is not ProgramThread or thread.is_closed:
+        thread = running_thread()
+    if thread.children or thread.branch_point is not None:
+        frontier = thread.branch_frontier()
+    else:
+        frontier = thread.frontier
+    lineage = thread.lineage or thread.make_lineage()
+    carrier._autellix_thread = (thread.program, frontier, thread.session, lineage)
+
+
+def create_task(create: Callable[[], T]) -> T:
+    """Create a task that may run its first step at once, as a branch of the running program thread."""
+    thread = safely(new_branch)
+    before = announce(thread)
+    try:
+        task = create()
+    finally:
+        announce(before)
+    safely(attach_new, task, thread)
+    return task
+
+
+def announce(thread: ProgramThread | None) -> ProgramThread | None:
+    """Set the program thread of the task that is being created; return the one it replaces."""
+    before: ProgramThread | None = getattr(state.local, "announced", None)
+    state.local.announced = thread
+    return before
+
+
+class FanOut:
+    """A `with` block that spawns branches together: none depends on another, however soon that finishes."""
+
+    __slots__ = ("_before", "_thread")
+
+    def __enter__(self) -> None:
+        self._thread: ProgramThread | None = None
+        safely(self._begin)
+
+    def _begin(self) -> None:
+        thread = running_thread()
+        self._before, thread.branch_point = thread.branch_point, thread.progress()
+        self._thread = thread
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread is not None:
+            self._thread.branch_point = self._before
+
+
+class BranchCall:
+    """A function that is submitted once and runs in a program thread of its own, on any worker."""
+
+    __slots__ = ("function", "thread")
+
+    def __init__(self, thread: ProgramThread, function: Callable[..., Any]) -> None:
+        self.thread = thread
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function, then restore the worker's program thread."""
+        before = switch_to(self.thread)
+        try:
+            return self.function(*args, **kwargs)
+        finally:
+            self.thread.is_closed = True
+            switch_to(before)
+
+
+class BranchFunction:
+    """A function of which each run is a branch of its own."""
+
+    __slots__ = ("function", "origin")
+
+    def __init__(self, origin: ProgramThread, function: Callable[..., Any]) -> None:
+        self.origin = origin
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function as a new branch."""
+        return BranchCall(self.new_branch(), self.function)(*args, **kwargs)
+
+    def new_branch(self) -> ProgramThread:
+        """Return the program thread of one run."""
+        origin = self.origin
+        return ProgramThread(origin.program, origin.frontier, origin.session, origin.ancestors)
+
+
+generators.boundaries.add(BranchCall.__call__.__code__)

@@ -1,0 +1,73 @@
+"""Keeps the scopes that generators have open.
+
+Such a scope belongs to the generator's frame, not to the thread or task. It holds where that frame is on the
+stack: it waits while the generator is suspended, whoever drives it, and the generator's consumer never sees
+it. The stack is walked only while such scopes are open.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType, FrameType
+
+    from autellix._programs.thread import ProgramThread
+
+GENERATOR_FLAGS = 0x20 | 0x200
+"""Of code objects: generators and async generators, but not coroutines."""
+SCOPE_HELPERS = frozenset({"contextlib", "_pytest.fixtures"})
+"""Modules that drive a generator for the scope it opens: the scope is for the code around the generator."""
+
+boundaries: set[CodeType] = set()
+"""Code that runs a thread of its own on another one's stack; scopes further out do not hold inside."""
+open_scopes: dict[FrameType, ProgramThread] = {}
+"""The innermost open scope of each generator."""
+
+
+def owner_of(frame: FrameType | None) -> FrameType | None:
+    """Return the generator that opens a scope at a frame, or None if no generator would suspend with it."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") in SCOPE_HELPERS:
+            frame = frame.f_back
+        elif not frame.f_code.co_flags & GENERATOR_FLAGS:
+            return None
+        elif frame.f_back is not None and frame.f_back.f_globals.get("__name__") in SCOPE_HELPERS:
+            frame = frame.f_back
+        else:
+            return frame
+    return None
+
+
+def open_scope(scope: ProgramThread, owner: FrameType) -> None:
+    """Let a scope hold in a generator."""
+    scope.frame = owner
+    open_scopes[owner] = scope
+
+
+def close_scope(owner: FrameType) -> None:
+    """Let the generator's next open scope hold again."""
+    outer = _first_open(open_scopes.get(owner))
+    if outer is None:
+        open_scopes.pop(owner, None)
+    else:
+        open_scopes[owner] = outer
+
+
+def innermost(frame: FrameType | None, outermost: FrameType | None) -> ProgramThread | None:
+    """Return the scope of the innermost generator that has one open, from a frame up to the outermost one."""
+    while frame is not None:
+        scope = _first_open(open_scopes.get(frame))
+        if scope is not None:
+            return scope
+        if frame is outermost or frame.f_code in boundaries:
+            return None
+        frame = frame.f_back
+    return None
+
+
+def _first_open(scope: ProgramThread | None) -> ProgramThread | None:
+    """Return the scope, or the first one around it in the same generator, that is open."""
+    while scope is not None and scope.is_closed:
+        outer = scope.previous
+        scope = outer if outer is not None and outer.frame is scope.frame else None
+    return scope

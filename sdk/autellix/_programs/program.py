@@ -1,0 +1,90 @@
+"""Defines a program: what its calls have in common, and the numbers of its threads."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+
+from autellix._ids import ids
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from autellix._sessions.backends import Backend
+
+REMOTE_THREAD_IDS = 4096
+"""How many thread ids each further process of a program may use."""
+
+
+class ClientProgram:
+    """One run of an agent, as this process sees it."""
+
+    __slots__ = (
+        "_next_thread_id",
+        "backends",
+        "calls_made",
+        "ends",
+        "expected_calls",
+        "expected_tokens",
+        "free_thread_ids",
+        "frontier",
+        "has_called",
+        "has_chosen_id",
+        "is_implicit",
+        "is_remote",
+        "lock",
+        "name",
+        "named_thread_ids",
+        "open_scopes",
+        "program_id",
+    )
+
+    def __init__(
+        self, name: str | None, program_id: str | None, *, is_implicit: bool = False, is_remote: bool = False
+    ) -> None:
+        self.name = name
+        self.program_id = program_id or ids.make("program")
+        self.has_chosen_id = program_id is not None
+        self.is_implicit = is_implicit
+        """Whether nobody named it; the run of a framework inside opens a program of its own."""
+        self.is_remote = is_remote
+        """Whether another process owns the program and ends it."""
+        self.ends = True
+        """Whether leaving its last scope ends it; False if further turns may follow."""
+        self.open_scopes = 0
+        self.expected_calls: int | None = None
+        self.expected_tokens: int | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self.lock = threading.Lock()
+        self.has_called = False
+        self.calls_made = 0
+        self.backends: set[Backend] = set()
+        self.frontier: tuple[str, ...] | None = ()
+        """The frontier after the last turn, for a program of several turns."""
+        # A plain list: a finalizer appends to it, may run anywhere, and must take no lock.
+        self.free_thread_ids: list[int] = []
+        self.named_thread_ids: dict[str, int] = {}
+        self._next_thread_id = itertools.count(os.getpid() * REMOTE_THREAD_IDS if self.is_remote else 0)
+
+    def after_fork_in_child(self) -> None:
+        """Become the child's own program; keep an id that the user has chosen."""
+        if not self.has_chosen_id:
+            self.program_id = ids.make("program")
+        self._reset()
+
+    def take_thread_id(self) -> int:
+        """Return a thread id that no live thread of this program has."""
+        try:
+            return self.free_thread_ids.pop()
+        except IndexError:
+            return next(self._next_thread_id)
+
+    def thread_id_of(self, name: str) -> int:
+        """Return the thread id of a thread that the user has named; it is never reused."""
+        with self.lock:
+            thread_id = self.named_thread_ids.get(name)
+            if thread_id is None:
+                thread_id = self.named_thread_ids[name] = self.take_thread_id()
+            return thread_id

@@ -1,0 +1,170 @@
+"""Finds the program thread that is running.
+
+Theory. A program thread is attached to its *carrier*: the asyncio task that runs, else the operating system's
+thread. A switch between tasks copies nothing, so an `await` costs nothing.
+
+- `with program(...)` enters a scope that remembers the previous one. Leaving marks it closed, and a look-up
+  skips closed scopes. So scopes may close in any order, and in another thread than the one that opened them.
+- A spawn attaches a propagation context to the new task or `threading.Thread`. It becomes a program thread at
+  the first look-up; most tasks never look it up.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+
+from autellix._ids import ids
+from autellix._programs import generators
+from autellix._programs.registry import programs
+from autellix._programs.thread import ProgramThread
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any
+
+    from autellix._programs.program import ClientProgram
+    from autellix._sessions.session import ClientSession
+
+    PropagationContext = tuple[
+        ClientProgram, tuple[str, ...] | None, ClientSession | None, tuple[weakref.ref[ProgramThread], ...]
+    ]
+    """The arguments of the ProgramThread to make."""
+
+ATTRIBUTE = "_autellix_thread"
+"""The attribute of a task or `threading.Thread` that holds its program thread or propagation context."""
+
+
+class RunningState:
+    """What a look-up reads: attributes of operating system threads, and asyncio's functions once loaded."""
+
+    def __init__(self) -> None:
+        self.local = threading.local()
+        self.running_loop: Any = None
+        self.current_task: Any = None
+
+
+state = RunningState()
+
+
+def watch_asyncio() -> None:
+    """Look on tasks from now on; call when asyncio is loaded."""
+    state.current_task = sys.modules["asyncio.tasks"].current_task
+    state.running_loop = sys.modules["asyncio.events"]._get_running_loop
+
+
+def _task() -> Any:
+    if state.running_loop is None:
+        return None
+    loop = state.running_loop()
+    return None if loop is None else state.current_task(loop)
+
+
+def running_thread() -> ProgramThread:
+    """Return the running program thread; outside of all scopes, a thread of the implicit program."""
+    thread = find_running_thread()
+    if thread is None:
+        implicit = programs.implicit
+        # Before the program's first call every thread is a root; later its dependencies are unknown.
+        thread = ProgramThread(implicit, None if implicit.has_called else ())
+        switch_to(thread)
+    return thread
+
+
+def find_running_thread() -> ProgramThread | None:
+    """Return the running program thread, or None outside of all scopes."""
+    attached = _attached()
+    if generators.open_scopes:
+        task = _task()
+        outermost = None if task is None else getattr(task.get_coro(), "cr_frame", None)
+        owned = generators.innermost(sys._getframe(1), outermost)
+        if owned is not None and not _is_within(attached, owned):
+            return owned
+    return attached
+
+
+def _attached() -> ProgramThread | None:
+    """Return the open program thread of the running task or operating system thread."""
+    task = _task()
+    if task is not None:
+        thread = thread_of(task)
+        if thread is None and (thread := getattr(state.local, "announced", None)) is not None:
+            # An eager task runs its first step inside create_task, before it can be linked.
+            attach_new(task, thread)
+    else:
+        # Not current_thread(): for a foreign thread it would register a dummy for ever.
+        os_thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
+        thread = getattr(state.local, "thread", None) or thread_of(os_thread)
+    if thread is not None and thread.is_closed:
+        while thread is not None and (thread.is_closed or thread.frame is not None):
+            thread = thread.previous
+        switch_to(thread)
+    return thread
+
+
+def thread_of(carrier: Any) -> ProgramThread | None:
+    """Return the program thread of a task or `threading.Thread`; make it from a propagation context."""
+    found: ProgramThread | PropagationContext | None = getattr(carrier, ATTRIBUTE, None)
+    if type(found) is not tuple:
+        return found  # type: ignore[return-value]
+    thread = ProgramThread(*found)
+    attach(carrier, thread)
+    return thread
+
+
+def _is_within(thread: ProgramThread | None, scope: ProgramThread) -> bool:
+    while thread is not None and thread is not scope:
+        thread = thread.previous
+    return thread is scope
+
+
+def attach(carrier: Any, thread: ProgramThread) -> None:
+    """Attach a program thread to a task or `threading.Thread`, in place of any other."""
+    carrier._autellix_thread = thread
+    thread.carrier = weakref.ref(carrier)
+
+
+def attach_new(carrier: Any, thread: ProgramThread | None) -> None:
+    """Attach a program thread, unless an eager first step has attached one."""
+    if thread is not None and getattr(carrier, ATTRIBUTE, None) is None:
+        attach(carrier, thread)
+
+
+def switch_to(thread: ProgramThread | None) -> ProgramThread | None:
+    """Run a program thread on the running task or operating system thread; return the one it replaces."""
+    task = _task()
+    if task is not None:
+        before = thread_of(task)
+        setattr(task, ATTRIBUTE, thread)
+        return before
+    before = getattr(state.local, "thread", None)
+    state.local.thread = thread
+    return before
+
+
+def enter(scope: ProgramThread, frame: FrameType | None) -> None:
+    """Enter a scope: in the generator that opens it at this frame, else in the task or thread."""
+    owner = generators.owner_of(frame)
+    if owner is None:
+        switch_to(scope)
+    else:
+        generators.open_scope(scope, owner)
+
+
+def leave(scope: ProgramThread) -> None:
+    """Leave a scope, wherever it was entered."""
+    scope.is_closed = True
+    if scope.frame is not None:
+        generators.close_scope(scope.frame)
+
+
+def after_fork_in_child() -> None:
+    """Give the child its own ids, programs and threads."""
+    thread = find_running_thread()
+    ids.renew()
+    programs.after_fork_in_child()
+    while thread is not None:
+        thread.after_fork_in_child()
+        thread = thread.previous

@@ -1,0 +1,237 @@
+"""Defines a thread of a program: which calls its next call depends on, and how branches join.
+
+Theory. A *program thread* is one branch of a program: an operating system thread, a task, a job, or the body
+of a `with program(...)`.
+
+- `frontier` is the set of calls that the thread's next call depends on: None if unknown, empty for a root.
+  A call replaces it by itself. When a child finishes, its frontier joins its parent's, and the frontier that
+  the child inherited is removed, because it is an ancestor of the child's calls.
+- A thread takes its id at its first call and returns it when it is collected, so ids stay small and no live
+  sibling shares one.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+from autellix._programs.context import Progress, RemoteContext
+from autellix_wire import MAX_PARENTS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+    from typing import Any
+
+    from autellix._programs.program import ClientProgram
+    from autellix._sessions.session import ClientSession
+
+MAX_ANCESTORS = 4
+
+
+class ProgramThread:
+    """One branch of a program.
+
+    Most threads, such as those of tasks, never call: attributes that few threads need are class defaults.
+    """
+
+    previous: ProgramThread | None = None
+    """The scope that this one was opened in; it resumes when this one closes."""
+    carrier: weakref.ref[Any] | None = None
+    """The task or `threading.Thread` that this thread is attached to."""
+    frame: FrameType | None = None
+    """The generator that opened this scope; the scope holds only while the generator runs."""
+    branch_point: Progress | None = None
+    """Where branches start during a fan-out; None for the current frontier."""
+    lineage: tuple[weakref.ref[ProgramThread], ...] | None = None
+    """The ancestors of its branches, made once."""
+    children: Sequence[ProgramThread] = ()
+    interceptions: Sequence[tuple[str, float]] = ()
+    """Tools that ran since the last call: name, seconds."""
+    is_closed = False
+    is_joined = False
+    """Whether its ancestors have been told of it."""
+    is_truncated = False
+    _thread_id: int | None = None
+    _free_thread_ids: list[int] | None = None
+
+    def __init__(
+        self,
+        program: ClientProgram,
+        frontier: tuple[str, ...] | None,
+        session: ClientSession | None = None,
+        ancestors: tuple[weakref.ref[ProgramThread], ...] = (),
+    ) -> None:
+        self.program = program
+        self.frontier = self.inherited = frontier
+        self.session = session
+        """The session that the user has opened around it; None for the session of the process."""
+        self.ancestors = ancestors
+        """Threads that may join it, nearest first; several, because a short-lived one may be collected."""
+
+    def branch(self) -> ProgramThread:
+        """Return a new branch of this thread."""
+        lineage = self.lineage or self.make_lineage()
+        return ProgramThread(self.program, self.branch_frontier(), self.session, lineage)
+
+    def branch_frontier(self) -> tuple[str, ...] | None:
+        """Return the frontier that a branch inherits."""
+        if self.branch_point is not None:
+            return self.branch_point.frontier
+        return self.join_finished() if self.children else self.frontier
+
+    def make_lineage(self) -> tuple[weakref.ref[ProgramThread], ...]:
+        """Return the ancestors of this thread's branches, and keep them."""
+        lineage = self.lineage = (weakref.ref(self), *self.ancestors[: MAX_ANCESTORS - 1])
+        return lineage
+
+    def nested_in(self, previous: ProgramThread | None, thread_id: int | None = None) -> ProgramThread:
+        """Make this a scope inside another one, with a given thread id if any; return it."""
+        self.previous = previous
+        self._thread_id = thread_id
+        return self
+
+    def remote_context(self) -> RemoteContext:
+        """Return the propagation context of a branch in another process."""
+        program = self.program
+        session_id = None if self.session is None else self.session.session_id
+        return RemoteContext(
+            program.program_id, program.name, program.is_implicit, session_id, self.branch_frontier()
+        )
+
+    def after_fork_in_child(self) -> None:
+        """Forget the parent's calls and threads, which are not part of the child's program."""
+        self.frontier, self.children, self.ancestors, self._thread_id = (), (), (), None
+        self.lineage = None
+        self.session = None
+
+    def __del__(self) -> None:
+        if self._free_thread_ids is not None and self._thread_id is not None:
+            self._free_thread_ids.append(self._thread_id)
+
+    @property
+    def thread_id(self) -> int:
+        """The thread's number inside its program, taken at the first use."""
+        if self._thread_id is None:
+            self._thread_id = self.program.take_thread_id()
+            # Kept, because the program of a forked child starts another list.
+            self._free_thread_ids = self.program.free_thread_ids
+        return self._thread_id
+
+    def is_finished(self) -> bool:
+        """Return whether this thread can make no further call."""
+        if self.is_closed:
+            return True
+        if self.carrier is None:
+            return False
+        carrier = self.carrier()
+        if carrier is None:
+            return True
+        return bool(carrier.done() if hasattr(carrier, "done") else not carrier.is_alive())
+
+    def join_finished(self) -> tuple[str, ...] | None:
+        """Join the children that have finished, and return the frontier."""
+        if self.children:
+            with self.program.lock:
+                self._absorb_finished()
+        return self.frontier
+
+    def progress(self) -> Progress:
+        """Return this thread's progress, for a waiter that the client does not see join it."""
+        return Progress(self.join_finished(), self.inherited)
+
+    def follow(self, progress: Progress) -> None:
+        """Let the next call depend on the progress of another thread, whose message or result has arrived."""
+        # A thread that waits for this one depends on it too, even if this one makes no call of its own.
+        self._join_ancestors()
+        with self.program.lock:
+            self._follow(*progress)
+
+    def _follow(self, frontier: tuple[str, ...] | None, inherited: tuple[str, ...] | None) -> None:
+        implied = set(inherited or ()) - set(frontier or ())
+        own = [call for call in self.frontier or () if call not in implied]
+        own += [call for call in frontier or () if call not in own]
+        self.is_truncated |= len(own) > MAX_PARENTS
+        self.frontier = tuple(own[-MAX_PARENTS:])
+
+    def _absorb_finished(self) -> None:
+        running = []
+        for child in self.children:
+            if not child.is_finished():
+                running.append(child)
+                continue
+            child._absorb_finished()
+            running += child.children
+            self.is_truncated |= child.is_truncated
+            self._follow(child.frontier, child.inherited)
+            if child.interceptions:
+                self._add_interceptions(child._take_interceptions())
+        self.children = running[-MAX_PARENTS:]
+
+    def record_call(self, call_id: str) -> tuple[str, ...] | None:
+        """Record that this thread makes a call; return the calls it depends on."""
+        self._join_ancestors()
+        parents = self.join_finished()
+        self.frontier = (call_id,)
+        self.program.has_called = True
+        return parents
+
+    def record_tool(self, name: str, seconds: float) -> None:
+        """Record that a tool ran here between two calls."""
+        self._join_ancestors()
+        self._add_interceptions([(name, seconds)])
+
+    def take_interceptions(self) -> list[tuple[str, float]]:
+        """Return and forget the tools since the last call, those of ancestors included.
+
+        Many clients make a call in a task or job of its own, whose spawner ran the tools.
+        """
+        taken = self._take_interceptions()
+        for reference in self.ancestors:
+            ancestor = reference()
+            if ancestor is not None and ancestor.interceptions:
+                taken = ancestor._take_interceptions() + taken
+        return taken[-MAX_PARENTS:]
+
+    def _take_interceptions(self) -> list[tuple[str, float]]:
+        taken, self.interceptions = self.interceptions, ()
+        return list(taken)
+
+    def _add_interceptions(self, interceptions: Sequence[tuple[str, float]]) -> None:
+        self.interceptions = [*self.interceptions, *interceptions][-MAX_PARENTS:]
+
+    def _join_ancestors(self) -> None:
+        """Before the first call, become a child of the live ancestor, which may wait for this thread."""
+        thread = self
+        while not thread.is_joined:
+            thread.is_joined = True
+            parent = thread._live_ancestor()
+            if parent is None:
+                return
+            with parent.program.lock:
+                parent._add_child(thread)
+            thread = parent
+
+    def _live_ancestor(self) -> ProgramThread | None:
+        """Return the nearest unfinished ancestor, else the furthest known one."""
+        found: ProgramThread | None = None
+        ancestors = self.ancestors
+        while ancestors:
+            known = [thread for reference in ancestors if (thread := reference()) is not None]
+            for thread in known:
+                if not thread.is_finished():
+                    return thread
+            if not known:
+                break
+            found = known[-1]
+            ancestors = found.ancestors
+        return found
+
+    def _add_child(self, child: ProgramThread) -> None:
+        if len(self.children) >= MAX_PARENTS:
+            self._absorb_finished()
+        if len(self.children) >= MAX_PARENTS:
+            # A call cannot list more parents, and keeping more children would be a leak.
+            self.is_truncated = True
+            self.children = self.children[1:]
+        self.children = [*self.children, child]

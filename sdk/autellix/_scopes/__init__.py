@@ -1,0 +1,1 @@
+"""The `with` blocks that open programs, threads and sessions."""

@@ -1,0 +1,121 @@
+"""Defines the scopes of programs, threads and sessions."""
+
+from __future__ import annotations
+
+from autellix._faults import safely
+from autellix._programs.registry import programs
+from autellix._programs.running import running_thread
+from autellix._programs.thread import ProgramThread
+from autellix._scopes.scope import Scope
+from autellix._sessions.keeper import keeper
+from autellix_wire import check_id
+from autellix_wire.ids import MAX_ID_BYTES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from autellix._programs.program import ClientProgram
+
+
+class ProgramScope(Scope):
+    """A scope that is one program."""
+
+    def __init__(
+        self,
+        name: str | None,
+        program_id: str | None = None,
+        *,
+        expected_calls: int | None = None,
+        expected_tokens: int | None = None,
+        ends: bool = True,
+        is_implicit: bool = False,
+    ) -> None:
+        super().__init__()
+        self._name = None if name is None else quote_name(name)
+        self._program_id = None if program_id is None else check_id(program_id, "id")
+        self._expected_calls = _check_expected(expected_calls, "expected_calls")
+        self._expected_tokens = _check_expected(expected_tokens, "expected_tokens")
+        self._ends = ends
+        self._is_implicit = is_implicit
+
+    def _open(self, previous: ProgramThread | None) -> ProgramThread:
+        program = programs.open(self._name, self._program_id, ends=self._ends)
+        program.expected_calls = self._expected_calls or program.expected_calls
+        program.expected_tokens = self._expected_tokens or program.expected_tokens
+        program.is_implicit = self._is_implicit
+        session = None if previous is None else previous.session
+        return ProgramThread(program, program.frontier, session).nested_in(previous)
+
+    def _close(self, thread: ProgramThread) -> None:
+        if programs.close(thread.program, thread.join_finished()):
+            safely(_report_end, thread.program)
+
+
+class ThreadScope(Scope):
+    """A scope that is one thread of the running program."""
+
+    def __init__(self, name: str | None) -> None:
+        super().__init__()
+        self._name = name
+
+    def _open(self, previous: ProgramThread | None) -> ProgramThread:
+        parent = previous or running_thread()
+        thread_id = None if self._name is None else parent.program.thread_id_of(self._name)
+        # A branch that its parent joins: once it is closed, the parent's next call depends on its calls.
+        return parent.branch().nested_in(parent, thread_id)
+
+
+class SessionScope(Scope):
+    """A scope that is one session."""
+
+    def __init__(self, session_id: str | None, *, ends: bool = True) -> None:
+        super().__init__()
+        self._session_id = None if session_id is None else check_id(session_id, "id")
+        self._ends = ends
+
+    def _open(self, previous: ProgramThread | None) -> ProgramThread:
+        parent = previous or running_thread()
+        thread = parent.branch().nested_in(parent, parent.thread_id)
+        thread.session = keeper().open(self._session_id, ends=self._ends)
+        return thread
+
+    def _close(self, thread: ProgramThread) -> None:
+        if thread.session is not None:
+            keeper().close(thread.session)
+
+
+def root_scope(name: str | None, program_id: str | None = None, *, ends: bool = True) -> ProgramScope | None:
+    """Return the scope for a framework's run, or None inside a program that has been named."""
+    if not running_thread().program.is_implicit:
+        return None
+    return ProgramScope(name, program_id, ends=ends)
+
+
+def end_program(program_id: str) -> None:
+    """End a program of several turns that has no open scope; do nothing if there is no such program.
+
+    Raises:
+        ValueError: if the id breaks the wire rules.
+    """
+    program = programs.end_suspended(check_id(program_id, "program_id"))
+    if program is not None:
+        safely(_report_end, program)
+
+
+def _report_end(program: ClientProgram) -> None:
+    for backend in program.backends:
+        keeper().end_program(backend, program.program_id)
+
+
+def _check_expected(value: int | None, field: str) -> int | None:
+    if value is not None and (type(value) is not int or value < 1):
+        raise ValueError(f"{field} is {value!r}; expected a whole number above zero")
+    return value
+
+
+def quote_name(name: str) -> str:
+    """Return a name that a header can carry: characters outside printable ASCII become %XX."""
+    if name.isascii() and name.isprintable():
+        return name.strip()[:MAX_ID_BYTES]
+    from urllib.parse import quote
+
+    return quote(name.strip(), safe=" !#$&'()*+,/:;=?@[]")[:MAX_ID_BYTES]

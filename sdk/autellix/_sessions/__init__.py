@@ -1,0 +1,1 @@
+"""The sessions of this process at the backends it calls, and which backends those are."""
