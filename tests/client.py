@@ -6,6 +6,8 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+from tests.waiting import PATIENCE_S
+
 import autellix
 from autellix._sessions.backends import backends
 
@@ -25,6 +27,6 @@ def switched_on() -> Iterator[None]:
         autellix.uninstrument()
         for thread in set(threading.enumerate()) - before:
             if thread.name == "autellix-control":
-                thread.join(5)
+                thread.join(PATIENCE_S)
                 assert not thread.is_alive()
         backends.configure({})

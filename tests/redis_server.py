@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 
 from redis import Redis
+from tests.waiting import PATIENCE_S
 
 CLUSTER_SLOTS = 16384
 CLUSTER_BUS = 10000
 MAX_PORT = 65535
-STARTUP_S = 10.0
 
 
 def find_server() -> str | None:
@@ -44,7 +44,7 @@ class RedisServer:
         self._process = subprocess.Popen(
             self._command, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
-        deadline = time.monotonic() + STARTUP_S
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
@@ -58,7 +58,7 @@ class RedisServer:
         """Kill it; what it held is lost."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(STARTUP_S)
+            self._process.wait(PATIENCE_S)
             self._process = None
 
     def freeze(self) -> None:
@@ -76,7 +76,7 @@ def own_all_slots(server: RedisServer) -> None:
     """Make a cluster of this server alone."""
     with Redis.from_url(server.url) as client:
         client.execute_command("CLUSTER ADDSLOTS", *range(CLUSTER_SLOTS))
-        deadline = time.monotonic() + STARTUP_S
+        deadline = time.monotonic() + PATIENCE_S
         while client.execute_command("CLUSTER INFO")["cluster_state"] != "ok":
             assert time.monotonic() < deadline, "the cluster did not come up"
             time.sleep(0.01)

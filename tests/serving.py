@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import uvicorn
+from tests.waiting import PATIENCE_S
 
 from autellix_lab.fakes.engine import FakeEngine
 
-STARTUP_S = 10.0
 SHUTDOWN_S = 2
 
 
@@ -24,7 +24,7 @@ async def listening(app: Any) -> AsyncIterator[str]:
         uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=SHUTDOWN_S)
     )
     task = asyncio.create_task(server.serve())
-    async with asyncio.timeout(STARTUP_S):
+    async with asyncio.timeout(PATIENCE_S):
         while not (server.started or task.done()):  # noqa: ASYNC110 - the server has no event for it
             await asyncio.sleep(0.005)
     try:
@@ -60,7 +60,7 @@ def serving_thread(app: Any, engine: FakeEngine | None = None) -> Iterator[str]:
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),), name="test-gateway")
     thread.start()
-    deadline = time.monotonic() + STARTUP_S
+    deadline = time.monotonic() + PATIENCE_S
     while not addresses:
         assert thread.is_alive(), "the server did not start"
         assert time.monotonic() < deadline, "the server did not start in time"
@@ -69,5 +69,5 @@ def serving_thread(app: Any, engine: FakeEngine | None = None) -> Iterator[str]:
         yield addresses[0]
     finally:
         end.set()
-        thread.join(STARTUP_S)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()

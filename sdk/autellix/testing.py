@@ -148,9 +148,9 @@ class RecordingBackend:
         """Return the sessions API's requests with a method and a part of the path, once there are enough.
 
         Raises:
-            TimeoutError: if there are not, within five seconds.
+            TimeoutError: if there are not, within thirty seconds.
         """
-        deadline_s = time.monotonic() + 5
+        deadline_s = time.monotonic() + 30
         while True:
             seen = [entry for entry in list(self.control) if entry[0] == method and part in entry[1]]
             if len(seen) >= count:

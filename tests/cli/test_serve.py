@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.waiting import PATIENCE_S
 
 from autellix_backend.cli.main import main
 from autellix_backend.cli.options import settings_from_args
@@ -39,7 +40,7 @@ def make_settings(folder: Path, **engine: object) -> Settings:
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             if condition():
                 return
@@ -47,7 +48,7 @@ async def wait_until(condition: Callable[[], bool]) -> None:
 
 
 async def wait_ready(capsys: pytest.CaptureFixture[str], seen: list[str]) -> str:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             seen.append(capsys.readouterr().out)
             if found := READY.search("".join(seen)):
@@ -62,7 +63,7 @@ async def serve_and(
     server = asyncio.create_task(serve(settings))
     await use(await wait_ready(capsys, []))
     os.kill(os.getpid(), signal.SIGTERM)
-    return await asyncio.wait_for(server, 20)
+    return await asyncio.wait_for(server, PATIENCE_S)
 
 
 def test_serves_a_remote_engine_until_sigterm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,7 +164,7 @@ def test_a_signal_during_the_start_ends_the_engine(tmp_path: Path, monkeypatch: 
         server = asyncio.create_task(serve(make_settings(tmp_path)))
         await wait_until(lambda: replica.pid is not None)
         os.kill(os.getpid(), signal.SIGINT)
-        return await asyncio.wait_for(server, 20)
+        return await asyncio.wait_for(server, PATIENCE_S)
 
     assert asyncio.run(main()) == 130
     assert replica.pid is None
@@ -205,7 +206,7 @@ def test_sigterm_lets_running_calls_end_and_takes_no_more(
             calls = await in_flight(client, root, engine)
             os.kill(os.getpid(), signal.SIGTERM)
             await asyncio.sleep(0)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 while True:
                     async with client.get(root + "/readyz") as response:
                         if response.status == 503:
@@ -216,7 +217,7 @@ def test_sigterm_lets_running_calls_end_and_takes_no_more(
             for status, content in await asyncio.gather(*calls):
                 assert status == 200
                 assert b"token39" in content
-        code = await asyncio.wait_for(server, 20)
+        code = await asyncio.wait_for(server, PATIENCE_S)
         await engine.stop()
         return code
 
@@ -248,7 +249,7 @@ def test_calls_that_outlast_the_grace_are_told_the_end(
             for told in (stream, content):
                 assert b'"code":"shutting_down"' in told
             assert b'"retryable":false' in stream
-        ended = await asyncio.wait_for(server, 20)
+        ended = await asyncio.wait_for(server, PATIENCE_S)
         await wait_until(lambda: engine.aborted_calls == 2)
         await engine.stop()
         return ended

@@ -19,6 +19,7 @@ import aiohttp
 import pytest
 from tests.gateway.snapshots import snapshot, standing
 from tests.serving import listening
+from tests.waiting import PATIENCE_S
 
 from autellix_backend.cli.main import main
 from autellix_backend.cli.why import explanation
@@ -147,7 +148,7 @@ def test_top_follows_in_a_terminal_until_a_key_ends_it(ending: bytes) -> None:
                 pass
         except OSError:
             pass  # the terminal's end of a closed pair
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
         os.close(terminal)
 
     at_work(use)

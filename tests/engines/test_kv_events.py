@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.waiting import PATIENCE_S
 
 from autellix_backend.core.balance.cache_map import CacheMap
 from autellix_backend.engines import kv_events
@@ -104,7 +105,7 @@ async def test_a_subscription_outlives_the_publisher(tmp_path: Path) -> None:
         socket = context.socket(zmq.PUB)
         socket.bind(endpoint)
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while {name: cache.held_tokens(name) for name in expected} != expected:
                     await socket.send_multipart([b"", (0).to_bytes(8, "big"), events])
                     await asyncio.sleep(0.01)

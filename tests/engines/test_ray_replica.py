@@ -19,6 +19,7 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.ray_cluster import NODES
+from tests.waiting import PATIENCE_S
 
 from autellix_backend.engines.base import EngineError
 from autellix_backend.engines.ray_replica import RayCluster, RayReplica
@@ -70,7 +71,7 @@ async def replicas(settings: Settings, count: int) -> AsyncIterator[list[RayRepl
 
 
 async def wait_until(condition: Any) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():  # noqa: ASYNC110 - a process's end shows by itself
             await asyncio.sleep(0.02)
 
@@ -161,7 +162,7 @@ class TestOnACluster:
                 ):
                     assert response.status == 200
                 loop = asyncio.get_running_loop()
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(PATIENCE_S):
                     assert await loop.sock_recv(receiver, 100) == b"told"
             replica.report_socket.unlink()
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from tests.waiting import PATIENCE_S
 
 import autellix_backend
 from autellix_backend.core.config import SchedulerConfig
@@ -27,7 +28,7 @@ FAKE_SERVER = (sys.executable, "-S", str(Path(__file__).parent / "fake_server.py
 
 
 def make_replica(
-    folder: Path, *extra_args: str, startup_timeout_s: float = 20.0, shutdown_timeout_s: float = 3.0
+    folder: Path, *extra_args: str, startup_timeout_s: float = PATIENCE_S, shutdown_timeout_s: float = 3.0
 ) -> VllmReplica:
     spec = ReplicaSpec(
         model="some-model",
@@ -47,7 +48,7 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "the condition does not hold in time"

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from tests.engines.test_replica import is_running, make_replica, read_pids
+from tests.waiting import PATIENCE_S
 
 from autellix_backend.engines.base import Engine, EngineError, EngineUnreachableError
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
@@ -20,7 +21,9 @@ from autellix_backend.settings import EngineSettings
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 UP, DOWN, RESTARTING, FAILED = EngineState.UP, EngineState.DOWN, EngineState.RESTARTING, EngineState.FAILED
-QUICK: dict[str, Any] = {"restart_delay_s": 0.01, "probe_period_s": 0.02, "probe_timeout_s": 0.2}
+QUICK: dict[str, Any] = {"restart_delay_s": 0.01, "probe_period_s": 0.02, "probe_timeout_s": 30.0}
+HANG_S = 1.0
+"""After which a probe counts as unanswered, where one is: a loaded machine answers sooner."""
 
 
 class Watched:
@@ -36,7 +39,7 @@ class Watched:
         return [change.state for change in self.changes]
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not condition():  # noqa: ASYNC110 - states change by themselves
                 await asyncio.sleep(0.005)
 
@@ -103,7 +106,7 @@ async def test_an_engine_stays_dead_where_no_restart_is_wanted() -> None:
 
 async def test_a_hung_engine_is_killed_and_started_again() -> None:
     engine = FakeEngine()
-    async with watched(engine, max_failed_probes=2) as watch:
+    async with watched(engine, max_failed_probes=2, probe_timeout_s=HANG_S) as watch:
         engine.behaviour = replace(engine.behaviour, health_status=None)
         await watch.wait_for(lambda: RESTARTING in watch.states)
         engine.behaviour = replace(engine.behaviour, health_status=200)
@@ -164,7 +167,8 @@ async def test_a_real_process_comes_back(tmp_path: Path, end: signal.Signals, vi
     pid_file = tmp_path / "pids"
     replica = make_replica(tmp_path, "--pid-file", str(pid_file))
 
-    async with watched(replica, max_failed_probes=2) as watch:
+    timeout_s = HANG_S if end is signal.SIGSTOP else PATIENCE_S
+    async with watched(replica, max_failed_probes=2, probe_timeout_s=timeout_s) as watch:
         first = [replica.pid or 0, *read_pids(pid_file)]
         for pid in first if victim == "tree" else first[1:2]:
             os.kill(pid, end)

@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 from fastapi import FastAPI
 from tests.serving import listening
+from tests.waiting import PATIENCE_S
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
@@ -68,7 +69,7 @@ class Rig:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition, at most five seconds."""
+    """Wait for a condition."""
 
     async def holds() -> bool:
         return condition()
@@ -77,8 +78,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def until_async(condition: Callable[[], Any]) -> None:
-    """Wait for an asynchronous condition, at most five seconds."""
-    deadline = time.monotonic() + 5
+    """Wait for an asynchronous condition."""
+    deadline = time.monotonic() + PATIENCE_S
     while not await condition():
         assert time.monotonic() < deadline, "the condition did not come true"
         await asyncio.sleep(0.005)

@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.waiting import PATIENCE_S
 
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway import app as gateway_app
@@ -35,28 +36,28 @@ async def metrics_of(rig: Any) -> str:
 
 
 async def test_an_idle_program_is_removed_while_the_app_runs(serve: Any, wait_until: Any) -> None:
-    async with serve(program_idle_s=0.3) as rig:
+    async with serve(program_idle_s=1.0) as rig:
         await rig.chat({"X-Autellix-Program-ID": "p"})
         assert (await rig.get(PROGRAMS + "/p"))[0] == 200
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while (await rig.get(PROGRAMS + "/p"))[0] != 404:  # noqa: ASYNC110 - it tells when asked
                 await asyncio.sleep(0.02)
         assert 'autellix_reaped_total{kind="program"} 1.0' in await metrics_of(rig)
 
 
 async def test_a_program_with_a_running_call_is_not_idle(serve: Any, wait_until: Any) -> None:
-    behaviour = FakeBehaviour(token_delay_s=0.1)
-    async with serve(behaviour, program_idle_s=0.1) as rig:
+    behaviour = FakeBehaviour(token_delay_s=0.2)
+    async with serve(behaviour, program_idle_s=0.6) as rig:
         await rig.chat({"X-Autellix-Program-ID": "p"})
         assert len((await rig.get(PROGRAMS + "/p"))[1]["calls"]) == 1
 
 
 async def test_a_silent_session_is_removed_with_its_programs(serve: Any) -> None:
-    async with serve(heartbeat_s=0.1) as rig:
+    async with serve(heartbeat_s=0.4) as rig:
         async with rig.client.post(rig.url + SESSIONS, json={"session_id": "s"}) as response:
             assert response.status == 201
         await rig.chat({"X-Autellix-Session-ID": "s", "X-Autellix-Program-ID": "p"})
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while (await rig.store.counts()).sessions:  # noqa: ASYNC110 - the store tells when asked
                 await asyncio.sleep(0.02)
         assert (await rig.get(PROGRAMS))[1] == {"programs": [], "has_more": False}
@@ -75,7 +76,10 @@ def test_the_end_of_the_app_aborts_calls_in_flight(listen: Any, wait_until: Any,
         body = {**HELLO, "stream": is_streaming}
         headers = {"X-Autellix-Program-ID": "p"}
         async with aiohttp.ClientSession() as client:
-            async with asyncio.timeout(10), listen(create_app(Settings(), engine, store=store)) as url:
+            async with (
+                asyncio.timeout(PATIENCE_S),
+                listen(create_app(Settings(), engine, store=store)) as url,
+            ):
 
                 async def call() -> tuple[int, bytes]:
                     async with client.post(url + CHAT, json=body, headers=headers) as response:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.serving import serving_thread
+from tests.waiting import PATIENCE_S
 
 import autellix
 from autellix_backend.core.config import SchedulerConfig
@@ -92,7 +93,7 @@ def test_the_recorded_dag_is_the_programs(program: Path, recording: tuple[str, P
 def wait_for_programs(path: Path, count: int) -> list[dict[str, Any]]:
     """Return what was recorded; the end of a program reaches the backend in the background."""
 
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         if len(lines) >= count:

@@ -13,6 +13,7 @@ from typing import cast
 import pytest
 from tests.client import switched_on
 from tests.sdk.propagation import Agent
+from tests.waiting import PATIENCE_S
 
 import autellix
 from autellix._instrument import calls
@@ -76,7 +77,7 @@ def run_script(bytecode: str) -> Callable[..., str]:
             [sys.executable, "-W", "error", "-c", textwrap.dedent(script), *args],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
             env={**os.environ, **cache, **environment},
         )
         assert done.returncode == 0, done.stderr

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import openai
 import pytest
+from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from tests.sdk.conftest import Recording
@@ -86,7 +87,7 @@ def together(branch: Callable[[str], Any]) -> Callable[[str], Any]:
     both = threading.Barrier(2)
 
     def wait(name: str) -> Any:
-        both.wait(30)
+        both.wait(PATIENCE_S)
         return branch(name)
 
     return wait
@@ -104,7 +105,7 @@ def run_file(folder: Path, script: str, *args: str, **environment: str) -> None:
         [sys.executable, "-W", "error", str(path), *args],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         env={**os.environ, **environment},
     )
     assert (done.returncode, done.stderr) == (0, "")

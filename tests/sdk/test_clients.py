@@ -12,6 +12,7 @@ import httpx
 import openai
 import pydantic
 import pytest
+from tests.waiting import PATIENCE_S
 
 import autellix
 
@@ -190,6 +191,6 @@ def test_client_alone_needs_no_other_package(run_script: Callable[..., str]) -> 
         "print(any(name in sys.modules for name in ('asyncio', 'openai', 'httpx')))"
     )
     done = subprocess.run(
-        [sys.executable, "-S", "-c", script], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-S", "-c", script], capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
     assert done.stdout == "a\nFalse\n"

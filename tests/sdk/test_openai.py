@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
+from tests.waiting import PATIENCE_S
 
 import autellix
 from autellix._instrument import calls, patches
@@ -73,7 +74,7 @@ def test_retries_keep_the_call_id(sdk: None, backend: Recording) -> None:
     """A retried call is one call; the next call is another, whose parent it is."""
     backend.statuses = [500, 503]
     with autellix.program(), make_client(backend, max_retries=2) as client:
-        client = client.with_options(timeout=5)
+        client = client.with_options(timeout=PATIENCE_S)
         ask(client, extra_headers={"Retry-After": "0"})
         ask(client)
     first, second, third, following = (call["x-autellix-call-id"] for call in backend.calls)

@@ -20,6 +20,7 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 from tests.sdk.propagation import FORK_JOIN, ONE_BRANCH, ROWS, Agent, row, run_file, run_on, together
+from tests.waiting import PATIENCE_S
 
 import autellix
 
@@ -196,7 +197,7 @@ def test_done_callback_of_a_future(agent: Agent) -> None:
         future = pool.submit(gate.wait)
         future.add_done_callback(lambda _: (call(), done.set()))
         gate.set()
-        assert done.wait(5)
+        assert done.wait(PATIENCE_S)
 
     with ThreadPoolExecutor(1) as pool:
         in_program(agent, branch)

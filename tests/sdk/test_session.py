@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
+from tests.waiting import PATIENCE_S
 
 import autellix
 from autellix._instrument import calls
@@ -37,7 +38,7 @@ def ask(backend: Recording, count: int = 1) -> None:
 
 
 def wait_until(is_true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -245,7 +246,7 @@ def test_killed_process_is_noticed(backend: Recording, death: str) -> None:
     (watch,) = backend.wait_for("GET", "/watch")
     process.send_signal(getattr(signal, death))
     process.stdout.close()
-    process.wait(5)
+    process.wait(PATIENCE_S)
     assert backend.wait_for("GONE", "/watch") == [("GONE", watch[1], "")]
     assert not [entry for entry in backend.control if entry[0] == "DELETE"]
 
@@ -300,23 +301,26 @@ def test_forked_child_has_a_session_and_program_of_its_own(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_heartbeats_go_on_after_a_fork(
-    run_script: Callable[..., str], make_backend: Callable[..., Recording]
-) -> None:
+def test_heartbeats_go_on_after_a_fork(make_backend: Callable[..., Recording]) -> None:
     backend = make_backend(heartbeat_s=0.05)
     script = (
         SCRIPT
         + """
     import os
     ask()
-    time.sleep(0.1)
     child = os.fork()
     if not child:
         os._exit(0)
     os.waitpid(child, 0)
     print("forked", flush=True)
-    time.sleep(0.3)
+    sys.stdin.read()
     """
     )
-    run_script(script, backend.url)
-    assert len([entry for entry in backend.control if entry[1].endswith("/heartbeat")]) >= 3
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(script), backend.url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "forked\n"
+        before = len([entry for entry in backend.control if entry[1].endswith("/heartbeat")])
+        backend.wait_for("POST", "/heartbeat", count=before + 3)
+        process.communicate()
+    assert process.returncode == 0

@@ -19,7 +19,7 @@ from autellix_backend.stores.table_clock import TableClock
 IDLE_S = 100.0
 SESSION_TTL_S = 30.0
 LEASE_S = 20.0
-TIMEOUT_S = 5.0
+TIMEOUT_S = 30.0
 
 _numbers = itertools.count()
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.redis_server import RedisServer
 from tests.stores.relay import Relay, relaying
 from tests.stores.tables import IDLE_S, LEASE_S, SESSION_TTL_S, Table, end, start
+from tests.waiting import PATIENCE_S
 
 from autellix_backend.core.policies import make_policy
 from autellix_backend.stores.base import Counts, ProgramView, UnknownCallError
@@ -53,7 +54,7 @@ async def view_of(store: Any, program: str = "p") -> ProgramView:
 
 async def returned(store: Any, now: float) -> None:
     """Run rounds of the reaper until the store is back."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while store.failure() is not None:
             await store.reap(now)
         await store.reap(now)
@@ -92,7 +93,7 @@ def test_a_call_waits_for_a_silent_table_once_and_not_for_long(shared: Table, pa
         fallbacks: list[None] = []
         async with pair(timeout_s=SHORT_S, on_fallback=lambda: fallbacks.append(None)) as (far, _, relay):
             relay.deafen()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 await asyncio.gather(*(far.begin(start(f"{number}"), 0.0) for number in range(20)))
             assert "no answer" in str(far.failure())
             assert len(fallbacks) == 20

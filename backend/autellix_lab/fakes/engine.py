@@ -130,7 +130,7 @@ class FakeEngine:
         """The received requests that are calls, oldest first."""
         return [request for request in self.requests if request.path in SHAPES]
 
-    async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async def wait_until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         """Return once `condition` holds; it is looked at when a request arrives, completes or is aborted.
 
         Raises:

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.serving import listening
+from tests.waiting import PATIENCE_S
 
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.factory import make_engines
@@ -71,7 +72,7 @@ async def cached_share(engines: Sequence[Engine], balancer: str) -> tuple[float,
 
 async def caches_are_known(client: aiohttp.ClientSession, url: str) -> None:
     """Return once the gateway has heard of blocks in the engines' caches."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             async with client.get(url + "/metrics") as response:
                 lines = (await response.text()).splitlines()

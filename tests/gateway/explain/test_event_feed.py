@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.gateway.snapshots import snapshot, standing
+from tests.waiting import PATIENCE_S
 
 from autellix_backend.gateway.explain import event_feed as events
 from autellix_backend.gateway.explain.event_feed import EventFeed
@@ -27,7 +28,7 @@ def make_feed() -> tuple[EventFeed, list[None]]:
 
 def taken(subscription: Any) -> tuple[list[str], int]:
     """Return the kinds of what came, and how many were missed."""
-    found, dropped = asyncio.run(asyncio.wait_for(subscription.take(), 5))
+    found, dropped = asyncio.run(asyncio.wait_for(subscription.take(), PATIENCE_S))
     return [event.kind for event in found], dropped
 
 
@@ -61,7 +62,7 @@ def test_a_tenant_hears_of_its_own_programs_only() -> None:
         feed.program_left("b/p")
         feed.engine_changed("replica-0", "down", None)
         feed.program_left("a/p")
-        found, _ = asyncio.run(asyncio.wait_for(subscription.take(), 5))
+        found, _ = asyncio.run(asyncio.wait_for(subscription.take(), PATIENCE_S))
     assert [event.program_id for event in found] == ["a/p"]
     data = events_api.encode_event(found[0], Tenant(name="a"))
     assert data == b'event: program_ended\ndata: {"at":7.0,"program_id":"p"}\n\n'
@@ -76,7 +77,7 @@ class Listener:
 
     async def until(self, *kinds: str) -> list[dict[str, Any]]:
         """Read until so many events of these kinds in this order came; return their contents."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while [kind for kind, _ in self.heard] != list(kinds):
                 kind = (await self._response.content.readline()).decode()
                 if kind.startswith("event: "):
@@ -135,7 +136,7 @@ async def test_a_feed_ends_with_its_client(serve: Any, wait_until: Any) -> None:
         async with rig.client.get(rig.url + EVENTS) as response:
             await listening(response)
             assert "autellix_event_listeners 1.0" in await metrics_of(rig)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while "autellix_event_listeners 0.0" not in await metrics_of(rig):  # noqa: ASYNC110 - it tells when asked
                 await asyncio.sleep(0.01)
 
@@ -156,7 +157,7 @@ async def test_there_are_only_so_many_feeds(serve: Any, monkeypatch: pytest.Monk
 async def test_a_feed_ends_with_the_server(serve: Any) -> None:
     """The listener's connection is closed in good order, at once."""
 
-    async with aiohttp.ClientSession() as client, asyncio.timeout(5):
+    async with aiohttp.ClientSession() as client, asyncio.timeout(PATIENCE_S):
         async with serve() as rig:
             response = await client.get(rig.url + EVENTS)
             await listening(response)
@@ -168,7 +169,7 @@ async def test_a_silent_feed_sends_comments(serve: Any, monkeypatch: pytest.Monk
 
     async with serve() as rig, rig.client.get(rig.url + EVENTS) as response:
         await listening(response)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while await response.content.readline() != b": alive\n":
                 pass
 

@@ -21,7 +21,7 @@ from autellix_lab.fakes.engine import FakeEngine
 
 MAX_EXAMPLES = 8
 """Requests of each kind (of sound values, of broken ones) to each path."""
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 # They stay open until their client leaves.
 OPEN_ENDED = ("/watch", "/events")
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 pytest.importorskip("autogen_agentchat")
 pytest.importorskip("autogen_ext.models.openai")
@@ -33,11 +34,11 @@ for owner, name in [
 )
 def test_import_order_does_not_matter(first: str) -> None:
     script = "import warnings; warnings.simplefilter('ignore')\n" + first + CHECK
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_package_does_not_need_autogen() -> None:
     script = "import sys, autellix_autogen; assert not {'autogen_core', 'autogen_ext'} & set(sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stderr) == (0, "")

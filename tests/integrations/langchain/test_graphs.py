@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 from autellix.testing import RecordingBackend, tool_call
 
@@ -74,7 +75,7 @@ def meeting(*questions: str) -> Callable[[dict[str, Any]], str]:
 
     def answer(body: dict[str, Any]) -> str:
         if body["messages"][-1]["content"] in questions:
-            barrier.wait(10)
+            barrier.wait(PATIENCE_S)
         return "hello"
 
     return answer

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Callable
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 if importlib.util.find_spec("langgraph") is None:
     pytest.skip("LangGraph is not installed", allow_module_level=True)
@@ -47,7 +48,7 @@ def run_script(bytecode: str) -> Callable[..., None]:
             [sys.executable, "-c", textwrap.dedent(script)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
             env={**os.environ, **cache, **environment},
         )
         assert done.returncode == 0, done.stderr

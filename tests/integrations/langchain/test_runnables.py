@@ -10,6 +10,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 from autellix.testing import RecordingBackend
 from autellix_wire import headers
@@ -38,7 +39,7 @@ def test_parallel(drive: Any, chat: ChatOpenAI, backend: RecordingBackend) -> No
     def answer(body: dict[str, Any]) -> str:
         # Streamed branches are submitted one by one: neither may have finished before both are there.
         if body["messages"][-1]["content"] in ("left", "right"):
-            barrier.wait(10)
+            barrier.wait(PATIENCE_S)
         return "hello"
 
     backend.answer = answer

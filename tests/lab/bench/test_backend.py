@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 from autellix_lab.bench.backend import BackendProcess
 
@@ -24,11 +25,10 @@ backend._command = [sys.executable, "-c", {SERVER!r}, sys.argv[2]]
 backend.launch()
 time.sleep(600)
 """
-LIMIT_S = 30.0
 
 
 def pid_in(path: Path) -> int:
-    deadline_s = time.monotonic() + LIMIT_S
+    deadline_s = time.monotonic() + PATIENCE_S
     while not (path.exists() and path.read_text()):
         assert time.monotonic() < deadline_s, "the server did not start"
         time.sleep(0.02)
@@ -36,7 +36,7 @@ def pid_in(path: Path) -> int:
 
 
 def wait_gone(pid: int) -> None:
-    deadline_s = time.monotonic() + LIMIT_S
+    deadline_s = time.monotonic() + PATIENCE_S
     while Path(f"/proc/{pid}").exists() and "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text():
         assert time.monotonic() < deadline_s, "the server outlives its owner"
         time.sleep(0.02)

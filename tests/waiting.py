@@ -1,0 +1,25 @@
+"""Waiting for what must come true: it matters only to a test that fails how long."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+PATIENCE_S = 60.0
+"""Much more than a loaded machine needs, and less than pytest gives a test."""
+
+
+async def until(condition: Callable[[], bool], look_period_s: float = 0.005) -> None:
+    """Wait for a condition without blocking the event loop."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(look_period_s)
+
+
+def wait_until(condition: Callable[[], object], look_period_s: float = 0.005) -> None:
+    """Wait for a condition that another thread or process makes true."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(look_period_s)
