@@ -165,7 +165,7 @@ class _Server(uvicorn.Server):
     async def _drain_calls(self) -> None:
         """Refuse calls, still listening to say so, until the running ones have ended or had their time."""
         state = self._app.state
-        state.pool.end()
+        state.pool.shut_down()
         if state.desk.open_count:
             print(f"autellix: waiting for {state.desk.open_count} calls to end", file=sys.stderr, flush=True)
         with contextlib.suppress(TimeoutError):

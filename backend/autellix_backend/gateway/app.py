@@ -73,6 +73,7 @@ def create_app(
     app.state.watches = parts.watches
     app.state.tenants = parts.tenants
     app.state.pool = parts.pool
+    app.state.router = parts.router
     app.state.limiter = parts.limiter
     app.state.desk = parts.desk
     return app
@@ -99,7 +100,7 @@ async def _lifespan(parts: Components, _app: FastAPI) -> AsyncIterator[None]:
 
 def _routes(parts: Components) -> list[Route]:
     settings, store, tenants = parts.settings, parts.store, parts.tenants
-    overview = Overview(parts.pool, parts.desk, parts.reports, parts.clock)
+    overview = Overview(parts.pool, parts.desk, parts.clock)
     admin = AdminApi(settings, parts.pool, store, parts.metrics, tenants, overview)
     sessions = SessionsApi(
         store, parts.clock, settings.gateway, parts.guard, parts.watches, tenants, parts.ends
@@ -132,6 +133,7 @@ def _call_endpoint(parts: Components, dialect: Dialect) -> CallEndpoint:
     return CallEndpoint(
         dialect,
         parts.pool,
+        parts.router,
         parts.desk,
         parts.guard,
         parts.placement,

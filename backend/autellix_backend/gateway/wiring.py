@@ -11,17 +11,21 @@ from autellix_backend.core.balance import make_balancer
 from autellix_backend.core.balance.cache_map import CacheMap
 from autellix_backend.core.snapshot import EngineSnapshot
 from autellix_backend.engines.base import Engine
+from autellix_backend.engines.breaker import Breaker
 from autellix_backend.engines.kv_events import KvEventListener, check_kv_events_installed
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
 from autellix_backend.gateway.calls.ends import EndObservers
 from autellix_backend.gateway.calls.observers import CallObservers
 from autellix_backend.gateway.calls.registry import CallRegistry
-from autellix_backend.gateway.engines.handle import EngineHandle, MakeHandle
+from autellix_backend.gateway.engines.bounds import AdmissionBounds
+from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.ordering import ArrivalOrdering, Ordering, PolicyOrdering
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.queue import EngineQueue
+from autellix_backend.gateway.engines.reachability import Reachability
 from autellix_backend.gateway.engines.report_receiver import ReportReceiver
-from autellix_backend.gateway.engines.telemetry import SnapshotBoard
+from autellix_backend.gateway.engines.router import Router
+from autellix_backend.gateway.engines.telemetry import EngineTelemetry
 from autellix_backend.gateway.engines.upstream import Upstream
 from autellix_backend.gateway.explain.event_feed import EventFeed
 from autellix_backend.gateway.http.sessions import LOST_HEARTBEATS
@@ -60,8 +64,8 @@ class Components:
     outputs: CallOutputs
     desk: CallRegistry
     feed: EventFeed
-    reports: SnapshotBoard
     pool: EnginePool
+    router: Router
 
 
 def make_components(
@@ -99,9 +103,14 @@ def make_components(
         wants_usage=recorder is not None or limiter is not None,
     )
     feed = _make_feed(desk, observers, store, metrics)
-    reports = SnapshotBoard(clock, feed.snapshot_taken)
-    make_handle = partial(_make_member, settings, tenants, metrics, desk, feed, reports, clock)
-    pool = _make_pool(settings, engines, make_handle, observers, store, metrics, reports)
+    make_handle = partial(_make_handle, settings, tenants, metrics, desk, feed, clock)
+    pool = EnginePool(make_handle, metrics.forget_engine)
+    balancer = make_balancer(settings.balancer.name, settings.balancer.threshold_tokens)
+    router = Router(pool, balancer, lambda reason: metrics.refusals.labels("", reason).inc())
+    observers.add(router)
+    store.subscribe(router.program_left)
+    for engine in engines:
+        pool.join(engine)
     return Components(
         settings=settings,
         clock=clock,
@@ -119,8 +128,8 @@ def make_components(
         outputs=outputs,
         desk=desk,
         feed=feed,
-        reports=reports,
         pool=pool,
+        router=router,
     )
 
 
@@ -145,93 +154,86 @@ def _make_feed(
     return feed
 
 
-def _make_pool(
-    settings: Settings,
-    engines: Iterable[Engine],
-    make_handle: MakeHandle,
-    observers: CallObservers,
-    store: ProgramStore,
-    metrics: GatewayMetrics,
-    reports: SnapshotBoard,
-) -> EnginePool:
-    def left(engine: str) -> None:
-        reports.forget(engine)
-        metrics.forget_engine(engine)
-
-    balancer = make_balancer(settings.balancer.name, settings.balancer.threshold_tokens)
-    pool = EnginePool(balancer, make_handle, left)
-    for engine in engines:
-        pool.join(engine)
-    observers.add(pool)
-    store.subscribe(pool.program_left)
-    return pool
-
-
-def _make_member(
+def _make_handle(
     settings: Settings,
     tenants: Tenants,
     metrics: GatewayMetrics,
     desk: CallRegistry,
     feed: EventFeed,
-    reports: SnapshotBoard,
     clock: Callable[[], float],
     engine: Engine,
 ) -> EngineHandle:
     supervisor = Supervisor(engine, settings.engine, clock=clock)
-    metrics.set_engine(engine.name, is_up=True)
-    supervisor.subscribe(partial(_count, metrics))
-    supervisor.subscribe(partial(_follow_engine, feed, reports))
-    dispatcher = EngineQueue(
-        _make_line(settings, engine),
-        supervisor,
-        settings.engine,
-        metrics,
-        engine=engine.name,
-        recovery_wait_s=settings.gateway.recovery_wait_s,
-        clock=clock,
-    )
-    supervisor.watch_silence(partial(_silence_s, engine, dispatcher, reports, clock))
-    upstream = Upstream(
-        engine,
-        settings.gateway,
-        metrics.retries.labels(engine.name).inc,
-        api_key=settings.engine.api_key,
-        hides_keys=not tenants.is_open,
-        session_header=settings.engine.session_header,
-    )
-    member = EngineHandle(
+    queue, bounds, reachability = _make_queue(settings, engine, supervisor, metrics, clock)
+    handle = EngineHandle(
         engine=engine,
         supervisor=supervisor,
-        dispatcher=dispatcher,
-        upstream=upstream,
-        usual_slots=settings.engine.max_in_flight or settings.engine.max_num_seqs or USUAL_SLOTS,
+        queue=queue,
+        bounds=bounds,
+        reachability=reachability,
+        upstream=Upstream(
+            engine,
+            settings.gateway,
+            metrics.retries.labels(engine.name).inc,
+            api_key=settings.engine.api_key,
+            hides_keys=not tenants.is_open,
+            session_header=settings.engine.session_header,
+        ),
+        telemetry=EngineTelemetry(clock),
+        default_slots=settings.engine.max_in_flight or settings.engine.max_num_seqs or USUAL_SLOTS,
     )
-    member.receiver = _make_receiver(member, desk, reports, metrics)
+    metrics.set_engine(engine.name, is_up=True)
+    supervisor.subscribe(partial(_on_engine_change, handle, metrics, feed))
+    supervisor.watch_silence(partial(_silence_s, handle, clock))
+    handle.receiver = _make_receiver(handle, desk, feed, metrics)
     if engine.kv_events_endpoint is not None:
-        member.cache = CacheMap()
-        member.kv_events = KvEventListener(engine.kv_events_endpoint, member.cache)
-        metrics.kv_event_blocks.labels(engine.name).set_function(partial(len, member.cache))
-        supervisor.subscribe(partial(_follow_cache, member.cache))
-    return member
+        handle.cache = CacheMap()
+        handle.kv_events = KvEventListener(engine.kv_events_endpoint, handle.cache)
+        metrics.kv_event_blocks.labels(engine.name).set_function(partial(len, handle.cache))
+    return handle
+
+
+def _make_queue(
+    settings: Settings,
+    engine: Engine,
+    supervisor: Supervisor,
+    metrics: GatewayMetrics,
+    clock: Callable[[], float],
+) -> tuple[EngineQueue, AdmissionBounds, Reachability]:
+    def refused(reason: str) -> None:
+        metrics.refusals.labels("", reason).inc()
+
+    limits = settings.engine
+    breaker = Breaker(failures=limits.breaker_failures, cooldown_s=limits.breaker_cooldown_s)
+    reachability = Reachability(engine.name, supervisor, breaker, clock)
+    queue = EngineQueue(
+        _make_ordering(settings, engine),
+        reachability,
+        full=f"all {limits.max_in_flight} slots of {engine.name} are taken",
+        recovery_wait_s=settings.gateway.recovery_wait_s,
+        wait_s=metrics.dispatch.held_s.labels(engine.name),
+        on_refusal=refused,
+        clock=clock,
+    )
+    return queue, AdmissionBounds(engine.name, limits, refused), reachability
 
 
 def _make_receiver(
-    member: EngineHandle, desk: CallRegistry, reports: SnapshotBoard, metrics: GatewayMetrics
+    handle: EngineHandle, desk: CallRegistry, feed: EventFeed, metrics: GatewayMetrics
 ) -> ReportReceiver | None:
-    path = member.engine.report_socket
+    path = handle.engine.report_socket
     if path is None:
         return None
 
     def take(snapshot: EngineSnapshot) -> None:
-        member.take(snapshot)
-        reports.take(member.name, snapshot)
+        feed.snapshot_taken(handle.name, handle.take(snapshot), snapshot)
 
     malformed = metrics.accounts.labels("malformed").inc
     return ReportReceiver(path, desk.deliver, malformed, take)
 
 
-def _make_line(settings: Settings, engine: Engine) -> Ordering:
-    """Return the line before the engine; one that has our scheduler orders its calls itself."""
+def _make_ordering(settings: Settings, engine: Engine) -> Ordering:
+    """Return the order of an engine's queue; an engine with our scheduler orders its calls itself."""
     slots = settings.engine.max_in_flight
     if engine.report_socket is not None or slots is None:
         return ArrivalOrdering()
@@ -269,30 +271,22 @@ def _make_limiter(
     )
 
 
-def _follow_engine(feed: EventFeed, reports: SnapshotBoard, change: EngineChange) -> None:
-    if change.state is not EngineState.UP:
-        # What it told last is no longer so.
-        reports.forget(change.engine)
+def _on_engine_change(
+    handle: EngineHandle, metrics: GatewayMetrics, feed: EventFeed, change: EngineChange
+) -> None:
+    is_up = change.state is EngineState.UP
+    metrics.set_engine(change.engine, is_up=is_up, is_restarting=change.state is EngineState.RESTARTING)
+    if not is_up:
+        handle.telemetry.forget()
+        if handle.cache is not None:
+            # Its cache is gone, or unknown until it publishes again.
+            handle.cache.begin(is_complete=False)
     feed.engine_changed(change.engine, change.state.value, change.reason)
 
 
-def _follow_cache(cache: CacheMap, change: EngineChange) -> None:
-    if change.state is not EngineState.UP:
-        # What it had cached is gone, or not known until it tells again.
-        cache.begin(is_complete=False)
-
-
-def _count(metrics: GatewayMetrics, change: EngineChange) -> None:
-    is_restarting = change.state is EngineState.RESTARTING
-    metrics.set_engine(change.engine, is_up=change.state is EngineState.UP, is_restarting=is_restarting)
-
-
-def _silence_s(
-    engine: Engine, dispatcher: EngineQueue, reports: SnapshotBoard, clock: Callable[[], float]
-) -> float:
-    """Return for how long an engine that tells of its calls has had some and told nothing."""
-    if engine.report_socket is None or dispatcher.busy_since_s is None:
+def _silence_s(handle: EngineHandle, clock: Callable[[], float]) -> float:
+    """Return for how long an engine that reports on its calls has had some and sent nothing."""
+    busy_since_s = handle.queue.busy_since_s
+    if not handle.sends_reports or busy_since_s is None:
         return 0.0
-    report = reports.get(engine.name)
-    last_s = dispatcher.busy_since_s if report is None else max(report.received_s, dispatcher.busy_since_s)
-    return clock() - last_s
+    return clock() - max(handle.telemetry.received_s or 0.0, busy_since_s)

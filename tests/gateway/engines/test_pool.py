@@ -122,12 +122,12 @@ async def test_a_program_with_long_prompts_stays_at_its_engine(balancer: str) ->
 async def test_the_pin_of_a_program_goes_with_the_program() -> None:
     async with serving(FakeBehaviour(), FakeBehaviour(), balancer="locality") as rig:
         await rig.chat("p", "word " * 400)
-        pool = rig.app.state.pool
-        assert set(pool._balancer.pins) == {"p"}
+        router = rig.app.state.router
+        assert set(router._balancer.pins) == {"p"}
         async with rig.client.delete(rig.url + "/autellix/v1/programs/p") as response:
             assert response.status == 204
-        assert not pool._balancer.pins
-        assert not pool._programs
+        assert not router._balancer.pins
+        assert not router._programs
 
 
 async def test_a_refused_call_leaves_no_pin_behind() -> None:
@@ -136,7 +136,7 @@ async def test_a_refused_call_leaves_no_pin_behind() -> None:
         body = {"model": "m", "messages": [{"role": "user", "content": "word " * 400}]}
         async with rig.client.post(rig.url + CHAT, json=body, headers={PROGRAM: "p"}) as response:
             assert response.status == 503
-        assert not rig.app.state.pool._balancer.pins
+        assert not rig.app.state.router._balancer.pins
 
 
 async def test_a_full_engine_leaves_calls_to_those_with_room() -> None:
@@ -168,7 +168,7 @@ async def test_no_call_goes_on_waiting_for_a_dead_engine_when_another_comes_back
             await engine.kill()
         waiting = [asyncio.create_task(rig.chat(f"p{at}")) for at in range(4)]
         pool = rig.app.state.pool
-        await until(lambda: sum(member.dispatcher.held_count for member in pool) == 4)
+        await until(lambda: sum(len(member.queue) for member in pool) == 4)
         assert (await rig.text("/readyz"))[0] == 503
         await rig.engines[1].start()
         assert set(await asyncio.gather(*waiting)) == {(200, "fake-1")}
@@ -201,7 +201,7 @@ async def test_calls_in_line_for_a_drained_engine_go_elsewhere() -> None:
     async with serving(slow, slow, max_in_flight=1) as rig:
         calls = [asyncio.create_task(rig.chat(f"p{at}")) for at in range(6)]
         pool = rig.app.state.pool
-        await until(lambda: pool.get("fake-0").dispatcher.held_count == 2)
+        await until(lambda: len(pool.get("fake-0").queue) == 2)
         assert (await rig.ask("POST", "/fake-0/drain"))[1]["held_calls"] == 0
         answers = await asyncio.gather(*calls)
         assert Counter(answers) == {(200, "fake-0"): 1, (200, "fake-1"): 5}
@@ -295,4 +295,4 @@ async def test_an_engine_that_was_slow_once_gets_calls_again() -> None:
 async def test_one_engine_costs_the_balancer_nothing() -> None:
     async with serving(FakeBehaviour(), balancer="locality") as rig:
         await rig.chat("p", "word " * 400)
-        assert not rig.app.state.pool._balancer.pins
+        assert not rig.app.state.router._balancer.pins

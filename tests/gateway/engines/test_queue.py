@@ -271,7 +271,7 @@ async def test_a_gateway_that_drains_refuses_waiting_and_fresh_calls_and_ends_th
         await rig.engine.wait_until(lambda: len(rig.engine.calls) == 1)
         held = asyncio.create_task(post(rig, "held"))
         await until_held(rig, 1)
-        rig.app.state.pool.end()
+        rig.app.state.pool.shut_down()
         for status, headers, answer in (await held, await post(rig, "fresh")):
             assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
             assert answer["error"]["code"] == "shutting_down"

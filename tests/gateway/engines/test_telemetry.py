@@ -1,35 +1,28 @@
-"""The last report of each engine."""
+"""The latest snapshot of an engine."""
 
 from __future__ import annotations
 
 from tests.gateway.snapshots import snapshot, standing
 
-from autellix_backend.core.snapshot import EngineSnapshot
-from autellix_backend.gateway.engines.telemetry import SnapshotBoard
+from autellix_backend.gateway.engines.telemetry import EngineTelemetry
 
 
-def test_the_last_report_stays_with_its_age() -> None:
+def test_the_last_snapshot_stays_with_its_age() -> None:
     now = [10.0]
-    reports = SnapshotBoard(lambda: now[0])
-    assert reports.get("a") is None
-    reports.take("a", snapshot())
+    telemetry = EngineTelemetry(lambda: now[0])
+    assert (telemetry.snapshot, telemetry.received_s, telemetry.age_s) == (None, None, None)
+    telemetry.replace(snapshot())
     now[0] = 11.0
     last = snapshot(standing("p", place=1, level=1))
-    reports.take("a", last)
-    found = reports.get("a")
-
-    assert found is not None
-    assert (found.snapshot, found.received_s) == (last, 11.0)
-    reports.forget("a")
-    reports.forget("a")
-    assert reports.get("a") is None
+    telemetry.replace(last)
+    now[0] = 13.5
+    assert (telemetry.snapshot, telemetry.received_s, telemetry.age_s) == (last, 11.0, 2.5)
+    telemetry.forget()
+    telemetry.forget()
+    assert (telemetry.snapshot, telemetry.age_s) == (None, None)
 
 
-def test_a_listener_learns_of_each_report_and_the_one_before() -> None:
-    told: list[tuple[str, EngineSnapshot | None, EngineSnapshot]] = []
-    reports = SnapshotBoard(lambda: 0.0, lambda *report: told.append(report))
+def test_each_snapshot_is_exchanged_for_the_one_before() -> None:
+    telemetry = EngineTelemetry(lambda: 0.0)
     first, second = snapshot(step=1), snapshot(step=2)
-    reports.take("a", first)
-    reports.take("a", second)
-
-    assert told == [("a", None, first), ("a", first, second)]
+    assert [telemetry.replace(first), telemetry.replace(second)] == [None, first]

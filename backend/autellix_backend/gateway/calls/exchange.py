@@ -15,9 +15,9 @@ from autellix_backend.gateway.calls.registry import CallRegistry, OpenCall, Outc
 from autellix_backend.gateway.calls.sse import StreamEndSplitter, error_event, holds_error, receipt_comment
 from autellix_backend.gateway.calls.usage import StreamTail, read_usage
 from autellix_backend.gateway.engines.handle import EngineHandle
-from autellix_backend.gateway.engines.pool import Assignment, EnginePool
-from autellix_backend.gateway.engines.queue import ElsewhereError, Slot
-from autellix_backend.gateway.engines.upstream import response_headers
+from autellix_backend.gateway.engines.pool import EnginePool
+from autellix_backend.gateway.engines.router import Assignment, Router
+from autellix_backend.gateway.engines.upstream import EngineResetError, response_headers
 from autellix_backend.gateway.errors import (
     EngineTimeoutError,
     EngineUnavailableError,
@@ -33,14 +33,16 @@ class Exchange:
     def __init__(
         self,
         pool: EnginePool,
-        seat: Assignment,
+        router: Router,
+        assignment: Assignment,
         desk: CallRegistry,
         call: OpenCall,
         dialect: Dialect,
         send: Send,
     ) -> None:
         self._pool = pool
-        self._seat = seat
+        self._router = router
+        self._assignment = assignment
         self._desk = desk
         self._call = call
         self._dialect = dialect
@@ -57,8 +59,8 @@ class Exchange:
         try:
             while not await self._attempt(headers, body):
                 self._desk.recall(self._call)
-                self._pool.move(self._seat)
-                self._call.engine = self._seat.member.name
+                self._router.reassign(self._assignment)
+                self._call.engine = self._assignment.handle.name
         except GatewayError as error:
             self._outcome = _outcome_of(error)
             error.receipt.update(self._receipt_headers(self._call.level))
@@ -86,60 +88,61 @@ class Exchange:
 
     async def _attempt(self, headers: Mapping[str, str], body: CallBody) -> bool:
         """Send the call when its turn comes; return False if it is to be sent again."""
-        try:
-            async with self._member.dispatcher.slot(self._call) as slot:
-                return await self._send_to_engine(slot, headers, body)
-        except ElsewhereError:
-            return False
+        async with self._pool.turn(self._handle, self._call.queued) as may_send:
+            return may_send and await self._send_to_engine(headers, body)
 
-    async def _send_to_engine(self, slot: Slot, headers: Mapping[str, str], body: CallBody) -> bool:
-        upstream = self._member.upstream
+    async def _send_to_engine(self, headers: Mapping[str, str], body: CallBody) -> bool:
+        upstream, path = self._handle.upstream, self._dialect.path
         sent = engine_headers(
             headers, upstream.kind, self._call.identity.program, session_header=upstream.session_header
         )
         try:
-            response = await upstream.post(self._dialect.path, sent, lambda: self._encode(body))
-            slot.reached()
-            await self._relay(slot, response)
+            try:
+                response = await upstream.send("POST", path, sent, self._encode(body))
+            except EngineResetError:
+                upstream.on_retry()
+                response = await upstream.send("POST", path, sent, self._encode(body), is_retry=True)
+            self._handle.queue.on_reached(self._call.queued)
+            await self._relay(response)
         except EngineUnavailableError as error:
             if error.is_unsent:
-                slot.unreached()
+                self._handle.queue.on_unreached(self._call.queued)
             else:
-                await self._consider_repeat(slot, error)
+                await self._consider_repeat(error)
             return False
         return True
 
     @property
-    def _member(self) -> EngineHandle:
+    def _handle(self) -> EngineHandle:
         """The engine that the call is at."""
-        return self._seat.member
+        return self._assignment.handle
 
     @property
     def _wants_usage(self) -> bool:
         """Whether anybody needs the token counts of the answer; an account has them too."""
-        return self._desk.wants_usage or not self._member.has_accounts
+        return self._desk.wants_usage or not self._handle.sends_reports
 
     @property
     def _has_account(self) -> bool:
         """Whether its engine tells what the call cost."""
-        return self._dialect.takes_identity and self._member.has_accounts
+        return self._dialect.takes_identity and self._handle.sends_reports
 
-    async def _consider_repeat(self, slot: Slot, error: EngineUnavailableError) -> None:
+    async def _consider_repeat(self, error: EngineUnavailableError) -> None:
         """Raise the error again unless the call may go to the engine that comes after the one that died."""
-        if self._has_begun or not await self._member.dispatcher.has_died(slot):
+        if self._has_begun or not await self._has_died():
             raise error
         if self._was_repeated:
             # The call may be what kills engines: nobody's library is to send it a third time by itself.
             error.can_retry = False
             raise error
         self._was_repeated = True
-        self._member.dispatcher.count_repeat()
+        self._desk.count_repeat(self._call)
 
-    async def _relay(self, slot: Slot, response: aiohttp.ClientResponse) -> None:
+    async def _relay(self, response: aiohttp.ClientResponse) -> None:
         if response.status >= 400:
-            await self._relay_error(slot, response)
+            await self._relay_error(response)
         elif response.content_type == "text/event-stream":
-            await self._relay_stream(slot, response)
+            await self._relay_stream(response)
         else:
             await self._relay_body(response)
 
@@ -147,11 +150,11 @@ class Exchange:
         self._desk.send(self._call)
         call = self._call
         args = call.engine_args() if self._dialect.takes_identity else {}
-        return engine_body(body, self._member.upstream.kind, args, tenant=call.tenant.name)
+        return engine_body(body, self._handle.upstream.kind, args, tenant=call.tenant.name)
 
-    async def _relay_error(self, slot: Slot, response: aiohttp.ClientResponse) -> None:
-        content = await self._member.upstream.read(response)
-        if response.status >= 500 and await self._member.dispatcher.has_died(slot):
+    async def _relay_error(self, response: aiohttp.ClientResponse) -> None:
+        content = await self._handle.upstream.read(response)
+        if response.status >= 500 and await self._has_died():
             raise self._death()
         self._outcome = Outcome.REJECTED
         await self._desk.settle(self._call, self._outcome, has_account=False)
@@ -159,7 +162,7 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": content})
 
     async def _relay_body(self, response: aiohttp.ClientResponse) -> None:
-        content = await self._member.upstream.read(response)
+        content = await self._handle.upstream.read(response)
         if self._wants_usage:
             self._call.usage = read_usage(content)
         receipt = await self._desk.settle(self._call, Outcome.OK, has_account=self._has_account)
@@ -168,13 +171,13 @@ class Exchange:
         await self._start(response, content_length=len(content), level=receipt.level or self._call.level)
         await self._send({"type": "http.response.body", "body": content})
 
-    async def _relay_stream(self, slot: Slot, response: aiohttp.ClientResponse) -> None:
+    async def _relay_stream(self, response: aiohttp.ClientResponse) -> None:
         splitter = StreamEndSplitter(self._dialect.stream_ends)
         end = StreamTail() if self._wants_usage else None
         try:
             tail = b""
-            async for chunk in self._member.upstream.chunks(response):
-                if holds_error(chunk) and await self._member.dispatcher.has_died(slot):
+            async for chunk in self._handle.upstream.chunks(response):
+                if holds_error(chunk) and await self._has_died():
                     raise self._death()
                 await self._begin_stream(response)
                 head, found = (b"", chunk) if tail else splitter.feed(chunk)
@@ -203,6 +206,9 @@ class Exchange:
             await self._start(response, content_length=None, level=self._call.level)
             self._is_stream_open = True
 
+    async def _has_died(self) -> bool:
+        return await self._handle.queue.has_died(self._call.queued)
+
     def _death(self) -> EngineUnavailableError:
         return EngineUnavailableError(f"engine {self._call.engine} died while it answered")
 
@@ -226,7 +232,7 @@ class Exchange:
         if content_length is not None:
             headers.append((b"content-length", str(content_length).encode()))
         self._has_begun = True
-        self._seat.admission.release()
+        self._assignment.admission.release()
         await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
 
     def _receipt_headers(self, level: int) -> dict[str, str]:

@@ -18,10 +18,12 @@ from typing import Protocol
 
 import msgspec
 
+from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import Order, make_policy
 from autellix_backend.core.report import EngineReport
 from autellix_backend.gateway.calls.usage import Usage
+from autellix_backend.gateway.engines.queue import QueuedCall
 from autellix_backend.gateway.http.requests import RequestFacts
 from autellix_backend.gateway.identity.identity import Identity
 from autellix_backend.gateway.tenancy.limiter import Limiter, Permit
@@ -98,17 +100,28 @@ class OpenCall:
     """What the answer said of its tokens; read only where somebody asks for it."""
     sent_s: float | None = None
     """When it was last sent to the engine."""
-    held_s: float = 0.0
-    """How long it waited at the gateway before it was sent."""
-    held_counted_s: float = 0.0
-    """The part of that which counts for its program's wait/service ratio."""
-    lost_s: float | None = None
-    """Since when no connection to the engine has come about for it."""
     receipt: Receipt | None = None
     """Set when the call is settled."""
     engine: str = ""
     """The engine that it is sent to, perhaps another one for each attempt."""
     body_bytes: int = 0
+    queued: QueuedCall = field(init=False)
+    """Its waiting in the queues before engines."""
+
+    def __post_init__(self) -> None:
+        self.queued = QueuedCall(
+            Arrival(
+                self.key,
+                self.identity.program,
+                thread_id=self.identity.thread,
+                tenant=self.tenant.name,
+                weight=self.tenant.weight,
+                service_s=self.inherited.program_service_s,
+                inherited_s=self.inherited.service_s,
+                wait_s=self.inherited.wait_s,
+                expected_s=self.inherited.expected_s,
+            )
+        )
 
     def engine_args(self) -> dict[str, str | float]:
         """Return what the engine is told, in vllm_xargs."""
@@ -257,6 +270,10 @@ class CallRegistry:
         call.sent_s = None
         self._open[call.engine_key] = call
 
+    def count_repeat(self, call: OpenCall) -> None:
+        """Count a call that is sent again because its engine died."""
+        self._metrics.dispatch.redispatches.labels(call.engine).inc()
+
     def deliver(self, account: EngineReport) -> None:
         """Take one account from an engine; what no call waits for is counted and dropped."""
         call = self._open.get(account.call_id)
@@ -335,7 +352,7 @@ class CallRegistry:
         return Receipt(
             call_id=call.identity.call,
             program_id=call.shown_program,
-            wait_s=call.held_s,
+            wait_s=call.queued.wait_s,
             service_s=self._estimated_service_s(call, now) if did_work else 0.0,
             estimated=True,
         )
@@ -388,7 +405,7 @@ def _call_end(call: OpenCall, receipt: Receipt, outcome: Outcome) -> CallEnd:
         outcome=outcome.value,
         services_s=tuple(account.service_s for account in accounts) or (receipt.service_s,),
         wait_s=receipt.wait_s,
-        table_wait_s=call.held_counted_s + sum(account.table_wait_s for account in accounts),
+        table_wait_s=call.queued.counted_wait_s + sum(account.table_wait_s for account in accounts),
         # What the engine used is what it had; it may know more of a program than the gateway.
         inherited_service_s=max((a.inherited_service_s for a in accounts), default=call.entry_service_s),
         is_estimated=receipt.estimated,
@@ -414,7 +431,7 @@ def _accounted(call: OpenCall) -> Receipt:
     return Receipt(
         call_id=call.identity.call,
         program_id=call.shown_program,
-        wait_s=call.held_s + max(account.wait_s for account in accounts),
+        wait_s=call.queued.wait_s + max(account.wait_s for account in accounts),
         service_s=sum(account.service_s for account in accounts),
         preemptions=sum(account.preemptions for account in accounts),
         demotions=sum(account.demotions for account in accounts),

@@ -1,4 +1,4 @@
-"""One engine of the pool, with all that leads to it and comes from it."""
+"""One engine of the pool with everything that the gateway keeps for it."""
 
 from __future__ import annotations
 
@@ -13,60 +13,66 @@ from autellix_backend.core.snapshot import EngineSnapshot
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.kv_events import KvEventListener
 from autellix_backend.engines.supervisor import Supervisor
+from autellix_backend.gateway.engines.bounds import AdmissionBounds
 from autellix_backend.gateway.engines.queue import EngineQueue
+from autellix_backend.gateway.engines.reachability import Reachability
 from autellix_backend.gateway.engines.report_receiver import ReportReceiver
+from autellix_backend.gateway.engines.telemetry import EngineTelemetry
 from autellix_backend.gateway.engines.upstream import Upstream
+from autellix_backend.observe.dispatch_metrics import DispatchMetrics
 
 
 @dataclass(slots=True, eq=False)
 class EngineHandle:
-    """An engine, its supervisor, the way to it, and what the gateway knows of its load."""
+    """An engine with its supervisor, queue and connections, and the gateway's view of its load."""
 
     engine: Engine
     supervisor: Supervisor
-    dispatcher: EngineQueue
+    queue: EngineQueue
+    bounds: AdmissionBounds
+    reachability: Reachability
     upstream: Upstream
-    usual_slots: int
-    """Calls that it is taken to run at once, until it tells."""
+    telemetry: EngineTelemetry
+    default_slots: int
+    """The slots that it is assumed to have until it sends a snapshot."""
     receiver: ReportReceiver | None = None
     cache: CacheMap | None = None
-    """What its cache holds, where it publishes that."""
+    """The programs' tokens in its KV cache, if it publishes KV events."""
     kv_events: KvEventListener | None = None
-    """Keeps the map true."""
+    """Keeps `cache` up to date."""
     open_calls: int = 0
-    """Requests of this gateway that it has, or that wait for it here."""
+    """Requests of this gateway that it has, or that are queued for it here."""
     is_draining: bool = False
-    """Whether it is sent no further calls."""
+    """Whether it gets no further calls."""
     is_leaving: bool = False
-    """Whether it is removed when its last call has ended."""
+    """Whether it is removed with the end of its last call."""
     speed: Speed = field(default_factory=Speed)
-    snapshot: EngineSnapshot | None = None
-    _reported_calls: int = 0
-    """How many of our calls were open when it last told of its queues."""
+    _snapshot_calls: int = 0
+    """How many of our calls were open when its last snapshot arrived."""
 
     @property
     def name(self) -> str:
-        """The name that receipts show."""
+        """Return the name that receipts show."""
         return self.engine.name
 
     @property
-    def has_accounts(self) -> bool:
-        """Whether it tells what calls cost."""
+    def sends_reports(self) -> bool:
+        """Whether it reports what calls cost."""
         return self.engine.report_socket is not None
 
     @property
     def state(self) -> str:
-        """Say in a word what can be expected of it."""
+        """Return `leaving`, `draining`, or the supervisor's state."""
         if self.is_leaving:
             return "leaving"
         return "draining" if self.is_draining else self.supervisor.state.value
 
     def is_accepting(self) -> bool:
-        """Say whether calls may be sent to it; no I/O."""
-        return not self.is_draining and self.dispatcher.can_send()
+        """Return whether calls may be sent to it; no I/O."""
+        return not self.is_draining and self.reachability.can_send()
 
     def open(self) -> None:
-        """Listen to it and watch it; must be called in the event loop."""
+        """Start receiving its reports and supervising it; must be called in the event loop."""
         if self.receiver is not None:
             self.receiver.open()
         if self.kv_events is not None:
@@ -75,7 +81,7 @@ class EngineHandle:
         self.supervisor.open()
 
     async def close(self) -> None:
-        """Undo open(); its connections end. The engine itself goes on."""
+        """Undo open() and close the connections; the engine itself goes on."""
         await self.supervisor.close()
         await self.upstream.close()
         if self.kv_events is not None:
@@ -83,25 +89,35 @@ class EngineHandle:
         if self.receiver is not None:
             self.receiver.close()
 
-    def take(self, snapshot: EngineSnapshot) -> None:
-        """Keep what it tells of its queues."""
-        self.snapshot = snapshot
-        self._reported_calls = self.open_calls
+    def take(self, snapshot: EngineSnapshot) -> EngineSnapshot | None:
+        """Keep a snapshot that it sent; return the one before."""
+        self._snapshot_calls = self.open_calls
+        return self.telemetry.replace(snapshot)
+
+    def measure(self, metrics: DispatchMetrics) -> None:
+        """Set the gauges of its queue."""
+        metrics.set_queue(
+            self.name,
+            held_calls=len(self.queue),
+            unanswered_calls=self.bounds.calls,
+            unanswered_bytes=self.bounds.size_bytes,
+            is_breaker_open=not self.reachability.is_breaker_closed,
+        )
 
     def load(self, program_id: str, fastest: SpeedEstimate, *, is_accepting: bool) -> EngineLoad:
-        """Return its load at this moment, and what it has cached of a program.
+        """Return its load at this moment, and the cached tokens of a program.
 
-        Our own calls are counted here and now; what its last snapshot has beyond them are other gateways'.
+        Our own calls are counted here; what its last snapshot holds beyond them are other gateways' calls.
         The fastest engine's speed stands in for its own while that is stale.
         """
-        snapshot = self.snapshot if self.supervisor.is_up else None
-        slots, others, kv_tokens = self.usual_slots, 0, math.inf
+        snapshot = self.telemetry.snapshot if self.supervisor.is_up else None
+        slots, others, kv_tokens = self.default_slots, 0, math.inf
         if snapshot is not None:
             slots = max(1, snapshot.slots)
-            others = max(0, snapshot.running + snapshot.waiting - self._reported_calls)
+            others = max(0, snapshot.running + snapshot.waiting - self._snapshot_calls)
             kv_tokens = snapshot.kv_total_blocks * snapshot.kv_block_tokens
         calls = self.open_calls + others
-        # Short of KV blocks, it runs fewer calls than it has slots.
+        # An engine that is short of KV blocks runs fewer calls than it has slots.
         is_short = snapshot is not None and snapshot.is_block_short
         running = min(calls, snapshot.running if snapshot is not None and is_short else slots)
         speed = self.speed.estimate(fastest)
@@ -119,4 +135,4 @@ class EngineHandle:
 
 
 MakeHandle = Callable[[Engine], EngineHandle]
-"""Builds the way to an engine that has been started."""
+"""Builds the handle of an engine that has been started."""

@@ -1,10 +1,6 @@
-"""The engines behind one gateway: which of them gets a call, and how engines join and leave.
+"""The engines behind one gateway: how they join, drain and leave, and how queued calls get to one of them.
 
-Each call is given a seat at the engine that the balancer chooses. It may change its seat until the first byte
-of its answer: when its engine dies, goes away, or is drained while the call still waits at the gateway. An
-engine that is drained gets no further calls; one that is removed leaves with the last of its calls.
-
-With one engine nothing is chosen, and nothing is remembered of programs.
+A drained engine gets no further calls. A removed engine leaves with the end of its last call.
 """
 
 from __future__ import annotations
@@ -13,56 +9,39 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Iterator
 
-from autellix_backend.core.balance import Balancer, FinishedCall
-from autellix_backend.core.balance.speed import fastest
-from autellix_backend.core.errors import NoEngineError
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.supervisor import EngineChange
-from autellix_backend.gateway.calls.registry import OpenCall, Outcome
 from autellix_backend.gateway.engines.handle import EngineHandle, MakeHandle
-from autellix_backend.gateway.engines.prompt_lengths import PromptLengths
-from autellix_backend.gateway.engines.queue import Admission
+from autellix_backend.gateway.engines.queue import QueuedCall
 from autellix_backend.gateway.errors import ConflictError, EngineUnavailableError, NotFoundError
 
+JUDGE_PERIOD_S = 0.2
+"""How often the calls are judged that are queued for an engine which cannot be sent any."""
+
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class Assignment:
-    """Where a call is answered: an engine, and the call's part of the bounds before it."""
-
-    member: EngineHandle
-    admission: Admission
-    program_id: str
-    prompt_tokens: int
 
 
 class EnginePool:
     """The engines by name, in the operator's order."""
 
-    def __init__(self, balancer: Balancer, make_handle: MakeHandle, on_left: Callable[[str], None]) -> None:
-        """Begin without engines.
+    def __init__(self, make_handle: MakeHandle, on_left: Callable[[str], None]) -> None:
+        """Create an empty pool.
 
         Args:
-            balancer: Chooses where there is a choice.
-            make_handle: Builds the way to an engine.
-            on_left: Is told the name of an engine that has left.
+            make_handle: Builds the handle of an engine that joins.
+            on_left: Is called with the name of an engine that has left.
         """
-        self._balancer = balancer
-        self._make_member = make_handle
+        self._make_handle = make_handle
         self._on_left = on_left
         self._handles: dict[str, EngineHandle] = {}
         self._listeners: list[Callable[[EngineChange], None]] = []
-        self._prompts = PromptLengths()
-        self._programs: set[str] = set()
-        """Those with a call since they entered the table; the balancer may remember them."""
         self._departures: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
         self._is_open = False
-        self.is_draining = False
-        """Whether the gateway ends, and takes no calls."""
+        self.is_shutting_down = False
+        """Whether the gateway takes no further calls."""
 
     def __iter__(self) -> Iterator[EngineHandle]:
         return iter(self._handles.values())
@@ -70,11 +49,15 @@ class EnginePool:
     def __len__(self) -> int:
         return len(self._handles)
 
+    def find(self, name: str) -> EngineHandle | None:
+        """Return an engine, None if there is none of this name."""
+        return self._handles.get(name)
+
     def get(self, name: str) -> EngineHandle:
-        """Return an engine's member.
+        """Return an engine.
 
         Raises:
-            NotFoundError: if there is no engine of this name.
+            NotFoundError: if there is none of this name.
         """
         if name not in self._handles:
             raise NotFoundError(f"there is no engine {name!r}", param="name")
@@ -95,231 +78,162 @@ class EnginePool:
             raise ConflictError(f"there is an engine {name!r} already", param="name")
 
     def subscribe(self, listener: Callable[[EngineChange], None]) -> None:
-        """Have a listener told of every change of an engine, also of those to come; it must not raise."""
+        """Call a listener at every change of any engine, present or future; it must not raise."""
         self._listeners.append(listener)
 
     def join(self, engine: Engine) -> EngineHandle:
-        """Send calls to an engine too, which has been started.
+        """Add an engine that has been started.
 
         Raises:
-            ConflictError: if there is an engine of its name.
+            ConflictError: if its name is taken.
         """
         self.check_free(engine.name)
-        member = self._make_member(engine)
-        member.supervisor.subscribe(self._tell)
-        member.dispatcher.may_leave = lambda: any(
-            other.is_accepting() for other in self if other is not member
-        )
-        self._handles[engine.name] = member
+        handle = self._make_handle(engine)
+        handle.supervisor.subscribe(self._on_change)
+        self._handles[engine.name] = handle
         if self._is_open:
-            member.open()
-        return member
+            handle.open()
+            self._judge_queues()
+        return handle
 
     def drain(self, name: str) -> EngineHandle:
-        """Send an engine no further calls; those that wait for it at the gateway go elsewhere.
+        """Give an engine no further calls; those that are queued for it move to other engines.
 
         Raises:
             NotFoundError: if there is no engine of this name.
             ConflictError: if it is the last that is not drained.
         """
-        member = self.get(name)
-        if not any(not other.is_draining for other in self if other is not member):
+        handle = self.get(name)
+        if not any(not other.is_draining for other in self if other is not handle):
             raise ConflictError(
                 f"{name} is the last engine that takes calls; expected another one to join first",
                 param="name",
             )
-        member.is_draining = True
-        member.dispatcher.retire()
-        return member
+        handle.is_draining = handle.queue.is_draining = True
+        self._judge_queues()
+        return handle
 
     def undrain(self, name: str) -> EngineHandle:
-        """Send a drained engine calls again; one that was not drained stays as it is.
+        """Give a drained engine calls again; one that was not drained stays as it is.
 
         Raises:
             NotFoundError: if there is no engine of this name.
-            ConflictError: if it is removed already, and leaves with its last call.
+            ConflictError: if it was removed, and leaves with its last call.
         """
-        member = self.get(name)
-        if member.is_leaving:
+        handle = self.get(name)
+        if handle.is_leaving:
             raise ConflictError(
                 f"{name} is leaving; expected it to be added again once it has left", param="name"
             )
-        member.is_draining = False
-        member.dispatcher.reinstate()
-        return member
+        handle.is_draining = handle.queue.is_draining = False
+        return handle
 
     def remove(self, name: str) -> EngineHandle:
         """Drain an engine and let it leave with its last call; raises as drain() does."""
-        member = self.drain(name)
-        member.is_leaving = True
-        self._let_go(member)
-        return member
+        handle = self.drain(name)
+        handle.is_leaving = True
+        self._part_if_unused(handle)
+        return handle
 
     def open(self) -> None:
-        """Listen to the engines and watch them; must be called in the event loop."""
+        """Open every engine's handle; must be called in the event loop."""
         self._is_open = True
-        for member in self:
-            member.open()
+        for handle in self:
+            handle.open()
 
     async def close(self) -> None:
-        """Undo open(); the engines go on."""
+        """Undo open(); the engines go on. May be called twice."""
         self._is_open = False
-        await asyncio.gather(*self._departures, *(member.close() for member in self))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        await asyncio.gather(*self._departures, *(handle.close() for handle in self))
 
-    def end(self) -> None:
-        """Take no more calls and refuse those that wait; the ones at the engines go on."""
-        self.is_draining = True
-        for member in self:
-            member.dispatcher.drain()
+    def shut_down(self) -> None:
+        """Take no more calls and refuse the queued ones; those at the engines go on."""
+        self.is_shutting_down = True
+        for handle in self:
+            handle.queue.shut_down()
 
-    def place(self, program_id: str, model: str | None, body_bytes: int) -> Assignment:
-        """Give a call that comes a seat at one of the engines; it must be left in the end.
+    @contextlib.asynccontextmanager
+    async def turn(self, handle: EngineHandle, call: QueuedCall) -> AsyncIterator[bool]:
+        """Wait for a call's turn at an engine, and hold a slot of the engine inside if it may be sent.
+
+        Yields:
+            Whether the call may be sent; otherwise it has to move, because only other engines accept calls.
 
         Raises:
-            EngineUnavailableError: if there is no engine at all.
-            OverloadedError: if too many calls wait already.
-            ShuttingDownError: if the gateway ends.
+            EngineUnavailableError: if the engine is gone for good, or does not come back in time.
+            ShuttingDownError: if the gateway shuts down meanwhile.
         """
-        prompt_tokens = self._prompts.estimate(model, body_bytes)
-        member = self._choose(program_id, prompt_tokens)
+        handle.queue.enter(call)
         try:
-            member = self._with_room(member, body_bytes)
-            admission = member.dispatcher.admit(body_bytes)
-        except BaseException:
-            self._forget_unless_begun(program_id)
-            raise
-        member.open_calls += 1
-        return Assignment(member, admission, program_id, prompt_tokens)
-
-    def move(self, seat: Assignment) -> None:
-        """Give a call a seat at another engine, if one takes calls."""
-        member = self._choose(seat.program_id, seat.prompt_tokens, avoided=seat.member)
-        if member is seat.member:
-            return
-        seat.admission.release()
-        # It was let in once, and is not refused for a bound that others have reached meanwhile.
-        seat.admission = member.dispatcher.take(seat.admission.size_bytes)
-        left, seat.member = seat.member, member
-        member.open_calls += 1
-        self._leave(left)
-
-    def leave(self, seat: Assignment) -> None:
-        """Take a call's seat back, for good."""
-        seat.admission.release()
-        self._leave(seat.member)
-        self._forget_unless_begun(seat.program_id)
-
-    def hold(self, call: OpenCall) -> str | None:
-        """Say why a call waits at the gateway; None if it does not."""
-        member = self._handles.get(call.engine)
-        return None if member is None else member.dispatcher.hold(call)
+            assert call.turn is not None
+            if not call.turn.done():
+                self._judge(handle)
+            yield await call.turn
+        finally:
+            handle.queue.leave(call)
+            self._judge_later()
 
     @contextlib.contextmanager
-    def visit(self) -> Iterator[EngineHandle]:
-        """Give a request that is no call to the first engine that takes any, inside."""
+    def use_any(self) -> Iterator[EngineHandle]:
+        """Hold the first engine that accepts calls, for a request that is no call."""
         if not self._handles:
             raise EngineUnavailableError("there is no engine")
-        candidates = [member for member in self if member.is_accepting()] or list(self)
-        member = candidates[0]
-        member.open_calls += 1
+        handle = next((handle for handle in self if handle.is_accepting()), next(iter(self)))
+        self.hold(handle)
         try:
-            yield member
+            yield handle
         finally:
-            self._leave(member)
+            self.release(handle)
 
-    def began(self, call: OpenCall) -> None:
-        """Learn that a call's program is in the table."""
-        self._programs.add(call.identity.program)
+    def hold(self, handle: EngineHandle) -> None:
+        """Count one more request at an engine, which does not leave until it is released."""
+        handle.open_calls += 1
 
-    def settled(self, call: OpenCall, outcome: Outcome, now: float) -> None:
-        """Learn from an answer how long prompts are, how fast its engine is, and what that has cached."""
-        receipt, usage = call.receipt, call.usage
-        # The counts of several choices do not say how long one prompt is.
-        if outcome is not Outcome.OK or call.record_count != 1 or receipt is None:
-            return
-        if receipt.prompt_tokens is not None:
-            prompt, written, cached = receipt.prompt_tokens, receipt.output_tokens or 0, receipt.cached_tokens
-            duration_s = receipt.service_s
-        elif usage is not None and call.sent_s is not None:
-            prompt, written, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
-            duration_s = now - call.sent_s
-        else:
-            return
-        self._prompts.learn(call.request.model, call.body_bytes, prompt)
-        member = self._handles.get(call.engine)
-        if member is not None:
-            member.speed.learn(
-                read_tokens=max(0, prompt - (cached or 0)), written_tokens=written, duration_s=duration_s
-            )
-        self._balancer.finished(
-            FinishedCall(
-                program_id=call.identity.program,
-                engine=call.engine,
-                prompt_tokens=prompt,
-                output_tokens=written,
-                cached_tokens=cached,
-            )
-        )
+    def release(self, handle: EngineHandle) -> None:
+        """Count one request less at an engine, which leaves with the last if it was removed."""
+        handle.open_calls -= 1
+        self._part_if_unused(handle)
 
-    def program_left(self, program_id: str) -> None:
-        """Forget a program that has left the table."""
-        self._programs.discard(program_id)
-        self._balancer.forget(program_id)
+    def _on_change(self, change: EngineChange) -> None:
+        if (handle := self._handles.get(change.engine)) is not None:
+            handle.queue.pump()
+        self._judge_queues()
+        for listener in self._listeners:
+            listener(change)
 
-    def _choose(
-        self, program_id: str, prompt_tokens: int, avoided: EngineHandle | None = None
-    ) -> EngineHandle:
-        """Choose an engine; one that is avoided only if there is no other."""
-        if len(self._handles) == 1:
-            return next(iter(self))
-        accepting = {member for member in self if member is not avoided and member.is_accepting()}
-        best = fastest(member.speed for member in accepting)
-        loads = [member.load(program_id, best, is_accepting=member in accepting) for member in self]
-        try:
-            name = self._balancer.assign(program_id, prompt_tokens, loads)
-        except NoEngineError:
-            return self._where_to_wait(avoided)
-        for member in self:
-            member.speed.on_call_placed(is_here=member.name == name)
-        return self._handles[name]
+    def _judge_queues(self) -> None:
+        for handle in self:
+            self._judge(handle)
+        self._judge_later()
 
-    def _where_to_wait(self, avoided: EngineHandle | None) -> EngineHandle:
-        """Return where a call waits while no engine takes calls; it moves on when one does."""
-        if avoided is not None:
-            return avoided
-        staying = [member for member in self if not member.is_draining]
-        if not staying:
-            raise EngineUnavailableError("there is no engine that takes calls")
-        return min(staying, key=lambda member: member.open_calls)
+    def _judge(self, handle: EngineHandle) -> None:
+        if handle.queue.is_blocked:
+            can_move = any(other.is_accepting() for other in self if other is not handle)
+            handle.queue.judge(can_move=can_move)
 
-    def _with_room(self, member: EngineHandle, body_bytes: int) -> EngineHandle:
-        """Return the engine, or if too many calls wait for it, the least used one that has room."""
-        if member.dispatcher.has_room(body_bytes):
-            return member
-        others = [other for other in self if other.is_accepting() and other.dispatcher.has_room(body_bytes)]
-        return min(others, key=lambda other: other.open_calls, default=member)
+    def _judge_later(self) -> None:
+        # Time alone may open a breaker again, or make a call give up.
+        if self._is_open and self._timer is None and any(handle.queue.is_blocked for handle in self):
+            self._timer = asyncio.get_running_loop().call_later(JUDGE_PERIOD_S, self._on_timer)
 
-    def _forget_unless_begun(self, program_id: str) -> None:
-        if program_id not in self._programs:
-            # The store does not have it, so nobody will tell of its end.
-            self._balancer.forget(program_id)
+    def _on_timer(self) -> None:
+        self._timer = None
+        for handle in self:
+            handle.queue.pump()
+        self._judge_queues()
 
-    def _leave(self, member: EngineHandle) -> None:
-        member.open_calls -= 1
-        self._let_go(member)
-
-    def _let_go(self, member: EngineHandle) -> None:
-        if member.is_leaving and not member.open_calls and self._handles.pop(member.name, None) is not None:
-            task = asyncio.create_task(self._part(member))
+    def _part_if_unused(self, handle: EngineHandle) -> None:
+        is_over = handle.is_leaving and not handle.open_calls
+        if is_over and self._handles.pop(handle.name, None) is not None:
+            task = asyncio.create_task(self._part(handle))
             self._departures.add(task)
             task.add_done_callback(self._departures.discard)
 
-    async def _part(self, member: EngineHandle) -> None:
-        await member.close()
-        self._on_left(member.name)
-        await member.engine.stop()
-        logger.info("engine %s has left", member.name)
-
-    def _tell(self, change: EngineChange) -> None:
-        for listener in self._listeners:
-            listener(change)
+    async def _part(self, handle: EngineHandle) -> None:
+        await handle.close()
+        self._on_left(handle.name)
+        await handle.engine.stop()
+        logger.info("engine %s has left", handle.name)

@@ -1,49 +1,31 @@
-"""The engines' latest snapshots of their queues, as far as engines send them."""
+"""The latest snapshot that an engine has sent of its queues."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 from autellix_backend.core.snapshot import EngineSnapshot
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceivedSnapshot:
-    """A snapshot, and when it came."""
+class EngineTelemetry:
+    """One engine's latest snapshot, if the engine sends any and has sent one since it came up."""
 
-    snapshot: EngineSnapshot
-    received_s: float
-
-
-class SnapshotListener(Protocol):
-    """Who is told of snapshots; must not raise or block."""
-
-    def __call__(self, engine: str, before: EngineSnapshot | None, after: EngineSnapshot) -> None:
-        """Learn of a snapshot and of the one before it, if there was one."""
-        ...
-
-
-class SnapshotBoard:
-    """The last report of each engine; an engine without one sends none, or has not begun to."""
-
-    def __init__(self, clock: Callable[[], float], listener: SnapshotListener | None = None) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._listener = listener
-        self._reports: dict[str, ReceivedSnapshot] = {}
+        self.snapshot: EngineSnapshot | None = None
+        self.received_s: float | None = None
 
-    def take(self, engine: str, snapshot: EngineSnapshot) -> None:
-        """Keep a snapshot in place of the one before."""
-        before = self._reports.get(engine)
-        self._reports[engine] = ReceivedSnapshot(snapshot=snapshot, received_s=self._clock())
-        if self._listener is not None:
-            self._listener(engine, before.snapshot if before else None, snapshot)
+    @property
+    def age_s(self) -> float | None:
+        """Return the time since the snapshot arrived."""
+        return None if self.received_s is None else self._clock() - self.received_s
 
-    def get(self, engine: str) -> ReceivedSnapshot | None:
-        """Return an engine's last report."""
-        return self._reports.get(engine)
+    def replace(self, snapshot: EngineSnapshot) -> EngineSnapshot | None:
+        """Keep a snapshot; return the one before."""
+        before, self.snapshot = self.snapshot, snapshot
+        self.received_s = self._clock()
+        return before
 
-    def forget(self, engine: str) -> None:
-        """Drop the report of an engine that ended; it need not have one."""
-        self._reports.pop(engine, None)
+    def forget(self) -> None:
+        """Drop the snapshot of an engine that is no longer up."""
+        self.snapshot = self.received_s = None

@@ -1,8 +1,8 @@
-"""The way to the engine: connections, which headers cross, one retry, and errors in the gateway's terms."""
+"""Requests to one engine: connections, the headers that cross, and errors translated to the gateway's."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 import aiohttp
 from multidict import CIMultiDictProxy
@@ -42,10 +42,14 @@ _NOT_RETURNED = frozenset(
     }
 )
 
-# A reset says nothing of the call, which may be sent again; without a connection nobody is there.
+# After a reset the request may be sent again; without a connection the engine is not there.
 _UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _RESETS = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError)
 _FAILURES = (aiohttp.ClientError, TimeoutError, OSError)
+
+
+class EngineResetError(EngineUnavailableError):
+    """The engine reset the connection before it answered; the request may be sent once more."""
 
 
 class Upstream:
@@ -61,27 +65,27 @@ class Upstream:
         hides_keys: bool = False,
         session_header: str | None = None,
     ) -> None:
-        """Prepare the way.
+        """Create a closed connection pool.
 
         Args:
-            engine: Where to.
+            engine: The engine to send requests to.
             settings: Timeouts.
-            on_retry: Is told of each request that is sent again.
-            api_key: What the engine is shown instead of the client's key.
+            on_retry: Is called for each request that is sent again.
+            api_key: The key for the engine, in place of the client's.
             hides_keys: Whether clients' keys are the gateway's own, which no engine may see.
-            session_header: In which header the engine is told the program, beside its own kind's.
+            session_header: The header that carries the program id, beside that of the engine's kind.
         """
         self._engine = engine
         self._authorization = None if api_key is None else f"Bearer {api_key}"
         self._hides_keys = hides_keys or api_key is not None
         self.session_header = session_header
         self._settings = settings
-        self._on_retry = on_retry
+        self.on_retry = on_retry
         self._session: aiohttp.ClientSession | None = None
 
     @property
     def kind(self) -> EngineKind:
-        """Return whose fields the engine takes."""
+        """Return the engine's kind, which decides what fields it takes."""
         return self._engine.kind
 
     def open(self) -> None:
@@ -105,22 +109,55 @@ class Upstream:
     async def forward(
         self, method: str, target: str, headers: Mapping[str, str], data: bytes | None
     ) -> aiohttp.ClientResponse:
-        """Send any request; `target` is path and query, escaped as they go; raises as post() does."""
-        return await self._send_twice(lambda: self._send(method, target, headers, data))
+        """Send a request as send() does, and once more after a reset."""
+        try:
+            return await self.send(method, target, headers, data)
+        except EngineResetError:
+            self.on_retry()
+            return await self.send(method, target, headers, data, is_retry=True)
 
-    async def post(
-        self, path: str, headers: Mapping[str, str], data: Callable[[], bytes]
+    async def send(
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        data: bytes | None,
+        *,
+        is_retry: bool = False,
     ) -> aiohttp.ClientResponse:
-        """Send a POST request; return the response at its head, its body to be read or closed.
+        """Send a request; return the response at its head, its body to be read or closed.
+
+        Args:
+            method: The HTTP method.
+            target: Path and query, escaped as they go.
+            headers: The headers that cross; see request_headers().
+            data: The body.
+            is_retry: Whether the request was sent before, so that the engine may know of it.
 
         Raises:
-            EngineUnavailableError: if the engine is gone, or resets the connection twice.
+            EngineResetError: if the engine resets the connection, and the request may be sent once more.
+            EngineUnavailableError: if the engine is gone, or resets the connection of a retry.
             EngineTimeoutError: if it does not answer in time.
         """
-        return await self._send_twice(lambda: self._send("POST", path, headers, data()))
+        assert self._session is not None, "the app's lifespan has not begun"
+        url = URL(self._engine.base_url + target, encoded=True)
+        if not is_retry and not self._engine.is_alive():
+            raise self._unavailable(ConnectionError("it is not running"), is_unsent=True)
+        try:
+            return await self._session.request(
+                method, url, data=data, headers=self._with_our_key(headers), allow_redirects=False
+            )
+        except _UNSENT as error:
+            raise self._unavailable(error, is_unsent=not is_retry) from error
+        except _RESETS as error:
+            if is_retry:
+                raise self._unavailable(error) from error
+            raise EngineResetError(f"engine {self._engine.name} reset the connection") from error
+        except _FAILURES as error:
+            raise self._translate(error) from error
 
     async def read(self, response: aiohttp.ClientResponse) -> bytes:
-        """Read a whole body; if that is cut short, close the connection, so that the engine aborts the call.
+        """Read a whole body; close the connection of one that is cut short, so that the engine aborts it.
 
         Raises:
             EngineUnavailableError: if the engine dies meanwhile.
@@ -129,7 +166,7 @@ class Upstream:
         try:
             return await response.read()
         except _FAILURES as error:
-            raise self.translate(error) from error
+            raise self._translate(error) from error
         finally:
             if not response.content.at_eof():
                 response.close()
@@ -140,42 +177,17 @@ class Upstream:
             async for chunk in response.content.iter_any():
                 yield chunk
         except _FAILURES as error:
-            raise self.translate(error) from error
+            raise self._translate(error) from error
 
-    def translate(self, error: Exception, *, is_unsent: bool = False) -> GatewayError:
-        """Return the gateway's error for one of the client library's."""
-        if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):
+    def _translate(self, error: Exception) -> GatewayError:
+        if isinstance(error, TimeoutError):
             return EngineTimeoutError(f"engine {self._engine.name} did not answer in time")
+        return self._unavailable(error)
+
+    def _unavailable(self, error: Exception, *, is_unsent: bool = False) -> EngineUnavailableError:
         reason = self._engine.failure() or str(error) or type(error).__name__
         message = f"engine {self._engine.name} is not reachable: {reason}"
         return EngineUnavailableError(message, is_unsent=is_unsent)
-
-    async def _send_twice(
-        self, send: Callable[[], Awaitable[aiohttp.ClientResponse]]
-    ) -> aiohttp.ClientResponse:
-        if not self._engine.is_alive():
-            raise self.translate(ConnectionError("it is not running"), is_unsent=True)
-        was_reset = False
-        try:
-            try:
-                return await send()
-            except _UNSENT:
-                raise
-            except _RESETS:
-                was_reset = True
-                self._on_retry()
-                return await send()
-        except _FAILURES as error:
-            raise self.translate(error, is_unsent=isinstance(error, _UNSENT) and not was_reset) from error
-
-    async def _send(
-        self, method: str, path: str, headers: Mapping[str, str], data: bytes | None
-    ) -> aiohttp.ClientResponse:
-        assert self._session is not None, "the app's lifespan has not begun"
-        url = URL(self._engine.base_url + path, encoded=True)
-        return await self._session.request(
-            method, url, data=data, headers=self._with_our_key(headers), allow_redirects=False
-        )
 
     def _with_our_key(self, headers: Mapping[str, str]) -> Mapping[str, str]:
         if not self._hides_keys:

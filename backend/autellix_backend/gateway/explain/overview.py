@@ -7,7 +7,6 @@ from collections.abc import Callable
 from autellix_backend.gateway.calls.registry import CallRegistry, OpenCall
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.pool import EnginePool
-from autellix_backend.gateway.engines.telemetry import SnapshotBoard
 from autellix_backend.gateway.explain.situation import EngineView, OpenCallView, Situation
 
 
@@ -18,12 +17,10 @@ class Overview:
         self,
         pool: EnginePool,
         desk: CallRegistry,
-        reports: SnapshotBoard,
         clock: Callable[[], float],
     ) -> None:
         self._pool = pool
         self._desk = desk
-        self._reports = reports
         self._clock = clock
 
     def now(self) -> float:
@@ -36,17 +33,16 @@ class Overview:
 
     def view(self, member: EngineHandle) -> EngineView:
         """Return what is known of an engine."""
-        report = self._reports.get(member.name)
         failure = None
         if not member.supervisor.is_up:
             failure = member.engine.failure() or member.supervisor.problem
         return EngineView(
             name=member.name,
             failure=failure,
-            sends_snapshots=member.has_accounts,
-            # What a dead engine told last is no longer so.
-            snapshot=report.snapshot if report is not None and failure is None else None,
-            age_s=self._clock() - report.received_s if report is not None and failure is None else None,
+            sends_snapshots=member.sends_reports,
+            # The last snapshot of a dead engine is out of date.
+            snapshot=member.telemetry.snapshot if failure is None else None,
+            age_s=member.telemetry.age_s if failure is None else None,
         )
 
     def situation(self) -> Situation:
@@ -63,5 +59,9 @@ class Overview:
             open_s=self._clock() - call.start_s,
             level=call.level,
             entry_service_s=call.entry_service_s,
-            held=self._pool.hold(call),
+            held=self._why_queued(call),
         )
+
+    def _why_queued(self, call: OpenCall) -> str | None:
+        handle = self._pool.find(call.engine)
+        return None if handle is None else handle.queue.why_queued(call.key)

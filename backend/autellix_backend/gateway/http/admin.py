@@ -56,7 +56,7 @@ class AdminApi:
 
     async def readyz(self, _request: Request) -> Response:
         """Say whether calls can be answered, and with what less than all; 503 with the reason if not."""
-        if self._pool.is_draining:
+        if self._pool.is_shutting_down:
             raise ShuttingDownError
         if not any(member.supervisor.is_up and not member.is_draining for member in self._pool):
             raise EngineUnavailableError(_problem(self._pool))
@@ -68,7 +68,7 @@ class AdminApi:
         self._tenants.of(request.scope).check_admin("the page of metrics")
         self._measure_engines()
         for member in self._pool:
-            member.dispatcher.measure()
+            member.measure(self._metrics.dispatch)
         counts = await self._store.counts()
         self._metrics.set_held(
             programs=counts.programs, sessions=counts.sessions, active_calls=counts.active_calls

@@ -16,6 +16,7 @@ from autellix_backend.gateway.calls.dialects import Dialect
 from autellix_backend.gateway.calls.exchange import Exchange
 from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.gateway.engines.pool import EnginePool
+from autellix_backend.gateway.engines.router import Router
 from autellix_backend.gateway.http.requests import ClientGoneError, read_body, read_headers, read_request
 from autellix_backend.gateway.http.watches import disconnected
 from autellix_backend.gateway.identity.identity import Placement, read_identity
@@ -30,6 +31,7 @@ class CallEndpoint:
         self,
         dialect: Dialect,
         pool: EnginePool,
+        router: Router,
         desk: CallRegistry,
         guard: SessionTokens,
         placement: Placement,
@@ -39,6 +41,7 @@ class CallEndpoint:
     ) -> None:
         self._dialect = dialect
         self._pool = pool
+        self._router = router
         self._desk = desk
         self._guard = guard
         self._placement = placement
@@ -59,16 +62,16 @@ class CallEndpoint:
         identity = self._placement.place(admitted, body.fields, tenant)
         # Before the call begins: whatever fails from then on has to settle it.
         request = read_request(self._dialect.path, headers, body.fields)
-        seat = self._pool.place(identity.program, request.model, len(data))
+        assignment = self._router.assign(identity.program, request.model, len(data))
         try:
             call = await self._desk.begin(
-                tenant, identity, body.record_count, len(data), engine=seat.member.name
+                tenant, identity, body.record_count, len(data), engine=assignment.handle.name
             )
             call.request = request
-            exchange = Exchange(self._pool, seat, self._desk, call, self._dialect, send)
+            exchange = Exchange(self._pool, self._router, assignment, self._desk, call, self._dialect, send)
             await self._watch(exchange, headers, body, receive)
         finally:
-            self._pool.leave(seat)
+            self._router.release(assignment)
 
     async def _watch(
         self, exchange: Exchange, headers: Mapping[str, str], body: CallBody, receive: Receive

@@ -47,8 +47,8 @@ class PassthroughEndpoint:
         self, scope: Scope, target: str, headers: Mapping[str, str], body: bytes, send: Send
     ) -> None:
         forwarded = request_headers(headers)
-        with self._pool.visit() as member:
-            upstream = member.upstream
+        with self._pool.use_any() as handle:
+            upstream = handle.upstream
             response = await upstream.forward(scope["method"], target, forwarded, body or None)
             await self._answer(upstream, response, scope["path"], send)
 

@@ -1,0 +1,160 @@
+"""The choice of an engine for each call, and what the balancer learns from settled calls.
+
+A call may change its engine until the first byte of its answer: when the engine dies, leaves, or is drained
+while the call is queued. With one engine there is no choice, and nothing is remembered of programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autellix_backend.core.balance import Balancer, FinishedCall
+from autellix_backend.core.balance.speed import fastest
+from autellix_backend.core.errors import NoEngineError
+from autellix_backend.gateway.calls.registry import OpenCall, Outcome
+from autellix_backend.gateway.engines.bounds import Admission
+from autellix_backend.gateway.engines.handle import EngineHandle
+from autellix_backend.gateway.engines.pool import EnginePool
+from autellix_backend.gateway.engines.prompt_lengths import PromptLengths
+from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
+
+
+@dataclass(slots=True, eq=False)
+class Assignment:
+    """The engine of a call, and the call's share of the engine's bounds."""
+
+    handle: EngineHandle
+    admission: Admission
+    program_id: str
+    prompt_tokens: int
+    """The estimated length of its prompt."""
+
+
+class Router:
+    """Assigns calls to the engines of a pool."""
+
+    def __init__(self, pool: EnginePool, balancer: Balancer, on_refusal: Callable[[str], None]) -> None:
+        self._pool = pool
+        self._on_refusal = on_refusal
+        self._balancer = balancer
+        self._prompts = PromptLengths()
+        self._programs: set[str] = set()
+        """The programs that have had a call since they entered the process table."""
+
+    def assign(self, program_id: str, model: str | None, body_bytes: int) -> Assignment:
+        """Assign an arriving call to an engine; it has to be released in the end.
+
+        Raises:
+            EngineUnavailableError: if there is no engine at all.
+            OverloadedError: if too many calls wait already.
+            ShuttingDownError: if the gateway shuts down.
+        """
+        prompt_tokens = self._prompts.estimate(model, body_bytes)
+        try:
+            handle = self._with_room(self._choose(program_id, prompt_tokens), body_bytes)
+            if self._pool.is_shutting_down:
+                self._on_refusal("draining")
+                raise ShuttingDownError
+            admission = handle.bounds.admit(body_bytes)
+        except BaseException:
+            self._forget_unless_begun(program_id)
+            raise
+        self._pool.hold(handle)
+        return Assignment(handle, admission, program_id, prompt_tokens)
+
+    def reassign(self, assignment: Assignment) -> None:
+        """Move a call to another engine, if one accepts calls."""
+        left = assignment.handle
+        handle = self._choose(assignment.program_id, assignment.prompt_tokens, avoided=left)
+        if handle is left:
+            return
+        assignment.admission.release()
+        # It was admitted once, and is not refused for a bound that others have reached meanwhile.
+        assignment.admission = handle.bounds.take(assignment.admission.size_bytes)
+        assignment.handle = handle
+        self._pool.hold(handle)
+        self._pool.release(left)
+
+    def release(self, assignment: Assignment) -> None:
+        """End a call's assignment."""
+        assignment.admission.release()
+        self._pool.release(assignment.handle)
+        self._forget_unless_begun(assignment.program_id)
+
+    def began(self, call: OpenCall) -> None:
+        """Note that a call's program is in the process table."""
+        self._programs.add(call.identity.program)
+
+    def settled(self, call: OpenCall, outcome: Outcome, now: float) -> None:
+        """Learn from an answer how long prompts are, how fast its engine is, and what that has cached."""
+        receipt, usage = call.receipt, call.usage
+        # The counts of several choices do not say how long one prompt is.
+        if outcome is not Outcome.OK or call.record_count != 1 or receipt is None:
+            return
+        if receipt.prompt_tokens is not None:
+            prompt, written, cached = receipt.prompt_tokens, receipt.output_tokens or 0, receipt.cached_tokens
+            duration_s = receipt.service_s
+        elif usage is not None and call.sent_s is not None:
+            prompt, written, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
+            duration_s = now - call.sent_s
+        else:
+            return
+        self._prompts.learn(call.request.model, call.body_bytes, prompt)
+        handle = self._pool.find(call.engine)
+        if handle is not None:
+            handle.speed.learn(
+                read_tokens=max(0, prompt - (cached or 0)), written_tokens=written, duration_s=duration_s
+            )
+        self._balancer.finished(
+            FinishedCall(
+                program_id=call.identity.program,
+                engine=call.engine,
+                prompt_tokens=prompt,
+                output_tokens=written,
+                cached_tokens=cached,
+            )
+        )
+
+    def program_left(self, program_id: str) -> None:
+        """Forget a program that has left the process table."""
+        self._programs.discard(program_id)
+        self._balancer.forget(program_id)
+
+    def _choose(
+        self, program_id: str, prompt_tokens: int, avoided: EngineHandle | None = None
+    ) -> EngineHandle:
+        """Choose an engine; an avoided one only if there is no other."""
+        if len(self._pool) == 1:
+            return next(iter(self._pool))
+        accepting = {handle for handle in self._pool if handle is not avoided and handle.is_accepting()}
+        best = fastest(handle.speed for handle in accepting)
+        loads = [handle.load(program_id, best, is_accepting=handle in accepting) for handle in self._pool]
+        try:
+            chosen = self._pool.get(self._balancer.assign(program_id, prompt_tokens, loads))
+        except NoEngineError:
+            return self._where_to_wait(avoided)
+        for handle in self._pool:
+            handle.speed.on_call_placed(is_here=handle is chosen)
+        return chosen
+
+    def _where_to_wait(self, avoided: EngineHandle | None) -> EngineHandle:
+        """Return the engine that a call waits for while none accepts calls; it moves on when one does."""
+        if avoided is not None:
+            return avoided
+        staying = [handle for handle in self._pool if not handle.is_draining]
+        if not staying:
+            raise EngineUnavailableError("there is no engine that takes calls")
+        return min(staying, key=lambda handle: handle.open_calls)
+
+    def _with_room(self, handle: EngineHandle, body_bytes: int) -> EngineHandle:
+        """Return the engine, or the least used one with room if too many calls wait for it."""
+        if handle.bounds.has_room(body_bytes):
+            return handle
+        others = [other for other in self._pool if other.is_accepting() and other.bounds.has_room(body_bytes)]
+        return min(others, key=lambda other: other.open_calls, default=handle)
+
+    def _forget_unless_begun(self, program_id: str) -> None:
+        if program_id not in self._programs:
+            # The store does not have the program, so its end will not be published.
+            self._balancer.forget(program_id)
