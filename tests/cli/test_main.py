@@ -42,7 +42,7 @@ def error_of(capsys: pytest.CaptureFixture[str]) -> str:
             "engine.extra_args: --port is set by autellix",
         ),
         (["serve", "m", "--config", "/nowhere"], "--config: cannot read /nowhere"),
-        (["serve", "m", "--port", "0", "--engine-url", "http://127.0.0.1:1"], "engine.url: is given beside"),
+        (["serve", "--engine", "host:80"], "engine.urls (from --engine): is 'host:80'; expected an http://"),
     ],
 )
 def test_bad_input_is_one_clear_line(
@@ -145,6 +145,35 @@ def test_the_top_help_loads_no_subcommand() -> None:
     assert (
         subprocess.run([sys.executable, "-c", code], check=False, stdout=subprocess.DEVNULL).returncode == 0
     )
+
+
+def test_help_needs_the_standard_library_only() -> None:
+    """Without any extra, the help lists the commands, and a command names the extra it needs."""
+    code = (
+        "import sys\n"
+        "class Standard:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        root = name.partition('.')[0]\n"
+        "        if root not in sys.stdlib_module_names and not root.startswith('autellix'):\n"
+        "            raise ModuleNotFoundError(f'no {root}', name=root)\n"
+        "sys.meta_path.insert(0, Standard())\n"
+        "from autellix_backend.cli.main import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", code, *arguments]
+        return subprocess.run(command, check=False, capture_output=True, text=True)
+
+    help_page = run("--help")
+    assert (help_page.returncode, help_page.stderr) == (0, "")
+    assert "list the programs of a gateway" in help_page.stdout
+    for name, extra in (("serve", "vllm"), ("ps", "backend"), ("sim", "lab")):
+        failed = run(name)
+        assert failed.returncode == 2
+        assert "which is not installed; expected `pip install" in failed.stderr
+        assert f"'autellix[{extra}]'" in failed.stderr
+        assert "Traceback" not in failed.stderr
 
 
 def test_demo_model_prints_its_folder(

@@ -81,7 +81,7 @@ def test_serves_a_remote_engine_until_sigterm(tmp_path: Path, capsys: pytest.Cap
         engine = FakeEngine()
         await engine.start()
         try:
-            return await serve_and(make_settings(tmp_path, url=engine.base_url), capsys, use)
+            return await serve_and(make_settings(tmp_path, urls=(engine.base_url,)), capsys, use)
         finally:
             await engine.stop()
 
@@ -129,7 +129,7 @@ def test_a_dead_engine_leaves_a_gateway_that_answers_503(
             assert response.status == 503
             assert "told to die" in (await response.json())["error"]["message"]
 
-    assert asyncio.run(serve_and(make_settings(tmp_path, restart=False), capsys, use)) == 0
+    assert asyncio.run(serve_and(make_settings(tmp_path, max_restarts=0), capsys, use)) == 0
     assert fake_replica.pid is None
 
 
@@ -197,7 +197,7 @@ def test_sigterm_lets_running_calls_end_and_takes_no_more(
         engine = slow_engine()
         await engine.start()
         settings = replace(
-            make_settings(tmp_path, url=engine.base_url),
+            make_settings(tmp_path, urls=(engine.base_url,)),
             gateway=GatewaySettings(port=0, shutdown_grace_s=20.0),
         )
         server = asyncio.create_task(serve(settings))
@@ -235,7 +235,7 @@ def test_calls_that_outlast_the_grace_are_told_the_end(
         await engine.start()
         gateway = GatewaySettings(port=0, shutdown_grace_s=grace_s)
         server = asyncio.create_task(
-            serve(replace(make_settings(tmp_path, url=engine.base_url), gateway=gateway))
+            serve(replace(make_settings(tmp_path, urls=(engine.base_url,)), gateway=gateway))
         )
         root = await wait_ready(capsys, [])
         async with aiohttp.ClientSession() as client:
@@ -279,15 +279,15 @@ def test_an_unreachable_remote_engine_is_an_error(tmp_path: Path, monkeypatch: p
     """A remote engine that does not answer is named with its address."""
     monkeypatch.setattr("autellix_backend.engines.remote.DEFAULT_PATIENCE_S", 0.0)
 
-    with pytest.raises(EngineError, match=r"engine\.url: http://127\.0\.0\.1:1 does not answer"):
-        asyncio.run(serve(make_settings(tmp_path, url="http://127.0.0.1:1")))
+    with pytest.raises(EngineError, match=r"engine\.urls: http://127\.0\.0\.1:1 does not answer"):
+        asyncio.run(serve(make_settings(tmp_path, urls=("http://127.0.0.1:1",))))
 
 
 def test_a_recording_that_cannot_be_written_shows_before_the_engine_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "absent" / "trace.jsonl"
-    arguments = ["serve", "--port", "0", "--engine-url", "http://127.0.0.1:1", "--record", str(path)]
+    arguments = ["serve", "--port", "0", "--engine", "http://127.0.0.1:1", "--record", str(path)]
     assert main(arguments) == 2
     assert f"gateway.record_path: cannot write {path}" in capsys.readouterr().err
 
@@ -331,7 +331,7 @@ def test_sighup_reads_the_tenants_anew(tmp_path: Path, capsys: pytest.CaptureFix
     async def main() -> int:
         engine = FakeEngine()
         await engine.start()
-        settings = make_settings(tmp_path, url=engine.base_url)
+        settings = make_settings(tmp_path, urls=(engine.base_url,))
         settings = replace(settings, gateway=replace(settings.gateway, tenants_file=path))
         try:
             return await serve_and(settings, capsys, use)

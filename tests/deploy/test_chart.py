@@ -169,7 +169,7 @@ def test_engines_have_the_gateways_policy() -> None:
     told = PluginSettings.from_additional_config(json.loads(given["--additional-config"]))
     expected = SchedulerConfig.from_mapping({"policy": "plas", "bounds": [0.5, 2], "period_steps": 4})
     assert told.scheduler == expected
-    assert told.accounting_socket is None
+    assert told.report_socket is None
 
 
 def test_extra_arguments_replace_none_of_ours() -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.deploy.chart import DEPLOY
 
 from autellix_backend.cli.serve import LAST_WORDS_S
-from autellix_backend.engines.replica import EXIT_MARGIN_S
+from autellix_backend.engines.replica import EXIT_MARGIN_S, SHUTDOWN_TIMEOUT_S
 from autellix_backend.engines.vllm_command import RESERVED_ARGUMENTS, SCHEDULER_CLASS
 from autellix_backend.settings import Settings, load_settings
 from autellix_backend.vllm_plugin.settings import PluginSettings
@@ -65,7 +65,7 @@ def test_a_gateway_has_the_time_to_drain_that_it_takes() -> None:
     """With engines of its own too."""
     settings = Settings()
     longest_s = settings.gateway.shutdown_grace_s + LAST_WORDS_S
-    longest_s += settings.engine.shutdown_timeout_s + EXIT_MARGIN_S
+    longest_s += SHUTDOWN_TIMEOUT_S + EXIT_MARGIN_S
     assert int(directives(GATEWAY)["TimeoutStopSec"]) >= longest_s
 
 

@@ -23,7 +23,7 @@ def names(**engine: object) -> list[tuple[str, str]]:
 
 def test_one_model_or_one_url_is_one_engine(tmp_path: Path) -> None:
     assert names(model="m", state_dir=tmp_path) == [("replica-0", "")]
-    assert names(url=URLS[0]) == [("remote-0", URLS[0])]
+    assert names(urls=URLS[:1]) == [("remote-0", URLS[0])]
 
 
 def test_replicas_and_running_engines_mix(tmp_path: Path) -> None:
@@ -34,7 +34,6 @@ def test_replicas_and_running_engines_mix(tmp_path: Path) -> None:
 
 def test_running_engines_need_no_model() -> None:
     assert [name for name, _ in names(urls=URLS)] == ["remote-0", "remote-1"]
-    assert [name for name, _ in names(url="http://zero:0", urls=URLS)] == ["remote-0", "remote-1", "remote-2"]
 
 
 def test_replicas_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +64,7 @@ def test_host_memory_for_kv_blocks_is_that_of_the_machine(
     with pytest.raises(SettingsError, match=r"engine.kv_host_gib: is 32 for each of 2 engines.*64\.0 GiB"):
         names(model="m", state_dir=tmp_path, kv_host_gib=32, replicas=2)
     with pytest.raises(SettingsError, match=r"engine.kv_host_gib: is given without engine.model"):
-        names(url=URLS[0], kv_host_gib=1)
+        names(urls=URLS[:1], kv_host_gib=1)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf")])

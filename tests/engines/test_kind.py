@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from autellix_backend.engines.factory import make_engine
+from autellix_backend.engines.factory import make_engines
 from autellix_backend.engines.kind import EngineKind, detect_kind
 from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.settings import AUTO_KIND, ENGINE_KINDS, EngineSettings, Settings, SettingsError
@@ -60,8 +60,8 @@ async def test_a_remote_engine_learns_what_it_is(answers: dict[str, str], kind: 
 
 async def test_a_kind_that_is_given_is_not_asked_for() -> None:
     async with answering(VLLM) as url:
-        settings = Settings(engine=EngineSettings(url=url, kind="sglang"))
-        engine = make_engine(settings)
+        settings = Settings(engine=EngineSettings(urls=(url,), kind="sglang"))
+        (engine,) = make_engines(settings)
         await engine.start()
         assert engine.kind is EngineKind.SGLANG
 

@@ -21,6 +21,7 @@ import pytest
 from tests.ray_cluster import NODES
 from tests.waiting import PATIENCE_S
 
+from autellix_backend.engines import ray_replica
 from autellix_backend.engines.base import EngineError
 from autellix_backend.engines.ray_replica import RayCluster, RayReplica
 from autellix_backend.engines.supervisor import EngineState, Supervisor
@@ -49,8 +50,6 @@ def settings_for(ray_cluster: Any, folder: Path, *extra_args: str, **ray: Any) -
             extra_args=extra_args,
             state_dir=folder,
             startup_timeout_s=60.0,
-            shutdown_timeout_s=1.0,
-            restart_delay_s=0.01,
         ),
         ray=RaySettings(address=ray_cluster.address, **ray),
     )
@@ -106,9 +105,10 @@ class TestOnACluster:
         assert (await made[0].probe(5)).problem is not None
 
     async def test_more_engines_than_there_is_room_for_fail_in_time(
-        self, ray_cluster: Any, tmp_path: Path
+        self, ray_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        settings = settings_for(ray_cluster, tmp_path, cpus=NODES + 1.0, placement_timeout_s=1.0)
+        monkeypatch.setattr(ray_replica, "PLACEMENT_TIMEOUT_S", 1.0)
+        settings = settings_for(ray_cluster, tmp_path, cpus=NODES + 1.0)
         with pytest.raises(EngineError, match="found no node with room within 1 s"):
             async with replicas(settings, 1):
                 pass

@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from tests.engines.test_replica import is_running, make_replica, read_pids
 from tests.waiting import PATIENCE_S
 
+from autellix_backend.engines import supervisor
 from autellix_backend.engines.base import Engine, EngineError, EngineUnreachableError
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
 from autellix_backend.settings import EngineSettings
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 UP, DOWN, RESTARTING, FAILED = EngineState.UP, EngineState.DOWN, EngineState.RESTARTING, EngineState.FAILED
-QUICK: dict[str, Any] = {"restart_delay_s": 0.01, "probe_period_s": 0.02, "probe_timeout_s": 30.0}
+QUICK = {"RESTART_DELAY_S": 0.01, "PROBE_TIMEOUT_S": 30.0}
 HANG_S = 1.0
 """After which a probe counts as unanswered, where one is: a loaded machine answers sooner."""
 
@@ -45,15 +48,19 @@ class Watched:
 
 
 @asynccontextmanager
-async def watched(engine: Engine, **settings: Any) -> AsyncIterator[Watched]:
+async def watched(
+    engine: Engine, constants: Mapping[str, float] = MappingProxyType({}), **settings: Any
+) -> AsyncIterator[Watched]:
+    """Watch an engine with short times; `constants` are the supervisor's."""
     await engine.start()
-    watch = Watched(engine, EngineSettings(**{**QUICK, **settings}))
-    watch.supervisor.open()
-    try:
-        yield watch
-    finally:
-        await watch.supervisor.close()
-        await engine.stop()
+    with patch.multiple(supervisor, **{**QUICK, **constants}):
+        watch = Watched(engine, EngineSettings(probe_period_s=0.02, **settings))
+        watch.supervisor.open()
+        try:
+            yield watch
+        finally:
+            await watch.supervisor.close()
+            await engine.stop()
 
 
 async def test_a_dead_engine_is_started_again() -> None:
@@ -84,7 +91,7 @@ class Unstartable(FakeEngine):
 
 async def test_an_engine_that_cannot_be_started_fails_with_its_reason() -> None:
     engine = Unstartable()
-    async with watched(engine, max_restarts=3, restart_window_s=50.0) as watch:
+    async with watched(engine, {"RESTART_WINDOW_S": 50.0}, max_restarts=3) as watch:
         await engine.kill("out of memory")
         await watch.wait_for(lambda: FAILED in watch.states)
         assert watch.states == [RESTARTING, RESTARTING, RESTARTING, FAILED]
@@ -97,16 +104,16 @@ async def test_an_engine_that_cannot_be_started_fails_with_its_reason() -> None:
 
 async def test_an_engine_stays_dead_where_no_restart_is_wanted() -> None:
     engine = FakeEngine()
-    async with watched(engine, restart=False) as watch:
+    async with watched(engine, max_restarts=0) as watch:
         await engine.kill("out of memory")
         await watch.wait_for(lambda: bool(watch.states))
         assert watch.states == [FAILED]
-        assert watch.changes[0].reason == ("out of memory; it is not restarted (engine.restart is off)")
+        assert watch.changes[0].reason == ("out of memory; it is not restarted (engine.max_restarts is 0)")
 
 
 async def test_a_hung_engine_is_killed_and_started_again() -> None:
     engine = FakeEngine()
-    async with watched(engine, max_failed_probes=2, probe_timeout_s=HANG_S) as watch:
+    async with watched(engine, {"MAX_FAILED_PROBES": 2, "PROBE_TIMEOUT_S": HANG_S}) as watch:
         engine.behaviour = replace(engine.behaviour, health_status=None)
         await watch.wait_for(lambda: RESTARTING in watch.states)
         engine.behaviour = replace(engine.behaviour, health_status=200)
@@ -134,7 +141,7 @@ async def test_an_engine_that_stalls_behind_a_healthy_server_is_started_again() 
 
 async def test_a_busy_engine_stays_up_while_probes_are_slow() -> None:
     engine = FakeEngine(FakeBehaviour(health_status=None))
-    async with watched(engine, max_failed_probes=1000, probe_timeout_s=0.01) as watch:
+    async with watched(engine, {"MAX_FAILED_PROBES": 1000, "PROBE_TIMEOUT_S": 0.01}) as watch:
         assert await watch.supervisor.check()
         assert watch.states == []
 
@@ -142,7 +149,7 @@ async def test_a_busy_engine_stays_up_while_probes_are_slow() -> None:
 @pytest.mark.parametrize("is_owned", [True, False])
 async def test_a_refused_probe_takes_an_engine_down_and_an_answered_one_up(is_owned: bool) -> None:
     engine = FakeEngine(is_owned=is_owned)
-    async with watched(engine, max_failed_probes=1000) as watch:
+    async with watched(engine, {"MAX_FAILED_PROBES": 1000}) as watch:
         engine.behaviour = replace(engine.behaviour, health_status=503)
         checks = [watch.supervisor.check() for _ in range(20)]
         assert not any(await asyncio.gather(*checks))
@@ -153,7 +160,7 @@ async def test_a_refused_probe_takes_an_engine_down_and_an_answered_one_up(is_ow
 
 async def test_an_engine_that_is_not_ours_is_never_killed() -> None:
     engine = FakeEngine(FakeBehaviour(health_status=500), is_owned=False)
-    async with watched(engine, max_failed_probes=1) as watch:
+    async with watched(engine, {"MAX_FAILED_PROBES": 1}) as watch:
         await watch.wait_for(lambda: watch.states == [DOWN])
         await asyncio.sleep(0.1)
         assert engine.is_alive()
@@ -168,7 +175,7 @@ async def test_a_real_process_comes_back(tmp_path: Path, end: signal.Signals, vi
     replica = make_replica(tmp_path, "--pid-file", str(pid_file))
 
     timeout_s = HANG_S if end is signal.SIGSTOP else PATIENCE_S
-    async with watched(replica, max_failed_probes=2, probe_timeout_s=timeout_s) as watch:
+    async with watched(replica, {"MAX_FAILED_PROBES": 2, "PROBE_TIMEOUT_S": timeout_s}) as watch:
         first = [replica.pid or 0, *read_pids(pid_file)]
         for pid in first if victim == "tree" else first[1:2]:
             os.kill(pid, end)
@@ -197,7 +204,7 @@ async def test_a_server_that_was_not_there_at_the_start_is_up_once_it_answers() 
     engine = LateServer()
     with pytest.raises(EngineUnreachableError):
         await engine.start()
-    watch = Watched(engine, EngineSettings(**QUICK))
+    watch = Watched(engine, EngineSettings(probe_period_s=0.02))
     watch.supervisor.open()
     try:
         await watch.wait_for(lambda: UP in watch.states)

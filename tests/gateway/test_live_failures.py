@@ -33,12 +33,7 @@ shutdown_grace_s = 60
 [engine]
 max_num_seqs = 4
 max_restarts = 8
-restart_window_s = 3600
-restart_delay_s = 0.1
 probe_period_s = 1
-probe_timeout_s = 10
-max_failed_probes = 2
-shutdown_timeout_s = 5
 stall_timeout_s = 20
 """
 

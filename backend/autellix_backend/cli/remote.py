@@ -9,14 +9,17 @@ import urllib.request
 from http.client import HTTPException
 from typing import Any
 
+from autellix_backend.errors import CommandError
 from autellix_backend.settings import client_environment
 from autellix_wire import API_PREFIX
 
 TIMEOUT_S = 10.0
 
 
-class RemoteError(Exception):
-    """A gateway does not answer, or not with what was asked for; the message is for the user."""
+class RemoteError(CommandError):
+    """A gateway does not answer, or answers with an error."""
+
+    exit_code = 1
 
 
 class RemoteGateway:

@@ -29,7 +29,7 @@ from autellix_backend.gateway.recording import recorder
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.observe import call_log, tracing
-from autellix_backend.settings import GatewaySettings, Given, Settings, SettingsError
+from autellix_backend.settings import GatewaySettings, RawValue, Settings, SettingsError
 
 EXIT_INTERRUPTED = 130
 EXIT_FAILURE = 1
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM."""
-    model = {"engine.model": Given(args.model, "MODEL")} if args.model is not None else {}
+    model = {"engine.model": RawValue(args.model, "MODEL")} if args.model is not None else {}
     settings = settings_from_args(args, model)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(settings))

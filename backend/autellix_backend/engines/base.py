@@ -14,9 +14,10 @@ from typing import Protocol, runtime_checkable
 
 from autellix_backend.engines.kind import EngineKind
 from autellix_backend.engines.probe import Health
+from autellix_backend.errors import CommandError
 
 
-class EngineError(Exception):
+class EngineError(CommandError):
     """An engine cannot serve; the message says why and what to do, and is fit to be shown to a user."""
 
 
@@ -45,6 +46,8 @@ class ModelNotFoundError(EngineError):
 class EngineStartError(EngineError):
     """The engine ended before it was ready, or was not ready in time; carries the end of its log."""
 
+    exit_code = 1
+
     def __init__(self, problem: str, log_path: Path, log_tail: str) -> None:
         super().__init__(f"engine: {problem}\nLast lines of {log_path}:\n{log_tail or '(the log is empty)'}")
         self.log_path = log_path
@@ -56,7 +59,7 @@ class EngineUnreachableError(EngineError):
 
     def __init__(self, url: str, problem: str) -> None:
         super().__init__(
-            f"engine.url: {url} {problem}; expected the root of a running OpenAI-compatible server"
+            f"engine.urls: {url} {problem}; expected the root of a running OpenAI-compatible server"
         )
         self.url = url
 

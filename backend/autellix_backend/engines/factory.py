@@ -15,38 +15,21 @@ from autellix_backend.engines.shares import core_shares, gpu_shares, visible_gpu
 from autellix_backend.engines.vllm_command import GIB, is_cpu_engine
 from autellix_backend.settings import (
     AUTO_KIND,
+    HTTP_URL,
     EngineSettings,
     Settings,
     SettingsError,
-    check_url,
     child_environment,
 )
-
-
-def make_engine(settings: Settings, *, name: str = "replica-0", stock: bool = False) -> Engine:
-    """Return the engine, not yet started: a remote one if there is a URL, else a replica of the model.
-
-    For the model `demo` the generated model is written first, if it is not there.
-
-    Raises:
-        SettingsError: if there is neither or both.
-        EngineError: if the demo model cannot be generated.
-    """
-    engine = settings.engine
-    if engine.url is not None and engine.model is not None:
-        raise SettingsError("engine.url", "is given beside engine.model", "one of the two")
-    if engine.url is not None:
-        return make_remote(engine, engine.url, name="remote-0")
-    return VllmReplica(replica_spec(settings, name=name, stock=stock), name=name)
 
 
 def make_engines(settings: Settings) -> list[Engine]:
     """Return all engines, not yet started: the replicas of the model, then the running ones.
 
     Raises:
-        SettingsError: if there is none, a URL in place of a model is given beside one, the machine has too
-            few GPUs, KV blocks are to have more host memory than it has, or that of an engine that is not
-            ours, or Ray is to place engines of no model, or engines whose KV events would have to travel.
+        SettingsError: if there is neither a model nor a URL, the machine has too few GPUs or less host memory
+            than KV blocks are to have, host memory is set for remote engines only, or Ray is to place engines
+            of no model or with KV events.
         EngineError: if the demo model cannot be generated.
     """
     engine = settings.engine
@@ -54,15 +37,12 @@ def make_engines(settings: Settings) -> list[Engine]:
     engines: list[Engine] = []
     if settings.ray.address is not None:
         engines += _ray_replicas(settings)
-    elif engine.model is not None and engine.replicas > 1 and engine.url is None:
+    elif engine.model is not None and engine.replicas > 1:
         engines += _replicas(settings)
-    elif engine.model is not None or engine.url is not None or not engine.urls:
-        engines.append(make_engine(settings))
-    first = 0 if engine.url is None else 1
-    engines += [
-        make_remote(engine, url, name=f"remote-{number}") for number, url in enumerate(engine.urls, first)
-    ]
-    return engines
+    elif engine.model is not None or not engine.urls:
+        engines.append(VllmReplica(replica_spec(settings)))
+    remotes = [make_remote(engine, url, name=f"remote-{number}") for number, url in enumerate(engine.urls)]
+    return [*engines, *remotes]
 
 
 def make_remote(settings: EngineSettings, url: str, *, name: str, kind: str | None = None) -> RemoteEngine:
@@ -71,7 +51,7 @@ def make_remote(settings: EngineSettings, url: str, *, name: str, kind: str | No
     Raises:
         SettingsError: if the address is none.
     """
-    check_url("engine.url", url)
+    HTTP_URL.check("engine.urls", url)
     kind = settings.kind if kind is None else kind
     return RemoteEngine(
         url,
@@ -117,7 +97,7 @@ def _replicas(settings: Settings) -> list[Engine]:
 
 def _ray_replicas(settings: Settings) -> list[Engine]:
     engine = settings.engine
-    if engine.model is None or engine.url is not None:
+    if engine.model is None:
         raise SettingsError(
             "ray.address", "is given without engine.model", "the model of the engines to place"
         )

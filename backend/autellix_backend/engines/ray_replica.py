@@ -21,10 +21,13 @@ from autellix_backend.engines.base import EngineError
 from autellix_backend.engines.kind import EngineKind
 from autellix_backend.engines.probe import Health, probe
 from autellix_backend.engines.ray_host import Place, ReplicaHost, Start
+from autellix_backend.engines.replica import SHUTDOWN_TIMEOUT_S
 from autellix_backend.engines.shares import workers_of_one
 from autellix_backend.engines.vllm_command import VLLM_SERVER, is_cpu_engine
 from autellix_backend.settings import ANY_CLUSTER, RaySettings, Settings
 
+PLACEMENT_TIMEOUT_S = 60.0
+"""A cluster with room places an actor in seconds; a longer wait would hide that it has none."""
 MARGIN_S = 15.0
 """How much longer than the server's own bound an answer of its actor may take."""
 SEND_PERIOD_S = 0.001
@@ -172,7 +175,7 @@ class RayReplica:
         """Drain the server, end it, and give its place back to Ray."""
         self._is_ready = False
         if self._host is not None:
-            limit_s = self._settings.engine.shutdown_timeout_s + MARGIN_S
+            limit_s = SHUTDOWN_TIMEOUT_S + MARGIN_S
             with contextlib.suppress(TimeoutError, self._ray.exceptions.RayError):
                 await _within(limit_s, self._host.stop.remote())
             self._drop()
@@ -210,13 +213,13 @@ class RayReplica:
         return actor.remote(self._settings, self._name, self._server)
 
     async def _start_on(self, host: Any) -> None:
-        wanted, engine = self._settings.ray, self._settings.engine
+        engine = self._settings.engine
         try:
-            place: Place = await _within(wanted.placement_timeout_s, host.place.remote())
+            place: Place = await _within(PLACEMENT_TIMEOUT_S, host.place.remote())
         except TimeoutError:
             raise RayError(
-                f"{self._name} found no node with room within {wanted.placement_timeout_s:g} s "
-                "(ray.placement_timeout_s); expected one with ray.cpus and ray.gpus of its own free"
+                f"{self._name} found no node with room within {PLACEMENT_TIMEOUT_S:g} s; "
+                "expected one with ray.cpus and ray.gpus of its own free"
             ) from None
         except self._ray.exceptions.RayError as error:
             raise RayError(f"{self._name} could not be placed: {_first_line(error)}") from error

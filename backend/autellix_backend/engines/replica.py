@@ -42,6 +42,8 @@ PROBE_PERIOD_S = 0.1
 PROBE_TIMEOUT_S = 2.0
 EXIT_PERIOD_S = 0.02
 EXIT_MARGIN_S = 5.0
+SHUTDOWN_TIMEOUT_S = 30.0
+"""How long vLLM drains: the gateway has drained its own calls before, so this is for other clients' calls."""
 """How much longer than the server's grace we wait for the guard to end it."""
 LOG_TAIL_LINES = 25
 LOG_TAIL_BYTES = 64 * 2**10
@@ -74,7 +76,7 @@ class ReplicaSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that win over our own: its share of the machine."""
     startup_timeout_s: float = 900.0
-    shutdown_timeout_s: float = 30.0
+    shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S
     """How long running calls may go on once the server is told to end."""
 
 

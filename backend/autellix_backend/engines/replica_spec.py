@@ -32,7 +32,6 @@ def replica_spec(settings: Settings, *, name: str = "replica-0", stock: bool = F
         extra_args=engine.extra_args,
         log_path=engine.log_dir / f"{name}.log",
         startup_timeout_s=engine.startup_timeout_s,
-        shutdown_timeout_s=engine.shutdown_timeout_s,
         stock=stock,
     )
 

@@ -23,6 +23,14 @@ from autellix_backend.engines.probe import Health
 from autellix_backend.engines.restarts import RestartPlan
 from autellix_backend.settings import EngineSettings
 
+RESTART_WINDOW_S = 600.0
+"""Restarts that lie further apart have causes of their own."""
+RESTART_DELAY_S = 1.0
+"""The wait before the second restart in the window; it doubles, so that a lasting fault spares the host."""
+PROBE_TIMEOUT_S = 10.0
+"""A loaded server answers its health path late, because one event loop serves all its requests."""
+MAX_FAILED_PROBES = 3
+"""Unanswered probes in a row that make an engine hung; a kill loses its running calls, so not the first."""
 LIVENESS_PERIOD_S = 0.25
 """How often the process is looked at, which costs no network."""
 DOWN_PERIOD_S = 1.0
@@ -63,8 +71,8 @@ class Supervisor:
         self._clock = clock
         self._plan = RestartPlan(
             limit=settings.max_restarts,
-            window_s=settings.restart_window_s,
-            first_delay_s=settings.restart_delay_s,
+            window_s=RESTART_WINDOW_S,
+            first_delay_s=RESTART_DELAY_S,
         )
         self._listeners: list[Callable[[EngineChange], None]] = []
         self._suspected = asyncio.Event()
@@ -128,7 +136,7 @@ class Supervisor:
         return self.is_up
 
     async def _check_once(self) -> None:
-        health = await self._engine.probe(self._settings.probe_timeout_s)
+        health = await self._engine.probe(PROBE_TIMEOUT_S)
         if health.problem is not None and not health.is_silent and self.state is EngineState.UP:
             self._become(EngineState.DOWN, f"{self._engine.name} {health.problem}")
         if health.problem is not None:
@@ -157,7 +165,7 @@ class Supervisor:
         elif self._is_stalled():
             await self._replace(f"it told nothing of its calls for {self._settings.stall_timeout_s:g} s")
         elif is_suspected or self._clock() >= self._next_probe_s:
-            await self._judge(await self._engine.probe(self._settings.probe_timeout_s))
+            await self._judge(await self._engine.probe(PROBE_TIMEOUT_S))
             period_s = self._settings.probe_period_s
             self._next_probe_s = self._clock() + (
                 period_s if self.state is EngineState.UP else min(period_s, DOWN_PERIOD_S)
@@ -169,7 +177,7 @@ class Supervisor:
             self._become(EngineState.UP, None)
             return
         self._failed_probes += 1
-        has_given_up = self._failed_probes >= self._settings.max_failed_probes
+        has_given_up = self._failed_probes >= MAX_FAILED_PROBES
         if has_given_up or not health.is_silent:
             self._become(EngineState.DOWN, f"{self._engine.name} {health.problem}")
         if has_given_up and self._may_replace:
@@ -177,7 +185,7 @@ class Supervisor:
 
     @property
     def _may_replace(self) -> bool:
-        return self._engine.is_owned and self._settings.restart
+        return self._engine.is_owned and self._settings.max_restarts > 0
 
     def _is_stalled(self) -> bool:
         limit_s = self._settings.stall_timeout_s
@@ -216,13 +224,14 @@ class Supervisor:
             self._become(EngineState.UP, None)
 
     def _delay_s(self) -> float | None:
-        return self._plan.next_delay_s(self._clock()) if self._settings.restart else None
+        return self._plan.next_delay_s(self._clock())
 
     def _resignation(self) -> str:
-        if not self._settings.restart:
-            return "it is not restarted (engine.restart is off)"
-        limit, window_s = self._settings.max_restarts, self._settings.restart_window_s
-        return f"it is not restarted again, after {limit} times within {window_s:g} s (engine.max_restarts)"
+        limit = self._settings.max_restarts
+        if not limit:
+            return "it is not restarted (engine.max_restarts is 0)"
+        times = f"{limit} times within {RESTART_WINDOW_S:g} s"
+        return f"it is not restarted again, after {times} (engine.max_restarts)"
 
     def _become(self, state: EngineState, reason: str | None) -> None:
         is_attempt = state is EngineState.RESTARTING

@@ -42,6 +42,10 @@ from autellix_backend.settings import GatewaySettings, Settings, TenantLimits
 from autellix_backend.stores.base import ProgramStore
 from autellix_backend.stores.factory import make_store
 
+BREAKER_FAILURES = 3
+"""Failed connections in a row that open the breaker: one may be chance, and each costs a call its wait."""
+BREAKER_COOLDOWN_S = 2.0
+"""Long enough to spare a dead server, short against the seconds that an engine needs to start."""
 USUAL_SLOTS = 256
 """vLLM's batch in sequences on most devices, where nothing says how large an engine's is."""
 
@@ -204,7 +208,7 @@ def _make_queue(
         metrics.refusals.labels("", reason).inc()
 
     limits = settings.engine
-    breaker = Breaker(failures=limits.breaker_failures, cooldown_s=limits.breaker_cooldown_s)
+    breaker = Breaker(failures=BREAKER_FAILURES, cooldown_s=BREAKER_COOLDOWN_S)
     reachability = Reachability(engine.name, supervisor, breaker, clock)
     queue = EngineQueue(
         _make_ordering(settings, engine),

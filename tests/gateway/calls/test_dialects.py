@@ -86,7 +86,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_error_event(serve: Any, row
 
 @named([row for row in DIALECTS if row.makes_call])
 async def test_errors_of_the_gateway_have_the_shape_of_the_path(serve: Any, row: Dialect) -> None:
-    async with serve(engine_settings={"restart": False}) as rig:
+    async with serve(engine_settings={"max_restarts": 0}) as rig:
         async with rig.client.post(rig.url + row.path, data=b"[") as response:
             assert response.status == 400
             assert_shape(await response.json(), row.errors)

@@ -18,6 +18,7 @@ from tests.serving import listening
 from autellix_backend.core.balance.speed import STALE_CALLS
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
+from autellix_backend.engines import supervisor
 from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import BalancerSettings, EngineSettings, GatewaySettings, Settings
 from autellix_backend.stores.memory import MemoryStore
@@ -59,6 +60,11 @@ class Rig:
         return [engine["name"] for engine in (await self.ask("GET", ""))[1]["engines"]]
 
 
+@pytest.fixture(autouse=True)
+def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "RESTART_DELAY_S", 0.0)
+
+
 @asynccontextmanager
 async def serving(
     *behaviours: FakeBehaviour,
@@ -75,7 +81,7 @@ async def serving(
         await fake.start()
     settings = Settings(
         gateway=GatewaySettings(recovery_wait_s=5.0),
-        engine=EngineSettings(restart_delay_s=0.0, **engine),
+        engine=EngineSettings(**engine),
         scheduler=SchedulerConfig(policy="plas"),
         balancer=BalancerSettings(name=balancer, threshold_tokens=threshold_tokens),
     )
@@ -149,7 +155,7 @@ async def test_a_full_engine_leaves_calls_to_those_with_room() -> None:
 async def test_calls_of_a_dying_engine_are_answered_by_the_others() -> None:
     # Slower than the fake engine's patience with its calls when it is killed.
     slow = FakeBehaviour(token_delay_s=0.2)
-    async with serving(slow, slow, slow, restart=False) as rig:
+    async with serving(slow, slow, slow, max_restarts=0) as rig:
         calls = [asyncio.create_task(rig.chat(f"p{at}")) for at in range(12)]
         dying = rig.engines[1]
         await dying.wait_until(lambda: len(dying.calls) == 4)

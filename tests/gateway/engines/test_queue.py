@@ -12,11 +12,18 @@ import openai
 import pytest
 from tests.waiting import PATIENCE_S
 
+from autellix_backend.engines import supervisor
+from autellix_backend.gateway import wiring
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine, Fault
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"model": "autellix.fake-model", "messages": [{"role": "user", "content": "hello"}]}
-QUICK = {"restart_delay_s": 0.01, "probe_period_s": 0.05}
+QUICK = {"probe_period_s": 0.05}
+
+
+@pytest.fixture(autouse=True)
+def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "RESTART_DELAY_S", 0.01)
 
 
 async def metric(rig: Any, name: str) -> float:
@@ -173,7 +180,7 @@ async def test_who_waited_long_enough_gets_a_503(serve: Any) -> None:
 
 
 async def test_nobody_waits_for_an_engine_that_stays_dead(serve: Any) -> None:
-    async with serve(engine_settings={"restart": False}) as rig:
+    async with serve(engine_settings={"max_restarts": 0}) as rig:
         await rig.engine.kill("it fell")
         async with asyncio.timeout(PATIENCE_S):
             status, _, answer = await post(rig)
@@ -244,12 +251,15 @@ async def test_calls_beyond_the_bounds_are_refused(serve: Any, bound: dict[str, 
         assert await metric(rig, "autellix_unanswered_bytes") == 0
 
 
-async def test_the_breaker_keeps_calls_from_an_engine_that_cannot_be_reached(serve: Any) -> None:
+async def test_the_breaker_keeps_calls_from_an_engine_that_cannot_be_reached(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A remote engine dies and returns: calls wait, and go on by themselves."""
 
     engine = FakeEngine(is_owned=False)
-    settings = {"probe_period_s": 100.0, "breaker_failures": 2, "breaker_cooldown_s": 0.3}
-    async with serve(engine=engine, has_socket=False, engine_settings=settings) as rig:
+    monkeypatch.setattr(wiring, "BREAKER_FAILURES", 2)
+    monkeypatch.setattr(wiring, "BREAKER_COOLDOWN_S", 0.3)
+    async with serve(engine=engine, has_socket=False, engine_settings={"probe_period_s": 100.0}) as rig:
         alive = engine.is_alive
         await engine.stop()
         # As a remote engine, which has no process to look at.

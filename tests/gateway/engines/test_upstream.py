@@ -10,6 +10,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
+from autellix_backend.gateway.engines import upstream
 from autellix_lab.fakes.engine import FakeEngine
 
 CHAT = "/v1/chat/completions"
@@ -97,7 +100,10 @@ async def test_an_engine_that_stops_in_mid_stream_ends_it_with_an_error_event(
         assert [view.end.outcome for view in program.calls] == ["timeout"]
 
 
-async def test_an_engine_that_takes_no_connection_gives_a_503_in_time(serve: Any) -> None:
+async def test_an_engine_that_takes_no_connection_gives_a_503_in_time(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstream, "CONNECT_TIMEOUT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, contextlib.ExitStack() as stack:
         address = listener.getsockname()
         # Nobody accepts: once the queue is full, the kernel drops further connection requests.
@@ -106,7 +112,7 @@ async def test_an_engine_that_takes_no_connection_gives_a_503_in_time(serve: Any
             filler.setblocking(False)
             filler.connect_ex(address)
         engine = UnreachableEngine(address)
-        async with serve(engine=engine, has_socket=False, connect_timeout_s=0.3, recovery_wait_s=0.5) as rig:
+        async with serve(engine=engine, has_socket=False, recovery_wait_s=0.5) as rig:
             started_s = time.monotonic()
             async with rig.client.post(rig.url + CHAT, json=HELLO) as response:
                 assert response.status == 503

@@ -197,7 +197,7 @@ async def test_an_engine_that_dies_mid_answer_gives_a_503(serve: Any) -> None:
 
 
 async def test_a_dead_engine_is_named_with_its_reason(serve: Any) -> None:
-    async with serve(engine_settings={"restart": False}) as rig:
+    async with serve(engine_settings={"max_restarts": 0}) as rig:
         assert await rig.get("/readyz") == (200, {"status": "ready"})
         await rig.engine.kill("exit status 139")
         status, answer = await rig.get("/readyz")

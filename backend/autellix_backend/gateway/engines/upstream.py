@@ -16,6 +16,9 @@ from autellix_backend.settings import GatewaySettings
 KEEPALIVE_TIMEOUT_S = 2.0
 """Less than vLLM's 5 s, so that the gateway never writes to a connection that the engine is closing."""
 
+CONNECT_TIMEOUT_S = 5.0
+"""Within a data centre connecting takes milliseconds; a longer wait would only delay the retry elsewhere."""
+
 FORWARDED_HEADERS = (
     "anthropic-beta",
     "anthropic-version",
@@ -93,7 +96,7 @@ class Upstream:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_TIMEOUT_S),
             timeout=aiohttp.ClientTimeout(
-                total=self._settings.upstream_timeout_s, sock_connect=self._settings.connect_timeout_s
+                total=self._settings.upstream_timeout_s, sock_connect=CONNECT_TIMEOUT_S
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autellix_backend.gateway.tenancy.tenants import DIGEST_PREFIX, KeyHolder, Tenant, Tenants
-from autellix_backend.settings import Given, Settings, SettingsError, TenantLimits, convert
+from autellix_backend.settings import RawValue, Settings, SettingsError, TenantLimits, convert
 
 UNLIMITED = "none"
 """What a limit says to lift a default of the settings."""
@@ -125,7 +125,7 @@ def _limits(table: Mapping[str, object], where: str, defaults: TenantLimits) -> 
             raise SettingsError(name, "is unknown", f"one of {', '.join(_LIMITS)}")
         raw = None if value == UNLIMITED else value
         try:
-            values[key] = convert(name, Given(raw, ""), _LIMITS[key])
+            values[key] = convert(name, RawValue(raw, ""), _LIMITS[key])
         except SettingsError as error:
             expected = f'{error.expected}, or "{UNLIMITED}"'
             raise SettingsError(error.field, error.problem, expected) from error

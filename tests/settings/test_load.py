@@ -13,7 +13,7 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.settings import (
     EngineSettings,
     GatewaySettings,
-    Given,
+    RawValue,
     Settings,
     SettingsError,
     child_environment,
@@ -27,7 +27,7 @@ from autellix_backend.settings.store import StoreSettings
 def load(
     environ: dict[str, str] | None = None,
     file: Path | None = None,
-    command_line: dict[str, Given] | None = None,
+    command_line: dict[str, RawValue] | None = None,
 ) -> Settings:
     return load_settings(file=file, environ=environ or {}, command_line=command_line)
 
@@ -50,7 +50,7 @@ def test_later_sources_win(tmp_path: Path) -> None:
     )
     environ = {"AUTELLIX_GATEWAY_PORT": "3", "AUTELLIX_SCHEDULER_POLICY": "fcfs"}
 
-    settings = load(environ, file, {"gateway.port": Given("4", "--port")})
+    settings = load(environ, file, {"gateway.port": RawValue("4", "--port")})
 
     assert settings.gateway.port == 4
     assert settings.gateway.heartbeat_s == 2.0
@@ -86,10 +86,10 @@ def test_text_is_converted_to_the_fields_type() -> None:
         ),
         ("AUTELLIX_GATEWAY_PORT", "70000", "gateway.port (from AUTELLIX_GATEWAY_PORT): is 70000; expected 0"),
         ("AUTELLIX_GATEWAY_HOST", "", "gateway.host (from AUTELLIX_GATEWAY_HOST): is empty"),
-        ("AUTELLIX_GATEWAY_HEARTBEAT_S", "0", "is 0.0; expected a number more than zero"),
+        ("AUTELLIX_GATEWAY_HEARTBEAT_S", "0", "is 0.0; expected a number above zero"),
         ("AUTELLIX_GATEWAY_HEARTBEAT_S", "nan", "is 'nan'; expected a number"),
         ("AUTELLIX_ENGINE_MAX_NUM_SEQS", "0", "engine.max_num_seqs"),
-        ("AUTELLIX_ENGINE_URL", "host:80", "expected an http:// or https:// address"),
+        ("AUTELLIX_ENGINE_URLS", "http://a host:80", "is 'host:80'; expected an http:// or https:// address"),
         ("AUTELLIX_ENGINE_EXTRA_ARGS", "'", "expected a list of words"),
         (
             "AUTELLIX_SCHEDULER_POLICY",
@@ -176,8 +176,9 @@ def test_a_policy_for_the_simulator_alone_is_refused() -> None:
         load_settings(environ={"AUTELLIX_SCHEDULER_POLICY": "srpt"})
 
 
-def test_demotion_can_be_turned_off() -> None:
-    assert not load_settings(environ={"AUTELLIX_SCHEDULER_DEMOTES": "false"}).scheduler.demotes
+def test_a_field_for_studies_is_no_setting() -> None:
+    with pytest.raises(SettingsError, match=r"scheduler\.demotes .*: is unknown; expected one of policy, "):
+        load_settings(environ={"AUTELLIX_SCHEDULER_DEMOTES": "false"})
 
 
 @pytest.mark.parametrize(

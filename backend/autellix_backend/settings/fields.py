@@ -1,0 +1,171 @@
+"""How a section declares a setting: default, help, rule and command-line option in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import types
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+
+from autellix_backend.settings.base import SettingsError
+
+HIDDEN = "(hidden)"
+_KEY = "setting"
+
+
+def describe_value(value: object) -> str:
+    """Return what is wrong with a value, for a message."""
+    if value == "":
+        return "is empty"
+    return f"is {value!r}" if isinstance(value, str) else f"is {value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a setting accepts beyond its type; a list is checked item by item."""
+
+    expected: str
+    holds: Callable[[Any], bool]
+
+    def check(self, name: str, value: object, *, is_secret: bool = False) -> None:
+        """Raise a SettingsError of the field `name` if the value breaks the rule."""
+        if not self.holds(value):
+            problem = "cannot be used" if is_secret else describe_value(value)
+            raise SettingsError(name, problem, self.expected)
+
+
+POSITIVE = Rule("a number above zero", lambda value: value > 0)
+NON_NEGATIVE = Rule("a number of zero or more", lambda value: value >= 0)
+HTTP_URL = Rule("an http:// or https:// address", lambda url: url.startswith(("http://", "https://")))
+
+
+def at_least(low: float) -> Rule:
+    """Return the rule of a lower bound."""
+    return Rule(f"a number of at least {low:g}", lambda value: value >= low)
+
+
+def between(low: int, high: int) -> Rule:
+    """Return the rule of a range, bounds included."""
+    return Rule(f"{low} to {high}", lambda value: low <= value <= high)
+
+
+def one_of(names: Sequence[str]) -> Rule:
+    """Return the rule of an enumeration."""
+    return Rule(f"one of {', '.join(names)}", lambda value: value in names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """All about one setting but its name, type and default."""
+
+    text: str
+    """Its meaning, in Markdown, for the reference page and `--help`."""
+    rule: Rule | None = None
+    option: str | None = None
+    implied: str | None = None
+    """The value of an option without one."""
+    is_repeated: bool = False
+    """Whether the option may be given several times."""
+    shown: Callable[[Any], object] | None = None
+    """What is shown of a value that holds a secret."""
+
+
+def hide(value: object) -> object:
+    """Return what is shown of a secret."""
+    return None if value is None else HIDDEN
+
+
+def setting(default: Any, text: str, rule: Rule | None = None, **options: Any) -> Any:
+    """Declare a field of a section; a callable default makes a fresh value each time."""
+    metadata = {_KEY: Setting(text=text, rule=rule, **options)}
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A frozen group of settings that checks its rules when it is built."""
+
+    section: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for name, declared in declared_settings(type(self)).items():
+            value = getattr(self, name)
+            items = value if isinstance(value, tuple) else () if value is None else (value,)
+            for item in items:
+                if declared.rule is not None:
+                    declared.rule.check(f"{self.section}.{name}", item, is_secret=bool(declared.shown))
+
+
+def declared_settings(section: type[Any]) -> dict[str, Setting]:
+    """Return the settings of a section by their field."""
+    return {item.name: item.metadata[_KEY] for item in dataclasses.fields(section)}
+
+
+@dataclass(frozen=True, slots=True)
+class RawValue:
+    """A value as it was written, and where, for messages."""
+
+    value: object
+    source: str
+
+
+def convert(name: str, raw: RawValue, hint: Any) -> object:
+    """Convert text or a TOML value to a field's type.
+
+    Raises:
+        SettingsError: naming the field, the source, and what was expected.
+    """
+    kind = _required_type(hint)
+    try:
+        value = msgspec.convert(_split(raw.value, kind), hint, strict=False, dec_hook=_decode)
+    except (msgspec.ValidationError, ValueError):
+        raise SettingsError(name, f"is {raw.value!r}", describe_type(hint), raw.source) from None
+    if any(item != item for item in (value if isinstance(value, tuple) else (value,))):  # NaN
+        raise SettingsError(name, f"is {raw.value!r}", describe_type(hint), raw.source)
+    return value
+
+
+def describe_type(hint: Any) -> str:
+    """Return a field's type in words."""
+    return _TYPE_NAMES[_required_type(hint)]
+
+
+_TYPE_NAMES: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    Path: "a path",
+    str: "text",
+    tuple[str, ...]: "a list of words",
+    tuple[float, ...]: "a list of numbers such as 0.1,0.4,1.6",
+}
+
+
+def _required_type(hint: Any) -> Any:
+    """Return the type of an optional field's values."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return next(kind for kind in (typing.get_args(hint) if is_union else (hint,)) if kind is not type(None))
+
+
+def _split(value: object, kind: Any) -> object:
+    if isinstance(value, str) and kind == tuple[str, ...]:
+        return shlex.split(value)
+    if isinstance(value, str) and kind == tuple[float, ...]:
+        return value.replace(",", " ").split()
+    return value
+
+
+def _decode(kind: type[Any], value: Any) -> object:
+    """Build the one type that msgspec does not know."""
+    assert kind is Path
+    if not isinstance(value, str):
+        raise ValueError
+    return Path(value).expanduser()
