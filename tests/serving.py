@@ -51,12 +51,14 @@ def serving_thread(app: Any, engine: FakeEngine | None = None) -> Iterator[str]:
     async def serve() -> None:
         if engine is not None:
             await engine.start()
-        async with listening(app) as url:
-            addresses.append(url)
-            while not end.is_set():  # noqa: ASYNC110 - the event is another thread's
-                await asyncio.sleep(0.01)
-        if engine is not None:
-            await engine.stop()
+        try:
+            async with listening(app) as url:
+                addresses.append(url)
+                while not end.is_set():  # noqa: ASYNC110 - the event is another thread's
+                    await asyncio.sleep(0.01)
+        finally:
+            if engine is not None:
+                await engine.stop()
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),), name="test-gateway")
     thread.start()

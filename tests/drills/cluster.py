@@ -6,8 +6,8 @@ import asyncio
 import json
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,7 @@ TOKEN_DELAY_S = 0.015
 KEY_PREFIX = "drills"
 TAG = "{" + KEY_PREFIX + "}"
 SCHEDULER = SchedulerConfig(policy="plas", service="tokens")
-START_S = 60.0
+START_S = 120.0
 # Short waits where a drill would only wait longer, and long ones where a busy machine must not matter.
 SETTINGS = {
     "AUTELLIX_STORE_KEY_PREFIX": KEY_PREFIX,
@@ -55,6 +55,8 @@ class Cluster:
     """What the engines wrote down of each call; none of them where they are real."""
     idle: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Tasks and sockets of each gateway before it had any work."""
+    is_sound: bool = True
+    """Whether it is as at its start: a drill makes it unsound until its checks have passed."""
 
     def start(self) -> None:
         """Start everything."""
@@ -158,6 +160,27 @@ class Line:
     def _call(self, action: str) -> None:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(getattr(self._relay, action))
+
+
+class SharedCluster:
+    """A cluster for several drills, replaced where one of them left it unsound."""
+
+    def __init__(self, run: Callable[[], AbstractContextManager[Cluster]]) -> None:
+        self._run = run
+        self._stack = ExitStack()
+        self._cluster: Cluster | None = None
+
+    def sound(self) -> Cluster:
+        """Return a cluster that no failed drill has touched."""
+        if self._cluster is None or not self._cluster.is_sound:
+            self.close()
+            self._cluster = self._stack.enter_context(self._run())
+        return self._cluster
+
+    def close(self) -> None:
+        """End the cluster, if there is one."""
+        self._cluster = None
+        self._stack.close()
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 from tests.drills.processes import Server
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 40.0
 LOOK_PERIOD_S = 0.05
 ENGINES = "/autellix/v1/engines"
 

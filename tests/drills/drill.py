@@ -34,6 +34,7 @@ async def drilling(
 ) -> AsyncIterator[Drill]:
     """Load a cluster; at the end, when all works again, check what must hold after every drill."""
     begun_s = time.monotonic()
+    cluster.is_sound = False
     async with operating() as operator, working(cluster.gateways, name=name, model=model) as load:
         await load.more(WARM_CALLS)
         yield Drill(cluster, load, operator)
@@ -50,4 +51,5 @@ async def drilling(
         logger.info("%s: %s; service %.3f to %.3f of the receipts'", name, counts, low, high)
     async with operating() as operator:
         await checks.nothing_is_left(cluster, operator)
+    cluster.is_sound = True
     logger.info("%s: over after %.1f s", name, time.monotonic() - begun_s)

@@ -30,7 +30,7 @@ VISITOR_CALLS = 6
 MIN_CALLS = 50
 """So many calls has a resident at least: one that was lost with its gateway is 2 % of them at most."""
 BEAT_PERIOD_S = 1.0
-HANG_S = 35.0
+HANG_S = 60.0
 PAUSE_S = 0.1
 """Before a client whose call was not answered makes the next."""
 RECEIPT = b": autellix "

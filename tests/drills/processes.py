@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-STOP_S = 30.0
+STOP_S = 60.0
 LOG_TAIL = 4000
 
 

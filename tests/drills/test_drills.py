@@ -6,19 +6,27 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.drills.cluster import Cluster, running_cluster
+from tests.drills.cluster import Cluster, SharedCluster, running_cluster
 from tests.drills.control import until
 from tests.drills.drill import drilling
 from tests.drills.load import Fate
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def cluster(redis_program: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Yield two gateways, three engines and a Redis, all running; each drill leaves them so."""
-    with running_cluster(redis_program, tmp_path_factory.mktemp("drills")) as cluster:
-        yield cluster
+def shared_cluster(redis_program: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedCluster]:
+    shared = SharedCluster(lambda: running_cluster(redis_program, tmp_path_factory.mktemp("drills")))
+    try:
+        yield shared
+    finally:
+        shared.close()
+
+
+@pytest.fixture
+def cluster(shared_cluster: SharedCluster) -> Cluster:
+    """Return two gateways, three engines and a Redis, all running and untouched by drills that failed."""
+    return shared_cluster.sound()
 
 
 async def test_an_engine_is_killed_and_comes_back(cluster: Cluster) -> None:

@@ -136,28 +136,30 @@ def serve() -> Serve:
             socket_path = Path(folder) / "accounts.sock" if has_socket else None
             engine = engine or FakeEngine(behaviour, report_socket=socket_path)
             await engine.start()
-            settings = Settings(
-                gateway=GatewaySettings(**gateway),
-                engine=EngineSettings(**(engine_settings or {})),
-                scheduler=SchedulerConfig(policy=policy, bounds=(0.1, 1.0), service=service),
-                limits=limits or TenantLimits(),
-                observe=observe or ObserveSettings(),
-            )
-            store = MemoryStore(
-                make_policy(policy),
-                program_idle_s=settings.gateway.program_idle_s,
-                session_ttl_s=LOST_HEARTBEATS * settings.gateway.heartbeat_s,
-            )
-            app = create_app(settings, engine, store=store)
-            async with listening(app) as url:
-                async with aiohttp.ClientSession() as client:
-                    rig = Rig(url, client, engine, store, app.state.limiter, app)
-                    yield rig
-                await rig.settled()
-                store.check()
-                if rig.limiter is not None:
-                    rig.limiter.check()
-                    assert rig.limiter.open_calls == 0
-            await engine.stop()
+            try:
+                settings = Settings(
+                    gateway=GatewaySettings(**gateway),
+                    engine=EngineSettings(**(engine_settings or {})),
+                    scheduler=SchedulerConfig(policy=policy, bounds=(0.1, 1.0), service=service),
+                    limits=limits or TenantLimits(),
+                    observe=observe or ObserveSettings(),
+                )
+                store = MemoryStore(
+                    make_policy(policy),
+                    program_idle_s=settings.gateway.program_idle_s,
+                    session_ttl_s=LOST_HEARTBEATS * settings.gateway.heartbeat_s,
+                )
+                app = create_app(settings, engine, store=store)
+                async with listening(app) as url:
+                    async with aiohttp.ClientSession() as client:
+                        rig = Rig(url, client, engine, store, app.state.limiter, app)
+                        yield rig
+                    await rig.settled()
+                    store.check()
+                    if rig.limiter is not None:
+                        rig.limiter.check()
+                        assert rig.limiter.open_calls == 0
+            finally:
+                await engine.stop()
 
     return run

@@ -1,0 +1,220 @@
+"""What the documentation has one type or import exists: commands, options, paths, names."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+from tests.docs.pages import PAGES_READ, ROOT, Page
+from tests.docs.parsers import BadCommandError, autellix_parser, check, check_options, script_parser
+
+from autellix_backend.gateway.tenancy.file import read_tenants
+from autellix_backend.settings import TenantLimits, load_settings
+
+PACKAGES = {
+    "autellix": "sdk",
+    "autellix_wire": "sdk",
+    "autellix_backend": "backend",
+    "autellix_lab": "backend",
+    "autellix_langchain": "integrations/langchain",
+    "autellix_autogen": "integrations/autogen",
+}
+SCRIPT = re.compile(r"(benchmarks|scripts)/[\w./-]+")
+# Not of `autellix` itself, which begins the names of files and of attributes of spans too.
+DOTTED = re.compile(rf"\b(?:{'|'.join(name for name in PACKAGES if '_' in name)})(?:\.\w+)+\b")
+
+each_page = pytest.mark.parametrize("page", PAGES_READ, ids=lambda page: page.name)
+# The changelog names what has been renamed since.
+each_current_page = pytest.mark.parametrize(
+    "page", [page for page in PAGES_READ if page.name != "CHANGELOG.md"], ids=lambda page: page.name
+)
+
+
+def problems_of(commands: list[list[str]], check_words: Callable[[list[str]], None]) -> list[str]:
+    found = []
+    for words in commands:
+        try:
+            check_words(words)
+        except BadCommandError as error:
+            found.append(str(error))
+    return found
+
+
+def check_command(words: list[str]) -> None:
+    """Check a whole command; one of a foreign program is right."""
+    if words[0] == "autellix":
+        check(autellix_parser(words[1]), words[2:])
+    elif words[0] == "make":
+        check_targets(words[1:])
+    elif script := script_of(words):
+        check_script(script, words[words.index(script) + 1 :], is_whole=True)
+
+
+def check_span(words: list[str]) -> None:
+    """Check a command that the prose names, perhaps without all that it needs."""
+    if words[0] == "autellix" and len(words) > 1 and words[1].isidentifier():
+        check_options(autellix_parser(words[1]), words[2:])
+    elif words[0] == "make" and len(words) > 1:
+        check_targets(words[1:])
+    elif script := script_of(words):
+        check_script(script, words[words.index(script) + 1 :], is_whole=False)
+
+
+def script_of(words: list[str]) -> str | None:
+    return next((word for word in words[:2] if SCRIPT.fullmatch(word)), None)
+
+
+def check_script(script: str, words: list[str], *, is_whole: bool) -> None:
+    path = ROOT / script
+    if not path.exists():
+        raise BadCommandError(f"there is no {script}")
+    if path.suffix != ".py" or not any(word.startswith("--") for word in words):
+        return
+    parser = script_parser(path)
+    if parser is None:
+        raise BadCommandError(f"{script} takes no arguments")
+    (check if is_whole else check_options)(parser, words)
+
+
+def check_targets(words: list[str]) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([\w-]+):", makefile, re.MULTILINE))
+    unknown = [word for word in words if "=" not in word and word not in targets]
+    if unknown:
+        raise BadCommandError(f"the Makefile has no target {unknown[0]}")
+
+
+@each_page
+def test_commands_are_right(page: Page) -> None:
+    assert problems_of(page.commands(), check_command) == []
+
+
+@each_current_page
+def test_commands_in_the_prose_are_right(page: Page) -> None:
+    spans = [span.split() for span in page.spans() if span.split()]
+    assert problems_of(spans, check_span) == []
+
+
+@each_current_page
+def test_names_of_modules_exist(page: Page) -> None:
+    assert [name for name in set(DOTTED.findall(page.text)) if not exists(name)] == []
+
+
+def exists(name: str) -> bool:
+    """Say whether a dotted name is a module of ours, or something that one defines."""
+    package, *parts = name.split(".")
+    path = ROOT / PACKAGES[package] / package
+    for at, part in enumerate(parts):
+        if (path / part).is_dir():
+            path /= part
+        elif (path / f"{part}.py").is_file():
+            path /= f"{part}.py"
+            return at == len(parts) - 1 or parts[at + 1] in defined_in(path)
+        else:
+            return part in defined_in(path / "__init__.py")
+    return True
+
+
+def is_all(node: ast.Assign) -> bool:
+    return isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__"
+
+
+def defined_in(path: Path) -> set[str]:
+    if not path.is_file():
+        return set()
+    names: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            names |= {(alias.asname or alias.name) for alias in node.names}
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+            names |= set(ast.literal_eval(node.value)) if is_all(node) else set()
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+    return names
+
+
+@each_page
+def test_python_compiles_and_imports_what_exists(page: Page) -> None:
+    for code in page.fenced("python"):
+        tree = ast.parse(textwrap.dedent(code))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    check_import(alias.name, ())
+            elif isinstance(node, ast.ImportFrom):
+                check_import(node.module or "", [alias.name for alias in node.names])
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "autellix":
+                check_import("autellix", (node.attr,))
+
+
+def is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def check_import(module: str, names: Iterable[str]) -> None:
+    """Check that a module of ours, or an installed one, has these names."""
+    package = module.partition(".")[0]
+    if package not in PACKAGES and importlib.util.find_spec(package) is None:
+        return
+    found = importlib.import_module(module)
+    missing = [name for name in names if not (hasattr(found, name) or is_module(f"{module}.{name}"))]
+    assert not missing, f"{module} has no {missing}"
+
+
+@each_page
+def test_json_can_be_read(page: Page) -> None:
+    for code in page.fenced("json"):
+        json.loads(code)
+
+
+@each_page
+def test_files_of_settings_and_tenants_can_be_used(page: Page, tmp_path: Path) -> None:
+    for code in page.fenced("toml"):
+        path = tmp_path / "example.toml"
+        path.write_text(code, encoding="utf-8")
+        if "[[tenant]]" in code:
+            assert read_tenants(path, TenantLimits())
+        else:
+            load_settings(file=path, environ={}, command_line={})
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "autellix nothing",
+        "autellix serve MODEL --no-such-option",
+        "autellix serve MODEL --replicas two",
+        "autellix sim run chat --no-such-option",
+        "make nothing",
+        "python benchmarks/nothing.py",
+        "benchmarks/soak.py --no-such-option",
+    ],
+)
+def test_a_wrong_command_is_found(command: str) -> None:
+    assert problems_of([command.split()], check_command)
+    is_shown_in_part = problems_of([command.split()], check_span)
+    assert bool(is_shown_in_part) != (command == "autellix serve MODEL --replicas two")
+
+
+def test_what_is_wrong_with_a_page_is_found() -> None:
+    page = Page(
+        ROOT / "page.md", "# A heading\n[x](#a-heading) [y](nowhere.md)\n```console\n$ make nothing\n```\n"
+    )
+    assert page.anchors() == {"a-heading"}
+    assert page.links() == ["#a-heading", "nowhere.md"]
+    assert page.commands() == [["make", "nothing"]]
+    assert not exists("autellix_backend.core.nothing")
+    assert exists("autellix_backend.core.balance.make_balancer")
