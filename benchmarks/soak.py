@@ -43,7 +43,7 @@ FAULTS = {
     Fault.RESET_MID_STREAM: 0.02,
     Fault.HANG: 0.002,
     Fault.SLOW: 0.05,
-    Fault.UNACCOUNTED: 0.01,
+    Fault.UNREPORTED: 0.01,
 }
 HEARTBEAT_S = 10.0
 ACCOUNT_WAIT_S = 0.2

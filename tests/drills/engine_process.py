@@ -23,7 +23,7 @@ async def serve(port: int, ledger: Path, behaviour: FakeBehaviour) -> None:
             line = [account.program_id, account.prompt_tokens, account.output_tokens]
             os.write(file, json.dumps(line).encode() + b"\n")
 
-    engine = FakeEngine(behaviour, port=port, on_account=note, keeps_requests=False)
+    engine = FakeEngine(behaviour, port=port, on_report=note, keeps_requests=False)
     end = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end.set)
     await engine.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -194,6 +195,16 @@ def report_mapping(loads: Sequence[LoadComparison], setting: Mapping[str, Any]) 
 def write_json(path: Path, mapping: Mapping[str, Any]) -> None:
     """Write a report."""
     path.write_text(json.dumps(mapping, indent=1) + "\n", encoding="utf-8")
+
+
+def check_plotting() -> None:
+    """Check that plots can be drawn, before a long run.
+
+    Raises:
+        ModuleNotFoundError: if matplotlib is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
 
 
 def write_plot(path: Path, loads: Sequence[LoadComparison]) -> None:

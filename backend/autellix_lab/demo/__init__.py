@@ -1,1 +1,1 @@
-"""The demo model."""
+"""The demo and its model."""

@@ -1,4 +1,4 @@
-"""What the fake engine's answers look like: one shape for each of the APIs that vLLM speaks."""
+"""The fake engine's answers in each dialect of vLLM."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ EMBEDDINGS_PATH = "/v1/embeddings"
 _CREATED = 1_700_000_000
 
 
-class Shape(Protocol):
-    """How calls of one path are answered."""
+class FakeDialect(Protocol):
+    """Builds the answers of one path."""
 
     def answer(self, call: FakeCall) -> dict[str, Any]:
-        """Build the complete answer of a call that does not stream."""
+        """Return the complete answer of a call that does not stream."""
         ...
 
     def opening(self, call: FakeCall) -> Iterator[bytes]:
-        """Build the events before the first token."""
+        """Return the events before the first token."""
         ...
 
     def token(self, call: FakeCall, number: int) -> bytes:
-        """Build the event of one token."""
+        """Return the event of one token."""
         ...
 
     def closing(self, call: FakeCall) -> Iterator[bytes]:
-        """Build the events after the last token."""
+        """Return the events after the last token."""
         ...
 
 
 class _Choices:
-    """Chat completions and completions: chunks without a name, ended by `data: [DONE]`."""
+    """Chat completions and completions: unnamed chunks that end with `data: [DONE]`."""
 
     def __init__(self, *, is_chat: bool) -> None:
         self._is_chat = is_chat
@@ -164,7 +164,7 @@ class _Messages:
         }
 
 
-SHAPES: dict[str, Shape] = {
+DIALECTS: dict[str, FakeDialect] = {
     CHAT_PATH: _Choices(is_chat=True),
     COMPLETIONS_PATH: _Choices(is_chat=False),
     RESPONSES_PATH: _Responses(),

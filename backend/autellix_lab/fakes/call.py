@@ -1,4 +1,4 @@
-"""The fake engine's calls: how they are to be answered, what arrived, and the answers' bodies."""
+"""The fake engine's calls: how it answers them, and what it received."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROMPT_FIELDS = ("messages", "input", "prompt")
 
 
 class Fault(enum.Enum):
-    """What goes wrong with a call."""
+    """A fault of a call."""
 
     NONE = "none"
     ERROR = "error"
@@ -28,8 +28,8 @@ class Fault(enum.Enum):
     """Never answer."""
     SLOW = "slow"
     """Begin after `slow_s`."""
-    UNACCOUNTED = "unaccounted"
-    """Answer, and send no account."""
+    UNREPORTED = "unreported"
+    """Answer, and send no engine report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +41,9 @@ class FakeBehaviour:
     token_delay_s: float = 0.0
     fault: Fault = Fault.NONE
     faulty_calls: int | None = None
-    """How many calls suffer the fault; None: all."""
+    """Number of calls with the fault; None: all."""
     fault_shares: Mapping[Fault, float] = field(default_factory=dict)
-    """What share of the calls suffers which fault, drawn from a seeded generator; replaces `fault`."""
+    """Shares of the calls by fault, drawn from a seeded generator; replaces `fault`."""
     slow_s: float = 0.5
     error_status: int = 500
     error_message: str = "the fake engine was told to fail"
@@ -52,8 +52,8 @@ class FakeBehaviour:
     message_fields: Mapping[str, object] = field(default_factory=dict)
     """Fields added to the message of a chat completion, such as tool_calls."""
     health_status: int | None = 200
-    """What the health path answers; None: nothing, as a hung server."""
-    sends_accounts: bool = True
+    """Status of the health path; None: no answer, as from a hung server."""
+    sends_reports: bool = True
     service_s_per_token: float = 0.01
     wait_s: float = 0.0
 
@@ -83,7 +83,7 @@ class ReceivedRequest:
 
 @dataclass(slots=True)
 class FakeCall:
-    """One call that is being answered."""
+    """One call in progress."""
 
     request_id: str
     body: dict[str, Any]
@@ -92,7 +92,7 @@ class FakeCall:
     arrival_step: int
     started_at: float = field(default_factory=time.monotonic)
     output_tokens: int = 0
-    is_accounted: bool = False
+    is_reported: bool = False
 
     @property
     def is_complete(self) -> bool:
@@ -138,8 +138,8 @@ class FakeCall:
         """Return one token of the answer."""
         return f"token{number} "
 
-    def account(self, finish_step: int) -> EngineReport:
-        """Build the record that the vLLM plugin would send."""
+    def report(self, finish_step: int) -> EngineReport:
+        """Return the report that the vLLM plugin would send."""
         xargs = self.body.get("vllm_xargs") or {}
         wait_s = self.behaviour.wait_s
         return EngineReport(

@@ -29,7 +29,7 @@ MIN_MAP_REDUCE_CALLS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class WorkloadShape:
     """The statistics of one workload."""
 
     calls: HeavyTail
@@ -41,7 +41,7 @@ class Shape:
 class CallList:
     """Collects the calls of one program; each draws its lengths from the shape."""
 
-    def __init__(self, rng: random.Random, shape: Shape) -> None:
+    def __init__(self, rng: random.Random, shape: WorkloadShape) -> None:
         self.rng = rng
         self.shape = shape
         self.calls: list[CallTrace] = []

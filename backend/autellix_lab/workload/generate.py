@@ -17,16 +17,22 @@ import random
 from dataclasses import replace
 
 from autellix_backend.gateway.recording.trace import ProgramTrace
-from autellix_lab.workload.builders import BUILDERS, SIBLING_NEW_TOKENS, CallList, Shape
+from autellix_lab.workload.builders import BUILDERS, SIBLING_NEW_TOKENS, CallList, WorkloadShape
 from autellix_lab.workload.heavy_tail import HeavyTail
 
 # Means and maxima of the calls, and means of the lengths, are the paper's; maxima of the lengths and of a
 # tree's calls, and all spreads, are ours, near those of ShareGPT, BFCL and LATS runs (see docs/workloads.md).
-SHAPES: dict[str, Shape] = {
-    "chat": Shape(HeavyTail(6.66, 80, 0.9), HeavyTail(256, 2048, 1.0), HeavyTail(277, 2048, 0.8)),
-    "react": Shape(HeavyTail(10.75, 70, 0.65), HeavyTail(735.06, 4096, 0.6), HeavyTail(34.14, 512, 0.7)),
-    "tree": Shape(HeavyTail(159.7, 400, 0.9), HeavyTail(467.2, 2048, 0.4), HeavyTail(72.6, 512, 0.27)),
-    "map_reduce": Shape(HeavyTail(18, 130, 0.8), HeavyTail(1024, 8192, 0.8), HeavyTail(160, 1024, 0.6)),
+SHAPES: dict[str, WorkloadShape] = {
+    "chat": WorkloadShape(HeavyTail(6.66, 80, 0.9), HeavyTail(256, 2048, 1.0), HeavyTail(277, 2048, 0.8)),
+    "react": WorkloadShape(
+        HeavyTail(10.75, 70, 0.65), HeavyTail(735.06, 4096, 0.6), HeavyTail(34.14, 512, 0.7)
+    ),
+    "tree": WorkloadShape(
+        HeavyTail(159.7, 400, 0.9), HeavyTail(467.2, 2048, 0.4), HeavyTail(72.6, 512, 0.27)
+    ),
+    "map_reduce": WorkloadShape(
+        HeavyTail(18, 130, 0.8), HeavyTail(1024, 8192, 0.8), HeavyTail(160, 1024, 0.6)
+    ),
 }
 MIXED = ("chat", "react", "tree")
 """The paper's three, in equal shares."""
@@ -54,7 +60,7 @@ def generate_programs(workload: str, count: int, seed: int, *, tree_scale: float
     ]
 
 
-def _generate(kind: str, shape: Shape, index: int, seed: int) -> ProgramTrace:
+def _generate(kind: str, shape: WorkloadShape, index: int, seed: int) -> ProgramTrace:
     # One generator per program: a longer list has the same first programs.
     rng = random.Random(f"{kind}:{seed}:{index}")
     program = CallList(rng, shape)
@@ -69,7 +75,7 @@ def _generate(kind: str, shape: Shape, index: int, seed: int) -> ProgramTrace:
     )
 
 
-def _tree_shape(scale: float) -> Shape:
+def _tree_shape(scale: float) -> WorkloadShape:
     shape = SHAPES["tree"]
     mean = shape.prefill_tokens.mean
     own = (mean - TREE_REPEATED_SHARE * SIBLING_NEW_TOKENS) / (1 - TREE_REPEATED_SHARE)

@@ -187,7 +187,7 @@ async def test_the_official_openai_client_streams_responses(serve: Any) -> None:
 @named([row for row in IN_FULL if row.takes_identity])
 @pytest.mark.parametrize("is_streaming", [False, True])
 async def test_tokens_are_charged_in_every_dialect(serve: Any, row: Dialect, is_streaming: bool) -> None:
-    async with serve(FakeBehaviour(sends_accounts=False), service="tokens", report_wait_s=0.0) as rig:
+    async with serve(FakeBehaviour(sends_reports=False), service="tokens", report_wait_s=0.0) as rig:
         fields = {"stream": is_streaming, "stream_options": {"include_usage": True}}
         await post(rig, rig.url, row, **fields)
         program = await rig.store.program("p")

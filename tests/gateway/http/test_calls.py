@@ -127,7 +127,7 @@ async def test_unidentified_calls_leave_nothing_behind(serve: Any) -> None:
 
 
 async def test_missing_accounts_are_estimated_and_say_so(serve: Any) -> None:
-    behaviour = FakeBehaviour(sends_accounts=False, token_delay_s=0.01)
+    behaviour = FakeBehaviour(sends_reports=False, token_delay_s=0.01)
     async with serve(behaviour, report_wait_s=0.01) as rig:
         receipt = (await rig.chat())["autellix"]
         assert receipt["estimated"] is True

@@ -13,10 +13,10 @@ import pytest
 from autellix_backend.gateway.recording.trace import TraceError, write_traces
 from autellix_lab.sim.experiment import Point, Sweep, SweepResult, run_sweep
 from autellix_lab.sim.figures.base import (
-    Claim,
     Figure,
     Gantt,
     Panel,
+    PaperClaim,
     Series,
     Table,
     Verdict,
@@ -277,7 +277,7 @@ def small_figure() -> Figure:
         name="12",
         title="Title",
         panels=(lines, bars, *figure_2().panels),
-        claims=(Claim("gain", "2x", "1.5x", Verdict.DIRECTION),),
+        claims=(PaperClaim("gain", "2x", "1.5x", Verdict.DIRECTION),),
         tables=(Table("Rows", ("a", "b"), (("1", "2"),)),),
         notes=("A note.",),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autellix_lab.sim.experiment import Sweep, SweepResult
-from autellix_lab.sim.figures.base import Claim, Figure, Panel, Series, Table, Verdict, judge, shown
+from autellix_lab.sim.figures.base import Figure, Panel, PaperClaim, Series, Table, Verdict, judge, shown
 from autellix_lab.sim.figures.equal_latency import best_gain, rate_at, seed_curves
 from autellix_lab.sim.figures.latency import latency_series
 from autellix_lab.sim.figures.study import POLICIES, TITLES, RunSweep, Study
@@ -50,7 +50,9 @@ def figure_14(study: Study, run: RunSweep) -> Figure:
                 ratio = None if gain is None else gain.ratio
                 what = f"{workload}: throughput of locality over {base}, same {name}"
                 verdict = judge(ratio, PAPER_BALANCER_GAIN)
-                claims.append(Claim(what, f"up to {PAPER_BALANCER_GAIN:g}x", shown(ratio, unit="x"), verdict))
+                claims.append(
+                    PaperClaim(what, f"up to {PAPER_BALANCER_GAIN:g}x", shown(ratio, unit="x"), verdict)
+                )
         rows += _cached_rows(workload, result)
     return Figure(
         name="14",
@@ -106,17 +108,17 @@ def figure_15(study: Study, run: RunSweep) -> Figure:
     )
 
 
-def _scaling_claim(slo: float, points: list[tuple[float, Interval]]) -> Claim:
+def _scaling_claim(slo: float, points: list[tuple[float, Interval]]) -> PaperClaim:
     what = f"rate of 8 engines over 1 at {slo:.3f} s/token"
     by_engines = dict(points)
     if not {1.0, 8.0} <= by_engines.keys():
-        return Claim(what, "linear (8x)", "not bracketed", Verdict.NOT_BRACKETED)
+        return PaperClaim(what, "linear (8x)", "not bracketed", Verdict.NOT_BRACKETED)
     ratio = by_engines[8.0].mean / by_engines[1.0].mean
     if ratio >= 8 * (1 - LINEAR_WITHIN):
         verdict = Verdict.REACHED
     else:
         verdict = Verdict.DIRECTION if ratio > 1 else Verdict.NOT_REACHED
-    return Claim(what, "linear (8x)", f"{ratio:.2f}x", verdict)
+    return PaperClaim(what, "linear (8x)", f"{ratio:.2f}x", verdict)
 
 
 def _balancers(study: Study, workload: str) -> Sweep:

@@ -11,10 +11,10 @@ from autellix_lab.workload.statistics import Interval
 __all__ = [
     "EQUAL_WITHIN",
     "Bar",
-    "Claim",
     "Figure",
     "Gantt",
     "Panel",
+    "PaperClaim",
     "Series",
     "Table",
     "Verdict",
@@ -40,7 +40,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class PaperClaim:
     """One line of the table of claims."""
 
     what: str
@@ -106,7 +106,7 @@ class Figure:
     """As on the command line, such as `12` or `today`."""
     title: str
     panels: tuple[Panel | Gantt, ...] = ()
-    claims: tuple[Claim, ...] = ()
+    claims: tuple[PaperClaim, ...] = ()
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
     """What was simulated, and what that leaves out."""

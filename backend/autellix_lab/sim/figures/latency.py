@@ -7,9 +7,9 @@ import math
 from autellix_lab.sim.experiment import Sweep, SweepResult
 from autellix_lab.sim.figures.base import (
     EQUAL_WITHIN,
-    Claim,
     Figure,
     Panel,
+    PaperClaim,
     Series,
     Table,
     Verdict,
@@ -65,7 +65,7 @@ def figure_12(study: Study, run: RunSweep) -> Figure:
                 gain = best_gain(result, case, base, MEAN)
                 at = "" if gain is None else f" at {gain.level:.3f} s/token"
                 claims.append(
-                    Claim(
+                    PaperClaim(
                         f"{workload}: throughput of {case} over {base}, same mean latency",
                         f"up to {paper:g}x",
                         shown(_ratio(gain), unit="x") + at,
@@ -118,7 +118,7 @@ def figure_13(study: Study, run: RunSweep) -> Figure:
             ahead += all(_is_ahead(result, base, metric) for base in gains)
             for base, gain in gains.items():
                 claims.append(
-                    Claim(
+                    PaperClaim(
                         f"{workload}: throughput of Autellix over {base}, same {name}",
                         f"up to {PAPER_TAIL_GAIN:g}x",
                         shown(_ratio(gain), unit="x"),
@@ -127,7 +127,7 @@ def figure_13(study: Study, run: RunSweep) -> Figure:
                 )
     claims.insert(
         0,
-        Claim(
+        PaperClaim(
             "tail not above both baselines' at the highest rate, of 8 cases",
             "7",
             str(ahead),

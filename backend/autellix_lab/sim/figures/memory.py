@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autellix_lab.sim.experiment import Sweep, SweepResult, pick
-from autellix_lab.sim.figures.base import Claim, Figure, Panel, Series, Table, Verdict, judge, shown
+from autellix_lab.sim.figures.base import Figure, Panel, PaperClaim, Series, Table, Verdict, judge, shown
 from autellix_lab.sim.figures.equal_latency import best_gain, curve
 from autellix_lab.sim.figures.latency import latency_series
 from autellix_lab.sim.figures.study import POLICIES, TITLES, RunSweep, Study
@@ -57,7 +57,7 @@ def figure_16(study: Study, run: RunSweep) -> Figure:
     claims = [
         _saving_claim("makespan of Autellix against tuned vLLM", [ratio for _, ratio in ratios["Autellix"]]),
         _saving_claim("makespan of Autellix against MLFQ", against_mlfq),
-        Claim(
+        PaperClaim(
             "MLFQ runs out of memory at 4000 programs",
             "out of memory",
             "the simulated host has no end",
@@ -104,7 +104,7 @@ def figure_17(study: Study, run: RunSweep) -> Figure:
             rows.append((workload, name, shown(wait), shown(swap, digits=4)))
         claims += _timing_claims(workload, times)
     claims.append(
-        Claim(
+        PaperClaim(
             "scheduling cost below MLFQ's",
             "lower",
             "measured live: benchmarks/scheduler_overhead.py",
@@ -153,14 +153,14 @@ def figure_19(study: Study, run: RunSweep) -> Figure:
             ),
         ),
         claims=(
-            Claim(
+            PaperClaim(
                 "transfers, fewer by",
                 f"up to {PAPER_TRANSFERS:g}x",
                 shown(blocks, unit="x"),
                 judge(blocks, PAPER_TRANSFERS),
             ),
-            Claim("swap time, less by", f"{low:g}-{high:g}x", times, judge(swap_ratio, low)),
-            Claim(
+            PaperClaim("swap time, less by", f"{low:g}-{high:g}x", times, judge(swap_ratio, low)),
+            PaperClaim(
                 "throughput at the same mean latency",
                 f"{PAPER_SWAP_THROUGHPUT:g}x",
                 shown(throughput, unit="x"),
@@ -278,14 +278,14 @@ def _swap_times_s(result: SweepResult, case: str, load: float) -> list[float]:
     return [share * busy * makespan for share, busy, makespan in zip(*columns, strict=True)]
 
 
-def _timing_claims(workload: str, times: Mapping[str, tuple[Interval, Interval]]) -> list[Claim]:
+def _timing_claims(workload: str, times: Mapping[str, tuple[Interval, Interval]]) -> list[PaperClaim]:
     ours = times["Autellix"]
     claims = []
     for base in ("vLLM tuned", "MLFQ"):
         for position, kind in enumerate(("waiting", "swapping")):
             falls = ours[position].mean < times[base][position].mean
             claims.append(
-                Claim(
+                PaperClaim(
                     f"{workload}: {kind} per call, Autellix against {base}",
                     "falls",
                     f"{times[base][position].mean:.4g} s -> {ours[position].mean:.4g} s",
@@ -295,13 +295,13 @@ def _timing_claims(workload: str, times: Mapping[str, tuple[Interval, Interval]]
     return claims
 
 
-def _saving_claim(what: str, ratios: list[Interval]) -> Claim:
+def _saving_claim(what: str, ratios: list[Interval]) -> PaperClaim:
     low, high = PAPER_OFFLINE
     savings = [1 - ratio.mean for ratio in ratios]
     least, most = min(savings), max(savings)
     verdict = Verdict.REACHED if least >= low else Verdict.DIRECTION if least > 0 else Verdict.NOT_REACHED
     ours = f"{-least:+.1%} to {-most:+.1%}" if len(savings) > 1 else f"{-least:+.1%}"
-    return Claim(what, f"-{low:.0%} to -{high:.0%}", ours, verdict)
+    return PaperClaim(what, f"-{low:.0%} to -{high:.0%}", ours, verdict)
 
 
 def _swap_counts(

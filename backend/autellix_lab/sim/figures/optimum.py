@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autellix_lab.sim.experiment import Sweep, SweepResult
-from autellix_lab.sim.figures.base import Claim, Figure, Panel, Table, Verdict, shown
+from autellix_lab.sim.figures.base import Figure, Panel, PaperClaim, Table, Verdict, shown
 from autellix_lab.sim.figures.latency import latency_series
 from autellix_lab.sim.figures.study import POLICIES, TITLES, RunSweep, Study
 from autellix_lab.sim.simulation import SimSettings
@@ -104,7 +104,7 @@ def _rows(workload: str, name: str, result: SweepResult, load: float, metric: st
     return [(workload, name, *(shown(result.ratio(case, "FCFS", load, metric)) for case in others))]
 
 
-def _order_claim(workload: str, result: SweepResult, load: float) -> Claim:
+def _order_claim(workload: str, result: SweepResult, load: float) -> PaperClaim:
     def mean(case: str) -> float:
         return result.interval(case, load, METRIC).mean
 
@@ -115,7 +115,7 @@ def _order_claim(workload: str, result: SweepResult, load: float) -> Claim:
     else:
         verdict = Verdict.DIRECTION if beaten else Verdict.NOT_REACHED
     gap = f"SRPT at {best / ours:.2f} of it"
-    return Claim(
+    return PaperClaim(
         f"{workload}: latency, FCFS, RR, MLFQ > Autellix > SRPT",
         "in this order",
         f"better than {', '.join(beaten) or 'none'}; {gap}",

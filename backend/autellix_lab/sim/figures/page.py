@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autellix_backend.core.config import CALL_LEVELS
-from autellix_lab.sim.figures.base import Claim, Figure, Table
+from autellix_lab.sim.figures.base import Figure, PaperClaim, Table
 from autellix_lab.sim.figures.study import WORKLOADS, Study
 
 __all__ = ["page", "report"]
@@ -82,7 +82,7 @@ def _claims(figures: Sequence[Figure]) -> str:
     return _grid(("figure", "claim", "paper", "ours", "verdict"), rows)
 
 
-def _claim(figure: Figure, claim: Claim) -> tuple[str, ...]:
+def _claim(figure: Figure, claim: PaperClaim) -> tuple[str, ...]:
     return (figure.name, claim.what, claim.paper, claim.ours, claim.verdict)
 
 

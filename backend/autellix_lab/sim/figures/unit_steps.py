@@ -9,7 +9,7 @@ from dataclasses import replace
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.engine import Decision
-from autellix_lab.sim.figures.base import Bar, Claim, Figure, Gantt, Table, Verdict
+from autellix_lab.sim.figures.base import Bar, Figure, Gantt, PaperClaim, Table, Verdict
 from autellix_lab.sim.model import UNIT
 from autellix_lab.sim.results import SimResult
 from autellix_lab.sim.simulation import SimSettings, simulate
@@ -35,7 +35,9 @@ def figure_2() -> Figure:
         wait = round(sum(record.wait_s for record in result.programs))
         gantts.append(Gantt(f"{policy.upper()}: {wait} units of waiting", _bars(log)))
         verdict = Verdict.REACHED if wait == paper else Verdict.NOT_REACHED
-        claims.append(Claim(f"total waiting, {policy.upper()}", f"{paper} units", f"{wait} units", verdict))
+        claims.append(
+            PaperClaim(f"total waiting, {policy.upper()}", f"{paper} units", f"{wait} units", verdict)
+        )
     return Figure(
         name="2",
         title="Four programs on two slots",
@@ -70,7 +72,7 @@ def figure_9() -> Figure:
         title="One DAG on two slots",
         panels=tuple(gantts),
         claims=(
-            Claim(
+            PaperClaim(
                 "best / worst makespan",
                 f"{FIGURE_9_PAPER[0]} / {FIGURE_9_PAPER[1]} units",
                 f"{found[0]} / {found[1]} units",

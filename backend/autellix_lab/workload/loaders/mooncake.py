@@ -27,7 +27,7 @@ COMMON_AT_LEAST = 10
 
 
 @dataclass(slots=True)
-class _Program:
+class _Chain:
     record: Record
     index: int
     arrival_s: float
@@ -42,8 +42,8 @@ def load_mooncake(path: Path, _options: LoadOptions) -> list[ProgramTrace]:
     """
     requests = sorted(read_json_lines(path), key=lambda record: record.get("timestamp", float))
     common = _common_blocks(requests)
-    programs: list[_Program] = []
-    latest: dict[int, tuple[_Program, CallTrace]] = {}
+    programs: list[_Chain] = []
+    latest: dict[int, tuple[_Chain, CallTrace]] = {}
     for request in requests:
         blocks = request.numbers("hash_ids")
         matched = _matched(blocks, latest)
@@ -65,18 +65,18 @@ def _common_blocks(requests: list[Record]) -> set[int]:
     return {block for block, count in uses.items() if count > limit}
 
 
-def _matched(blocks: list[int], latest: dict[int, tuple[_Program, CallTrace]]) -> int:
+def _matched(blocks: list[int], latest: dict[int, tuple[_Chain, CallTrace]]) -> int:
     """Return how many leading blocks have been seen; each id stands for all blocks before it too."""
     return next((place for place, block in enumerate(blocks) if block not in latest), len(blocks))
 
 
-def _start(request: Record, programs: list[_Program]) -> _Program:
-    program = _Program(request, len(programs), request.get("timestamp", float) / 1000)
+def _start(request: Record, programs: list[_Chain]) -> _Chain:
+    program = _Chain(request, len(programs), request.get("timestamp", float) / 1000)
     programs.append(program)
     return program
 
 
-def _call(request: Record, program: _Program, prefix: CallTrace | None, matched: int) -> CallTrace:
+def _call(request: Record, program: _Chain, prefix: CallTrace | None, matched: int) -> CallTrace:
     prefill_tokens = request.count("input_length")
     shared_tokens = (
         0 if prefix is None else min(matched * BLOCK_TOKENS, prefill_tokens, prefix.context_tokens)
@@ -94,7 +94,7 @@ def _call(request: Record, program: _Program, prefix: CallTrace | None, matched:
     )
 
 
-def _finish(path: Path, program: _Program, system_tokens: int | None) -> ProgramTrace:
+def _finish(path: Path, program: _Chain, system_tokens: int | None) -> ProgramTrace:
     program_id = f"{path.name.split('.')[0]}_{program.index}"
     return program.record.program(
         source="mooncake",
