@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from autellix_backend.core.arrival import Arrival
+from autellix_backend.core.batch import form_batch
 from autellix_backend.core.call import ChangeReason, LevelChange
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.errors import DuplicateCallError, IllegalMoveError, UnknownCallError
@@ -103,11 +104,11 @@ def test_an_aborted_call_is_charged_for_what_ran(machine: Machine) -> None:
 def test_a_preempted_call_keeps_its_place(machine: Machine) -> None:
     machine.arrive(Arrival("a", "p"), 0.0)
     machine.arrive(Arrival("b", "q"), 0.0)
-    rank = machine.rank("a")
+    rank = machine.call("a").rank
     machine.start("a", 0.0)
     machine.preempt("a", 1.0)
 
-    assert machine.rank("a") == rank < machine.rank("b")
+    assert machine.call("a").rank == rank < machine.call("b").rank
 
 
 def test_time_charged_after_a_preemption_counts(machine: Machine) -> None:
@@ -203,21 +204,21 @@ def test_a_promoted_call_writes_for_as_long_as_it_read_before_it_is_demoted(mach
     call = machine.arrive(Arrival("a", "p", service_s=2.0), 0.0)
     machine.tick(4.0)
     machine.start("a", 4.0)
-    machine.charge("a", 3.0, 7.0, is_reading=True)
-    assert (machine.tick(7.0), machine.has_held_turns, call.is_catching_up) == ([], True, True)
+    machine.charge("a", 3.0, 7.0, is_prefill=True)
+    assert (machine.tick(7.0), machine.quanta.has_deferred, call.has_prefill_debt) == ([], True, True)
     machine.charge("a", 2.0, 9.0)
     assert (machine.tick(9.0), call.level) == ([], 1)
     machine.charge("a", 1.0, 10.0)
 
     assert [change.reason for change in machine.tick(10.0)] == [ChangeReason.DEMOTION]
-    assert not machine.has_held_turns
+    assert not machine.quanta.has_deferred
 
 
 def test_a_promoted_call_without_its_slot_is_demoted_as_others_are(machine: Machine) -> None:
     machine.arrive(Arrival("a", "p", service_s=2.0), 0.0)
     machine.tick(4.0)
     machine.start("a", 4.0)
-    machine.charge("a", 3.0, 7.0, is_reading=True)
+    machine.charge("a", 3.0, 7.0, is_prefill=True)
     machine.tick(7.0)
     machine.preempt("a", 7.0)
 
@@ -227,7 +228,7 @@ def test_a_promoted_call_without_its_slot_is_demoted_as_others_are(machine: Mach
 def test_a_call_that_did_not_starve_is_demoted_while_it_reads(machine: Machine) -> None:
     machine.arrive(Arrival("a", "p"), 0.0)
     machine.start("a", 0.0)
-    machine.charge("a", 1.0, 1.0, is_reading=True)
+    machine.charge("a", 1.0, 1.0, is_prefill=True)
 
     assert [change.reason for change in machine.tick(1.0)] == [ChangeReason.DEMOTION]
 
@@ -241,7 +242,7 @@ def test_the_first_service_of_a_long_wait_may_promote_at_once() -> None:
     changes = machine.tick(11.0)
 
     assert [change.reason for change in changes] == [ChangeReason.DEMOTION, ChangeReason.PROMOTION]
-    assert machine.rank("b") < machine.rank("a")
+    assert machine.call("b").rank < machine.call("a").rank
     machine.check()
 
 
@@ -274,7 +275,7 @@ def test_the_batch_ends_at_the_first_call_that_does_not_fit(machine: Machine) ->
     for call_id in sizes:
         machine.arrive(Arrival(call_id, "p"), 0.0)
 
-    batch = machine.batch(8, capacity=10, cost=lambda call: sizes[call.call_id])
+    batch = form_batch(machine, 8, capacity=10, cost=lambda call: sizes[call.call_id])
 
     assert [call.call_id for call in batch] == ["a"]
 
@@ -301,8 +302,8 @@ def test_first_come_first_served_has_one_level() -> None:
 
 def test_an_ended_program_leaves_with_its_last_call(machine: Machine) -> None:
     machine.arrive(Arrival("a", "p"), 0.0)
-    machine.end_program("p")
-    machine.end_program("unknown")
+    machine.table.end("p")
+    machine.table.end("unknown")
     assert "p" in machine.table
 
     machine.finish("a", 1.0)
@@ -316,8 +317,8 @@ def test_idle_programs_expire(machine: Machine) -> None:
     machine.arrive(Arrival("b", "q"), 0.0)
     machine.finish("a", 1.0)
 
-    assert machine.expire(10.0, 9.5) == []
-    assert machine.expire(10.0, 9.0) == ["p"]
+    assert machine.table.expire(10.0, 9.5) == []
+    assert machine.table.expire(10.0, 9.0) == ["p"]
     assert "q" in machine.table
 
 
@@ -336,17 +337,17 @@ def test_machines_may_share_a_table() -> None:
 
 def test_what_the_next_tick_will_look_at_can_be_asked() -> None:
     machine = Machine(SchedulerConfig(policy="plas", bounds=(1.0,), beta=2.0))
-    assert (machine.has_turns_due, machine.next_deadline_s) == (False, math.inf)
+    assert (machine.quanta.is_due, machine.starvation.next_deadline_s) == (False, math.inf)
 
     machine.arrive(Arrival("a", "p"), 0.0)
     machine.start("a", 0.0)
     machine.charge("a", 1.0, 1.0)
-    assert machine.has_turns_due
+    assert machine.quanta.is_due
     machine.tick(1.0)
     machine.preempt("a", 1.0)
 
-    assert not machine.has_turns_due
-    assert machine.next_deadline_s == pytest.approx(3.0)
+    assert not machine.quanta.is_due
+    assert machine.starvation.next_deadline_s == pytest.approx(3.0)
 
 
 def test_a_policy_that_reads_parents_takes_the_inherited_service_it_is_told() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from autellix_backend.core.call import Call
 from autellix_backend.core.errors import UnknownPolicyError
 from autellix_backend.core.policies import LIVE_POLICY_NAMES, POLICY_NAMES, make_policy
+from autellix_backend.core.table import Program
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
@@ -43,10 +45,32 @@ def test_the_exact_path_is_that_of_the_parents_where_they_are_known() -> None:
     assert make_policy("atlas").inherit(9.0, [2.0, 5.0]) == 9.0
 
 
-def test_without_a_hint_a_program_is_as_large_as_what_it_had() -> None:
-    assert make_policy("hinted").size(None, 4.0) == 4.0
-    assert make_policy("hinted").size(1.5, 4.0) == 1.5
-    assert make_policy("sjf").size(None, 4.0) == 0.0
+@pytest.mark.parametrize(
+    ("name", "expected_s", "size_s"),
+    [
+        ("hinted", None, 4.5),
+        ("hinted", 1.5, 1.0),
+        ("hinted", 0.25, 0.0),
+        ("sjf", None, 0.0),
+        ("sjf", 1.5, 1.5),
+    ],
+)
+def test_a_size_is_the_expectation_or_what_was_attained(
+    name: str, expected_s: float | None, size_s: float
+) -> None:
+    """Of the program, whose call has received half a second since, or of the call alone."""
+    program = Program(program_id="p", created_s=0.0, service_s=4.0, expected_s=expected_s)
+    call = Call(
+        call_id="c",
+        program_id="p",
+        thread_id="0",
+        arrival_s=0.0,
+        waiting_since_s=0.0,
+        inherited_service_s=0.0,
+        expected_s=expected_s,
+        service_s=0.5,
+    )
+    assert make_policy(name).size(call, program) == size_s
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)

@@ -122,12 +122,12 @@ def test_a_promoted_call_keeps_its_place_when_its_program_changes() -> None:
     machine = Machine(SchedulerConfig(policy="hinted", beta=1.0))
     machine.arrive(Arrival("a1", "a", expected_s=2.0), 0.0)
     machine.tick(2.0)
-    assert machine.rank("a1") == (1, 0.0, 1)
+    assert machine.call("a1").rank == (1, 0.0, 1)
 
     machine.arrive(Arrival("a2", "a", expected_s=9.0), 2.0)
     machine.tick(2.0)
 
-    assert machine.rank("a1") == (1, 0.0, 1)
+    assert machine.call("a1").rank == (1, 0.0, 1)
     machine.check()
 
 

@@ -18,9 +18,9 @@ from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.batch import form_batch
 from autellix_backend.core.call import Call, CallRecord, CallState, ChangeReason, LevelChange
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.core.levels import Levels
 from autellix_backend.core.machine import Machine
-from autellix_backend.core.policies import POLICY_NAMES, Order
+from autellix_backend.core.policies import POLICY_NAMES
+from autellix_backend.core.queues.levels import LevelQueue
 from autellix_backend.core.report import EngineReport
 from autellix_backend.core.starvation import is_starving
 
@@ -95,7 +95,7 @@ class Driver:
             )
             self.arrived += 1
         elif event == "end":
-            self.machine.end_program(f"p{which % 4}")
+            self.machine.table.end(f"p{which % 4}")
         elif event == "tick":
             self.tick()
         elif calls:
@@ -115,7 +115,7 @@ class Driver:
         """Tick, and compare with the pseudo-code's scan of every call."""
         expected = scan(self.machine, self.now)
         changes = self.machine.tick(self.now)
-        if not self.machine.policy.shares_size:
+        if not self.machine.policy.sizes_programs:
             moves = [change for change in changes if change.old != change.new]
             assert [(change.call_id, change.old, change.new) for change in moves] == expected
         return changes
@@ -124,8 +124,8 @@ class Driver:
 def scan(machine: Machine, now: float) -> list[tuple[str, int, int]]:
     """Return the changes of Algorithm 1, lines 15-31, by looking at every call, changing nothing."""
     changes = []
-    sinks = machine.config.demotes and machine.policy.order is Order.LEVELS
-    for call in sorted(machine, key=lambda call: machine.rank(call.call_id)):
+    sinks = machine.config.demotes and machine.policy.has_levels
+    for call in sorted(machine, key=lambda call: call.rank):
         level, program = call.level, machine.table[call.program_id]
         if sinks and call.quantum_s <= 0 and level < machine.config.level_count:
             changes.append((call.call_id, level, level + 1))
@@ -167,7 +167,7 @@ def test_a_late_clock_changes_nothing(config: SchedulerConfig, events: list[Any]
 def test_order_is_total_and_that_of_the_queues(config: SchedulerConfig, events: list[Any]) -> None:
     machine = drive(config, events).machine
 
-    ranks = [machine.rank(call.call_id) for call in machine]
+    ranks = [call.rank for call in machine]
     assert ranks == sorted(set(ranks))
 
 
@@ -195,7 +195,7 @@ def test_among_the_calls_of_a_tenant_the_order_is_that_of_the_policy(
     machine = drive(config, events, ("a", "b", "c")).machine
 
     for tenant in "abc":
-        ranks = [machine.rank(call.call_id) for call in machine if call.tenant == tenant]
+        ranks = [call.rank for call in machine if call.tenant == tenant]
         assert ranks == sorted(set(ranks))
 
 
@@ -204,8 +204,9 @@ def test_among_the_calls_of_a_tenant_the_order_is_that_of_the_policy(
 def test_a_level_stays_between_1_and_k(config: SchedulerConfig, events: list[Any]) -> None:
     driver = drive(config, events)
 
-    order = driver.machine.policy.order
-    levels = {Order.LEVELS: config.level_count, Order.SIZE: 2}.get(order, 1)
+    policy = driver.machine.policy
+    keyed_levels = 2 if policy.name in ("sjf", "hinted", "srpt") else 1
+    levels = config.level_count if policy.has_levels else keyed_levels
     assert all(1 <= call.level <= levels for call in driver.machine)
     assert all(1 <= record.level <= levels for record in driver.records)
 
@@ -254,7 +255,7 @@ def test_nothing_is_kept_when_all_calls_and_programs_left(config: SchedulerConfi
     machine = driver.machine
     for call in list(machine):
         machine.finish(call.call_id, driver.now)
-    machine.expire(driver.now, 0.0)
+    machine.table.expire(driver.now, 0.0)
 
     assert (len(machine), len(machine.table), len(machine.shares)) == (0, 0, 0)
     machine.check()
@@ -283,7 +284,7 @@ def test_a_batch_fits_and_the_next_call_would_not(costs: list[int], slots: int, 
 @quick
 @given(st.lists(st.floats(0.001, 1e6), unique=True, max_size=8).map(sorted), st.floats(0, 1e9))
 def test_every_service_has_one_level(bounds: list[float], service_s: float) -> None:
-    level = Levels(bounds).level_of(service_s)
+    level = LevelQueue(bounds).level_of(service_s)
 
     edges = [0.0, *bounds, math.inf]
     assert edges[level - 1] <= service_s < edges[level]

@@ -48,7 +48,7 @@ def snapshot(count: int = 3, id_length: int = 8) -> EngineSnapshot:
         kv_total_blocks=9,
         kv_block_tokens=16,
         is_block_short=True,
-        level_calls=machine.level_sizes(),
+        level_calls=machine.shares.level_sizes(),
         calls=calls,
         left_out=5,
     )

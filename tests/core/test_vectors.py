@@ -13,8 +13,8 @@ from autellix_backend.core.balance import EngineLoad
 from autellix_backend.core.balance.locality import Locality
 from autellix_backend.core.batch import form_batch
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.core.levels import Levels
 from autellix_backend.core.policies import make_policy
+from autellix_backend.core.queues.levels import LevelQueue
 from autellix_backend.core.starvation import is_starving
 
 SCENARIOS = entries("alg1.json", "scenarios") + entries("fig2.json", "scenarios")
@@ -86,7 +86,7 @@ def _figure_9(dag: dict[str, Any], issue_order: str) -> Workload:
 
 def test_the_level_of_a_service_is_reproduced() -> None:
     section = load("alg1_functions.json")["queue_index"]
-    levels = Levels(section["bounds"])
+    levels = LevelQueue(section["bounds"])
 
     for case in section["cases"]:
         assert case["q_idx"] == levels.level_of(case["service"])

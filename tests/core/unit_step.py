@@ -119,7 +119,7 @@ class UnitStep:
 
     def _expected(self, key: Key) -> float:
         """Return the truth: what is left of the call (sjf) or of its program."""
-        if not self.machine.policy.shares_size:
+        if not self.machine.policy.sizes_programs:
             return self._left[key]
         return sum(left for (program, _), left in self._left.items() if program == key[0])
 

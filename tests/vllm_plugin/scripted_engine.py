@@ -300,7 +300,7 @@ class Client:
         }
 
     def _expect(self, program: _Program) -> float | None:
-        if not self._policy.shares_size:
+        if not self._policy.sizes_programs:
             return None
         hint = Hint(tokens=program.tokens_left) if self._has_hints else None
         return self._estimator.expect(program.trace.source, program.service_s, hint)

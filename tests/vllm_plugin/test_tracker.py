@@ -68,7 +68,7 @@ def test_a_told_program_lives_as_long_as_its_calls(tracker: CallTracker) -> None
     """With a gateway in front the entry goes with the last active call."""
     tracker.arrive("a", identity(service_s=3.0), 0.0)
     tracker.arrive("b", identity(service_s=3.0), 0.0)
-    assert tracker.machine.rank("a")[0] == 3
+    assert tracker.machine.call("a").rank[0] == 3
     tracker.close("a", 1.0, DONE)
     assert "p" in tracker.machine.table
     tracker.close("b", 1.0, DONE)
@@ -106,7 +106,7 @@ def test_tick_names_the_calls_that_moved(tracker: CallTracker) -> None:
     tracker.start("r", 0.0, cached_tokens=0)
     tracker.charge({"r": 1}, 1.0, 1.0)
     assert tracker.tick(1.0) == ["r"]
-    assert tracker.machine.rank("r")[0] == 2
+    assert tracker.machine.call("r").rank[0] == 2
 
 
 def test_an_aborted_call_says_so(tracker: CallTracker) -> None:

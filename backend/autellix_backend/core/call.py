@@ -11,21 +11,21 @@ __all__ = ["Call", "CallRecord", "CallState", "ChangeReason", "LevelChange"]
 
 
 class CallState(StrEnum):
-    """Where an active call is."""
+    """The state of an active call."""
 
     WAITING = "waiting"
     RUNNING = "running"
 
 
 class ChangeReason(StrEnum):
-    """Why a call changed its place."""
+    """Why a call moved in its queue."""
 
     DEMOTION = "demotion"
     PROMOTION = "promotion"
     ROTATION = "rotation"
-    """Its turn is over; the level stays."""
+    """Its quantum is used up; the level stays."""
     RESIZING = "resizing"
-    """Its expected size is another; the level stays."""
+    """Its expected size has changed; the level stays."""
 
 
 _ROUNDING_S = 1e-9
@@ -38,7 +38,7 @@ _MOVES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelChange:
-    """A call has another place in the order: in another level, or elsewhere in its own."""
+    """A call has moved: to another level, or within its own."""
 
     call_id: str
     old: int
@@ -48,7 +48,7 @@ class LevelChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRecord:
-    """What became of a call that finished or was aborted."""
+    """How a call ended and what it received."""
 
     call_id: str
     program_id: str
@@ -56,7 +56,7 @@ class CallRecord:
     arrival_s: float
     finish_s: float
     wait_s: float
-    """All the time it waited."""
+    """All its waiting."""
     table_wait_s: float
     """The waiting charged to its program: that since its last promotion."""
     service_s: float
@@ -85,13 +85,17 @@ class Call:
     inherited_service_s: float
     state: CallState = CallState.WAITING
     level: int = 1
+    key: float = 0.0
+    """Its order within the level, before `seq`; zero where a level is first come, first served."""
     seq: int = 0
     size_s: float = 0.0
-    """What it is ordered by under a policy of sizes; zero under the others."""
+    """The service still expected, which counts against starvation; zero where the policy orders by levels."""
     expected_s: float | None = None
-    """What was expected to come when it arrived."""
+    """The service that was expected when it arrived."""
     quantum_s: float = 0.0
-    """What is left of the level's quantum; negative when a step overran it."""
+    """The rest of the level's quantum; negative when a step overran it."""
+    is_quantum_binding: bool = False
+    """Whether the call moves once its quantum is used up."""
     waiting_since_s: float
     running_since_s: float | None = None
     """When it last got a slot."""
@@ -99,29 +103,31 @@ class Call:
     wait_mark_s: float = 0.0
     service_s: float = 0.0
     service_mark_s: float = 0.0
-    catch_up_s: float = 0.0
-    """Since it last got a slot: model time of the steps that read its context, less that of the others."""
+    prefill_debt_s: float = 0.0
+    """Since it last got a slot: model time of its prefill steps, less that of its decode steps."""
     preemptions: int = 0
     demotions: int = 0
     promotions: int = 0
+
+    @property
+    def rank(self) -> tuple[int, float, int]:
+        """The call's place (level, key, seq) in the total order of its tenant; lower runs first."""
+        return (self.level, self.key, self.seq)
 
     @property
     def is_running(self) -> bool:
         """Whether the call holds a slot."""
         return self.state is CallState.RUNNING
 
-    def start(self, now: float) -> None:
-        """Give the call a slot."""
-        self.wait_s = self.wait_at(now)
-        self.state = self._move("start")
-        self.running_since_s = now
-        self.catch_up_s = 0.0
+    @property
+    def has_prefill_debt(self) -> bool:
+        """Whether the call has decoded for less time than it prefilled since it got its slot."""
+        return self.is_running and self.prefill_debt_s > _ROUNDING_S
 
-    def preempt(self, now: float) -> None:
-        """Take the call's slot away."""
-        self.state = self._move("preempt")
-        self.waiting_since_s = now
-        self.preemptions += 1
+    @property
+    def unpaid_service_s(self) -> float:
+        """The model time since the last promotion: T_c."""
+        return self.service_s - self.service_mark_s
 
     def wait_at(self, now: float) -> float:
         """Return all the waiting up to now."""
@@ -131,15 +137,24 @@ class Call:
         """Return the waiting since the last promotion: W_c."""
         return self.wait_at(now) - self.wait_mark_s
 
-    @property
-    def is_catching_up(self) -> bool:
-        """Whether the call has not yet got as much out of its slot as reading its context cost."""
-        return self.is_running and self.catch_up_s > _ROUNDING_S
+    def start(self, now: float) -> None:
+        """Give the call a slot."""
+        self.wait_s = self.wait_at(now)
+        self.state = self._move("start")
+        self.running_since_s = now
+        self.prefill_debt_s = 0.0
 
-    @property
-    def unpaid_service_s(self) -> float:
-        """The model time since the last promotion: T_c."""
-        return self.service_s - self.service_mark_s
+    def preempt(self, now: float) -> None:
+        """Take the call's slot away."""
+        self.state = self._move("preempt")
+        self.waiting_since_s = now
+        self.preemptions += 1
+
+    def charge(self, cost_s: float, *, is_prefill: bool) -> None:
+        """Add the model time of a step."""
+        self.service_s += cost_s
+        self.quantum_s -= cost_s
+        self.prefill_debt_s += cost_s if is_prefill else -cost_s
 
     def reset_ratio(self, now: float) -> None:
         """Set W_c and T_c to zero."""
@@ -147,7 +162,7 @@ class Call:
         self.service_mark_s = self.service_s
 
     def record(self, now: float, *, is_aborted: bool) -> CallRecord:
-        """Return what became of the call, which leaves now."""
+        """Return the record of the call, which leaves now."""
         return CallRecord(
             call_id=self.call_id,
             program_id=self.program_id,

@@ -1,12 +1,15 @@
-"""The process table: what is known of every running program (section 4.2.1)."""
+"""The process table: one entry for every running program (section 4.2.1)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from autellix_backend.core.errors import DuplicateCallError, UnknownProgramError
-from autellix_backend.core.policies.base import Policy
+
+if TYPE_CHECKING:
+    from autellix_backend.core.policies.base import Policy
 
 __all__ = ["ProcessTable", "Program"]
 
@@ -20,9 +23,9 @@ class Program:
     service_s: float = 0.0
     """Service of completed calls: their sum (PLAS) or the longest observed path (ATLAS)."""
     wait_s: float = 0.0
-    """Waiting of completed calls, over all threads, less what promotions made good."""
+    """Waiting of completed calls, over all threads, less that which promotions reset."""
     expected_s: float | None = None
-    """Service that is expected to come yet, its running calls included; None if nobody has said."""
+    """Service still expected, running calls included; None if unknown."""
     path_ends_s: dict[str, float] = field(default_factory=dict)
     """p(c) + t of each completed call (eq. 2), kept for policies that read parents."""
     engine_ids: set[str] = field(default_factory=set)
@@ -31,11 +34,11 @@ class Program:
     last_arrival_s: float | None = None
     last_completion_s: float | None = None
     is_ended: bool = False
-    """The program is over; the entry goes when its last active call does."""
+    """The program is over; its entry is dropped with its last active call."""
 
     @property
     def last_activity_s(self) -> float:
-        """When the program last did anything: it appeared, or a call arrived or completed."""
+        """When the program appeared, or a call last arrived or completed."""
         moments = (self.created_s, self.last_arrival_s, self.last_completion_s)
         return max(moment for moment in moments if moment is not None)
 
@@ -74,7 +77,7 @@ class ProcessTable:
         return iter(self._programs.values())
 
     def merge(self, program_id: str, service_s: float | None = None, wait_s: float | None = None) -> Program:
-        """Take in what another table knows of the program: the larger value wins.
+        """Merge the values of another table into the program's entry: the larger value wins.
 
         Raises:
             UnknownProgramError: the program has no entry.
@@ -87,7 +90,7 @@ class ProcessTable:
         return program
 
     def begin(self, program_id: str, call_id: str, now: float, *, thread_id: str = "0") -> Program:
-        """Record that a call of the program arrived; a program that had ended goes on.
+        """Record the arrival of a call, which reopens a program that had ended.
 
         Raises:
             DuplicateCallError: the program has an active call of this id.

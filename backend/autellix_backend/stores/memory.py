@@ -104,7 +104,7 @@ class MemoryStore:
         )
 
     def _expect(self, entry: _Entry, call: CallStart) -> float | None:
-        if not self._policy.shares_size:
+        if not self._policy.sizes_programs:
             return None
         done = (entry.finished_calls, entry.output_tokens)
         if call.hint is not None:

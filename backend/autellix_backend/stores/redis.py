@@ -132,7 +132,7 @@ class RedisStore:
         if call.interceptions:
             start["interceptions"] = _to_text(call.interceptions)
             start["intercepted_s"] = sum(seconds for _, seconds in call.interceptions)
-        if call.hint is not None and self._policy.shares_size:
+        if call.hint is not None and self._policy.sizes_programs:
             start["hint"] = _to_text(call.hint)
         if call.parents is not None and self._policy.reads_parents:
             start["parents"] = call.parents
@@ -150,7 +150,7 @@ class RedisStore:
             service_s=self._policy.inherit(service_s, parent_ends_s),
             program_service_s=service_s,
             wait_s=wait_s,
-            expected_s=self._expect(known) if self._policy.shares_size else None,
+            expected_s=self._expect(known) if self._policy.sizes_programs else None,
         )
 
     def _expect(self, known: Sequence[bytes | None]) -> float | None:

@@ -30,7 +30,6 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from autellix_backend.core.call import Call
-from autellix_backend.core.policies import Order
 from autellix_backend.vllm_plugin.identity import read_identity
 from autellix_backend.vllm_plugin.preemption import InterruptionPrices
 from autellix_backend.vllm_plugin.ranked_queue import RankedRequestQueue
@@ -75,7 +74,7 @@ class ProgramSchedulerMixin(_Host):
         self.is_degraded = False
         self.slot_preemptions = 0
         self.block_preemptions = 0
-        self._is_ordering = self.tracker.machine.policy.order is not Order.ARRIVAL
+        self._is_ordering = self.tracker.machine.policy.reorders
         self._preemption = settings.scheduler.preemption
         self._period_steps = settings.scheduler.period_steps
         self._decision_step = 0

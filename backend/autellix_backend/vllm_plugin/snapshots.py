@@ -114,7 +114,7 @@ class SnapshotReporter:
             kv_total_blocks=load.kv_total_blocks,
             kv_block_tokens=load.kv_block_tokens,
             is_block_short=load.is_block_short,
-            level_calls=machine.level_sizes(),
+            level_calls=machine.shares.level_sizes(),
             calls=standings,
             left_out=len(tracker) - len(standings),
             kv_swap=load.kv_swap,

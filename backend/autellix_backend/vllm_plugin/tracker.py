@@ -83,7 +83,7 @@ class CallTracker:
         place = self._places.get(request_id)
         if place is not None:
             return place
-        level, size_s, sequence = self.machine.rank(request_id)
+        level, size_s, sequence = self.machine.call(request_id).rank
         size = min(round(size_s * _SIZE_UNITS_PER_S), _SIZE_LIMIT)
         # A held call has a number below zero, which must not reach into the level.
         return (((level << _SIZE_BITS) | size) << _SEQUENCE_BITS) + sequence
@@ -99,7 +99,7 @@ class CallTracker:
     ) -> None:
         """Take in a call; its tokens are its expected size where nobody tells that of its program."""
         expected_s = identity.expected_s
-        if not self.machine.policy.shares_size:
+        if not self.machine.policy.sizes_programs:
             expected_s = self.machine.config.nominal_service_s(prompt_tokens, max_tokens)
         program_service_s = identity.program_service_s
         self.machine.arrive(
@@ -147,13 +147,13 @@ class CallTracker:
                     cost_s = self.machine.config.nominal_service_s(
                         *((tokens, 0) if tokens > 1 else (0, tokens))
                     )
-                self.machine.charge(request_id, cost_s, now, is_reading=tokens > 1)
+                self.machine.charge(request_id, cost_s, now, is_prefill=tokens > 1)
 
     def tick(self, now: float) -> list[str]:
         """Let time pass; return the calls whose level changed."""
         if now >= self._next_expiry_s:
             self._next_expiry_s = now + _EXPIRE_PERIOD_S
-            self.machine.expire(now, PROGRAM_IDLE_S)
+            self.machine.table.expire(now, PROGRAM_IDLE_S)
         return [change.call_id for change in self.machine.tick(now)]
 
     def place(self, order: Iterable[Call]) -> list[str]:
@@ -193,4 +193,4 @@ class CallTracker:
             return
         program = self.machine.table.get(identity.program_id)
         if program is not None and not program.active_calls:
-            self.machine.end_program(identity.program_id)
+            self.machine.table.end(identity.program_id)

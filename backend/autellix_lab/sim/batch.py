@@ -85,7 +85,7 @@ class RunningBatch:
         if not call.chunk:
             return
         cost_s = self.cost_s(call.chunk, 0, step_s)
-        self._machine.charge(call.call_id, cost_s, now, is_reading=call.chunk > 1)
+        self._machine.charge(call.call_id, cost_s, now, is_prefill=call.chunk > 1)
         call.computed += call.chunk
         call.chunk = 0
         if call.computed == call.known:

@@ -89,7 +89,7 @@ class DecodingCalls:
         """Forecast when a call that is up to date will have used up its quantum."""
         state = call.state
         assert state is not None
-        if state.level <= self._machine.last_turn_level and 0 < state.quantum_s < math.inf:
+        if state.is_quantum_binding and 0 < state.quantum_s < math.inf:
             self._quantum_ends.add(call.since_cost_s + state.quantum_s, call)
 
 

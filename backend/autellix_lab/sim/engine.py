@@ -14,7 +14,6 @@ from collections.abc import Callable
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
-from autellix_backend.core.policies import Order
 from autellix_backend.core.table import ProcessTable
 from autellix_lab.sim.batch import RunningBatch
 from autellix_lab.sim.call_blocks import CallBlocks
@@ -49,7 +48,7 @@ class SimEngine:
         self.model = model
         self.config = config
         self.machine = Machine(config, table)
-        is_ordering = self.machine.policy.order is not Order.ARRIVAL
+        is_ordering = self.machine.policy.reorders
         self.blocks = CallBlocks(model, is_priced=is_ordering and config.preemption == "priced")
         self.calls: dict[str, EngineCall] = {}
         self.batch = RunningBatch(config, self.machine, self.blocks)
@@ -212,10 +211,10 @@ class SimEngine:
 
     def _tick_needs_charges(self, now: float) -> bool:
         """Return whether a tick reads charges that may be out of date."""
-        if self.machine.next_deadline_s <= now or self.machine.has_held_turns:
+        if self.machine.starvation.next_deadline_s <= now or self.machine.quanta.has_deferred:
             return True
-        may_be_late = self.config.period_steps > 1 or self.machine.policy.shares_size
-        return may_be_late and self.machine.has_turns_due
+        may_be_late = self.config.period_steps > 1 or self.machine.policy.sizes_programs
+        return may_be_late and self.machine.quanta.is_due
 
     def _preempt(self, call: EngineCall, now: float) -> None:
         self.batch.bring_up(call)
@@ -283,8 +282,8 @@ class SimEngine:
     def _steps_to_change(self, step_s: float, now: float) -> float:
         """Return the steps to the decision at which a quantum has ended or a waiting call may starve."""
         cost_s = self.batch.cost_s(0, 1, step_s)
-        change = 0.0 if self.machine.has_turns_due else self.batch.decoding.steps_to_quantum_end(cost_s)
-        deadline_s = self.machine.next_deadline_s
+        change = 0.0 if self.machine.quanta.is_due else self.batch.decoding.steps_to_quantum_end(cost_s)
+        deadline_s = self.machine.starvation.next_deadline_s
         if deadline_s != math.inf:
             change = min(change, (deadline_s - now) / step_s)
         if change == math.inf:

@@ -221,7 +221,7 @@ class _Simulation:
         return engine.blocks.held_tokens(program.base(engine.name, call), call.shared_prefix_tokens)
 
     def _expect(self, program: LiveProgram, trace: CallTrace) -> float | None:
-        if not self._policy.shares_size:
+        if not self._policy.sizes_programs:
             return self._settings.scheduler.nominal_service_s(trace.prefill_tokens, trace.decode_tokens)
         if self._policy.is_clairvoyant:
             return program.remaining_s

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
-from autellix_backend.core.policies import Order
 from autellix_lab.sim.batch import RunningBatch
 from autellix_lab.sim.call_blocks import CallBlocks
 from autellix_lab.sim.calls import EngineCall
@@ -30,7 +29,7 @@ class VictimSelector:
         """The waiting call that the last admission refused for want of blocks."""
         self.is_settled = False
         """Whether the last decision found nothing to preempt, and nothing has changed since."""
-        self._is_ordering = machine.policy.order is not Order.ARRIVAL
+        self._is_ordering = machine.policy.reorders
         self.preempts = self._is_ordering and config.preemption != "never"
         self._machine = machine
         self._batch = batch
@@ -73,7 +72,7 @@ class VictimSelector:
 
     def rank(self, call: EngineCall) -> tuple[int, float, int]:
         """Return a call's place in the machine's order."""
-        return self._machine.rank(call.call_id)
+        return self._machine.call(call.call_id).rank
 
     def _for_slots(self, now: float) -> list[EngineCall]:
         """Return the running calls that the machine's batch replaces."""

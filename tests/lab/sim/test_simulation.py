@@ -267,7 +267,7 @@ def test_calls_with_long_prompts_do_not_take_turns_for_ever(
 ) -> None:
     """Their prompts take ten quanta to read, and the cache holds only some; the control shows the trap."""
     if not catches_up:
-        monkeypatch.setattr(Call, "is_catching_up", False)
+        monkeypatch.setattr(Call, "has_prefill_debt", False)
     long = CallTrace(id=0, parents=(), thread="0", prefill_tokens=4000, decode_tokens=40)
     programs = [(0.0, ProgramTrace(source="s", program_id=str(n), calls=(long,))) for n in range(12)]
     settings = SimSettings(

@@ -5,22 +5,22 @@ from __future__ import annotations
 from autellix_backend.core.errors import UnknownPolicyError
 from autellix_backend.core.policies.atlas import Atlas
 from autellix_backend.core.policies.atlas_dag import AtlasDag
-from autellix_backend.core.policies.base import Order, Policy
+from autellix_backend.core.policies.base import Policy
 from autellix_backend.core.policies.fcfs import Fcfs
 from autellix_backend.core.policies.hinted import Hinted
 from autellix_backend.core.policies.mlfq import Mlfq
 from autellix_backend.core.policies.plas import Plas
-from autellix_backend.core.policies.round_robin import RoundRobin
+from autellix_backend.core.policies.round_robin import Rotation
 from autellix_backend.core.policies.sjf import Sjf
 from autellix_backend.core.policies.srpt import Srpt
 
-__all__ = ["LIVE_POLICY_NAMES", "POLICY_NAMES", "Order", "Policy", "make_policy"]
+__all__ = ["LIVE_POLICY_NAMES", "POLICY_NAMES", "Policy", "make_policy"]
 
-_ALL: tuple[type[Policy], ...] = (Fcfs, Sjf, RoundRobin, Mlfq, Plas, Atlas, AtlasDag, Hinted, Srpt)
+_ALL: tuple[type[Policy], ...] = (Fcfs, Sjf, Rotation, Mlfq, Plas, Atlas, AtlasDag, Hinted, Srpt)
 _POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 POLICY_NAMES = tuple(_POLICIES)
 LIVE_POLICY_NAMES = tuple(policy.name for policy in _ALL if not policy.is_clairvoyant)
-"""Those that an engine can run."""
+"""The policies that an engine can run."""
 
 
 def make_policy(name: str) -> Policy:

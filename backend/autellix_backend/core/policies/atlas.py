@@ -9,7 +9,6 @@ Cost: a thread that starts late inherits the longest chain, though its own paren
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 from autellix_backend.core.policies.base import Policy
@@ -21,11 +20,3 @@ class Atlas(Policy):
     """Favour programs with the shortest observed critical path."""
 
     name: ClassVar[str] = "atlas"
-
-    def inherit(self, program_service_s: float, parent_ends_s: Sequence[float] | None = None) -> float:  # noqa: ARG002
-        """Start at the program's longest observed path."""
-        return program_service_s  # Alg. 1, line 11
-
-    def complete(self, program_service_s: float, inherited_s: float, model_time_s: float) -> float:
-        """Keep the longer of the known path and the one that this call ends."""
-        return max(program_service_s, inherited_s + model_time_s)  # eq. 2; Alg. 1, line 4

@@ -1,57 +1,70 @@
-"""What a policy decides: the order of calls, the service a call starts with, and a program's after a call."""
+"""The interface of a scheduling policy; the defaults are those of program-level levels (Algorithm 1)."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from enum import StrEnum
-from typing import ClassVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
-__all__ = ["Order", "Policy"]
+from autellix_backend.core.call import Call
+from autellix_backend.core.queues.base import Queue
+from autellix_backend.core.queues.levels import LevelQueue
+from autellix_backend.core.table import Program
 
+if TYPE_CHECKING:
+    from autellix_backend.core.config import SchedulerConfig
 
-class Order(StrEnum):
-    """How a policy's queue is kept."""
-
-    ARRIVAL = "arrival"
-    """One queue, first come, first served."""
-    ROTATION = "rotation"
-    """One queue; a call that used up its quantum goes to the end."""
-    LEVELS = "levels"
-    """K queues by attained service, first come, first served in each."""
-    SIZE = "size"
-    """One queue by expected size, smallest first, behind the calls that were promoted."""
+__all__ = ["Policy"]
 
 
-class Policy(ABC):
-    """A rule without state; it may be called any number of times, in any order, and raises nothing."""
+class Policy:
+    """A rule without state: its methods may be called at any time, any number of times, and raise nothing."""
 
     name: ClassVar[str]
-    order: ClassVar[Order] = Order.LEVELS
+    rule: ClassVar[str] = "calls of a lower level go first, in each level in the order of arrival"
+    """The order of calls in words, for `autellix why`."""
+    reorders: ClassVar[bool] = True
+    """Whether calls may run in another order than that of their arrival."""
+    has_levels: ClassVar[bool] = True
+    """Whether its queue has the configured levels."""
     holds_slots: ClassVar[bool] = False
-    """Whether a call that has started goes before all that have not, so that it is never preempted."""
+    """Whether a running call keeps its slot until it finishes, whoever waits."""
     reads_parents: ClassVar[bool] = False
     """Whether a call's priority follows from its own parents, where they are known."""
     adds_service: ClassVar[bool] = False
-    """Whether a program's service is the sum of its calls' and not the longest of their paths."""
-    shares_size: ClassVar[bool] = False
-    """Whether the expected size is that of the program's remainder and not of the call alone."""
+    """Whether a program's service is the sum of its calls and not the longest of their paths."""
+    sizes_programs: ClassVar[bool] = False
+    """Whether calls are ordered by the expected remainder of their program, which changes with every call."""
     is_clairvoyant: ClassVar[bool] = False
     """Whether it needs what only a simulator knows."""
 
-    @abstractmethod
-    def inherit(self, program_service_s: float, parent_ends_s: Sequence[float] | None = None) -> float:
-        """Return the service an arriving call starts with.
+    def make_queue(self, config: SchedulerConfig, numbers: Iterator[int]) -> Queue:
+        """Return an empty queue for the calls of one tenant.
 
         Args:
-            program_service_s: its program's in the table.
-            parent_ends_s: for each parent, what it inherited plus what it ran; None where that is unknown.
+            config: The scheduler's configuration.
+            numbers: The sequence that all queues of one machine share.
         """
+        return LevelQueue(config.bounds, config.quanta, numbers, demotes=config.demotes)
 
-    @abstractmethod
+    def inherit(self, program_service_s: float, parent_ends_s: Sequence[float] | None = None) -> float:  # noqa: ARG002
+        """Return the service that an arriving call starts with.
+
+        Args:
+            program_service_s: The service of its program in the table.
+            parent_ends_s: For each parent the service that it inherited plus its own; None if unknown.
+        """
+        return program_service_s  # Alg. 1, line 11
+
     def complete(self, program_service_s: float, inherited_s: float, model_time_s: float) -> float:
         """Return the program's service after a call that inherited and ran for the given times."""
+        if self.adds_service:
+            return program_service_s + model_time_s  # eq. 1; Alg. 1, line 4 as its comment reads for PLAS
+        return max(program_service_s, inherited_s + model_time_s)  # eq. 2; Alg. 1, line 4
 
-    def size(self, expected_s: float | None, program_service_s: float) -> float:  # noqa: ARG002
-        """Return the size that a call is ordered by: what is expected to come, in seconds of service."""
-        return expected_s or 0.0
+    def size(self, call: Call, program: Program) -> float:  # noqa: ARG002
+        """Return the service (s) that is still expected, for policies with a `KeyedQueue`."""
+        return call.expected_s or 0.0
+
+    def key(self, call: Call) -> float:
+        """Return the key of a call in a `KeyedQueue`, such as its size; the smallest key runs first."""
+        return call.size_s

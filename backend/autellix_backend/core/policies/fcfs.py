@@ -8,24 +8,27 @@ Cost: a long call blocks short ones, and a long program blocks short ones.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
 
-from autellix_backend.core.policies.base import Order, Policy
+from autellix_backend.core.policies.mlfq import Mlfq
+from autellix_backend.core.queues.base import Queue
+from autellix_backend.core.queues.levels import LevelQueue
+
+if TYPE_CHECKING:
+    from autellix_backend.core.config import SchedulerConfig
 
 __all__ = ["Fcfs"]
 
 
-class Fcfs(Policy):
-    """Serve calls in order of arrival, blind to programs."""
+class Fcfs(Mlfq):
+    """Serve calls in order of arrival, blind to programs: feedback queues with a single level."""
 
     name: ClassVar[str] = "fcfs"
-    order: ClassVar[Order] = Order.ARRIVAL
+    rule: ClassVar[str] = "calls run in the order of their arrival"
+    reorders: ClassVar[bool] = False
+    has_levels: ClassVar[bool] = False
 
-    def inherit(self, program_service_s: float, parent_ends_s: Sequence[float] | None = None) -> float:  # noqa: ARG002
-        """Start every call at zero."""
-        return 0.0
-
-    def complete(self, program_service_s: float, inherited_s: float, model_time_s: float) -> float:
-        """Keep the program's longest call."""
-        return max(program_service_s, inherited_s + model_time_s)
+    def make_queue(self, config: SchedulerConfig, numbers: Iterator[int]) -> Queue:  # noqa: ARG002
+        """Return a queue of one level."""
+        return LevelQueue((), numbers=numbers)

@@ -2,18 +2,25 @@
 
 Rule: the program that is expected to need the least service from now on runs first.
 Formula: p(c) = the expected remainder of the program (see `core.estimate`: the client's hint in calls or
-tokens, else the Gittins index over finished programs of its class), less what it has received since; without
-either, its attained service, as in `plas`.
-When to choose it: programs whose size can be told even roughly, or classes of programs that come again.
+tokens, else the Gittins index over finished programs of its class), less the call's service since; without
+either, the attained service of program and call, as in `plas`.
+When to choose it: programs whose size is known even roughly, or classes of programs that recur.
 Cost: a class of programs with several kinds of behaviour misleads it; hints have to be trusted.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
 
-from autellix_backend.core.policies.base import Order
+from autellix_backend.core.call import Call
 from autellix_backend.core.policies.plas import Plas
+from autellix_backend.core.queues.base import Queue
+from autellix_backend.core.queues.keyed import KeyedQueue
+from autellix_backend.core.table import Program
+
+if TYPE_CHECKING:
+    from autellix_backend.core.config import SchedulerConfig
 
 __all__ = ["Hinted"]
 
@@ -22,9 +29,16 @@ class Hinted(Plas):
     """Favour programs that will soon be done."""
 
     name: ClassVar[str] = "hinted"
-    order: ClassVar[Order] = Order.SIZE
-    shares_size: ClassVar[bool] = True
+    rule: ClassVar[str] = "the program with the least expected work goes first"
+    has_levels: ClassVar[bool] = False
+    sizes_programs: ClassVar[bool] = True
 
-    def size(self, expected_s: float | None, program_service_s: float) -> float:
-        """Return the expected remainder; programs being heavy-tailed, that is what they had, if unknown."""
-        return program_service_s if expected_s is None else expected_s
+    def make_queue(self, config: SchedulerConfig, numbers: Iterator[int]) -> Queue:
+        """Return a queue ordered by the remainder of the program."""
+        return KeyedQueue(self, config.first_quantum_s, numbers)
+
+    def size(self, call: Call, program: Program) -> float:
+        """Return the expected remainder; if unknown, the attained service, for programs are heavy-tailed."""
+        if program.expected_s is None:
+            return program.service_s + call.service_s
+        return max(0.0, program.expected_s - call.service_s)

@@ -24,7 +24,3 @@ class Mlfq(Policy):
     def inherit(self, program_service_s: float, parent_ends_s: Sequence[float] | None = None) -> float:  # noqa: ARG002
         """Start every call at zero."""
         return 0.0
-
-    def complete(self, program_service_s: float, inherited_s: float, model_time_s: float) -> float:
-        """Keep the program's longest call."""
-        return max(program_service_s, inherited_s + model_time_s)

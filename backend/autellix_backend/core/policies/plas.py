@@ -8,7 +8,6 @@ Cost: parallel calls of one program add up, so wide programs sink faster than th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 from autellix_backend.core.policies.base import Policy
@@ -21,11 +20,3 @@ class Plas(Policy):
 
     name: ClassVar[str] = "plas"
     adds_service: ClassVar[bool] = True
-
-    def inherit(self, program_service_s: float, parent_ends_s: Sequence[float] | None = None) -> float:  # noqa: ARG002
-        """Start at what the program has attained."""
-        return program_service_s  # Alg. 1, line 11
-
-    def complete(self, program_service_s: float, inherited_s: float, model_time_s: float) -> float:  # noqa: ARG002
-        """Add the call's time to the program's."""
-        return program_service_s + model_time_s  # eq. 1; Alg. 1, line 4 as its comment reads for PLAS

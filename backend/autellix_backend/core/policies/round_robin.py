@@ -1,24 +1,34 @@
 """Round robin over calls.
 
-Rule: calls take turns; one that has used up its quantum, and has written for as long as it read since it got
+Rule: calls rotate; one that has used up its quantum, and has decoded for as long as it prefilled since it got
 its slot, goes to the end of the queue.
-Formula: p(c) = the time of its last turn; the quantum is the first level's.
+Formula: p(c) = the time of its last rotation; the quantum is that of the first level.
 When to choose it: as the baseline that shares the engine equally, knowing neither calls nor programs.
 Cost: every call is preempted many times, and all of them finish late together.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, ClassVar
 
-from autellix_backend.core.policies.base import Order
-from autellix_backend.core.policies.fcfs import Fcfs
+from autellix_backend.core.policies.mlfq import Mlfq
+from autellix_backend.core.queues.base import Queue
+from autellix_backend.core.queues.levels import RotationQueue
 
-__all__ = ["RoundRobin"]
+if TYPE_CHECKING:
+    from autellix_backend.core.config import SchedulerConfig
+
+__all__ = ["Rotation"]
 
 
-class RoundRobin(Fcfs):
-    """Let all calls take turns."""
+class Rotation(Mlfq):
+    """Rotate over all calls."""
 
     name: ClassVar[str] = "round_robin"
-    order: ClassVar[Order] = Order.ROTATION
+    rule: ClassVar[str] = "calls rotate, each for one quantum"
+    has_levels: ClassVar[bool] = False
+
+    def make_queue(self, config: SchedulerConfig, numbers: Iterator[int]) -> Queue:
+        """Return a queue that rotates."""
+        return RotationQueue(config.first_quantum_s, numbers)

@@ -2,7 +2,7 @@
 
 Rule: the program with the least service still to come runs first.
 Formula: p(c) = the true service of all calls of the program that have not completed.
-When to choose it: never live, for nobody knows it; in the simulator, as the bound to hold others against.
+When to choose it: never live, since no engine knows it; in the simulator, as the bound of what is possible.
 Cost: large programs wait as long as smaller ones keep coming.
 """
 
@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from autellix_backend.core.policies.base import Order
-from autellix_backend.core.policies.plas import Plas
+from autellix_backend.core.policies.hinted import Hinted
 
 __all__ = ["Srpt"]
 
 
-class Srpt(Plas):
+class Srpt(Hinted):
     """Favour programs that need the least from now on, as only a simulator can know."""
 
     name: ClassVar[str] = "srpt"
-    order: ClassVar[Order] = Order.SIZE
-    shares_size: ClassVar[bool] = True
     is_clairvoyant: ClassVar[bool] = True

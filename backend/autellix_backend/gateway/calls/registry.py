@@ -20,7 +20,7 @@ import msgspec
 
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.core.policies import Order, make_policy
+from autellix_backend.core.policies import make_policy
 from autellix_backend.core.report import EngineReport
 from autellix_backend.gateway.calls.usage import Usage
 from autellix_backend.gateway.engines.queue import QueuedCall
@@ -182,7 +182,7 @@ class CallRegistry:
         self._store = store
         self._scheduler = scheduler
         self._policy = make_policy(scheduler.policy)
-        self._bounds = scheduler.bounds if self._policy.order is Order.LEVELS else ()
+        self._bounds = scheduler.bounds if self._policy.has_levels else ()
         self._metrics = metrics
         self._clock = clock
         self._account_wait_s = report_wait_s

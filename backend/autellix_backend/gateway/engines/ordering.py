@@ -108,7 +108,7 @@ class PolicyOrdering:
         has_gone = self._charged_until_s.pop(key, None) is not None
         record = self._machine.finish(key, now) if has_gone else self._machine.abort(key, now)
         if not self._machine.table[record.program_id].active_calls:
-            self._machine.end_program(record.program_id)
+            self._machine.table.end(record.program_id)
         return None if has_gone else Wait(wait_s=record.wait_s, counted_s=record.table_wait_s)
 
     def check(self) -> None:

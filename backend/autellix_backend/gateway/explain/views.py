@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.core.policies import Order, make_policy
+from autellix_backend.core.policies import make_policy
 from autellix_backend.core.snapshot import CallStanding
 from autellix_backend.gateway.explain.situation import OpenCallView, ProgramState, Situation
 from autellix_backend.gateway.tenancy.tenants import Tenant
@@ -78,7 +78,7 @@ def _level(view: ProgramView, standings: list[CallStanding], config: SchedulerCo
     if standings:
         return min(standing.level for standing in standings)
     policy = make_policy(config.policy)
-    if policy.order is not Order.LEVELS:
+    if not policy.has_levels:
         return 1
     return bisect_right(config.bounds, policy.inherit(view.service_s)) + 1
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.core.policies import Order, make_policy
+from autellix_backend.core.policies import make_policy
 from autellix_backend.core.snapshot import CallStanding, EngineSnapshot
 from autellix_backend.gateway.explain.situation import (
     CallState,
@@ -25,13 +25,6 @@ from autellix_backend.stores.base import ProgramView
 
 MAX_AHEAD = 5
 """Programs ahead that are named; further ones are counted."""
-
-_ORDERS = {
-    Order.ARRIVAL: "calls run in the order of their arrival",
-    Order.ROTATION: "calls take turns",
-    Order.LEVELS: "calls of a lower level go first, in each level in the order of arrival",
-    Order.SIZE: "the call with the least expected work goes first",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +140,7 @@ def explain_call(
 
 def level_bounds(config: SchedulerConfig, level: int) -> tuple[float, float | None] | None:
     """Return the service (s) that a level holds, without an end in the last; None where levels hold none."""
-    if make_policy(config.policy).order is not Order.LEVELS:
+    if not make_policy(config.policy).has_levels:
         return None
     edges: tuple[float | None, ...] = (0.0, *config.bounds, None)
     return edges[level - 1] or 0.0, edges[level]
@@ -161,7 +154,7 @@ def _program_text(
     if state is ProgramState.IDLE:
         idle = f"No call is open: its client has sent none for {seconds(now - view.last_event_s)}."
         return f"{idle} {_tools(view)} {used}"
-    order = _ORDERS[make_policy(config.policy).order]
+    order = make_policy(config.policy).rule
     if viewer.name:
         order = f"the tenant furthest behind its share goes first; within it {order}"
     ending = "It was ended and goes with its last call. " if state is ProgramState.ENDING else ""

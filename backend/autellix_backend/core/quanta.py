@@ -1,0 +1,47 @@
+"""The calls whose quantum is used up, or whose size has changed, until the next tick moves them."""
+
+from __future__ import annotations
+
+from autellix_backend.core.call import Call
+
+__all__ = ["QuantumWatch"]
+
+
+class QuantumWatch:
+    """The calls that the next tick moves, by id."""
+
+    def __init__(self) -> None:
+        self._due: dict[str, Call] = {}
+        self._deferred: dict[str, Call] = {}
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next tick moves a call because of its quantum or its size."""
+        return bool(self._due)
+
+    @property
+    def has_deferred(self) -> bool:
+        """Whether the last tick deferred a call until it has decoded some more."""
+        return bool(self._deferred)
+
+    def add(self, call: Call) -> None:
+        """Have the next tick move the call."""
+        self._due[call.call_id] = call
+
+    def defer(self, call: Call) -> None:
+        """Leave a popped call to the next tick."""
+        self._due[call.call_id] = self._deferred[call.call_id] = call
+
+    def forget(self, call: Call) -> None:
+        """Forget a call that leaves; it need not be here."""
+        self._due.pop(call.call_id, None)
+        self._deferred.pop(call.call_id, None)
+
+    def pop(self) -> dict[str, Call]:
+        """Return and forget the calls to move."""
+        due, self._due, self._deferred = self._due, {}, {}
+        return due
+
+    def check(self) -> None:
+        """Assert the invariants of the watch."""
+        assert self._deferred.keys() <= self._due.keys()

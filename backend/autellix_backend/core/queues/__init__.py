@@ -1,0 +1,1 @@
+"""The queues that policies order their calls with."""

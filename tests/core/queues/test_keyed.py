@@ -1,0 +1,119 @@
+"""The queue by key."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from autellix_backend.core.call import Call, ChangeReason
+from autellix_backend.core.policies.base import Policy
+from autellix_backend.core.policies.hinted import Hinted
+from autellix_backend.core.policies.sjf import Sjf
+from autellix_backend.core.queues.keyed import FRONT, KEYED, KeyedQueue
+from autellix_backend.core.table import Program
+
+
+def make(name: str, arrival_s: float = 0.0) -> Call:
+    return Call(
+        call_id=name,
+        program_id=name,
+        thread_id="0",
+        arrival_s=arrival_s,
+        waiting_since_s=0.0,
+        inherited_service_s=0.0,
+    )
+
+
+def sized(size_s: float) -> Program:
+    return Program(program_id="p", created_s=0.0, expected_s=size_s)
+
+
+def names(queue: KeyedQueue) -> str:
+    queue.check()
+    return "".join(call.call_id for call in queue)
+
+
+def filled(policy: Policy, **sizes_s: float) -> tuple[KeyedQueue, list[Call]]:
+    queue, calls = KeyedQueue(policy, 0.1), [make(name) for name in sizes_s]
+    for call, size_s in zip(calls, sizes_s.values(), strict=True):
+        call.expected_s = size_s
+        queue.insert(call, sized(size_s))
+    return queue, calls
+
+
+def test_smaller_calls_go_first_and_equal_ones_in_order_of_arrival() -> None:
+    queue, calls = filled(Hinted(), a=2.0, b=1.0, c=2.0, d=0.0)
+
+    assert names(queue) == "dbac"
+    assert queue.level_sizes() == (0, 4)
+    assert {call.level for call in calls} == {KEYED}
+
+
+def test_the_front_goes_before_all_keys_and_has_no_quantum() -> None:
+    queue, (_, large) = filled(Hinted(), s=1.0, l=9.0)
+
+    queue.promote(large)
+
+    assert names(queue) == "ls"
+    assert (large.level, large.quantum_s, large.is_quantum_binding) == (FRONT, math.inf, False)
+    queue.remove(large)
+    assert names(queue) == "s"
+
+
+def test_a_new_size_is_a_new_place_and_a_new_quantum() -> None:
+    queue, (_, second) = filled(Hinted(), a=1.0, b=2.0)
+    assert (second.quantum_s, second.is_quantum_binding) == (0.5, True)
+
+    change = queue.on_quantum_used(second, sized(0.2))
+
+    assert (change.old, change.new, change.reason) == (KEYED, KEYED, ChangeReason.RESIZING)
+    assert names(queue) == "ba"
+    assert second.quantum_s == 0.1
+
+
+def test_equals_keep_their_order_when_their_size_changes() -> None:
+    queue, calls = filled(Hinted(), a=3.0, b=3.0, c=3.0)
+
+    for call in (calls[1], calls[0], calls[2]):
+        queue.on_quantum_used(call, sized(2.0))
+
+    assert names(queue) == "abc"
+
+
+def test_held_calls_go_before_the_front_in_the_order_of_their_start() -> None:
+    queue, calls = filled(Sjf(), a=1.0, b=1.0, c=1.0)
+    queue.promote(calls[0])
+
+    queue.on_started(calls[2])
+    queue.on_started(calls[1])
+    queue.on_started(calls[2])
+
+    assert names(queue) == "cba"
+    assert queue.level_sizes() == (3, 0)
+    queue.remove(calls[2])
+    assert names(queue) == "ba"
+
+
+def test_a_running_call_keeps_its_place_where_no_slots_are_held() -> None:
+    queue, calls = filled(Hinted(), a=2.0, b=1.0)
+
+    queue.on_started(calls[0])
+
+    assert names(queue) == "ba"
+
+
+def test_a_policy_may_order_by_more_than_the_size() -> None:
+    class Boosted(Hinted):
+        """Arrival, moved earlier for small programs."""
+
+        name: ClassVar[str] = "boosted"
+
+        def key(self, call: Call) -> float:
+            return call.arrival_s - 1.0 / call.size_s
+
+    queue = KeyedQueue(Boosted(), 0.1)
+    for name, arrival_s, size_s in (("a", 5.0, 2.0), ("b", 6.0, 0.5), ("c", 7.0, 4.0)):
+        queue.insert(make(name, arrival_s), sized(size_s))
+
+    assert names(queue) == "bac"
+    assert [call.key for call in queue] == [4.0, 4.5, 6.75]
