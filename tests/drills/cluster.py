@@ -14,10 +14,10 @@ from pathlib import Path
 from redis import Redis
 from tests.drills.processes import Server, Spec, free_port
 from tests.redis_server import RedisServer
+from tests.stores.redis_check import SINGLE_KEYS, check_table
 from tests.stores.relay import Relay, relaying
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.stores.redis_check import SINGLE_KEYS, check_table
 
 FOLDER = Path(__file__).parent
 GATEWAYS = 2

@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from tests.stores.redis_check import check_table
+
 from autellix_backend.core.policies import make_policy
 from autellix_backend.stores.base import CallEnd, CallStart, ProgramStore
 from autellix_backend.stores.local_copy import LocalCopy
@@ -95,6 +97,18 @@ class Table:
             lease_s=LEASE_S,
             clock=clock or TestClock(),
         )
+
+
+def check(store: Any) -> None:
+    """Assert the invariants of a store; blocks while it reads Redis."""
+    if isinstance(store, ReplicatedStore):
+        store._local.check()
+        if store.failure() is None:
+            check(store._shared)
+    elif isinstance(store, RedisStore):
+        check_table(store._link.url, store._link.tag)
+    else:
+        store.check()
 
 
 def start(key: str, program: str = "p", session: str | None = None, **fields: Any) -> CallStart:

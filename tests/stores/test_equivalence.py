@@ -8,19 +8,18 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.stores.tables import IDLE_S, SESSION_TTL_S, Table, end, start
+from tests.stores.tables import IDLE_S, SESSION_TTL_S, Table, check, end, start
 
+from autellix_backend.core.errors import DuplicateCallError, UnknownCallError
 from autellix_backend.core.estimate import LEAST_PROGRAMS, Hint
 from autellix_backend.core.policies import make_policy
 from autellix_backend.stores.base import (
     CallEnd,
+    CallRecord,
     CallStart,
-    CallView,
-    DuplicateCallError,
     ProgramStore,
     ProgramView,
     Reaped,
-    UnknownCallError,
 )
 from autellix_backend.stores.memory import MAX_FLAGS, MemoryStore
 
@@ -114,7 +113,7 @@ def test_a_history_reads_alike_in_every_store(table: Table, policy: str, steps: 
             assert await take(memory, step, now) == await take(store, step, now), step
         assert await everything(memory) == await everything(store)
         assert sorted(expected) == sorted(left)
-        store.check()
+        check(store)
 
     table.run(main())
 
@@ -136,7 +135,7 @@ def test_every_field_of_a_view_comes_back(table: Table) -> None:
         expected, view = await memory.program("p"), await store.program("p")
         assert view == expected
         assert unused_fields(view, ProgramView) == set()
-        assert unused_fields(view.calls[0], CallView) == set()
+        assert unused_fields(view.calls[0], CallRecord) == set()
         assert unused_fields(view.calls[0].end, CallEnd) == set()
 
     table.run(main())

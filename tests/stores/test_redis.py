@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 from tests.redis_server import RedisServer
-from tests.stores.tables import LEASE_S, TIMEOUT_S, Table, end, start
+from tests.stores.tables import LEASE_S, TIMEOUT_S, Table, check, end, start
 
+from autellix_backend.core.errors import UnknownCallError
 from autellix_backend.core.estimate import LEAST_PROGRAMS
-from autellix_backend.stores.base import Counts, Reaped, StoreUnavailableError, UnknownCallError
+from autellix_backend.stores.base import Counts, Reaped, StoreUnavailableError
 from autellix_backend.stores.redis import MAX_REAPED
 from autellix_backend.stores.redis_link import NotMemberError, RedisLink
 from autellix_backend.stores.table_clock import TableClock
@@ -50,7 +51,7 @@ def test_the_calls_of_a_gateway_without_lease_are_lost_and_settled_once(shared: 
         await one.open()
         with pytest.raises(UnknownCallError):
             await one.settle(end("0", 1.0), LEASE_S + 3)
-        one.check()
+        check(one)
 
     shared.run(main())
 
@@ -77,7 +78,7 @@ def test_a_gateway_that_comes_again_keeps_its_calls_and_its_old_commands_are_ref
             await one._link.run("end", before, "p")
         await one.settle(end("a", 1.0, is_final=True), 1.0)
         assert await other.counts() == Counts(programs=0, sessions=0, active_calls=0)
-        one.check()
+        check(one)
 
     shared.run(main())
 

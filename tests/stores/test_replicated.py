@@ -14,11 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.redis_server import RedisServer
 from tests.stores.relay import Relay, relaying
-from tests.stores.tables import IDLE_S, LEASE_S, SESSION_TTL_S, Table, end, start
+from tests.stores.tables import IDLE_S, LEASE_S, SESSION_TTL_S, Table, check, end, start
 from tests.waiting import PATIENCE_S
 
+from autellix_backend.core.errors import UnknownCallError
 from autellix_backend.core.policies import make_policy
-from autellix_backend.stores.base import Counts, ProgramView, UnknownCallError
+from autellix_backend.stores.base import Counts, ProgramView
 
 SHORT_S = 1.0
 
@@ -83,7 +84,7 @@ def test_what_both_sides_of_a_partition_charge_is_counted_once(
             assert (await view_of(near)).service_s == (await view_of(far)).service_s == expected
             assert (await view_of(near)).finished_calls == 5
             assert (await far.begin(start("d"), 6.0)).service_s == expected
-            await asyncio.to_thread(far.check)
+            await asyncio.to_thread(check, far)
 
     shared.run(main())
 
@@ -126,7 +127,7 @@ def test_a_call_whose_answer_got_lost_counts_once(shared: Table, pair: Pair, whe
             assert (view.service_s, view.finished_calls, view.active_calls) == (3.0, 1, 1)
             with pytest.raises(UnknownCallError):
                 await far.settle(end("a", 3.0), 3.0)
-            await asyncio.to_thread(far.check)
+            await asyncio.to_thread(check, far)
 
     shared.run(main())
 
@@ -147,7 +148,7 @@ def test_calls_given_up_for_lost_come_back_with_their_gateway(shared: Table, pai
             assert (await view_of(near)).active_calls == 1
             await far.settle(end("b", 2.0), LEASE_S + 4)
             assert (await view_of(near)).service_s == 7.0
-            await asyncio.to_thread(far.check)
+            await asyncio.to_thread(check, far)
 
     shared.run(main())
 
@@ -173,7 +174,7 @@ def test_a_program_that_ended_meanwhile_stays_ended(shared: Table, pair: Pair) -
             await far.settle(end("busy-2", 1.0, program="busy"), LEASE_S + 3)
             assert await near.counts() == Counts(programs=0, sessions=0, active_calls=0)
             assert sorted(left) == ["busy", "charged", "idle"]
-            await asyncio.to_thread(far.check)
+            await asyncio.to_thread(check, far)
 
     shared.run(main())
 
@@ -281,7 +282,7 @@ def test_what_ends_or_starts_out_of_sight_is_told_on_return(shared: Table, pair:
             assert await near.close_session("new", 7.0) is True
             await far.settle(end("c", 1.0, program="fresh"), 8.0)
             assert await near.program("fresh") is None
-            await asyncio.to_thread(far.check)
+            await asyncio.to_thread(check, far)
 
     shared.run(main())
 
@@ -306,7 +307,7 @@ def test_a_program_that_only_a_parted_gateway_had_ends_with_the_other_side(share
             await far.settle(end("running-far", 1.0, program="running"), 4.0)
             assert [view.program_id for view in await far.programs()] == ["kept"]
             assert (await view_of(near, "kept")).service_s == 2.0
-            await asyncio.to_thread(far.check)
+            await asyncio.to_thread(check, far)
 
     shared.run(main())
 
@@ -322,7 +323,7 @@ def test_a_program_that_was_to_end_with_a_parted_gateways_call_does(shared: Tabl
             relay.mend()
             await returned(far, 3.0)
             assert await near.counts() == Counts(programs=0, sessions=0, active_calls=0)
-            await asyncio.to_thread(far.check)
+            await asyncio.to_thread(check, far)
 
     shared.run(main())
 
@@ -337,13 +338,13 @@ def test_a_program_that_ends_while_its_gateway_comes_back_has_ended(shared: Tabl
             await near.settle(end("near", 1.0), 1.0)
             relay.mend()
             returning = asyncio.create_task(far.reap(1.0))
-            while far._beats:  # noqa: ASYNC110 - what is told of them is on its way
+            while far._backlog.beats:  # noqa: ASYNC110 - what is told of them is on its way
                 await asyncio.sleep(0)
             await far.settle(end("far", 1.0, is_final=True), 1.0)
             await returning
             await returned(far, 2.0)
             assert (await near.counts()).programs == 0
-            await asyncio.to_thread(far.check)
+            await asyncio.to_thread(check, far)
 
     shared.run(main())
 
@@ -365,7 +366,7 @@ def test_a_session_that_ends_out_of_sight_takes_its_new_programs_along(shared: T
             assert [view.program_id for view in await near.programs()] == ["busy"]
             await far.settle(end("busy-2", 1.0, program="busy"), 4.0)
             assert await near.counts() == Counts(programs=0, sessions=0, active_calls=0)
-            await asyncio.to_thread(far.check)
+            await asyncio.to_thread(check, far)
 
     shared.run(main())
 
@@ -406,7 +407,7 @@ def test_a_table_that_comes_back_empty_is_restored(
             assert (await view_of(store, "quiet")).service_s == 1.0
         assert (await view_of(one)).session_ids == ("s",)
         assert await other.heartbeat("s", 6.0) is True
-        one.check()
+        check(one)
 
     table = Table("replicated", own_server.url)
     table.run(main())
@@ -435,7 +436,7 @@ def test_what_ended_while_the_table_was_lost_is_not_restored(own_server: RedisSe
         await returned(one, 3.0)
         await returned(other, 3.0)
         assert await one.counts() == Counts(programs=0, sessions=0, active_calls=0)
-        one.check()
+        check(one)
 
     table = Table("replicated", own_server.url)
     table.run(main())
@@ -459,7 +460,7 @@ def test_a_program_whose_session_another_gateway_closed_is_not_restored(
         for store in (told, other) if is_told_first else (other, told):
             await returned(store, 3.0)
         assert await told.counts() == Counts(programs=0, sessions=0, active_calls=0)
-        told.check()
+        check(told)
 
     table = Table("replicated", own_server.url)
     table.run(main())
@@ -484,7 +485,7 @@ def test_what_ended_just_before_the_table_was_lost_is_not_restored(
         for store in (one, other) if is_heard_first else (other, one):
             await returned(store, 4.0)
         assert await other.counts() == Counts(programs=0, sessions=0, active_calls=0)
-        one.check()
+        check(one)
 
     table = Table("replicated", own_server.url)
     table.run(main())
@@ -500,7 +501,7 @@ def test_a_gateway_that_starts_without_the_table_works_and_joins_later(own_serve
         own_server.start()
         await returned(store, 2.0)
         assert (await view_of(store)).service_s == 2.0
-        store.check()
+        check(store)
 
     table = Table("replicated", own_server.url)
     table.run(main())
@@ -558,6 +559,6 @@ def test_any_partitions_leave_the_service_exact(
             for view in await near.programs():
                 assert view.service_s == pytest.approx(expected[view.program_id])
             assert (await near.counts()).active_calls == len(running)
-            await asyncio.to_thread(far.check)
+            await asyncio.to_thread(check, far)
 
     shared.run(main())

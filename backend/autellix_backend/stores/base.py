@@ -1,8 +1,7 @@
-"""What the gateway asks of a store of programs and sessions.
+"""The interface of stores of programs and sessions, and the records that cross it.
 
 Time is an argument everywhere, on the caller's clock; a store that callers with several clocks share
-translates it. Most methods are coroutines, because a store may live on another machine; each is atomic with
-regard to the others.
+translates it. Most methods are coroutines, because a store may live on another machine. Each is atomic.
 """
 
 from __future__ import annotations
@@ -14,31 +13,13 @@ from typing import Protocol
 from autellix_backend.core.estimate import Hint
 
 
-class StoreError(Exception):
-    """The store was asked for something impossible; the message names the id."""
-
-
-class StoreUnavailableError(StoreError):
-    """The store cannot be reached, or does not answer in time; what was asked of it may have happened."""
-
-
-class UnknownCallError(StoreError):
-    """A call was settled that is not running: it never began, or it is settled already."""
-
-    def __init__(self, program_id: str, key: str) -> None:
-        super().__init__(f"program {program_id!r} has no running call {key!r}")
-
-
-class DuplicateCallError(StoreError):
-    """A call began whose key is running already."""
-
-    def __init__(self, program_id: str, key: str) -> None:
-        super().__init__(f"program {program_id!r} already runs call {key!r}")
+class StoreUnavailableError(Exception):
+    """The store cannot be reached or did not answer in time; it may have run the operation all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallStart:
-    """A call as it enters; `key` is unique over all calls, `call_id` is the client's and may repeat."""
+    """The start of a call; `key` is unique over all calls, `call_id` is the client's and may repeat."""
 
     key: str
     call_id: str
@@ -48,46 +29,46 @@ class CallStart:
     session_id: str | None = None
     name: str | None = None
     hint: Hint | None = None
-    """What the client expects of its program from this call on."""
+    """What the client expects its program to need from this call on."""
     flags: tuple[str, ...] = ()
-    """What the client says of its identity: `implicit`, `truncated`."""
+    """Remarks on its identity: `implicit`, `truncated`."""
     interceptions: tuple[tuple[str, float], ...] = ()
     """Tools that ran at the client since the calls this one depends on: name, seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inherited:
-    """What a call takes over from its program."""
+    """What a call inherits from its program."""
 
     service_s: float
-    """Where the policy lets this call start: the program's service, or the end of its parents' paths."""
+    """The service that the policy starts the call with: its program's, or the end of its parents' paths."""
     program_service_s: float
-    """The program's own entry."""
+    """The attained service in the program's own entry."""
     wait_s: float
     expected_s: float | None = None
-    """Service that the program is expected to need from now on; None if nothing is known."""
+    """Service that the program is expected to need from this call on; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallEnd:
-    """How a call ended and what it cost."""
+    """The outcome and the cost of a call."""
 
     key: str
     program_id: str
     outcome: str
     services_s: tuple[float, ...]
-    """The engine's time of each of its requests (one, or one for each choice), without what it inherited."""
+    """The engine's time for each of its requests (one, or one per choice), without inherited service."""
     wait_s: float
     """All its waiting."""
     table_wait_s: float
-    """The waiting that counts for its program: what was left after anti-starvation resets."""
+    """The waiting charged to its program: what was left after anti-starvation resets."""
     inherited_service_s: float
     is_estimated: bool
     level: int | None = None
     preemptions: int | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
-    """Prompt tokens that the engine found in its prefix cache."""
+    """Prompt tokens found in the engine's prefix cache."""
     output_tokens: int | None = None
     is_final: bool = False
     """The program ends with this call."""
@@ -99,38 +80,18 @@ class CallEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallView:
-    """One call in a program's history; the numbers are None while it runs."""
+class CallRecord:
+    """A call as the store keeps it; `end` and `finish_s` are None while it runs."""
 
-    call_id: str
-    thread_id: str
-    parents: tuple[str, ...] | None
+    start: CallStart
     start_s: float
-    finish_s: float | None
-    end: CallEnd | None
-    flags: tuple[str, ...] = ()
-    interceptions: tuple[tuple[str, float], ...] = ()
-
-
-def view_call(
-    start: CallStart, start_s: float, end: CallEnd | None = None, finish_s: float | None = None
-) -> CallView:
-    """Return a call as a program's history shows it."""
-    return CallView(
-        call_id=start.call_id,
-        thread_id=start.thread_id,
-        parents=start.parents,
-        start_s=start_s,
-        finish_s=finish_s,
-        end=end,
-        flags=start.flags,
-        interceptions=start.interceptions,
-    )
+    end: CallEnd | None = None
+    finish_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramView:
-    """A program as the table has it; `calls` holds the latest ones, oldest first."""
+    """A program's entry; `calls` holds the latest finished calls and all running ones, oldest first."""
 
     program_id: str
     name: str | None
@@ -141,7 +102,7 @@ class ProgramView:
     finished_calls: int
     first_arrival_s: float
     last_event_s: float
-    calls: tuple[CallView, ...] = ()
+    calls: tuple[CallRecord, ...] = ()
     flags: tuple[str, ...] = ()
     """The flags of its calls, each once."""
     intercepted_s: float = 0.0
@@ -151,12 +112,12 @@ class ProgramView:
     active_threads: int = 0
     """Threads with a running call."""
     total_service_s: float = 0.0
-    """The engines' time of all its finished calls, whatever its policy counts."""
+    """The engines' time of all its finished calls, independent of the policy."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
     last_interceptions: tuple[tuple[str, float], ...] = ()
-    """The tools that ran before its latest calls: the last ones that are known."""
+    """The tools that ran before its latest call that reported any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,19 +141,19 @@ class ProgramStore(Protocol):
     """Programs with their running calls and history, and the sessions that keep them."""
 
     async def open(self) -> None:
-        """Get ready for work, before anything else."""
+        """Prepare for work, before anything else."""
         ...
 
     async def close(self) -> None:
-        """Let go of what was opened; what the store holds stays as it is. May be called twice."""
+        """Release all resources and keep the stored data. May be called twice."""
         ...
 
     def failure(self) -> str | None:
-        """Say why the store works with less than it should know; None while all is well."""
+        """Return why the store works with incomplete data; None while all is well."""
         ...
 
     async def begin(self, call: CallStart, now: float) -> Inherited:
-        """Enter a call, and its program if it is not there; return what the call inherits.
+        """Add a running call, and its program if it is missing; return what the call inherits.
 
         Raises:
             DuplicateCallError: if a call of this key is running.
@@ -200,7 +161,7 @@ class ProgramStore(Protocol):
         ...
 
     async def settle(self, end: CallEnd, now: float) -> None:
-        """Leave with a call: update its program, which goes too if it has ended.
+        """Charge a running call to its program by the policy's rule and remove the program if it has ended.
 
         Raises:
             UnknownCallError: if no such call is running, so a call cannot be settled twice.
@@ -237,9 +198,9 @@ class ProgramStore(Protocol):
         """Return programs without their calls: those with running calls first, each in order of arrival.
 
         Args:
-            prefix: what their ids begin with.
-            is_active: only those with running calls, or only those without; None means both.
-            limit: how many at most; None means all.
+            prefix: The beginning of their ids.
+            is_active: Only programs with running calls, or only those without; None means both.
+            limit: The greatest number of programs; None means all.
         """
         ...
 
@@ -254,8 +215,4 @@ class ProgramStore(Protocol):
         A shared store also publishes the ends that other gateways brought about. `on_end` must not raise or
         block.
         """
-        ...
-
-    def check(self) -> None:
-        """Assert every invariant."""
         ...

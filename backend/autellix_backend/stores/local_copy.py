@@ -1,43 +1,38 @@
-"""One gateway's copy of a table that it shares with others."""
+"""One gateway's copy of the shared process table."""
 
 from __future__ import annotations
 
-from autellix_backend.stores.base import CallStart, ProgramView
-from autellix_backend.stores.memory import MemoryStore, view_program
+from autellix_backend.stores.base import CallRecord, ProgramView
+from autellix_backend.stores.memory import MemoryStore
 
 
 class LocalCopy(MemoryStore):
-    """A MemoryStore that takes in what the shared table knows, and can be read without a pause."""
+    """A MemoryStore that merges the shared table's values and can be read without awaiting."""
 
     def adopt(self, program_id: str, *, service_s: float, wait_s: float) -> None:
-        """Take in the shared table's service and waiting of a program that is here."""
+        """Merge the shared table's service and waiting into a program of the copy."""
         self._table.merge(program_id, service_s, wait_s)
 
     def forget(self, program_id: str) -> None:
         """Drop a program, at once or with its last running call; it may be unknown."""
         self._end(program_id)
 
-    def program_ids(self) -> list[str]:
-        """Return the programs in order of arrival."""
-        return list(self._entries)
+    def views(self) -> list[ProgramView]:
+        """Return the programs with their calls, in order of arrival."""
+        return [view for program_id in self._entries if (view := self.view(program_id)) is not None]
 
-    def view(self, program_id: str) -> ProgramView | None:
-        """Return one program with its calls."""
-        program = self._table.get(program_id)
-        return None if program is None else view_program(program, self._entries[program_id])
-
-    def standing(self, program_id: str) -> dict[str, float] | None:
-        """Return a program's service and waiting, None if it is not here."""
+    def sums(self, program_id: str) -> dict[str, float] | None:
+        """Return a program's service and waiting, None if it is not in the copy."""
         program = self._table.get(program_id)
         return None if program is None else {"service_s": program.service_s, "wait_s": program.wait_s}
 
-    def running(self, program_id: str) -> list[tuple[CallStart, float]]:
-        """Return a program's running calls, and when they started; none if it is not here."""
+    def running(self, program_id: str, key: str) -> CallRecord | None:
+        """Return a running call, None if there is none of this key."""
         entry = self._entries.get(program_id)
-        return [] if entry is None else [(one.start, one.start_s) for one in entry.running.values()]
+        return None if entry is None else entry.running.get(key)
 
     def path_ends_s(self, program_id: str) -> dict[str, float]:
-        """Return the ends of a program's paths, for policies that read parents; none if it is not here."""
+        """Return the ends of a program's paths, for policies that read parents; empty if it is unknown."""
         program = self._table.get(program_id)
         return {} if program is None else dict(program.path_ends_s)
 

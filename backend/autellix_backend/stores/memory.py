@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
+from autellix_backend.core.errors import UnknownCallError
 from autellix_backend.core.estimate import Hint, SizeEstimator
 from autellix_backend.core.policies import Policy
 from autellix_backend.core.table import ProcessTable, Program
 from autellix_backend.stores.base import (
     CallEnd,
+    CallRecord,
     CallStart,
-    CallView,
     Counts,
-    DuplicateCallError,
     Inherited,
     ProgramView,
     Reaped,
-    UnknownCallError,
-    view_call,
 )
 
 MAX_FLAGS = 8
@@ -29,20 +27,14 @@ HISTORY_CALLS = 512
 
 
 @dataclass(slots=True)
-class _Running:
-    start: CallStart
-    start_s: float
-
-
-@dataclass(slots=True)
 class _Entry:
-    """What the gateway knows of a program beyond its row in the process table."""
+    """A program's data beyond its entry in the process table."""
 
     name: str | None = None
     # A dict serves as a set that keeps its order.
     session_ids: dict[str, None] = field(default_factory=dict)
-    running: dict[str, _Running] = field(default_factory=dict)
-    history: deque[CallView] = field(default_factory=lambda: deque(maxlen=HISTORY_CALLS))
+    running: dict[str, CallRecord] = field(default_factory=dict)
+    history: deque[CallRecord] = field(default_factory=lambda: deque(maxlen=HISTORY_CALLS))
     finished_calls: int = 0
     total_service_s: float = 0.0
     prompt_tokens: int = 0
@@ -52,11 +44,11 @@ class _Entry:
     intercepted_s: float = 0.0
     last_interceptions: tuple[tuple[str, float], ...] = ()
     whole: Hint | None = None
-    """What the client's last hint makes of the program as a whole."""
+    """The client's last hint, converted to the program as a whole."""
 
 
 class MemoryStore:
-    """A ProgramStore over `core.table`; every method runs without a pause, and so is atomic."""
+    """A ProgramStore over `core.table`; no method awaits anything, so each is atomic."""
 
     def __init__(self, policy: Policy, *, program_idle_s: float, session_ttl_s: float) -> None:
         self._policy = policy
@@ -70,23 +62,20 @@ class MemoryStore:
         self._end_subscribers: list[Callable[[str], None]] = []
 
     async def open(self) -> None:
-        """Do nothing: this process's memory is always there."""
+        """Do nothing."""
 
     async def close(self) -> None:
         """Do nothing."""
 
     def failure(self) -> str | None:
-        """Return nothing."""
+        """Return None: this process's memory is always there."""
         return None
 
     async def begin(self, call: CallStart, now: float) -> Inherited:
-        """Enter a call; its program inherits to it."""
-        entry = self._entries.get(call.program_id)
-        if entry is not None and call.key in entry.running:
-            raise DuplicateCallError(call.program_id, call.key)
+        """Add a running call."""
         program = self._table.begin(call.program_id, call.key, now, thread_id=call.thread_id)
         entry = self._entries.setdefault(call.program_id, _Entry())
-        entry.running[call.key] = _Running(call, now)
+        entry.running[call.key] = CallRecord(start=call, start_s=now)
         entry.name = entry.name or call.name
         for flag in call.flags[: MAX_FLAGS - len(entry.flags)]:
             entry.flags[flag] = None
@@ -113,12 +102,12 @@ class MemoryStore:
         return self._estimator.expect(entry.name or "", entry.total_service_s, hint)
 
     async def settle(self, end: CallEnd, now: float) -> None:
-        """Charge a call to its program by the policy's rule."""
+        """Charge a running call to its program."""
         entry = self._entries.get(end.program_id)
         running = entry.running.pop(end.key, None) if entry is not None else None
         if entry is None or running is None:
-            raise UnknownCallError(end.program_id, end.key)
-        entry.history.append(view_call(running.start, running.start_s, end, now))
+            raise UnknownCallError(end.key)
+        entry.history.append(replace(running, end=end, finish_s=now))
         entry.finished_calls += 1
         entry.total_service_s += end.service_s
         entry.prompt_tokens += end.prompt_tokens or 0
@@ -161,7 +150,7 @@ class MemoryStore:
         return True
 
     async def close_session(self, session_id: str, now: float) -> bool:  # noqa: ARG002
-        """End a session with the programs that it alone keeps."""
+        """End a session and the programs that it alone keeps."""
         return self._close(session_id)[0]
 
     async def end_program(self, program_id: str, now: float) -> bool:  # noqa: ARG002
@@ -179,13 +168,20 @@ class MemoryStore:
 
     async def program(self, program_id: str) -> ProgramView | None:
         """Return one program with its calls."""
+        return self.view(program_id)
+
+    def view(self, program_id: str) -> ProgramView | None:
+        """Return one program with its calls."""
         program = self._table.get(program_id)
-        return None if program is None else view_program(program, self._entries[program_id])
+        if program is None:
+            return None
+        entry = self._entries[program_id]
+        return _view(program, entry, (*entry.history, *entry.running.values()))
 
     async def programs(
         self, *, prefix: str = "", is_active: bool | None = None, limit: int | None = None
     ) -> list[ProgramView]:
-        """Return programs without their calls; what is not asked for costs a look at its entry only."""
+        """Return programs without their calls; views are built of the returned programs only."""
         kinds = (True, False) if is_active is None else (is_active,)
         rows = (
             row
@@ -205,7 +201,7 @@ class MemoryStore:
         self._end_subscribers.append(on_end)
 
     def check(self) -> None:
-        """Assert that the table, the entries and the session index tell the same story."""
+        """Assert that the table, the entries and the session index agree."""
         self._table.check()
         rows = {program.program_id: program for program in self._table.programs()}
         assert rows.keys() == self._entries.keys(), (rows.keys(), self._entries.keys())
@@ -251,13 +247,7 @@ class MemoryStore:
             on_end(program_id)
 
 
-def view_program(program: Program, entry: _Entry) -> ProgramView:
-    """Return a program with its calls."""
-    calls = (*entry.history, *(view_call(one.start, one.start_s) for one in entry.running.values()))
-    return _view(program, entry, calls)
-
-
-def _view(program: Program, entry: _Entry, calls: tuple[CallView, ...] = ()) -> ProgramView:
+def _view(program: Program, entry: _Entry, calls: tuple[CallRecord, ...] = ()) -> ProgramView:
     return ProgramView(
         program_id=program.program_id,
         name=entry.name,

@@ -16,21 +16,19 @@ from typing import Any
 
 import msgspec
 
+from autellix_backend.core.errors import DuplicateCallError, UnknownCallError
 from autellix_backend.core.estimate import SizeEstimator
 from autellix_backend.core.policies import Policy
 from autellix_backend.stores.base import (
     CallEnd,
     CallStart,
     Counts,
-    DuplicateCallError,
     Inherited,
     ProgramView,
     Reaped,
     StoreUnavailableError,
-    UnknownCallError,
 )
 from autellix_backend.stores.memory import HISTORY_CALLS, MAX_FLAGS
-from autellix_backend.stores.redis_check import check_table
 from autellix_backend.stores.redis_link import RedisLink
 from autellix_backend.stores.redis_records import (
     decode_hint,
@@ -39,6 +37,7 @@ from autellix_backend.stores.redis_records import (
     encode_end,
     encode_start,
     merge_rule,
+    to_text,
 )
 from autellix_backend.stores.table_clock import TableClock
 
@@ -130,15 +129,15 @@ class RedisStore:
         if call.name:
             start["name"] = call.name
         if call.interceptions:
-            start["interceptions"] = _to_text(call.interceptions)
+            start["interceptions"] = to_text(call.interceptions)
             start["intercepted_s"] = sum(seconds for _, seconds in call.interceptions)
         if call.hint is not None and self._policy.sizes_programs:
-            start["hint"] = _to_text(call.hint)
+            start["hint"] = to_text(call.hint)
         if call.parents is not None and self._policy.reads_parents:
             start["parents"] = call.parents
         answer = await self._link.run("begin", self._gateway, msgspec.json.encode(start))
         if answer == 0:
-            raise DuplicateCallError(call.program_id, call.key)
+            raise DuplicateCallError(call.key)
         return self._inherited(call, *answer)
 
     def _inherited(self, call: CallStart, known: Sequence[bytes | None], ends: Sequence[bytes]) -> Inherited:
@@ -167,7 +166,7 @@ class RedisStore:
         """Charge a call to its program by the policy's rule."""
         name = await self._settle(end, now, owner=self._gateway)
         if name is None:
-            raise UnknownCallError(end.program_id, end.key)
+            raise UnknownCallError(end.key)
         # The cost of a class's calls is learned from those that end here, its programs' from all.
         self._estimator.observe_call(name, end.service_s, end.output_tokens or 0)
 
@@ -238,10 +237,6 @@ class RedisStore:
         """Count programs, sessions and running calls."""
         programs, sessions, active_calls = await self._link.run("counts", self._gateway)
         return Counts(programs=programs, sessions=sessions, active_calls=active_calls)
-
-    def check(self) -> None:
-        """Assert that the table's keys tell one story; blocks meanwhile, so it is for tests."""
-        check_table(self._link.url, self._link.tag)
 
     def subscribe(self, on_end: Callable[[str], None]) -> None:
         """Publish the ends of programs, whatever gateway brought them about."""
@@ -332,7 +327,3 @@ def _lost_end(key: bytes, program_id: bytes) -> CallEnd:
         inherited_service_s=0.0,
         is_estimated=True,
     )
-
-
-def _to_text(value: object) -> str:
-    return msgspec.json.encode(value).decode()

@@ -1,4 +1,4 @@
-"""How programs and calls are written in Redis: calls whole, as JSON; what adds up, as numbers."""
+"""The encoding of programs and calls in Redis: whole calls as JSON, sums as numbers."""
 
 from __future__ import annotations
 
@@ -10,36 +10,33 @@ import msgspec
 
 from autellix_backend.core.estimate import Hint
 from autellix_backend.core.policies import Policy
-from autellix_backend.stores.base import CallEnd, CallStart, CallView, ProgramView, view_call
+from autellix_backend.stores.base import CallEnd, CallRecord, CallStart, ProgramView
 
 Values = Mapping[str, str]
 """The fields of a program's hash."""
 Clock = Callable[[float], float]
-"""Turns a moment of the table's clock into one of the reader's."""
-
-
-class _Start(msgspec.Struct, frozen=True):
-    start_s: float
-    call: CallStart
+"""Converts times from one clock to another."""
 
 
 def encode_start(call: CallStart, start_s: float) -> str:
     """Return a running call as text."""
-    return _to_text({"start_s": start_s, "call": _lean(call)})
+    return to_text({"start_s": start_s, "start": _lean(call)})
 
 
 def encode_end(end: CallEnd) -> str:
     """Return the end of a call as text."""
-    return _to_text(_lean(end))
+    return to_text(_lean(end))
 
 
-def encode_entry(call: CallStart, start_s: float, end: CallEnd, finish_s: float) -> str:
-    """Return a finished call as an entry of the history; the scripts join the same three."""
-    return f"{encode_start(call, start_s)}\n{finish_s!r}\n{encode_end(end)}"
+def encode_record(call: CallRecord, shared: Clock) -> str:
+    """Return a finished call as an entry of the history; the scripts join the same three lines."""
+    assert call.end is not None and call.finish_s is not None
+    start = encode_start(call.start, shared(call.start_s))
+    return f"{start}\n{shared(call.finish_s)!r}\n{encode_end(call.end)}"
 
 
 def call_sums(end: CallEnd) -> dict[str, float]:
-    """Return what a call adds to the numbers of its program, whatever the policy."""
+    """Return what a call adds to its program's counts, whatever the policy."""
     return {
         "finished": 1,
         "total_service_s": end.service_s,
@@ -50,7 +47,7 @@ def call_sums(end: CallEnd) -> dict[str, float]:
 
 
 def charges(policy: Policy, end: CallEnd) -> list[float]:
-    """Return what each request of a call adds to its program's service, or the path that it ends."""
+    """Return the service that each request of a call adds to its program, or the path that it ends."""
     services_s = end.services_s or (0.0,)
     if policy.adds_service:
         return list(services_s)
@@ -58,12 +55,12 @@ def charges(policy: Policy, end: CallEnd) -> list[float]:
 
 
 def merge_rule(policy: Policy) -> str:
-    """Return the name that the scripts have for the policy's rule."""
+    """Return the scripts' name of the policy's rule."""
     return "add" if policy.adds_service else "max"
 
 
 def encode_charge(policy: Policy, end: CallEnd) -> dict[str, Any]:
-    """Return what the scripts need to charge a call to its program."""
+    """Return the part of a script's argument that charges a call to its program."""
     charge: dict[str, Any] = {
         "key": end.key,
         "services": charges(policy, end),
@@ -77,7 +74,7 @@ def encode_charge(policy: Policy, end: CallEnd) -> dict[str, Any]:
 
 
 def decode_values(flat: Sequence[bytes]) -> Values:
-    """Read the answer of HGETALL."""
+    """Decode the answer of HGETALL."""
     words = [word.decode() for word in flat]
     return dict(zip(words[::2], words[1::2], strict=True))
 
@@ -85,14 +82,11 @@ def decode_values(flat: Sequence[bytes]) -> Values:
 def decode_view(
     program_id: str, record: Sequence[Sequence[bytes]], own: Clock, *, has_calls: bool
 ) -> ProgramView:
-    """Read a program: its values, sessions, running calls and finished calls; `has_calls`: show the calls."""
+    """Decode a program: its values, sessions, running calls and finished calls; `has_calls` keeps the calls."""
     values = decode_values(record[0])
-    running = [_decode_running(raw) for raw in sorted(record[2], key=_order)]
+    running = [_decode_start(raw.partition(b"\n")[2], own) for raw in sorted(record[2], key=_order)]
     moments = [float(values[name]) for name in ("created", "arrival", "completion") if name in values]
-    calls: list[CallView] = []
-    if has_calls:
-        calls += [_decode_entry(raw, own) for raw in record[3]]
-        calls += [view_call(start.call, own(start.start_s)) for start in running]
+    calls = (*(_decode_finished(raw, own) for raw in record[3]), *running) if has_calls else ()
     return ProgramView(
         program_id=program_id,
         name=values.get("name"),
@@ -103,11 +97,11 @@ def decode_view(
         finished_calls=int(number(values, "finished")),
         first_arrival_s=own(float(values["created"])),
         last_event_s=own(max(moments)),
-        calls=tuple(calls),
+        calls=calls,
         flags=tuple(msgspec.json.decode(values.get("flags", "[]"))),
         intercepted_s=number(values, "intercepted_s"),
         is_ending="ended" in values,
-        active_threads=len({start.call.thread_id for start in running}),
+        active_threads=len({call.start.thread_id for call in running}),
         total_service_s=number(values, "total_service_s"),
         prompt_tokens=int(number(values, "prompt_tokens")),
         cached_tokens=int(number(values, "cached_tokens")),
@@ -117,12 +111,12 @@ def decode_view(
 
 
 def decode_hint(raw: bytes) -> Hint:
-    """Read a client's hint."""
+    """Decode a client's hint."""
     return msgspec.json.decode(raw, type=Hint)
 
 
 def number(values: Values, name: str) -> float:
-    """Return one of a program's numbers, which begin at zero."""
+    """Return one of a program's numbers; a missing one is zero."""
     return float(values.get(name, 0))
 
 
@@ -134,19 +128,22 @@ def _order(running: bytes) -> int:
     return int(running.partition(b"\n")[0])
 
 
-def _decode_running(raw: bytes) -> _Start:
-    return msgspec.json.decode(raw.partition(b"\n")[2], type=_Start)
+def _decode_start(raw: bytes, own: Clock) -> CallRecord:
+    call = msgspec.json.decode(raw, type=CallRecord)
+    return dataclasses.replace(call, start_s=own(call.start_s))
 
 
-def _decode_entry(raw: bytes, own: Clock) -> CallView:
-    start_text, finish_text, end_text = raw.split(b"\n")
-    start = msgspec.json.decode(start_text, type=_Start)
-    end = msgspec.json.decode(end_text, type=CallEnd)
-    return view_call(start.call, own(start.start_s), end, own(float(finish_text)))
+def _decode_finished(raw: bytes, own: Clock) -> CallRecord:
+    start, finish, end = raw.split(b"\n")
+    return dataclasses.replace(
+        _decode_start(start, own),
+        end=msgspec.json.decode(end, type=CallEnd),
+        finish_s=own(float(finish)),
+    )
 
 
 def _lean(record: CallStart | CallEnd) -> dict[str, Any]:
-    """Leave out what has its default: most fields of most calls."""
+    """Return the fields that differ from their defaults: few of most calls."""
     return {
         field.name: value
         for field in dataclasses.fields(record)
@@ -154,5 +151,6 @@ def _lean(record: CallStart | CallEnd) -> dict[str, Any]:
     }
 
 
-def _to_text(value: object) -> str:
+def to_text(value: object) -> str:
+    """Encode a value as JSON."""
     return msgspec.json.encode(value).decode()

@@ -8,14 +8,14 @@ from tests.gateway.snapshots import open_call, program, situation, snapshot, sta
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.explain.views import critical_path_s, show_calls, show_program
 from autellix_backend.gateway.tenancy.tenants import Tenant
-from autellix_backend.stores.base import CallEnd, CallView
+from autellix_backend.stores.base import CallEnd, CallRecord, CallStart
 
 CONFIG = SchedulerConfig(policy="atlas", bounds=(1.0, 2.0, 8.0))
 
 
 def finished(
     call_id: str, service_s: float, parents: tuple[str, ...] | None = None, thread_id: str = "0"
-) -> CallView:
+) -> CallRecord:
     end = CallEnd(
         key=call_id,
         program_id="p",
@@ -27,13 +27,12 @@ def finished(
         is_estimated=False,
         cached_tokens=3,
     )
-    return CallView(
-        call_id=call_id, thread_id=thread_id, parents=parents, start_s=101.0, finish_s=104.0, end=end
-    )
+    start = CallStart(key=call_id, call_id=call_id, program_id="p", thread_id=thread_id, parents=parents)
+    return CallRecord(start=start, start_s=101.0, finish_s=104.0, end=end)
 
 
-def unfinished(call_id: str) -> CallView:
-    return CallView(call_id=call_id, thread_id="0", parents=None, start_s=105.0, finish_s=None, end=None)
+def unfinished(call_id: str) -> CallRecord:
+    return CallRecord(start=CallStart(key=call_id, call_id=call_id, program_id="p"), start_s=105.0)
 
 
 def test_a_running_program_shows_its_best_level_and_its_share_of_the_blocks() -> None:

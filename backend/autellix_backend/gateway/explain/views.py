@@ -10,7 +10,7 @@ from autellix_backend.core.policies import make_policy
 from autellix_backend.core.snapshot import CallStanding
 from autellix_backend.gateway.explain.situation import OpenCallView, ProgramState, Situation
 from autellix_backend.gateway.tenancy.tenants import Tenant
-from autellix_backend.stores.base import CallEnd, CallView, ProgramView
+from autellix_backend.stores.base import CallEnd, CallRecord, ProgramView
 
 
 def show_program(
@@ -50,12 +50,18 @@ def show_calls(view: ProgramView, situation: Situation, now: float) -> list[dict
     """Return a program's calls with its parents and times; running ones with what is known by now."""
     open_calls = {call.call_id: call for call in situation.calls_of(view.program_id)}
     return [
-        _call(call, view.first_arrival_s, now, None if call.end else open_calls.get(call.call_id), situation)
+        _call(
+            call,
+            view.first_arrival_s,
+            now,
+            None if call.end else open_calls.get(call.start.call_id),
+            situation,
+        )
         for call in view.calls
     ]
 
 
-def critical_path_s(calls: Iterable[CallView]) -> float:
+def critical_path_s(calls: Iterable[CallRecord]) -> float:
     """Return the longest chain of service (s) among finished calls.
 
     A call follows its parents; one whose parents are unknown follows the last one before it in its thread.
@@ -65,11 +71,12 @@ def critical_path_s(calls: Iterable[CallView]) -> float:
     for call in calls:
         if call.end is None:
             continue
-        if call.parents is None:
-            begin_s = last_of_thread.get(call.thread_id, 0.0)
+        start = call.start
+        if start.parents is None:
+            begin_s = last_of_thread.get(start.thread_id, 0.0)
         else:
-            begin_s = max((ends.get(parent, 0.0) for parent in call.parents), default=0.0)
-        ends[call.call_id] = last_of_thread[call.thread_id] = begin_s + call.end.service_s
+            begin_s = max((ends.get(parent, 0.0) for parent in start.parents), default=0.0)
+        ends[start.call_id] = last_of_thread[start.thread_id] = begin_s + call.end.service_s
     return max(ends.values(), default=0.0)
 
 
@@ -91,15 +98,17 @@ def _kv_share(calls: list[OpenCallView], standings: list[CallStanding], situatio
 
 
 def _call(
-    call: CallView, origin_s: float, now: float, found: OpenCallView | None, situation: Situation
+    call: CallRecord, origin_s: float, now: float, found: OpenCallView | None, situation: Situation
 ) -> dict[str, object]:
     """Show a call with times since its program's first arrival; the store's clock has no meaning outside."""
     return {
-        "call_id": call.call_id,
-        "thread_id": call.thread_id,
-        "parents": call.parents,
-        "flags": call.flags,
-        "interceptions": [{"tool": tool, "duration_s": seconds} for tool, seconds in call.interceptions],
+        "call_id": call.start.call_id,
+        "thread_id": call.start.thread_id,
+        "parents": call.start.parents,
+        "flags": call.start.flags,
+        "interceptions": [
+            {"tool": tool, "duration_s": seconds} for tool, seconds in call.start.interceptions
+        ],
         "state": "finished" if call.end else situation.state_of(found) if found else "running",
         "start_s": call.start_s - origin_s,
         "finish_s": None if call.finish_s is None else call.finish_s - origin_s,

@@ -20,7 +20,7 @@ end
 local start = string.sub(running, string.find(running, '\n', 1, true) + 1)
 remember(program, start .. '\n' .. now .. '\n' .. ending.entry, ending.most_entries)
 if ending.path_end_s then
-  ending.path_id = cjson.decode(start).call.call_id
+  ending.path_id = cjson.decode(start).start.call_id
 end
 charge(program, ending.rule, ending)
 call('HSET', p, 'completion', now)
