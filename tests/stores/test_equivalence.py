@@ -136,6 +136,7 @@ def test_every_field_of_a_view_comes_back(table: Table) -> None:
         assert view == expected
         assert unused_fields(view, ProgramView) == set()
         assert unused_fields(view.calls[0], CallRecord) == set()
+        assert unused_fields(view.calls[0].start, CallStart) == {"hint"}
         assert unused_fields(view.calls[0].end, CallEnd) == set()
 
     table.run(main())

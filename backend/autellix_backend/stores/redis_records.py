@@ -82,7 +82,7 @@ def decode_values(flat: Sequence[bytes]) -> Values:
 def decode_view(
     program_id: str, record: Sequence[Sequence[bytes]], own: Clock, *, has_calls: bool
 ) -> ProgramView:
-    """Decode a program: its values, sessions, running calls and finished calls; `has_calls` keeps the calls."""
+    """Decode a program: its values, sessions, running calls and finished calls."""
     values = decode_values(record[0])
     running = [_decode_start(raw.partition(b"\n")[2], own) for raw in sorted(record[2], key=_order)]
     moments = [float(values[name]) for name in ("created", "arrival", "completion") if name in values]

@@ -1,8 +1,8 @@
 """A shared process table with a copy at this gateway, which goes on alone while the table is out of reach.
 
 Every call enters both. The copy receives from the shared table what other gateways charged. While the table
-does not answer in time, the copy decides and a backlog collects the changes. Each round of the reaper tries to
-reach the table again.
+does not answer in time, the copy decides and a backlog collects the changes. Each round of the reaper tries
+to reach the table again.
 """
 
 from __future__ import annotations

@@ -101,14 +101,13 @@ def _call(
     call: CallRecord, origin_s: float, now: float, found: OpenCallView | None, situation: Situation
 ) -> dict[str, object]:
     """Show a call with times since its program's first arrival; the store's clock has no meaning outside."""
+    start = call.start
     return {
-        "call_id": call.start.call_id,
-        "thread_id": call.start.thread_id,
-        "parents": call.start.parents,
-        "flags": call.start.flags,
-        "interceptions": [
-            {"tool": tool, "duration_s": seconds} for tool, seconds in call.start.interceptions
-        ],
+        "call_id": start.call_id,
+        "thread_id": start.thread_id,
+        "parents": start.parents,
+        "flags": start.flags,
+        "interceptions": [{"tool": tool, "duration_s": seconds} for tool, seconds in start.interceptions],
         "state": "finished" if call.end else situation.state_of(found) if found else "running",
         "start_s": call.start_s - origin_s,
         "finish_s": None if call.finish_s is None else call.finish_s - origin_s,
