@@ -52,7 +52,9 @@ async def nothing_is_left(cluster: Cluster, operator: Operator) -> None:
         for gateway in cluster.gateways:
             metrics = await operator.metrics(gateway)
             counts = {
-                name: value for name, value in metrics.items() if name.startswith("autellix_held ") and value
+                name: value
+                for name, value in metrics.items()
+                if name.startswith("autellix_stored ") and value
             }
             engines = await operator.engines(gateway)
             calls = {

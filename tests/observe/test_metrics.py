@@ -2,13 +2,145 @@
 
 from __future__ import annotations
 
-from autellix_backend.observe.metrics import GatewayMetrics
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from tests.observe.facts import facts
+
+from autellix_backend.core.snapshot import EngineSnapshot, KvSwapTotals
+from autellix_backend.observe.metrics import (
+    CallMetrics,
+    GatewayMetrics,
+    MetricFactory,
+    OffloadMetrics,
+    SnapshotMetrics,
+)
+
+
+def counted(**fields: Any) -> CollectorRegistry:
+    make = MetricFactory()
+    CallMetrics(make).take(facts(**fields))
+    return make.registry
+
+
+def test_a_call_is_counted_by_its_level_and_engine() -> None:
+    registry = counted()
+    engine = {"engine": "replica-0"}
+
+    assert registry.get_sample_value("autellix_engine_wait_seconds_sum", {"level": "2"}) == 0.25
+    assert registry.get_sample_value("autellix_time_to_first_token_seconds_sum", engine) == 0.5
+    for kind, tokens in (("prompt", 10), ("cached", 4), ("output", 20)):
+        assert registry.get_sample_value("autellix_tokens_total", {**engine, "kind": kind}) == tokens
+    for kind, moves in (("demotion", 2), ("promotion", 3)):
+        assert registry.get_sample_value("autellix_level_changes_total", {**engine, "kind": kind}) == moves
+
+
+def test_what_is_not_known_is_not_counted() -> None:
+    registry = counted(level=None, first_token_s=None, prompt_tokens=None, promotions=None)
+
+    assert registry.get_sample_value("autellix_engine_wait_seconds_count", {"level": "2"}) is None
+    assert (
+        registry.get_sample_value("autellix_time_to_first_token_seconds_count", {"engine": "replica-0"})
+        is None
+    )
+    assert registry.get_sample_value("autellix_tokens_total", {"engine": "replica-0", "kind": "prompt"}) == 0
+
+
+def test_a_broken_stream_has_no_time_to_its_first_token() -> None:
+    registry = counted(outcome="aborted")
+
+    assert (
+        registry.get_sample_value("autellix_time_to_first_token_seconds_count", {"engine": "replica-0"})
+        is None
+    )
+
+
+SNAPSHOT = EngineSnapshot(
+    step=9,
+    mean_step_s=0.02,
+    running=3,
+    waiting=5,
+    slots=4,
+    kv_used_blocks=6,
+    kv_total_blocks=8,
+    kv_block_tokens=16,
+    is_block_short=False,
+    level_calls=(8,),
+    calls=(),
+)
+
+
+def test_a_snapshot_becomes_gauges_until_it_is_cleared() -> None:
+    make = MetricFactory()
+    metrics = SnapshotMetrics(make)
+    metrics.set("a", SNAPSHOT, 0.4)
+
+    def value(name: str, **labels: str) -> float | None:
+        return make.registry.get_sample_value("autellix_engine_" + name, {"engine": "a", **labels})
+
+    assert (value("calls", state="running"), value("calls", state="waiting")) == (3, 5)
+    assert (value("kv_blocks", kind="used"), value("kv_blocks", kind="total")) == (6, 8)
+    assert (value("slots"), value("step_seconds"), value("snapshot_age_seconds")) == (4, 0.02, 0.4)
+    metrics.clear()
+    assert (value("slots"), value("calls", state="running")) == (None, None)
+
+
+FIRST = KvSwapTotals(4096, 2, 0.25, 2048, 1, 0.125, 3, 1)
+SECOND = KvSwapTotals(8192, 5, 0.75, 2048, 1, 0.125, 3, 1)
+ANEW = KvSwapTotals(1024, 1, 0.5, 0, 0, 0.0, 0, 0)
+
+
+def values(registry: CollectorRegistry, name: str) -> tuple[float | None, ...]:
+    """A counter of engine a, by direction."""
+    return tuple(
+        registry.get_sample_value(
+            f"autellix_kv_offload_{name}_total", {"engine": "a", "direction": direction}
+        )
+        for direction in ("store", "load")
+    )
+
+
+def test_totals_become_counters() -> None:
+    """Each snapshot holds all since the start; only the difference is counted."""
+    make = MetricFactory()
+    metrics = OffloadMetrics(make)
+    for totals in (FIRST, FIRST, SECOND):
+        metrics.advance("a", totals)
+
+    assert (values(make.registry, "bytes"), values(make.registry, "transfers")) == ((8192, 2048), (5, 1))
+    assert values(make.registry, "seconds") == (0.75, 0.125)
+    for name, expected in (("hit_chunks", 3), ("refused_chunks", 1)):
+        assert (
+            make.registry.get_sample_value(f"autellix_kv_offload_{name}_total", {"engine": "a"}) == expected
+        )
+
+
+def test_an_engine_that_starts_again_adds_to_its_counters() -> None:
+    """Its totals fall; the counters do not."""
+    make = MetricFactory()
+    metrics = OffloadMetrics(make)
+    for totals in (SECOND, ANEW):
+        metrics.advance("a", totals)
+
+    assert values(make.registry, "bytes") == (9216, 2048)
+
+
+def test_an_engine_that_left_is_counted_from_zero() -> None:
+    """One that comes under its name later is another."""
+    make = MetricFactory()
+    metrics = OffloadMetrics(make)
+    metrics.advance("a", FIRST)
+    make.forget_engine("a")
+    metrics.forget("a")
+    metrics.advance("a", SECOND)
+
+    assert values(make.registry, "bytes") == (8192, 2048)
 
 
 def test_each_gateway_has_its_own_registry() -> None:
     first, second = GatewayMetrics(), GatewayMetrics()
     first.reaped.labels("session").inc(2)
-    first.set_held(programs=3, sessions=2, active_calls=1)
+    first.set_stored(programs=3, sessions=2, active_calls=1)
     assert b'autellix_reaped_total{kind="session"} 2.0' in first.render()
-    assert b'autellix_held{kind="programs"} 3.0' in first.render()
+    assert b'autellix_stored{kind="programs"} 3.0' in first.render()
     assert b"2.0" not in second.render()

@@ -36,7 +36,7 @@ from autellix_backend.gateway.recording.recorder import ProgramRecorder
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.gateway.tenancy.tenants import Tenants
-from autellix_backend.observe.call_outputs import CallOutputs
+from autellix_backend.observe.exporters import CallExporters
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.settings import GatewaySettings, Settings, TenantLimits
 from autellix_backend.stores.base import ProgramStore
@@ -65,7 +65,7 @@ class Components:
     guard: SessionTokens
     placement: Placement
     watches: Watches
-    outputs: CallOutputs
+    outputs: CallExporters
     desk: CallRegistry
     feed: EventFeed
     pool: EnginePool
@@ -93,7 +93,7 @@ def make_components(
     metrics.follow_store(store.failure)
     recorder = _make_recorder(settings.gateway, metrics, clock)
     limiter = _make_limiter(settings, tenants, metrics, clock)
-    outputs = CallOutputs(settings.observe, metrics.registry)
+    outputs = CallExporters(settings.observe, metrics.registry)
     observers = _make_observers(recorder, metrics, outputs)
     desk = CallRegistry(
         store,
@@ -138,7 +138,7 @@ def make_components(
 
 
 def _make_observers(
-    recorder: ProgramRecorder | None, metrics: GatewayMetrics, outputs: CallOutputs
+    recorder: ProgramRecorder | None, metrics: GatewayMetrics, outputs: CallExporters
 ) -> CallObservers:
     observers = CallObservers(wall_clock=time.time)
     if recorder is not None:
@@ -215,7 +215,7 @@ def _make_queue(
         reachability,
         full=f"all {limits.max_in_flight} slots of {engine.name} are taken",
         recovery_wait_s=settings.gateway.recovery_wait_s,
-        wait_s=metrics.dispatch.held_s.labels(engine.name),
+        wait_s=metrics.queues.queue_s.labels(engine.name),
         on_refusal=refused,
         clock=clock,
     )
@@ -232,7 +232,7 @@ def _make_receiver(
     def take(snapshot: EngineSnapshot) -> None:
         feed.snapshot_taken(handle.name, handle.take(snapshot), snapshot)
 
-    malformed = metrics.accounts.labels("malformed").inc
+    malformed = metrics.reports.labels("malformed").inc
     return ReportReceiver(path, desk.deliver, malformed, take)
 
 

@@ -1,1 +1,1 @@
-"""What operators see of the backend: metrics."""
+"""Metrics, the call log and traces."""

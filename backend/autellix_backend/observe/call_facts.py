@@ -1,4 +1,4 @@
-"""What is known of a settled call, for logs, traces and metrics: ids, counts and times, never content."""
+"""The facts of a settled call for logs, traces and metrics: ids, counts and times, never content."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFacts:
-    """One settled call; None where nobody could tell."""
+    """One settled call; unknown values are None."""
 
     ended_at_s: float
     """Seconds since 1970."""
@@ -24,7 +24,7 @@ class CallFacts:
     identity_source: str
     engine: str
     operation: str
-    """What was asked for, by GenAI's names: `chat`, `text_completion` or `embeddings`."""
+    """The operation by GenAI's names: `chat`, `text_completion` or `embeddings`."""
     model: str | None
     is_streaming: bool
     outcome: str
@@ -35,7 +35,7 @@ class CallFacts:
     wait_s: float
     service_s: float
     inherited_service_s: float
-    """The service that the policy let it start with."""
+    """The service that the policy started it with."""
     level: int | None
     preemptions: int | None
     demotions: int | None
@@ -44,16 +44,16 @@ class CallFacts:
     cached_tokens: int | None
     output_tokens: int | None
     is_estimated: bool
-    """Whether service and waiting are the gateway's estimate, because the engine sent no account."""
+    """Whether service and waiting are the gateway's estimates, for lack of an engine report."""
     is_final: bool
-    """Whether its client said that the program ends with it."""
+    """Whether its client marked it as the last of its program."""
     tools: tuple[tuple[str, float], ...]
-    """What ran at the client before it: name, seconds."""
+    """The tools that ran at the client before it: name, seconds."""
     traceparent: str | None
 
     @property
     def trace_id(self) -> str | None:
-        """Return the trace that the call is part of, as its client says."""
+        """Return the id of the trace that its client names."""
         parts = (self.traceparent or "").split("-")
         return parts[1] if len(parts) == 4 else None
 

@@ -1,4 +1,4 @@
-"""One JSON line per settled call, written by a thread of its own: a slow disk delays no call."""
+"""A log of settled calls, one JSON line each, written by its own thread: a slow disk delays no call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autellix_backend.observe.call_facts import CallFacts
 from autellix_backend.settings import SettingsError
 
 MAX_PENDING = 10_000
-"""Lines that may wait for the disk; further ones are left out and counted."""
+"""Lines that may wait for the disk; further ones are dropped and counted."""
 CLOSE_TIMEOUT_S = 5.0
 STANDARD_ERROR = Path("-")
 
@@ -28,9 +28,9 @@ logger = logging.getLogger(__name__)
 
 
 class CallLog:
-    """A sink of calls that appends lines to a file, or to standard error for the path `-`.
+    """Appends settled calls to a file, or to standard error for the path `-`.
 
-    The file is opened anew for each batch of lines, so that it may be moved away at any time.
+    The file is reopened for each batch of lines, so that it may be rotated at any time.
     """
 
     def __init__(self, path: Path, registry: CollectorRegistry) -> None:
@@ -43,7 +43,7 @@ class CallLog:
         self._path = path
         self._lines = Counter(
             "autellix_call_log_lines",
-            "Lines of the log of calls: written, dropped (the disk is too slow) or failed.",
+            "Lines of the call log: written, dropped or failed.",
             ("result",),
             registry=registry,
         )
@@ -52,18 +52,18 @@ class CallLog:
         self._thread = threading.Thread(target=self._run, name="autellix-call-log", daemon=True)
 
     def open(self) -> None:
-        """Write from now on."""
+        """Start writing."""
         self._thread.start()
 
     def take(self, facts: CallFacts) -> None:
-        """Log a call, soon."""
+        """Queue a call for the log."""
         try:
             self._pending.put_nowait(facts)
         except queue.Full:
             self._lines.labels("dropped").inc()
 
     def close(self) -> None:
-        """Write what is pending and end the thread; blocks meanwhile, but not for ever."""
+        """Write what is pending and end the thread, within a bound; blocks meanwhile."""
         with contextlib.suppress(queue.Full):
             self._pending.put(None, timeout=CLOSE_TIMEOUT_S)
         self._thread.join(CLOSE_TIMEOUT_S)
@@ -87,13 +87,11 @@ class CallLog:
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(text)
         except Exception as error:
-            # A thread's boundary: whatever fails here must stop neither the log nor the serving.
+            # A thread's boundary: no failure here may stop the log or the serving.
             self._lines.labels("failed").inc(len(batch))
             if not self._has_complained:
                 self._has_complained = True
-                logger.exception(
-                    "cannot write the log of calls to %s (%s); serving goes on", self._path, error
-                )
+                logger.exception("cannot write the call log to %s (%s); serving goes on", self._path, error)
         else:
             self._lines.labels("written").inc(len(batch))
 
@@ -112,7 +110,7 @@ def line_of(facts: CallFacts) -> str:
 
 
 def check_writable(path: Path) -> None:
-    """Make sure that lines can be appended.
+    """Check that lines can be appended.
 
     Raises:
         SettingsError: if they cannot.

@@ -1,10 +1,10 @@
-"""Durations as people read them."""
+"""Durations for people."""
 
 from __future__ import annotations
 
 
 def seconds(value: float) -> str:
-    """Return a duration (s) as people read it."""
+    """Format a duration (s) for people."""
     if 0 < value < 0.0995:
         return f"{value * 1000:.0f} ms"
     if 0 < value < 0.995:

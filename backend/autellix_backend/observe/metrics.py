@@ -1,163 +1,252 @@
-"""The gateway's Prometheus metrics; labels take values from fixed sets only, so their number is bounded."""
+"""The gateway's Prometheus metrics; labels take values from fixed sets only, so the number of series is bounded.
+
+`docs/reference/metrics.md` lists them; a test compares the two.
+"""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics import MetricWrapperBase
 
-from autellix_backend.observe.call_metrics import LATENCY_BUCKETS_S, CallMetrics
-from autellix_backend.observe.dispatch_metrics import DispatchMetrics
-from autellix_backend.observe.engine_metrics import EngineMetrics
-from autellix_backend.observe.swap_metrics import SwapMetrics
+from autellix_backend.core.snapshot import EngineSnapshot, KvSwapTotals
+from autellix_backend.observe.call_facts import CallFacts
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+LATENCY_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+
+_NOTHING = KvSwapTotals(0, 0, 0.0, 0, 0, 0.0, 0, 0)
+
+M = TypeVar("M", bound=MetricWrapperBase)
 
 
-class GatewayMetrics:
-    """The metrics of one gateway, in a registry of their own."""
+class MetricFactory:
+    """Creates metrics in one registry and removes the series of engines that leave."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.calls = Counter(
-            "autellix_calls",
-            "Calls that were settled.",
-            ("outcome", "source", "engine"),
-            registry=self.registry,
+        self._of_engines: list[MetricWrapperBase] = []
+
+    def counter(self, name: str, text: str, *labels: str) -> Counter:
+        """Create `autellix_NAME_total`."""
+        return self._add(Counter("autellix_" + name, text, labels, registry=self.registry), labels)
+
+    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        """Create `autellix_NAME`."""
+        return self._add(Gauge("autellix_" + name, text, labels, registry=self.registry), labels)
+
+    def latency(self, name: str, text: str, *labels: str) -> Histogram:
+        """Create the histogram `autellix_NAME`."""
+        histogram = Histogram(
+            "autellix_" + name, text, labels, buckets=LATENCY_BUCKETS_S, registry=self.registry
         )
-        self.duration_s = Histogram(
-            "autellix_call_duration_seconds",
-            "From a call's arrival to its settlement.",
-            ("engine",),
-            buckets=LATENCY_BUCKETS_S,
-            registry=self.registry,
+        return self._add(histogram, labels)
+
+    def forget_engine(self, engine: str) -> None:
+        """Remove the series of an engine."""
+        for metric in self._of_engines:
+            metric.remove_by_labels({"engine": engine})
+
+    def _add(self, metric: M, labels: tuple[str, ...]) -> M:
+        if "engine" in labels:
+            self._of_engines.append(metric)
+        return metric
+
+
+class CallMetrics:
+    """Counts settled calls by their facts."""
+
+    def __init__(self, make: MetricFactory) -> None:
+        self._wait_s = make.latency(
+            "engine_wait_seconds", "Waiting of a call in its engine's queues, by its last level.", "level"
         )
-        self.wait_s = Counter(
-            "autellix_wait_seconds", "Waiting in engines, as accounted.", ("engine",), registry=self.registry
+        self._first_token_s = make.latency(
+            "time_to_first_token_seconds", "Arrival of a streamed call to its first bytes.", "engine"
         )
-        self.service_s = Counter(
-            "autellix_service_seconds",
-            "Service by engines, as accounted.",
-            ("engine",),
-            registry=self.registry,
+        self._tokens = make.counter("tokens", "Prompt, cached and output tokens.", "engine", "kind")
+        self._moves = make.counter("level_changes", "Demotions and promotions of calls.", "engine", "kind")
+
+    def take(self, facts: CallFacts) -> None:
+        """Count a call."""
+        if facts.level is not None:
+            self._wait_s.labels(str(facts.level)).observe(facts.wait_s)
+        if facts.first_token_s is not None and facts.outcome == "ok":
+            self._first_token_s.labels(facts.engine).observe(facts.first_token_s)
+        self._tokens.labels(facts.engine, "prompt").inc(facts.prompt_tokens or 0)
+        self._tokens.labels(facts.engine, "cached").inc(facts.cached_tokens or 0)
+        self._tokens.labels(facts.engine, "output").inc(facts.output_tokens or 0)
+        self._moves.labels(facts.engine, "demotion").inc(facts.demotions or 0)
+        self._moves.labels(facts.engine, "promotion").inc(facts.promotions or 0)
+
+
+class QueueMetrics:
+    """The gateway's queues of the engines."""
+
+    def __init__(self, make: MetricFactory) -> None:
+        self.redispatches = make.counter(
+            "redispatches", "Calls sent again because the engine died before their first byte.", "engine"
         )
-        self.preemptions = Counter(
-            "autellix_preemptions", "Preemptions in engines.", ("engine",), registry=self.registry
+        self.queue_s = make.latency("queue_seconds", "Waiting of a call in the gateway's queue.", "engine")
+        self._breaker_open = make.gauge(
+            "engine_breaker_open", "Whether the circuit breaker is open.", "engine"
         )
-        self.call_facts = CallMetrics(self.registry)
-        self.tenant_calls = Counter(
-            "autellix_tenant_calls",
-            "Calls of each tenant that were settled; none without a tenants file.",
-            ("tenant", "outcome"),
-            registry=self.registry,
+        self._queued_calls = make.gauge("queued_calls", "Calls in the gateway's queue.", "engine")
+        self._unanswered_calls = make.gauge(
+            "unanswered_calls",
+            "Calls without a byte of their answer, at the gateway or the engine.",
+            "engine",
         )
-        self.tenant_service_s = Counter(
-            "autellix_tenant_service_seconds",
-            "Service by engines for each tenant; none without a tenants file.",
-            ("tenant",),
-            registry=self.registry,
+        self._unanswered_bytes = make.gauge("unanswered_bytes", "Bytes of those calls' bodies.", "engine")
+
+    def set_queue(
+        self,
+        engine: str,
+        *,
+        queued_calls: int,
+        unanswered_calls: int,
+        unanswered_bytes: int,
+        is_breaker_open: bool,
+    ) -> None:
+        """Record the state of an engine's queue and circuit breaker."""
+        self._breaker_open.labels(engine).set(is_breaker_open)
+        self._queued_calls.labels(engine).set(queued_calls)
+        self._unanswered_calls.labels(engine).set(unanswered_calls)
+        self._unanswered_bytes.labels(engine).set(unanswered_bytes)
+
+
+class SnapshotMetrics:
+    """The last snapshots of the engines that send any."""
+
+    def __init__(self, make: MetricFactory) -> None:
+        self._calls = make.gauge(
+            "engine_calls", "Running and waiting calls in the engine.", "engine", "state"
         )
-        self.refusals = Counter(
-            "autellix_refusals",
-            "Requests refused by a limit or for their key; `tenant` is empty where it is not known.",
-            ("tenant", "reason"),
-            registry=self.registry,
+        self._slots = make.gauge("engine_slots", "The engine's batch slots.", "engine")
+        self._blocks = make.gauge("engine_kv_blocks", "Used and total KV blocks.", "engine", "kind")
+        self._step_s = make.gauge("engine_step_seconds", "Mean duration of the latest steps.", "engine")
+        self._age_s = make.gauge("engine_snapshot_age_seconds", "Age of the latest snapshot.", "engine")
+
+    def clear(self) -> None:
+        """Remove all values: an engine without a snapshot has none."""
+        for gauge in (self._calls, self._slots, self._blocks, self._step_s, self._age_s):
+            gauge.clear()
+
+    def set(self, engine: str, snapshot: EngineSnapshot, age_s: float) -> None:
+        """Record an engine's snapshot."""
+        self._calls.labels(engine, "running").set(snapshot.running)
+        self._calls.labels(engine, "waiting").set(snapshot.waiting)
+        self._slots.labels(engine).set(snapshot.slots)
+        self._blocks.labels(engine, "used").set(snapshot.kv_used_blocks)
+        self._blocks.labels(engine, "total").set(snapshot.kv_total_blocks)
+        if snapshot.mean_step_s is not None:
+            self._step_s.labels(engine).set(snapshot.mean_step_s)
+        self._age_s.labels(engine).set(age_s)
+
+
+class OffloadMetrics:
+    """KV blocks that engines store to host memory and load back, from the totals in their snapshots."""
+
+    def __init__(self, make: MetricFactory) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return make.counter("kv_offload_" + name, text, "engine", *labels)
+
+        self._bytes = counter("bytes", "Bytes of stored and loaded KV blocks.", "direction")
+        self._transfers = counter("transfers", "Copies between the memories.", "direction")
+        self._seconds = counter("seconds", "Seconds of the copies, without queueing.", "direction")
+        self._hits = counter("hit_chunks", "Chunks found in host memory and loaded.")
+        self._refused = counter("refused_chunks", "Chunks not stored because host memory was in use.")
+        self._counted: dict[str, KvSwapTotals] = {}
+
+    def advance(self, engine: str, totals: KvSwapTotals) -> None:
+        """Count the difference to an engine's last totals."""
+        before = self._counted.get(engine, _NOTHING)
+        if any(new < old for new, old in zip(totals, before, strict=True)):
+            # The engine was restarted and counts from zero.
+            before = _NOTHING
+        fresh = KvSwapTotals._make(new - old for new, old in zip(totals, before, strict=True))
+        self._counted[engine] = totals
+        self._bytes.labels(engine, "store").inc(fresh.stored_bytes)
+        self._bytes.labels(engine, "load").inc(fresh.loaded_bytes)
+        self._transfers.labels(engine, "store").inc(fresh.stored_transfers)
+        self._transfers.labels(engine, "load").inc(fresh.loaded_transfers)
+        self._seconds.labels(engine, "store").inc(fresh.stored_s)
+        self._seconds.labels(engine, "load").inc(fresh.loaded_s)
+        self._hits.labels(engine).inc(fresh.hit_chunks)
+        self._refused.labels(engine).inc(fresh.refused_chunks)
+
+    def forget(self, engine: str) -> None:
+        """Count a later engine of this name from zero."""
+        self._counted.pop(engine, None)
+
+
+class GatewayMetrics:
+    """The metrics of one gateway, in their own registry."""
+
+    def __init__(self) -> None:
+        self._make = make = MetricFactory()
+        self.registry = make.registry
+        self.calls = make.counter("calls", "Settled calls.", "outcome", "source", "engine")
+        self.duration_s = make.latency("call_duration_seconds", "Arrival of a call to settlement.", "engine")
+        self.wait_s = make.counter("wait_seconds", "Waiting, by the engines' reports.", "engine")
+        self.service_s = make.counter("service_seconds", "Service, by the engines' reports.", "engine")
+        self.preemptions = make.counter("preemptions", "Preemptions in engines.", "engine")
+        self.call_facts = CallMetrics(make)
+        self.tenant_calls = make.counter("tenant_calls", "Settled calls by tenant.", "tenant", "outcome")
+        self.tenant_service_s = make.counter("tenant_service_seconds", "Service by tenant.", "tenant")
+        self.refusals = make.counter(
+            "refusals", "Requests refused for a limit or their key.", "tenant", "reason"
         )
-        self.accounts = Counter(
-            "autellix_accounts",
-            "Accounting records from engines: matched to a call, too late for one, or malformed.",
-            ("result",),
-            registry=self.registry,
+        self.reports = make.counter("reports", "Engine reports: matched, late or malformed.", "result")
+        self.retries = make.counter(
+            "upstream_retries", "Calls sent again after a reset before the first byte.", "engine"
         )
-        self.retries = Counter(
-            "autellix_upstream_retries",
-            "Calls sent again after a reset before the first byte.",
-            ("engine",),
-            registry=self.registry,
+        self.identity_conflicts = make.counter(
+            "identity_conflicts", "Calls with two sources that name different programs.", "kept", "dropped"
         )
-        self.identity_conflicts = Counter(
-            "autellix_identity_conflicts",
-            "Calls with two sources that name different programs: the one that won, and the other.",
-            ("kept", "dropped"),
-            registry=self.registry,
+        self.identity_malformed = make.counter(
+            "identity_malformed", "Invalid ids in other tools' headers and fields, ignored.", "source"
         )
-        self.identity_malformed = Counter(
-            "autellix_identity_malformed",
-            "Foreign names with a value that is no id; the call went on without it.",
-            ("source",),
-            registry=self.registry,
+        self.reaped = make.counter("reaped", "Idle programs and lost sessions removed.", "kind")
+        self.engine_up = make.gauge("engine_up", "Whether the engine receives calls.", "engine")
+        self.engine_restarts = make.counter(
+            "engine_restarts", "Restarts of a dead or hung engine, failed attempts included.", "engine"
         )
-        self.reaped = Counter(
-            "autellix_reaped", "What the reaper removed.", ("kind",), registry=self.registry
+        self.event_listeners = make.gauge("event_listeners", "Open connections to the event feed.")
+        self.events_dropped = make.counter("events_dropped", "Events that slow listeners missed.")
+        self.engines = SnapshotMetrics(make)
+        self.offload = OffloadMetrics(make)
+        self.queues = QueueMetrics(make)
+        self.kv_event_blocks = make.gauge(
+            "kv_event_blocks", "KV blocks of known programs, by the engine's KV events.", "engine"
         )
-        self.engine_up = Gauge(
-            "autellix_engine_up", "Whether calls are sent to the engine.", ("engine",), registry=self.registry
+        self.store_fallbacks = make.counter(
+            "store_fallbacks", "Operations that the gateway's copy of the process table answered alone."
         )
-        self.engine_restarts = Counter(
-            "autellix_engine_restarts",
-            "Restarts of an engine that died or hung, failed attempts included.",
-            ("engine",),
-            registry=self.registry,
-        )
-        self.event_listeners = Gauge(
-            "autellix_event_listeners", "Open connections to the feed of events.", registry=self.registry
-        )
-        self.events_dropped = Counter(
-            "autellix_events_dropped",
-            "Events that listeners missed because they read too slowly.",
-            registry=self.registry,
-        )
-        self.engines = EngineMetrics(self.registry)
-        self.swaps = SwapMetrics(self.registry)
-        self.dispatch = DispatchMetrics(self.registry)
-        self._store_up = Gauge(
-            "autellix_store_up",
-            "Whether the process table that gateways share can be used; always 1 for one in memory.",
-            registry=self.registry,
-        )
-        self.kv_event_blocks = Gauge(
-            "autellix_kv_event_blocks",
-            "KV blocks of known programs in the engine's cache, by its KV events.",
-            ("engine",),
-            registry=self.registry,
-        )
-        self.store_fallbacks = Counter(
-            "autellix_store_fallbacks",
-            "Operations on the process table that this gateway's copy alone has answered.",
-            registry=self.registry,
-        )
-        self._held = Gauge("autellix_held", "What the store holds.", ("kind",), registry=self.registry)
+        self._store_up = make.gauge("store_up", "Whether the process table can be reached.")
+        self._stored = make.gauge("stored", "Entries in the store.", "kind")
 
     def set_engine(self, engine: str, *, is_up: bool, is_restarting: bool = False) -> None:
-        """Record the state that an engine has entered."""
+        """Record the new state of an engine."""
         self.engine_up.labels(engine).set(is_up)
         self.engine_restarts.labels(engine).inc(is_restarting)
 
     def forget_engine(self, engine: str) -> None:
         """Remove the series of an engine that has left."""
-        own = (self.calls, self.duration_s, self.wait_s, self.service_s, self.preemptions, self.retries)
-        more = (self.engine_up, self.engine_restarts, self.kv_event_blocks)
-        parts = (
-            self.call_facts.of_engines,
-            self.dispatch.of_engines,
-            self.engines.of_engines,
-            self.swaps.of_engines,
-        )
-        self.swaps.forget(engine)
-        for metric in itertools.chain(own, more, *parts):
-            metric.remove_by_labels({"engine": engine})
+        self.offload.forget(engine)
+        self._make.forget_engine(engine)
 
     def follow_store(self, failure: Callable[[], str | None]) -> None:
-        """Have the process table's state read whenever metrics are asked for."""
+        """Read the process table's state at every scrape."""
         self._store_up.set_function(lambda: failure() is None)
 
-    def set_held(self, *, programs: int, sessions: int, active_calls: int) -> None:
+    def set_stored(self, *, programs: int, sessions: int, active_calls: int) -> None:
         """Record how much the store holds."""
-        self._held.labels("programs").set(programs)
-        self._held.labels("sessions").set(sessions)
-        self._held.labels("active_calls").set(active_calls)
+        self._stored.labels("programs").set(programs)
+        self._stored.labels("sessions").set(sessions)
+        self._stored.labels("active_calls").set(active_calls)
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

@@ -1,7 +1,7 @@
 """One OpenTelemetry span per settled call, with the attributes of the GenAI conventions; never content.
 
-The SDK comes with the extra `autellix[otel]` and is imported only where an endpoint is set. Spans are sent by
-the SDK's own thread; what it cannot send it drops.
+The SDK comes with the extra `autellix[otel]` and is imported only where an endpoint is set. Its own thread sends
+the spans and drops those that it cannot send.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _NS = 1_000_000_000
 
 
 class CallTracer:
-    """A sink of calls that makes a span of each, below the one that its client names in `traceparent`."""
+    """Creates a span for each settled call, below the one that its client names in `traceparent`."""
 
     def __init__(self, processor: SpanProcessor) -> None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        # Not at exit: the gateway's own end does it.
+        # The gateway itself shuts the provider down.
         resource = Resource.create({"service.name": SERVICE_NAME})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
@@ -38,7 +38,7 @@ class CallTracer:
         self._propagator = TraceContextTextMapPropagator()
 
     def take(self, facts: CallFacts) -> None:
-        """Make the span of a call."""
+        """Create the span of a call."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
         end_ns = int(facts.ended_at_s * _NS)
@@ -61,7 +61,7 @@ class CallTracer:
 
 
 def check_installed() -> None:
-    """Make sure that spans can be sent.
+    """Check that spans can be sent.
 
     Raises:
         SettingsError: if the extra is not installed.
@@ -79,7 +79,7 @@ def make_tracer(endpoint: str) -> CallTracer:
     """Return a tracer that sends to an OTLP collector over HTTP.
 
     Args:
-        endpoint: The collector's address, as in OTEL_EXPORTER_OTLP_ENDPOINT, or that of its traces.
+        endpoint: The collector's address, as in OTEL_EXPORTER_OTLP_ENDPOINT, or its traces' address.
 
     Raises:
         SettingsError: if the extra is not installed.
@@ -94,7 +94,7 @@ def make_tracer(endpoint: str) -> CallTracer:
 
 
 def attributes_of(facts: CallFacts) -> dict[str, Any]:
-    """Return the attributes of a call's span, without those of which nothing is known."""
+    """Return the known attributes of a call's span."""
     attributes = {
         "gen_ai.operation.name": facts.operation,
         "gen_ai.provider.name": "autellix",

@@ -72,8 +72,8 @@ async def test_engines_config_and_metrics_are_shown(serve: Any) -> None:
         async with rig.client.get(rig.url + "/metrics") as response:
             text = await response.text()
         assert 'autellix_calls_total{engine="fake-0",outcome="ok",source="request"} 1.0' in text
-        assert 'autellix_held{kind="active_calls"} 0.0' in text
-        assert 'autellix_accounts_total{result="matched"} 1.0' in text
+        assert 'autellix_stored{kind="active_calls"} 0.0' in text
+        assert 'autellix_reports_total{result="matched"} 1.0' in text
 
 
 async def test_ids_may_hold_a_slash(serve: Any) -> None:

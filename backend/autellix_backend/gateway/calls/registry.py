@@ -272,15 +272,15 @@ class CallRegistry:
 
     def count_repeat(self, call: OpenCall) -> None:
         """Count a call that is sent again because its engine died."""
-        self._metrics.dispatch.redispatches.labels(call.engine).inc()
+        self._metrics.queues.redispatches.labels(call.engine).inc()
 
     def deliver(self, account: EngineReport) -> None:
         """Take one account from an engine; what no call waits for is counted and dropped."""
         call = self._open.get(account.call_id)
         if call is None:
-            self._metrics.accounts.labels("late").inc()
+            self._metrics.reports.labels("late").inc()
             return
-        self._metrics.accounts.labels("matched").inc()
+        self._metrics.reports.labels("matched").inc()
         call.accounts.append(account)
         if len(call.accounts) >= call.record_count:
             call.complete.set()

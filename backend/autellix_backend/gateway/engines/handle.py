@@ -19,7 +19,7 @@ from autellix_backend.gateway.engines.reachability import Reachability
 from autellix_backend.gateway.engines.report_receiver import ReportReceiver
 from autellix_backend.gateway.engines.telemetry import EngineTelemetry
 from autellix_backend.gateway.engines.upstream import Upstream
-from autellix_backend.observe.dispatch_metrics import DispatchMetrics
+from autellix_backend.observe.metrics import QueueMetrics
 
 
 @dataclass(slots=True, eq=False)
@@ -94,11 +94,11 @@ class EngineHandle:
         self._snapshot_calls = self.open_calls
         return self.telemetry.replace(snapshot)
 
-    def measure(self, metrics: DispatchMetrics) -> None:
+    def measure(self, metrics: QueueMetrics) -> None:
         """Set the gauges of its queue."""
         metrics.set_queue(
             self.name,
-            held_calls=len(self.queue),
+            queued_calls=len(self.queue),
             unanswered_calls=self.bounds.calls,
             unanswered_bytes=self.bounds.size_bytes,
             is_breaker_open=not self.reachability.is_breaker_closed,

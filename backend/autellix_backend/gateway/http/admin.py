@@ -68,9 +68,9 @@ class AdminApi:
         self._tenants.of(request.scope).check_admin("the page of metrics")
         self._measure_engines()
         for member in self._pool:
-            member.measure(self._metrics.dispatch)
+            member.measure(self._metrics.queues)
         counts = await self._store.counts()
-        self._metrics.set_held(
+        self._metrics.set_stored(
             programs=counts.programs, sessions=counts.sessions, active_calls=counts.active_calls
         )
         return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
@@ -82,7 +82,7 @@ class AdminApi:
             if view.snapshot is not None and view.age_s is not None:
                 gauges.set(name, view.snapshot, view.age_s)
                 if view.snapshot.kv_swap is not None:
-                    self._metrics.swaps.advance(name, view.snapshot.kv_swap)
+                    self._metrics.offload.advance(name, view.snapshot.kv_swap)
 
 
 def _json(content: object) -> Response:

@@ -1,4 +1,4 @@
-"""Where settled calls are told of, as the settings say: the log of calls and the tracer."""
+"""The exporters of settled calls that the settings ask for: the call log and the tracer."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from autellix_backend.observe.tracing import CallTracer, make_tracer
 from autellix_backend.settings import ObserveSettings
 
 
-class CallOutputs:
-    """The outputs that are wanted; opened and closed together."""
+class CallExporters:
+    """The wanted exporters, opened and closed together."""
 
     def __init__(self, settings: ObserveSettings, registry: CollectorRegistry) -> None:
-        """Make the outputs.
+        """Create the exporters.
 
         Raises:
             SettingsError: if the log cannot be written, or the extra for traces is not installed.
@@ -28,16 +28,16 @@ class CallOutputs:
 
     @property
     def sinks(self) -> list[Callable[[CallFacts], None]]:
-        """Return what takes the facts of each call."""
-        return [output.take for output in (self._log, self._tracer) if output is not None]
+        """Return the functions that take the facts of each call."""
+        return [one.take for one in (self._log, self._tracer) if one is not None]
 
     def open(self) -> None:
-        """Write from now on."""
+        """Start writing."""
         if self._log is not None:
             self._log.open()
 
     def close(self) -> None:
         """Write what is pending, within a bound; blocks meanwhile."""
-        for output in (self._log, self._tracer):
-            if output is not None:
-                output.close()
+        for one in (self._log, self._tracer):
+            if one is not None:
+                one.close()
