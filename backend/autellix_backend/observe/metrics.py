@@ -1,6 +1,6 @@
-"""The gateway's Prometheus metrics; labels take values from fixed sets only, so the number of series is bounded.
+"""The gateway's Prometheus metrics.
 
-`docs/reference/metrics.md` lists them; a test compares the two.
+Labels take values from fixed sets only, so the number of series is bounded. `docs/reference/metrics.md` lists them; a test compares the two.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class QueueMetrics:
         self._queued_calls = make.gauge("queued_calls", "Calls in the gateway's queue.", "engine")
         self._unanswered_calls = make.gauge(
             "unanswered_calls",
-            "Calls without a byte of their answer, at the gateway or the engine.",
+            "Calls without a byte of their answer.",
             "engine",
         )
         self._unanswered_bytes = make.gauge("unanswered_bytes", "Bytes of those calls' bodies.", "engine")
@@ -121,9 +121,7 @@ class SnapshotMetrics:
     """The last snapshots of the engines that send any."""
 
     def __init__(self, make: MetricFactory) -> None:
-        self._calls = make.gauge(
-            "engine_calls", "Running and waiting calls in the engine.", "engine", "state"
-        )
+        self._calls = make.gauge("engine_calls", "Running and waiting calls.", "engine", "state")
         self._slots = make.gauge("engine_slots", "The engine's batch slots.", "engine")
         self._blocks = make.gauge("engine_kv_blocks", "Used and total KV blocks.", "engine", "kind")
         self._step_s = make.gauge("engine_step_seconds", "Mean duration of the latest steps.", "engine")

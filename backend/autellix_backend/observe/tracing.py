@@ -1,7 +1,7 @@
 """One OpenTelemetry span per settled call, with the attributes of the GenAI conventions; never content.
 
-The SDK comes with the extra `autellix[otel]` and is imported only where an endpoint is set. Its own thread sends
-the spans and drops those that it cannot send.
+The SDK comes with the extra `autellix[otel]` and is imported only where an endpoint is set. Its own thread
+sends the spans and drops those that it cannot send.
 """
 
 from __future__ import annotations
