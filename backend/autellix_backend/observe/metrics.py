@@ -1,6 +1,7 @@
 """The gateway's Prometheus metrics.
 
-Labels take values from fixed sets only, so the number of series is bounded. `docs/reference/metrics.md` lists them; a test compares the two.
+Labels take values from fixed sets only, so the number of series is bounded.
+`docs/reference/metrics.md` lists them; a test compares the two.
 """
 
 from __future__ import annotations
