@@ -61,7 +61,7 @@ class ForcedWay:
     """Stands in for the connector's prices: every context comes back in one way."""
 
     def __init__(self, kind: ResumeKind) -> None:
-        self._resume = Resume(kind=kind, seconds=0.0, read_s=0.0)
+        self._resume = Resume(kind=kind, seconds=0.0, prefill_s=0.0)
 
     def resume(self, _tokens: int, **_stored: float) -> Resume:
         """Return the one way."""
@@ -165,7 +165,7 @@ class SteppedEngine:
             steps += 1
         seconds = time.perf_counter() - started_s
         has_loaded = self.moved("load") != loaded
-        assert has_loaded == (kind is ResumeKind.SWAP), "the call came back in another way"
+        assert has_loaded == (kind is ResumeKind.LOAD), "the call came back in another way"
         self._engine.abort_request([name])
         while scheduler.has_requests():
             self._step()

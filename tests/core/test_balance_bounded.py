@@ -10,13 +10,13 @@ import pytest
 
 from autellix_backend.core.balance import EngineLoad, FinishedCall
 from autellix_backend.core.balance.bounded import LocalityBounded
-from autellix_backend.core.balance.cost import Placement, UsualCall, cost_s
+from autellix_backend.core.balance.cost import MeanCall, cost_s
 
 IDLE = EngineLoad(
     name="a", running=0, waiting=0, slots=8, prefill_s_per_token=0.0001, decode_s_per_token=0.015
 )
 OTHER = replace(IDLE, name="b")
-USUAL = UsualCall(new_tokens=300.0, output_tokens=200.0, calls_after=4.0)
+MEAN = MeanCall(new_tokens=300.0, output_tokens=200.0, calls_after=4.0)
 CONTEXT = 4000
 
 
@@ -44,30 +44,29 @@ def finished(program_id: str, engine: str, prompt_tokens: int, **changes: int) -
 # Costs.
 
 
-def test_a_free_slot_costs_its_reading_and_writing_only() -> None:
-    cost = cost_s(IDLE, Placement(1000, 0), USUAL, wait_weight=1.0)
+def test_a_free_slot_costs_prefill_and_decode_only() -> None:
+    cost = cost_s(IDLE, MEAN, 1000)
     assert cost == pytest.approx(1000 * 0.0001 + 200 * 0.015 * (1 + 1 / 8))
 
 
 def test_a_queue_costs_what_waits_there_and_a_slot_more() -> None:
-    nothing = Placement(0, 0)
-    at = [cost_s(full(IDLE, waiting), nothing, USUAL, 1.0) for waiting in (0, 4)]
-    usual_s = 300 * 0.0001 + 200 * 0.015 / 8
+    at = [cost_s(full(IDLE, waiting), MEAN, 0) for waiting in (0, 4)]
+    mean_s = 300 * 0.0001 + 200 * 0.015 / 8
     behind_s = 0.5 * (200 * 0.015 / 8) * 4
-    assert at[1] - at[0] == pytest.approx(4 * usual_s + behind_s)
+    assert at[1] - at[0] == pytest.approx(4 * mean_s + behind_s)
 
 
-def test_reading_costs_more_the_more_run_beside_it() -> None:
-    def reading_s(load: EngineLoad) -> float:
-        return cost_s(load, Placement(1000, 0), USUAL, 1.0) - cost_s(load, Placement(0, 0), USUAL, 1.0)
+def test_prefill_costs_more_the_more_calls_run() -> None:
+    def prefill_s(load: EngineLoad) -> float:
+        return cost_s(load, MEAN, 1000) - cost_s(load, MEAN, 0)
 
-    assert reading_s(IDLE) == pytest.approx(0.1)
-    assert reading_s(replace(IDLE, running=3)) == pytest.approx(0.1 * (1 + 2 * 3))
+    assert prefill_s(IDLE) == pytest.approx(0.1)
+    assert prefill_s(replace(IDLE, running=3)) == pytest.approx(0.1 * (1 + 2 * 3))
 
 
 def test_a_fast_engine_is_cheaper_by_its_speed() -> None:
     fast = replace(IDLE, prefill_s_per_token=0.00005, decode_s_per_token=0.0075)
-    at = [cost_s(load, Placement(1000, 0), USUAL, 1.0) for load in (IDLE, fast)]
+    at = [cost_s(load, MEAN, 1000) for load in (IDLE, fast)]
     assert at[0] == pytest.approx(2 * at[1])
 
 

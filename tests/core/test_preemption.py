@@ -15,8 +15,7 @@ from autellix_backend.core.preemption import (
     Resume,
     ResumeKind,
     fit_together,
-    is_interruption_worth,
-    is_worth_interrupting,
+    preemption_pays,
 )
 
 TOKEN_BYTES = 131_072.0
@@ -134,15 +133,15 @@ def test_long_contexts_are_swapped_short_ones_read_again() -> None:
     assert short.kind is ResumeKind.RECOMPUTE
     assert short.seconds == pytest.approx(64 * 5e-5)
     assert long is not None
-    assert long.kind is ResumeKind.SWAP
+    assert long.kind is ResumeKind.LOAD
     assert long.seconds == pytest.approx(0.01 + 4080 * TOKEN_BYTES * 2e-11 + 16 * 5e-5)
-    assert long.read_s == pytest.approx(16 * 5e-5)
+    assert long.prefill_s == pytest.approx(16 * 5e-5)
 
 
 def test_what_is_not_stored_must_be_read() -> None:
     """Without stored tokens there is only recomputing, however dear."""
     costs = costs_of(load_fixed_s=0.0, load_byte_s=1e-12, step_s=0.0, token_s=1.0)
-    expected = Resume(kind=ResumeKind.RECOMPUTE, seconds=pytest.approx(100.0), read_s=pytest.approx(100.0))
+    expected = Resume(kind=ResumeKind.RECOMPUTE, seconds=pytest.approx(100.0), prefill_s=pytest.approx(100.0))
     assert costs.resume(100, stored_tokens=0, token_bytes=1.0) == expected
 
 
@@ -160,32 +159,33 @@ def test_a_known_transfer_is_taken_while_reading_is_unknown() -> None:
     costs = PreemptionCosts()
     for _ in range(MIN_SAMPLES):
         costs.observe_load(100, 1.0)
-    expected = Resume(kind=ResumeKind.SWAP, seconds=1.0, read_s=0.0)
+    expected = Resume(kind=ResumeKind.LOAD, seconds=1.0, prefill_s=0.0)
     assert costs.resume(50, stored_tokens=50, token_bytes=2.0) == expected
 
 
 @pytest.mark.parametrize(
-    ("gain_s", "ran_s", "cost_s", "expected"),
+    ("quantum_s", "ran_s", "cost_s", "expected"),
     [
         (1.0, 1.0, 0.5, True),
         (0.4, 1.0, 0.5, False),
         (1.0, 0.4, 0.5, False),
         (0.5, 1.0, 0.5, False),
         (math.inf, 1.0, 0.5, True),
-        (0.0, 0.0, None, True),
-        (-0.1, 1.0, 0.0, False),
+        (0.0, 1.0, 0.5, True),
+        (1.0, 0.0, 0.0, False),
     ],
 )
-def test_an_interruption_must_gain_more_than_it_costs(
-    gain_s: float, ran_s: float, cost_s: float | None, expected: bool
+def test_a_preemption_must_gain_more_than_it_costs(
+    quantum_s: float, ran_s: float, cost_s: float, expected: bool
 ) -> None:
-    """Neither for less gain than cost, nor of a call that has only just come back."""
-    assert is_worth_interrupting(gain_s=gain_s, ran_s=ran_s, cost_s=cost_s) is expected
+    """Neither for less gain than cost, nor of a call that has only just resumed."""
+    resume = Resume(kind=ResumeKind.LOAD, seconds=cost_s, prefill_s=0.0)
+    assert preemption_pays(running_call(quantum_s), 4.0 + ran_s, resume, running=1) is expected
 
 
-def test_all_that_run_wait_for_steps_that_read() -> None:
-    """A load is waited for by one call, a step that reads by every call that runs."""
-    resume = Resume(kind=ResumeKind.SWAP, seconds=0.5, read_s=0.2)
+def test_all_running_calls_wait_for_prefill_steps() -> None:
+    """A load delays one call, a prefill step every running call."""
+    resume = Resume(kind=ResumeKind.LOAD, seconds=0.5, prefill_s=0.2)
     assert resume.cost_s(1) == pytest.approx(0.5)
     assert resume.cost_s(4) == pytest.approx(0.3 + 4 * 0.2)
 
@@ -228,17 +228,17 @@ def running_call(quantum_s: float) -> Call:
         (2.0, 9.0, 3, True),
     ],
 )
-def test_a_call_tells_what_interrupting_it_gains(
+def test_a_preemption_gains_the_rest_of_the_quantum(
     quantum_s: float, now: float, running: int, expected: bool
 ) -> None:
-    """What is left of its quantum, or any time beyond it; and it keeps its slot for as long as it cost."""
-    resume = Resume(kind=ResumeKind.RECOMPUTE, seconds=0.5, read_s=0.5)
-    assert is_interruption_worth(running_call(quantum_s), now, resume, running=running) is expected
+    """Or any time past the quantum; and a resumed call keeps its slot for as long as its resume took."""
+    resume = Resume(kind=ResumeKind.RECOMPUTE, seconds=0.5, prefill_s=0.5)
+    assert preemption_pays(running_call(quantum_s), now, resume, running=running) is expected
 
 
 def test_an_unknown_price_stops_nothing() -> None:
     """An engine that has measured nothing yet does as the policy says."""
-    assert is_interruption_worth(running_call(0.1), 4.0, None, running=4)
+    assert preemption_pays(running_call(0.1), 4.0, None, running=4)
 
 
 def test_a_line_below_zero_at_nothing_goes_through_zero() -> None:

@@ -22,7 +22,7 @@ def taught(prefill_s: float, decode_s: float, rounds: int = 60) -> Speed:
     for _ in range(rounds):
         for read, written in CALLS:
             duration_s = read * prefill_s + written * decode_s
-            speed.learn(read_tokens=read, written_tokens=written, duration_s=duration_s)
+            speed.learn(prefill_tokens=read, decode_tokens=written, duration_s=duration_s)
     return speed
 
 
@@ -37,14 +37,14 @@ def test_it_follows_an_engine_that_gets_slower() -> None:
     speed = taught(0.0001, 0.01)
     before_s = speed.decode_s_per_token
     for read, written in CALLS * 60:
-        speed.learn(read_tokens=read, written_tokens=written, duration_s=read * 0.0001 + written * 0.03)
+        speed.learn(prefill_tokens=read, decode_tokens=written, duration_s=read * 0.0001 + written * 0.03)
     assert speed.decode_s_per_token > 2 * before_s
 
 
 def test_it_begins_with_a_guess_that_one_call_does_not_replace() -> None:
     speed = Speed()
     assert (speed.prefill_s_per_token, speed.decode_s_per_token) == (PREFILL_GUESS_S, DECODE_GUESS_S)
-    speed.learn(read_tokens=10, written_tokens=5, duration_s=3.0)
+    speed.learn(prefill_tokens=10, decode_tokens=5, duration_s=3.0)
     assert speed.decode_s_per_token < 2 * DECODE_GUESS_S
 
 
@@ -56,7 +56,7 @@ def test_no_speed_falls_to_zero() -> None:
 def test_calls_of_nothing_leave_the_last_speed() -> None:
     speed = taught(0.0001, 0.02)
     for _ in range(60_000):
-        speed.learn(read_tokens=0, written_tokens=0, duration_s=0.0)
+        speed.learn(prefill_tokens=0, decode_tokens=0, duration_s=0.0)
     assert speed.decode_s_per_token > 0
     assert speed.prefill_s_per_token > 0
 

@@ -25,7 +25,7 @@ class Connector:
         self.asked.append(full_block_tokens)
         if self._price_s is None:
             return None
-        return Resume(kind=ResumeKind.SWAP, seconds=self._price_s, read_s=0.0)
+        return Resume(kind=ResumeKind.LOAD, seconds=self._price_s, prefill_s=0.0)
 
 
 REQUEST = SimpleNamespace(request_id="c", num_computed_tokens=70)

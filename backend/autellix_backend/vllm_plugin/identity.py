@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from autellix_wire import engine_args
+
 __all__ = ["MAX_ID_LENGTH", "CallIdentity", "read_identity"]
 
 MAX_ID_LENGTH = 320
@@ -48,18 +50,18 @@ def read_identity(request_id: str, extra_args: object, session_id: object) -> Ca
     A request that names no program belongs to its session, else it is a program of its own.
     """
     args: Mapping[object, object] = extra_args if isinstance(extra_args, Mapping) else {}
-    program_id = _identifier(args.get("autellix_program")) or _identifier(session_id) or request_id
+    program_id = _identifier(args.get(engine_args.PROGRAM)) or _identifier(session_id) or request_id
     return CallIdentity(
-        call_id=_identifier(args.get("autellix_call")) or request_id,
+        call_id=_identifier(args.get(engine_args.CALL)) or request_id,
         program_id=program_id,
-        thread_id=_identifier(args.get("autellix_thread")) or DEFAULT_THREAD,
-        service_s=_seconds(args.get("autellix_service_s")),
-        program_service_s=_seconds(args.get("autellix_program_service_s")),
-        wait_s=_seconds(args.get("autellix_wait_s")),
-        expected_s=_seconds(args.get("autellix_expected_s")),
-        tenant=_identifier(args.get("autellix_tenant")) or "",
-        weight=_weight(args.get("autellix_weight")),
-        is_last=args.get("autellix_last") == 1,
+        thread_id=_identifier(args.get(engine_args.THREAD)) or DEFAULT_THREAD,
+        service_s=_seconds(args.get(engine_args.SERVICE_S)),
+        program_service_s=_seconds(args.get(engine_args.PROGRAM_SERVICE_S)),
+        wait_s=_seconds(args.get(engine_args.WAIT_S)),
+        expected_s=_seconds(args.get(engine_args.EXPECTED_S)),
+        tenant=_identifier(args.get(engine_args.TENANT)) or "",
+        weight=_weight(args.get(engine_args.WEIGHT)),
+        is_last=args.get(engine_args.LAST) == 1,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autellix_backend.core.machine import Machine
-from autellix_backend.core.preemption import PreemptionCosts, Resume, is_interruption_worth
+from autellix_backend.core.preemption import PreemptionCosts, Resume, preemption_pays
 
 __all__ = ["InterruptionPrices"]
 
@@ -38,7 +38,7 @@ class InterruptionPrices:
     def is_worth(self, request: Any, now: float, *, running: int) -> bool:
         """Say whether to interrupt one of so many running requests; it loses its blocks."""
         call = self._machine.call(request.request_id)
-        is_worth = is_interruption_worth(call, now, self._resume(request), running=running)
+        is_worth = preemption_pays(call, now, self._resume(request), running=running)
         self.refused += not is_worth
         return is_worth
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autellix_backend.core.report import EngineReport
+from autellix_wire import engine_args
 
 MODEL_NAME = "autellix.fake-model"
 _PROMPT_FIELDS = ("messages", "input", "prompt")
@@ -143,16 +144,16 @@ class FakeCall:
         xargs = self.body.get("vllm_xargs") or {}
         wait_s = self.behaviour.wait_s
         return EngineReport(
-            call_id=xargs.get("autellix_call", self.request_id),
-            program_id=xargs.get("autellix_program", self.request_id),
-            thread_id=xargs.get("autellix_thread", "0"),
+            call_id=xargs.get(engine_args.CALL, self.request_id),
+            program_id=xargs.get(engine_args.PROGRAM, self.request_id),
+            thread_id=xargs.get(engine_args.THREAD, "0"),
             request_id=self.request_id,
             arrival_s=self.started_at,
             finish_s=time.monotonic(),
             wait_s=wait_s,
             table_wait_s=wait_s,
             service_s=self.output_tokens * self.behaviour.service_s_per_token,
-            inherited_service_s=float(xargs.get("autellix_service_s", 0.0)),
+            inherited_service_s=float(xargs.get(engine_args.SERVICE_S, 0.0)),
             level=1,
             preemptions=0,
             demotions=0,

@@ -6,7 +6,7 @@ from autellix_backend.core.preemption import (
     PreemptionCosts,
     Resume,
     ResumeKind,
-    is_interruption_worth,
+    preemption_pays,
 )
 from autellix_lab.sim.calls import EngineCall
 
@@ -42,7 +42,7 @@ class ResumePrices:
         """Return whether preempting one of so many running calls, which is up to date, is worth its price."""
         assert call.state is not None
         stored = call.computed // self._block_tokens * self._block_tokens if self._has_host else 0
-        return is_interruption_worth(call.state, now, self._resume(call.computed, stored), running=running)
+        return preemption_pays(call.state, now, self._resume(call.computed, stored), running=running)
 
     def _resume(self, tokens: int, stored_tokens: int) -> Resume | None:
         # In blocks instead of bytes: a price is linear in either.

@@ -292,7 +292,7 @@ async def test_an_engine_that_was_slow_once_gets_calls_again() -> None:
     async with serving(FakeBehaviour(), FakeBehaviour(), balancer="locality-bounded") as rig:
         stale = rig.app.state.pool.get("fake-0").speed
         for _ in range(100):
-            stale.learn(read_tokens=10, written_tokens=10, duration_s=30.0)
+            stale.learn(prefill_tokens=10, decode_tokens=10, duration_s=30.0)
         for at in range(STALE_CALLS):
             assert (await rig.chat(f"p{at}"))[1] == "fake-1"
         assert (await rig.chat("next"))[1] == "fake-0"

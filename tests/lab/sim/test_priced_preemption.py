@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.config import PREEMPTION_KINDS, SchedulerConfig
 from autellix_backend.core.machine import Machine
-from autellix_backend.core.preemption import Resume, ResumeKind, is_interruption_worth
+from autellix_backend.core.preemption import Resume, ResumeKind, preemption_pays
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.engine import Decision
 from autellix_lab.sim.model import EngineModel
@@ -107,10 +107,10 @@ def test_a_running_call_can_be_interrupted_after_a_bounded_time(
     machine = Machine(SchedulerConfig(policy="plas", bounds=bounds, demotes=demotes))
     call = machine.arrive(Arrival("c", "p"), 0.0)
     machine.start("c", 0.0)
-    resume = Resume(kind=ResumeKind.RECOMPUTE, seconds=read_s, read_s=read_s)
+    resume = Resume(kind=ResumeKind.RECOMPUTE, seconds=read_s, prefill_s=read_s)
     bound_s = bounds[-1] + running * read_s + (len(bounds) + 2) * step_s
     now = 0.0
-    while not is_interruption_worth(call, now, resume, running=running):
+    while not preemption_pays(call, now, resume, running=running):
         now += step_s
         assert now <= bound_s
         machine.charge("c", step_s, now)

@@ -1,4 +1,4 @@
-"""What a balancer sees of engines and calls, and what it must do."""
+"""The interface of a balancer, and the engines and calls that it sees."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from autellix_backend.core.errors import NoEngineError
 
-__all__ = ["Balancer", "Departures", "EngineLoad", "FinishedCall", "accepting", "least_used"]
+__all__ = ["Balancer", "EngineLoad", "FinishedCall", "LostEngines", "accepting", "least_used"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,15 +28,15 @@ class EngineLoad:
     slots: int
     """Calls that its batch holds at most."""
     prefill_s_per_token: float
-    """What it takes to read a token of a prompt that is not in the prefix cache."""
+    """Time to prefill a prompt token that is not in the prefix cache."""
     decode_s_per_token: float
     """Time between two tokens of one answer in a full batch."""
     kv_tokens: float = math.inf
-    """Tokens that its KV blocks hold, those in the prefix cache included; infinity if that is not known."""
+    """Tokens that its KV blocks hold, the prefix cache included; infinity if unknown."""
     held_tokens: int | None = None
-    """Tokens of the caller's program that its cache holds now; None if it does not say."""
+    """Tokens of the call's program in its cache; None if unknown."""
     is_accepting: bool = True
-    """Whether it may be sent calls: it is up, and does not drain."""
+    """Whether it takes calls: it is up and not draining."""
 
     def __post_init__(self) -> None:
         for name in ("running", "waiting"):
@@ -56,18 +56,18 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedCall:
-    """What became of a call."""
+    """The result of a call."""
 
     program_id: str
     engine: str
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int | None = None
-    """Of the prompt, those that the engine had in its prefix cache; None if it does not say."""
+    """Prompt tokens that the engine had in its prefix cache; None if unknown."""
 
 
 class Balancer(ABC):
-    """Chooses engines; keeps what it has to remember of programs until they are forgotten.
+    """Chooses engines, and keeps its state of each program until the program is forgotten.
 
     Loads come in the operator's order of engines, always the same one: the first engine wins a tie.
     """
@@ -76,7 +76,7 @@ class Balancer(ABC):
 
     @abstractmethod
     def assign(self, program_id: str, prompt_tokens: int, loads: Sequence[EngineLoad]) -> str:
-        """Choose the engine of a call that has come, among those that accept calls.
+        """Choose the engine of an arriving call, among those that accept calls.
 
         Raises:
             NoEngineError: none does.
@@ -90,7 +90,7 @@ class Balancer(ABC):
 
 
 def accepting(loads: Sequence[EngineLoad]) -> list[EngineLoad]:
-    """Return the engines that may be sent calls.
+    """Return the engines that accept calls.
 
     Raises:
         NoEngineError: there is none.
@@ -106,14 +106,14 @@ def least_used(loads: Sequence[EngineLoad]) -> EngineLoad:
     return min(loads, key=lambda load: load.calls)  # Alg. 2, line 18
 
 
-class Departures:
-    """Notices the engines that stop accepting calls: what was remembered of their caches is void."""
+class LostEngines:
+    """Finds the engines that stopped accepting calls, whose caches no longer count."""
 
     def __init__(self) -> None:
         self._engines: set[str] = set()
 
-    def since_last(self, engines: Sequence[EngineLoad]) -> set[str]:
-        """Return the engines of the last time that are not among those that accept calls now."""
+    def update(self, engines: Sequence[EngineLoad]) -> set[str]:
+        """Return the engines of the last update that are not among those that accept calls now."""
         names = {engine.name for engine in engines}
         gone, self._engines = self._engines - names, names
         return gone

@@ -1,22 +1,22 @@
-"""Locality with a bound: a pin yields where going elsewhere, with all that this costs, is cheaper.
+"""Locality with a bound: a pin yields where another engine is cheaper, with all that a move costs.
 
-Each program is pinned to the engine of its last call, where its context is in the cache. A call goes to the
+Each program is pinned to the engine of its last call, whose cache holds its context. A call goes to the
 engine where it costs least (`cost.py`). Two rules keep programs from hopping:
 
-1. A pin yields only if elsewhere costs less than (1 - MARGIN) of what staying does. Elsewhere, the context
-   has to be read anew, and the batch there waits for it.
-2. A program that has moved is taken to have lost what it left behind. So moving back costs as much again, and
-   the queues must have changed by more than both prices before it does.
+1. A pin yields only if another engine costs less than (1 - MARGIN) of staying. There the context has to be
+   prefilled anew, and the batch waits for it.
+2. A program that has moved is assumed to have lost its context on the engine it left. So moving back costs
+   as much again, and the queues must have changed by more than both prices before it does.
 
-A program that has no pin loses nothing by going anywhere, and binds all of its calls to come: then waiting
-counts more (NEW_WAIT_WEIGHT), which keeps slots of slow engines from idling while fast ones have queues.
+A program without a pin loses nothing by going anywhere, and binds all its later calls: for it, waiting counts
+more (NEW_WAIT_WEIGHT), which keeps slots of slow engines from idling while fast ones have queues.
 
-Where an engine tells what its cache holds of the program (KV events), that takes the place of what rules 1
-and 2 suppose.
+Where an engine reports what its cache holds of the program (KV events), the report replaces the assumptions
+of rules 1 and 2.
 
-An engine's cache counts as full at FULL_SHARE of its blocks, for contexts grow. In a full one each context
-that is added pushes out several times its length, up to EVICTED_TIMES: the least recently used goes first,
-and that is whose turn comes next.
+An engine's cache counts as full at FULL_SHARE of its blocks, for contexts grow. In a full cache each added
+context evicts several times its length, up to EVICTED_TIMES: the least recently used blocks go first, and
+those are the ones that are needed next.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from autellix_backend.core.balance.base import Balancer, Departures, EngineLoad, FinishedCall, accepting
-from autellix_backend.core.balance.cost import Placement, UsualCall, cost_s
+from autellix_backend.core.balance.base import Balancer, EngineLoad, FinishedCall, LostEngines, accepting
+from autellix_backend.core.balance.cost import MeanCall, cost_s
 
 __all__ = ["LocalityBounded"]
 
@@ -35,7 +35,7 @@ MARGIN = 0.3
 NEW_WAIT_WEIGHT = 4.0
 FULL_SHARE = 0.8
 EVICTED_TIMES = 3.0
-FIRST_GUESS = UsualCall(new_tokens=300.0, output_tokens=200.0, calls_after=4.0)
+FIRST_GUESS = MeanCall(new_tokens=300.0, output_tokens=200.0, calls_after=4.0)
 LEARNING_RATE = 0.02
 """Weight of the latest call, or program, in the means: about the last fifty count."""
 
@@ -58,8 +58,8 @@ class LocalityBounded(Balancer):
         self._pins: dict[str, _Pin] = {}
         self._pinned_tokens: Counter[str] = Counter()
         """Contexts of all programs pinned to an engine."""
-        self._usual = FIRST_GUESS
-        self._departures = Departures()
+        self._mean = FIRST_GUESS
+        self._lost = LostEngines()
 
     @property
     def pins(self) -> Mapping[str, str]:
@@ -69,7 +69,7 @@ class LocalityBounded(Balancer):
     def assign(self, program_id: str, prompt_tokens: int, loads: Sequence[EngineLoad]) -> str:
         """Choose the engine where the call costs least, or the program's own if that is hardly more."""
         engines = accepting(loads)
-        if gone := self._departures.since_last(engines):
+        if gone := self._lost.update(engines):
             self._unpin(program for program, pin in list(self._pins.items()) if pin.engine in gone)
         pin = self._pins.get(program_id)
         costs = {load.name: self._cost_s(load, prompt_tokens, pin) for load in engines}
@@ -91,8 +91,8 @@ class LocalityBounded(Balancer):
         """Forget a program that is over, and learn how many calls it made; it may be unknown."""
         pin = self._pins.get(program_id)
         if pin is not None:
-            calls_after = _moved(self._usual.calls_after, pin.calls - 1)
-            self._usual = replace(self._usual, calls_after=calls_after)
+            calls_after = _moved(self._mean.calls_after, pin.calls - 1)
+            self._mean = replace(self._mean, calls_after=calls_after)
         self._unpin((program_id,))
 
     def check(self) -> None:
@@ -107,11 +107,13 @@ class LocalityBounded(Balancer):
         if pin is not None and pin.engine == load.name:
             pinned_tokens -= pin.context_tokens
             held_tokens = pin.context_tokens if held_tokens is None else held_tokens
-        read_tokens = max(0, prompt_tokens - (held_tokens or 0))
+        prefill_tokens = max(0, prompt_tokens - (held_tokens or 0))
         missing_tokens = pinned_tokens + prompt_tokens - FULL_SHARE * load.kv_tokens
         evicted_tokens = min(EVICTED_TIMES * prompt_tokens, max(0.0, missing_tokens))
         wait_weight = NEW_WAIT_WEIGHT if pin is None else 1.0
-        return cost_s(load, Placement(read_tokens, evicted_tokens), self._usual, wait_weight)
+        return cost_s(
+            load, self._mean, prefill_tokens, evicted_tokens=evicted_tokens, wait_weight=wait_weight
+        )
 
     def _pin(self, program_id: str, pin: _Pin) -> None:
         self._unpin((program_id,))
@@ -127,12 +129,12 @@ class LocalityBounded(Balancer):
                     del self._pinned_tokens[pin.engine]
 
     def _learn(self, call: FinishedCall) -> None:
-        usual = self._usual
-        new_tokens = usual.new_tokens
+        mean = self._mean
+        new_tokens = mean.new_tokens
         if call.cached_tokens is not None:
             new_tokens = _moved(new_tokens, call.prompt_tokens - call.cached_tokens)
-        output_tokens = _moved(usual.output_tokens, call.output_tokens)
-        self._usual = replace(usual, new_tokens=new_tokens, output_tokens=output_tokens)
+        output_tokens = _moved(mean.output_tokens, call.output_tokens)
+        self._mean = replace(mean, new_tokens=new_tokens, output_tokens=output_tokens)
 
 
 def _moved(mean: float, latest: float) -> float:

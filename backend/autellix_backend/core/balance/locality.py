@@ -1,11 +1,11 @@
-"""Algorithm 2: short calls go where there are fewest, long ones where their program's cache is."""
+"""Algorithm 2: short calls go to the least used engine, long ones to that of their program's cache."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from autellix_backend.core.balance.base import Balancer, Departures, EngineLoad, accepting, least_used
+from autellix_backend.core.balance.base import Balancer, EngineLoad, LostEngines, accepting, least_used
 
 __all__ = ["DEFAULT_THRESHOLD_TOKENS", "Locality"]
 
@@ -15,8 +15,8 @@ DEFAULT_THRESHOLD_TOKENS = 2048
 class Locality(Balancer):
     """Algorithm 2, with the engine that each program's long calls are pinned to.
 
-    The pins of an engine that stops accepting calls are gone: its programs are pinned afresh, and it does
-    not get them back when it returns, with what may be another cache.
+    The pins of an engine that stops accepting calls are dropped: its programs are pinned afresh, and stay
+    where they are when it returns, since its cache may be empty.
     """
 
     name: ClassVar[str] = "locality"
@@ -24,7 +24,7 @@ class Locality(Balancer):
     def __init__(self, threshold_tokens: int = DEFAULT_THRESHOLD_TOKENS) -> None:
         self._threshold_tokens = threshold_tokens
         self._pins: dict[str, str] = {}
-        self._departures = Departures()
+        self._lost = LostEngines()
 
     @property
     def pins(self) -> Mapping[str, str]:
@@ -34,7 +34,7 @@ class Locality(Balancer):
     def assign(self, program_id: str, prompt_tokens: int, loads: Sequence[EngineLoad]) -> str:
         """Choose the engine of a call (Alg. 2, lines 1-14)."""
         engines = accepting(loads)
-        if gone := self._departures.since_last(engines):
+        if gone := self._lost.update(engines):
             self._pins = {program: engine for program, engine in self._pins.items() if engine not in gone}
         if prompt_tokens < self._threshold_tokens:  # Alg. 2, line 2
             return least_used(engines).name  # Alg. 2, line 3

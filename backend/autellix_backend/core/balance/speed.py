@@ -1,8 +1,8 @@
-"""How fast an engine is, learnt from the calls that it has answered.
+"""The speed of an engine, learned from the calls that it has answered.
 
-The time of a call is taken to be
+The time of a call is modelled as
 
-    prefill_s_per_token x tokens read + decode_s_per_token x tokens written
+    prefill_s_per_token x prefilled tokens + decode_s_per_token x decoded tokens
 
 Both are found by least squares over recent calls, which weigh less the older they are. A first guess counts
 like a few calls, so that the first one decides nothing. Neither falls below a hundredth of its guess: calls
@@ -23,10 +23,10 @@ __all__ = ["STALE_CALLS", "Speed", "SpeedEstimate", "fastest"]
 PREFILL_GUESS_S = 0.0002
 DECODE_GUESS_S = 0.02
 DECAY = 0.98
-"""What a call weighs once another has come: about the last fifty count."""
+"""The weight that a call keeps after each further one: about the last fifty count."""
 GUESS_WEIGHT = 4.0
-GUESSED_READ_TOKENS = 500.0
-GUESSED_WRITTEN_TOKENS = 50.0
+GUESSED_PREFILL_TOKENS = 500.0
+GUESSED_DECODE_TOKENS = 50.0
 FLOOR = 0.01
 STALE_CALLS = 100
 
@@ -45,11 +45,11 @@ class Speed:
         self.prefill_s_per_token = PREFILL_GUESS_S
         self.decode_s_per_token = DECODE_GUESS_S
         self._calls_elsewhere = 0
-        self._read_read = GUESS_WEIGHT * GUESSED_READ_TOKENS**2
-        self._written_written = GUESS_WEIGHT * GUESSED_WRITTEN_TOKENS**2
-        self._read_written = 0.0
-        self._read_s = self._read_read * PREFILL_GUESS_S
-        self._written_s = self._written_written * DECODE_GUESS_S
+        self._prefill_square = GUESS_WEIGHT * GUESSED_PREFILL_TOKENS**2
+        self._decode_square = GUESS_WEIGHT * GUESSED_DECODE_TOKENS**2
+        self._product = 0.0
+        self._prefill_s = self._prefill_square * PREFILL_GUESS_S
+        self._decode_s = self._decode_square * DECODE_GUESS_S
 
     def on_call_placed(self, *, is_here: bool) -> None:
         """Note that a call was sent to this engine, or to another one."""
@@ -63,21 +63,21 @@ class Speed:
             (1 - staleness) * self.decode_s_per_token + staleness * fastest.decode_s_per_token,
         )
 
-    def learn(self, *, read_tokens: int, written_tokens: int, duration_s: float) -> None:
-        """Take in a call: the tokens that it read and wrote, and how long the engine had it."""
-        self._read_read = DECAY * self._read_read + read_tokens**2
-        self._written_written = DECAY * self._written_written + written_tokens**2
-        self._read_written = DECAY * self._read_written + read_tokens * written_tokens
-        self._read_s = DECAY * self._read_s + read_tokens * duration_s
-        self._written_s = DECAY * self._written_s + written_tokens * duration_s
+    def learn(self, *, prefill_tokens: int, decode_tokens: int, duration_s: float) -> None:
+        """Add a call: the tokens that it prefilled and decoded, and its time in the engine."""
+        self._prefill_square = DECAY * self._prefill_square + prefill_tokens**2
+        self._decode_square = DECAY * self._decode_square + decode_tokens**2
+        self._product = DECAY * self._product + prefill_tokens * decode_tokens
+        self._prefill_s = DECAY * self._prefill_s + prefill_tokens * duration_s
+        self._decode_s = DECAY * self._decode_s + decode_tokens * duration_s
         self._solve()
 
     def _solve(self) -> None:
-        determinant = self._read_read * self._written_written - self._read_written**2
+        determinant = self._prefill_square * self._decode_square - self._product**2
         if determinant <= 0:
             return
-        prefill = (self._read_s * self._written_written - self._written_s * self._read_written) / determinant
-        decode = (self._written_s * self._read_read - self._read_s * self._read_written) / determinant
+        prefill = (self._prefill_s * self._decode_square - self._decode_s * self._product) / determinant
+        decode = (self._decode_s * self._prefill_square - self._prefill_s * self._product) / determinant
         self.prefill_s_per_token = max(prefill, FLOOR * PREFILL_GUESS_S)
         self.decode_s_per_token = max(decode, FLOOR * DECODE_GUESS_S)
 

@@ -30,6 +30,7 @@ from autellix_backend.gateway.tenancy.limiter import Limiter, Permit
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.stores.base import CallEnd, CallStart, Inherited, ProgramStore
+from autellix_wire import engine_args
 
 MAX_READABLE_ID = 200
 """How much of the client's call id goes into the engine's, which has a bound."""
@@ -124,23 +125,23 @@ class OpenCall:
         )
 
     def engine_args(self) -> dict[str, str | float]:
-        """Return what the engine is told, in vllm_xargs."""
+        """Return the engine's arguments, for vllm_xargs."""
         args: dict[str, str | float] = {
-            "autellix_program": self.identity.program,
-            "autellix_call": self.engine_key,
-            "autellix_thread": self.identity.thread,
-            "autellix_service_s": self.inherited.service_s,
-            "autellix_wait_s": self.inherited.wait_s,
+            engine_args.PROGRAM: self.identity.program,
+            engine_args.CALL: self.engine_key,
+            engine_args.THREAD: self.identity.thread,
+            engine_args.SERVICE_S: self.inherited.service_s,
+            engine_args.WAIT_S: self.inherited.wait_s,
         }
         if self.inherited.program_service_s != self.inherited.service_s:
-            args["autellix_program_service_s"] = self.inherited.program_service_s
+            args[engine_args.PROGRAM_SERVICE_S] = self.inherited.program_service_s
         if self.inherited.expected_s is not None:
-            args["autellix_expected_s"] = self.inherited.expected_s
+            args[engine_args.EXPECTED_S] = self.inherited.expected_s
         if self.tenant.name:
-            args["autellix_tenant"] = self.tenant.name
-            args["autellix_weight"] = self.tenant.weight
+            args[engine_args.TENANT] = self.tenant.name
+            args[engine_args.WEIGHT] = self.tenant.weight
         if self.identity.is_final or self.identity.is_anonymous:
-            args["autellix_last"] = 1
+            args[engine_args.LAST] = 1
         return args
 
     @property

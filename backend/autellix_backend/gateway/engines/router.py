@@ -104,7 +104,7 @@ class Router:
         handle = self._pool.find(call.engine)
         if handle is not None:
             handle.speed.learn(
-                read_tokens=max(0, prompt - (cached or 0)), written_tokens=written, duration_s=duration_s
+                prefill_tokens=max(0, prompt - (cached or 0)), decode_tokens=written, duration_s=duration_s
             )
         self._balancer.finished(
             FinishedCall(

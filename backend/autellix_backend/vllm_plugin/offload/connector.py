@@ -96,7 +96,7 @@ class ProgramOffloadingConnector(OffloadingConnector):
             # Its stores are flushed with this step; vLLM takes no load of it before.
             return None, False
         resume = self._resume(request.num_tokens - num_computed_tokens, tokens)
-        if resume is None or resume.kind is ResumeKind.SWAP:
+        if resume is None or resume.kind is ResumeKind.LOAD:
             return tokens, is_async
         self.manager.tally["recomputed_tokens",] += tokens
         return 0, False

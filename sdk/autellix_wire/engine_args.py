@@ -1,0 +1,20 @@
+"""Names of the arguments that the gateway adds to an engine's request, in `vllm_xargs`."""
+
+from __future__ import annotations
+
+PROGRAM = "autellix_program"
+CALL = "autellix_call"
+THREAD = "autellix_thread"
+SERVICE_S = "autellix_service_s"
+"""The service that the call starts with by the policy."""
+PROGRAM_SERVICE_S = "autellix_program_service_s"
+"""The service of its program, where that differs."""
+WAIT_S = "autellix_wait_s"
+"""The waiting of its program."""
+EXPECTED_S = "autellix_expected_s"
+"""The service still expected of its program."""
+TENANT = "autellix_tenant"
+WEIGHT = "autellix_weight"
+"""The tenant's share of the engine, in proportion to the weights of the others."""
+LAST = "autellix_last"
+"""1 if the program ends with this call."""
