@@ -37,7 +37,7 @@ def registered(registry: CollectorRegistry) -> dict[str, Row]:
 def registry(tmp_path: Path) -> CollectorRegistry:
     """Every metric that a gateway can have."""
     metrics = GatewayMetrics()
-    ProgramRecorder(tmp_path / "programs.jsonl", metrics.registry, origin_s=0.0, idle_s=1.0)
+    ProgramRecorder(tmp_path / "programs.jsonl", metrics.registry, origin_s=0.0)
     CallLog(tmp_path / "calls.jsonl", metrics.registry)
     return metrics.registry
 

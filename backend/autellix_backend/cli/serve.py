@@ -166,11 +166,11 @@ class _Server(uvicorn.Server):
         """Refuse calls, still listening to say so, until the running ones have ended or had their time."""
         state = self._app.state
         state.pool.shut_down()
-        if state.desk.open_count:
-            print(f"autellix: waiting for {state.desk.open_count} calls to end", file=sys.stderr, flush=True)
+        if len(state.registry):
+            print(f"autellix: waiting for {len(state.registry)} calls to end", file=sys.stderr, flush=True)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._grace_s):
-                await state.desk.idle()
+                await state.registry.idle()
         self._exit()
 
     def _exit(self) -> None:

@@ -14,10 +14,10 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from autellix_backend.engines.base import Engine
-from autellix_backend.gateway.calls.dialects import DIALECTS, Dialect
-from autellix_backend.gateway.calls.ends import EndObserver
+from autellix_backend.gateway.calls.dialects import DIALECTS
+from autellix_backend.gateway.calls.exchange import CallPath
+from autellix_backend.gateway.calls.overview import Overview
 from autellix_backend.gateway.errors import InvalidKeyError
-from autellix_backend.gateway.explain.overview import Overview
 from autellix_backend.gateway.http.admin import AdminApi
 from autellix_backend.gateway.http.authentication import Authentication
 from autellix_backend.gateway.http.calls import CallEndpoint
@@ -31,7 +31,7 @@ from autellix_backend.gateway.http.sessions import SessionsApi
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.gateway.wiring import Components, make_components
 from autellix_backend.settings import Settings
-from autellix_backend.stores.base import ProgramStore, Reaped
+from autellix_backend.stores.base import ProgramStore
 
 REAP_PERIOD_S = 1.0
 
@@ -75,14 +75,14 @@ def create_app(
     app.state.pool = parts.pool
     app.state.router = parts.router
     app.state.limiter = parts.limiter
-    app.state.desk = parts.desk
+    app.state.registry = parts.registry
     return app
 
 
 @contextlib.asynccontextmanager
 async def _lifespan(parts: Components, _app: FastAPI) -> AsyncIterator[None]:
     async with contextlib.AsyncExitStack() as stack:
-        # Last of all at the end, when every call is settled.
+        # Last at the end, when every call is settled.
         if parts.recorder is not None:
             stack.push_async_callback(parts.recorder.close)
         parts.outputs.open()
@@ -93,18 +93,16 @@ async def _lifespan(parts: Components, _app: FastAPI) -> AsyncIterator[None]:
         stack.push_async_callback(parts.pool.close)
         reaper = asyncio.create_task(_reap(parts))
         stack.push_async_callback(_cancel, reaper)
-        # First of all at the end: calls that the server cancelled still want their accounts.
-        stack.push_async_callback(parts.desk.drained)
+        # First at the end: calls that the server cancelled still get their reports.
+        stack.push_async_callback(parts.registry.drained)
         yield
 
 
 def _routes(parts: Components) -> list[Route]:
     settings, store, tenants = parts.settings, parts.store, parts.tenants
-    overview = Overview(parts.pool, parts.desk, parts.clock)
+    overview = Overview(parts.pool, parts.registry, parts.clock)
     admin = AdminApi(settings, parts.pool, store, parts.metrics, tenants, overview)
-    sessions = SessionsApi(
-        store, parts.clock, settings.gateway, parts.guard, parts.watches, tenants, parts.ends
-    )
+    sessions = SessionsApi(store, parts.clock, settings.gateway, parts.guard, parts.watches, tenants)
     return [
         *_engine_routes(parts),
         *admin.routes(),
@@ -118,28 +116,18 @@ def _routes(parts: Components) -> list[Route]:
 
 def _engine_routes(parts: Components) -> list[Route]:
     max_body_bytes = parts.settings.gateway.max_body_bytes
+    path = CallPath(parts.guard, parts.placement, parts.router, parts.registry)
     passthrough = PassthroughEndpoint(parts.pool, max_body_bytes=max_body_bytes)
     return [
         Route(
             dialect.path,
-            _call_endpoint(parts, dialect) if dialect.makes_call else passthrough,
+            CallEndpoint(dialect, path, parts.tenants, max_body_bytes=max_body_bytes)
+            if dialect.makes_call
+            else passthrough,
             methods=[dialect.method],
         )
         for dialect in DIALECTS
     ]
-
-
-def _call_endpoint(parts: Components, dialect: Dialect) -> CallEndpoint:
-    return CallEndpoint(
-        dialect,
-        parts.pool,
-        parts.router,
-        parts.desk,
-        parts.guard,
-        parts.placement,
-        parts.tenants,
-        max_body_bytes=parts.settings.gateway.max_body_bytes,
-    )
 
 
 async def _reap(parts: Components) -> None:
@@ -148,21 +136,12 @@ async def _reap(parts: Components) -> None:
         try:
             parts.placement.expire(parts.clock())
             reaped = await parts.store.reap(parts.clock())
-            _tell(parts.ends, reaped, parts.clock())
         except Exception:
             # A task's boundary: one failed round must not end the reaping.
             logger.exception("the reaper failed")
             continue
         parts.metrics.reaped.labels("program").inc(len(reaped.programs))
         parts.metrics.reaped.labels("session").inc(len(reaped.sessions))
-
-
-def _tell(ends: EndObserver, reaped: Reaped, now: float) -> None:
-    for program_id in reaped.programs:
-        ends.program_ended(program_id)
-    for session_id in reaped.sessions:
-        ends.session_ended(session_id)
-    ends.expire(now)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

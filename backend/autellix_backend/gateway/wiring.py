@@ -14,8 +14,6 @@ from autellix_backend.engines.base import Engine
 from autellix_backend.engines.breaker import Breaker
 from autellix_backend.engines.kv_events import KvEventListener, check_kv_events_installed
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
-from autellix_backend.gateway.calls.ends import EndObservers
-from autellix_backend.gateway.calls.observers import CallObservers
 from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.gateway.engines.bounds import AdmissionBounds
 from autellix_backend.gateway.engines.handle import EngineHandle
@@ -32,6 +30,7 @@ from autellix_backend.gateway.http.sessions import LOST_HEARTBEATS
 from autellix_backend.gateway.http.watches import Watches
 from autellix_backend.gateway.identity.identity import Placement
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
+from autellix_backend.gateway.lifecycle import FactsSink, Lifecycle
 from autellix_backend.gateway.recording.recorder import ProgramRecorder
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.limiter import Limiter
@@ -61,12 +60,11 @@ class Components:
     metrics: GatewayMetrics
     recorder: ProgramRecorder | None
     limiter: Limiter | None
-    ends: EndObservers
     guard: SessionTokens
     placement: Placement
     watches: Watches
     outputs: CallExporters
-    desk: CallRegistry
+    registry: CallRegistry
     feed: EventFeed
     pool: EnginePool
     router: Router
@@ -94,25 +92,28 @@ def make_components(
     recorder = _make_recorder(settings.gateway, metrics, clock)
     limiter = _make_limiter(settings, tenants, metrics, clock)
     outputs = CallExporters(settings.observe, metrics.registry)
-    observers = _make_observers(recorder, metrics, outputs)
-    desk = CallRegistry(
+    lifecycle = Lifecycle(FactsSink(metrics.take), *map(FactsSink, outputs.sinks))
+    store.subscribe(lifecycle.on_program_ended)
+    registry = CallRegistry(
         store,
         settings.scheduler,
         metrics,
+        lifecycle,
         clock=clock,
         report_wait_s=settings.gateway.report_wait_s,
-        observer=observers,
         limiter=limiter,
-        # An account has better numbers than the answer, but for a call of several choices.
+        # A report has better numbers than the answer, but for a call of several choices.
         wants_usage=recorder is not None or limiter is not None,
     )
-    feed = _make_feed(desk, observers, store, metrics)
-    make_handle = partial(_make_handle, settings, tenants, metrics, desk, feed, clock)
+    feed = EventFeed(registry.find, time.time, metrics.events_dropped.inc)
+    metrics.event_listeners.set_function(lambda: feed.listener_count)
+    make_handle = partial(_make_handle, settings, tenants, metrics, registry, feed, clock)
     pool = EnginePool(make_handle, metrics.forget_engine)
     balancer = make_balancer(settings.balancer.name, settings.balancer.threshold_tokens)
     router = Router(pool, balancer, lambda reason: metrics.refusals.labels("", reason).inc())
-    observers.add(router)
-    store.subscribe(router.program_left)
+    for subscriber in (limiter, recorder, feed, router):
+        if subscriber is not None:
+            lifecycle.subscribe(subscriber)
     for engine in engines:
         pool.join(engine)
     return Components(
@@ -123,46 +124,24 @@ def make_components(
         metrics=metrics,
         recorder=recorder,
         limiter=limiter,
-        ends=EndObservers(*(observer for observer in (recorder, limiter) if observer is not None)),
         guard=SessionTokens(
             settings.gateway.token_secret, is_strict=settings.gateway.strict_identity, clock=clock
         ),
         placement=Placement(settings.gateway, metrics, clock=clock),
         watches=Watches(),
         outputs=outputs,
-        desk=desk,
+        registry=registry,
         feed=feed,
         pool=pool,
         router=router,
     )
 
 
-def _make_observers(
-    recorder: ProgramRecorder | None, metrics: GatewayMetrics, outputs: CallExporters
-) -> CallObservers:
-    observers = CallObservers(wall_clock=time.time)
-    if recorder is not None:
-        observers.add(recorder)
-    for sink in (metrics.call_facts.take, *outputs.sinks):
-        observers.add_sink(sink)
-    return observers
-
-
-def _make_feed(
-    desk: CallRegistry, observers: CallObservers, store: ProgramStore, metrics: GatewayMetrics
-) -> EventFeed:
-    feed = EventFeed(desk.find, time.time, metrics.events_dropped.inc)
-    observers.add(feed)
-    store.subscribe(feed.program_left)
-    metrics.event_listeners.set_function(lambda: feed.listener_count)
-    return feed
-
-
 def _make_handle(
     settings: Settings,
     tenants: Tenants,
     metrics: GatewayMetrics,
-    desk: CallRegistry,
+    registry: CallRegistry,
     feed: EventFeed,
     clock: Callable[[], float],
     engine: Engine,
@@ -189,7 +168,7 @@ def _make_handle(
     metrics.set_engine(engine.name, is_up=True)
     supervisor.subscribe(partial(_on_engine_change, handle, metrics, feed))
     supervisor.watch_silence(partial(_silence_s, handle, clock))
-    handle.receiver = _make_receiver(handle, desk, feed, metrics)
+    handle.receiver = _make_receiver(handle, registry, feed, metrics)
     if engine.kv_events_endpoint is not None:
         handle.cache = CacheMap()
         handle.kv_events = KvEventListener(engine.kv_events_endpoint, handle.cache)
@@ -223,7 +202,7 @@ def _make_queue(
 
 
 def _make_receiver(
-    handle: EngineHandle, desk: CallRegistry, feed: EventFeed, metrics: GatewayMetrics
+    handle: EngineHandle, registry: CallRegistry, feed: EventFeed, metrics: GatewayMetrics
 ) -> ReportReceiver | None:
     path = handle.engine.report_socket
     if path is None:
@@ -233,7 +212,7 @@ def _make_receiver(
         feed.snapshot_taken(handle.name, handle.take(snapshot), snapshot)
 
     malformed = metrics.reports.labels("malformed").inc
-    return ReportReceiver(path, desk.deliver, malformed, take)
+    return ReportReceiver(path, registry.on_report, malformed, take)
 
 
 def _make_ordering(settings: Settings, engine: Engine) -> Ordering:
@@ -258,9 +237,7 @@ def _make_recorder(
 ) -> ProgramRecorder | None:
     if gateway.record_path is None:
         return None
-    return ProgramRecorder(
-        gateway.record_path, metrics.registry, origin_s=clock(), idle_s=gateway.program_idle_s
-    )
+    return ProgramRecorder(gateway.record_path, metrics.registry, origin_s=clock())
 
 
 def _make_limiter(
@@ -269,7 +246,6 @@ def _make_limiter(
     if tenants.is_open and settings.limits == TenantLimits():
         return None
     return Limiter(
-        idle_s=settings.gateway.program_idle_s,
         epoch_s=time.time() - clock(),
         on_refusal=lambda tenant, reason: metrics.refusals.labels(tenant, reason).inc(),
     )

@@ -227,6 +227,18 @@ class GatewayMetrics:
         self._store_up = make.gauge("store_up", "Whether the process table can be reached.")
         self._stored = make.gauge("stored", "Entries in the store.", "kind")
 
+    def take(self, facts: CallFacts) -> None:
+        """Count a settled call."""
+        self.calls.labels(facts.outcome, facts.identity_source, facts.engine).inc()
+        self.duration_s.labels(facts.engine).observe(facts.duration_s)
+        self.service_s.labels(facts.engine).inc(facts.service_s)
+        self.wait_s.labels(facts.engine).inc(facts.wait_s)
+        self.preemptions.labels(facts.engine).inc(facts.preemptions or 0)
+        if facts.tenant:
+            self.tenant_calls.labels(facts.tenant, facts.outcome).inc()
+            self.tenant_service_s.labels(facts.tenant).inc(facts.service_s)
+        self.call_facts.take(facts)
+
     def set_engine(self, engine: str, *, is_up: bool, is_restarting: bool = False) -> None:
         """Record the new state of an engine."""
         self.engine_up.labels(engine).set(is_up)

@@ -8,8 +8,7 @@ import pytest
 
 from autellix_backend.gateway.calls.body import parse_body
 from autellix_backend.gateway.calls.dialects import BY_PATH
-from autellix_backend.gateway.calls.exchange import splice_receipt
-from autellix_backend.gateway.calls.registry import Receipt
+from autellix_backend.gateway.calls.receipt import Receipt, splice_receipt
 
 COMPLETIONS = BY_PATH["/v1/completions"]
 

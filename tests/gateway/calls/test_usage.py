@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autellix_backend.gateway.calls.usage import TAIL_BYTES, StreamTail, Usage, read_usage
+from autellix_backend.gateway.calls.usage import TAIL_BYTES, StreamTail, read_usage
+from autellix_backend.gateway.lifecycle import Usage
 
 USAGE = b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}'
 

@@ -34,10 +34,10 @@ def taken(subscription: Any) -> tuple[list[str], int]:
 
 def test_a_listener_hears_what_happens_while_it_listens() -> None:
     feed, _ = make_feed()
-    feed.program_left("before")
+    feed.on_program_ended("before")
     with feed.subscribe(ADMIN) as subscription:
         assert feed.listener_count == 1
-        feed.program_left("p")
+        feed.on_program_ended("p")
         feed.engine_changed("replica-0", "down", "it ended")
         assert taken(subscription) == (["program_ended", "engine"], 0)
     assert feed.listener_count == 0
@@ -48,10 +48,10 @@ def test_a_slow_listener_misses_events_and_learns_how_many(monkeypatch: pytest.M
     feed, drops = make_feed()
     with feed.subscribe(ADMIN) as slow, feed.subscribe(ADMIN, ("p4",)) as other:
         for number in range(5):
-            feed.program_left(f"p{number}")
+            feed.on_program_ended(f"p{number}")
         assert taken(slow) == (["program_ended"] * 3, 2)
         assert taken(other) == (["program_ended"], 0)
-        feed.program_left("p")
+        feed.on_program_ended("p")
         assert taken(slow) == (["program_ended"], 0)
     assert len(drops) == 2
 
@@ -59,9 +59,9 @@ def test_a_slow_listener_misses_events_and_learns_how_many(monkeypatch: pytest.M
 def test_a_tenant_hears_of_its_own_programs_only() -> None:
     feed, _ = make_feed()
     with feed.subscribe(Tenant(name="a")) as subscription:
-        feed.program_left("b/p")
+        feed.on_program_ended("b/p")
         feed.engine_changed("replica-0", "down", None)
-        feed.program_left("a/p")
+        feed.on_program_ended("a/p")
         found, _ = asyncio.run(asyncio.wait_for(subscription.take(), PATIENCE_S))
     assert [event.program_id for event in found] == ["a/p"]
     data = events_api.encode_event(found[0], Tenant(name="a"))

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from tests.gateway.facts import settled
 
 from autellix_backend.gateway import app as gateway_app
-from autellix_backend.gateway.calls.registry import OpenCall, Outcome, Receipt
-from autellix_backend.gateway.calls.usage import Usage
 from autellix_backend.gateway.identity.identity import read_identity
+from autellix_backend.gateway.lifecycle import CallBegan, Outcome, Usage
 from autellix_backend.gateway.recording import recorder as record
 from autellix_backend.gateway.recording.recorder import ProgramRecorder, append_line
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace, read_traces
-from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.settings import GatewaySettings, Settings, SettingsError, settings_to_mapping
-from autellix_backend.stores.base import Inherited
 from autellix_lab.fakes.engine import FakeBehaviour, Fault
 
 CHAT = "/v1/chat/completions"
@@ -29,55 +26,46 @@ SESSIONS = "/autellix/v1/sessions"
 PROGRAMS = "/autellix/v1/programs"
 
 
-class Desk:
-    """Stands for the call desk: makes calls, and tells the recorder of them."""
+class FakeCalls:
+    """Stands for the call registry: makes calls, and publishes them to the recorder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.registry = CollectorRegistry()
-        self.recorder = ProgramRecorder(path, self.registry, origin_s=100.0, idle_s=60.0)
+        self.recorder = ProgramRecorder(path, self.registry, origin_s=100.0)
         self.count = 0
 
-    def begin(self, now: float, program: str = "p", **headers: str) -> OpenCall:
+    def begin(self, now: float, program: str = "p", **headers: str) -> CallBegan:
         self.count += 1
         named = {f"x-autellix-{key.replace('_', '-')}": value for key, value in headers.items()}
         identity = read_identity(
             {"x-autellix-program-id": program, **named}, {}, lambda: f"made-{self.count}"
         )
-        key = f"{identity.call}~{self.count}"
-        call = OpenCall(
-            Tenant(),
-            identity,
-            key,
-            key,
-            1,
-            Inherited(service_s=0.0, program_service_s=0.0, wait_s=0.0),
-            0.0,
-            1,
-            now,
+        call = CallBegan(
+            key=f"{identity.call}~{self.count}",
+            at_s=now,
+            call_id=identity.call,
+            program_id=identity.program,
+            program_name=identity.name,
+            thread_id=identity.thread,
+            parents=identity.parents,
+            level=1,
+            entry_service_s=0.0,
         )
-        self.recorder.began(call)
+        self.recorder.on_call_began(call)
         return call
 
     def settle(
         self,
-        call: OpenCall,
+        call: CallBegan,
         now: float,
         prompt: int | None = 10,
-        output: int | None = 5,
+        output: int = 5,
         cached: int | None = 0,
         outcome: Outcome = Outcome.OK,
     ) -> None:
-        call.receipt = Receipt(
-            call_id=call.identity.call,
-            program_id=call.identity.program,
-            wait_s=0.0,
-            service_s=0.0,
-            prompt_tokens=prompt,
-            output_tokens=output,
-            cached_tokens=cached,
-        )
-        self.recorder.settled(call, outcome, now)
+        usage = None if prompt is None else Usage(prompt, output, cached)
+        self.recorder.on_call_settled(settled(call, outcome, usage, at_s=now))
 
     def call(self, start_s: float, finish_s: float, *tokens: int, **headers: str) -> None:
         self.settle(self.begin(start_s, **headers), finish_s, *tokens)
@@ -93,14 +81,14 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path / "trace.jsonl")
+def fake(tmp_path: Path) -> FakeCalls:
+    return FakeCalls(tmp_path / "trace.jsonl")
 
 
-def test_a_chain_is_recorded_with_its_timings_and_tokens(desk: Desk) -> None:
-    desk.call(103.0, 104.0, 10, 5, 0, call_id="a", parent_ids="-", program_name="react")
-    desk.call(106.5, 107.0, 20, 6, 12, call_id="b", parent_ids="a")
-    (program,) = desk.close()
+def test_a_chain_is_recorded_with_its_timings_and_tokens(fake: FakeCalls) -> None:
+    fake.call(103.0, 104.0, 10, 5, 0, call_id="a", parent_ids="-", program_name="react")
+    fake.call(106.5, 107.0, 20, 6, 12, call_id="b", parent_ids="a")
+    (program,) = fake.close()
     assert (program.source, program.arrival_s) == ("react", 3.0)
     assert program.program_id.startswith("p~")
     assert program.calls == (
@@ -130,37 +118,37 @@ def test_a_chain_is_recorded_with_its_timings_and_tokens(desk: Desk) -> None:
     )
 
 
-def test_named_parents_beat_the_thread_and_the_last_one_sets_the_gap(desk: Desk) -> None:
-    desk.call(100, 101, call_id="root")
+def test_named_parents_beat_the_thread_and_the_last_one_sets_the_gap(fake: FakeCalls) -> None:
+    fake.call(100, 101, call_id="root")
     left, right = (
-        desk.begin(101, thread_id=name, call_id=name, parent_ids="root") for name in ("left", "right")
+        fake.begin(101, thread_id=name, call_id=name, parent_ids="root") for name in ("left", "right")
     )
-    desk.settle(right, 103)
-    desk.settle(left, 104)
-    desk.call(104.5, 105, call_id="join", parent_ids="left,right,elsewhere")
-    (program,) = desk.close()
+    fake.settle(right, 103)
+    fake.settle(left, 104)
+    fake.call(104.5, 105, call_id="join", parent_ids="left,right,elsewhere")
+    (program,) = fake.close()
     assert [call.parents for call in program.calls] == [(), (0,), (0,), (1, 2)]
     assert [call.gap_before_s for call in program.calls] == [0, 0, 0, 0.5]
     assert program.is_parallel
 
 
-def test_without_parents_a_call_follows_the_last_ended_one_of_its_thread(desk: Desk) -> None:
-    desk.call(100, 101)
-    first, second = desk.begin(101), desk.begin(101.5)
-    desk.settle(first, 103)
-    desk.settle(second, 104)
-    desk.call(105, 106, thread_id="1")
-    (program,) = desk.close()
+def test_without_parents_a_call_follows_the_last_ended_one_of_its_thread(fake: FakeCalls) -> None:
+    fake.call(100, 101)
+    first, second = fake.begin(101), fake.begin(101.5)
+    fake.settle(first, 103)
+    fake.settle(second, 104)
+    fake.call(105, 106, thread_id="1")
+    (program,) = fake.close()
     # The two in the middle overlap, so neither waited for the other.
     assert [call.parents for call in program.calls] == [(), (0,), (0,), ()]
     assert program.calls[3].gap_before_s == 5
 
 
-def test_cached_tokens_are_bounded_by_what_the_earlier_call_held(desk: Desk) -> None:
-    desk.call(100, 101, 10, 5, 8)
-    desk.call(101, 102, 40, 5, 32)
-    desk.call(102, 103, 40, 5, 0)
-    (program,) = desk.close()
+def test_cached_tokens_are_bounded_by_what_the_earlier_call_held(fake: FakeCalls) -> None:
+    fake.call(100, 101, 10, 5, 8)
+    fake.call(101, 102, 40, 5, 32)
+    fake.call(102, 103, 40, 5, 0)
+    (program,) = fake.close()
     assert [(call.shared_prefix_tokens, call.prefix_from) for call in program.calls] == [
         (0, None),
         (15, 0),
@@ -168,107 +156,75 @@ def test_cached_tokens_are_bounded_by_what_the_earlier_call_held(desk: Desk) -> 
     ]
 
 
-def test_a_call_without_work_is_left_out_and_its_children_go_to_its_parents(desk: Desk) -> None:
-    desk.call(100, 101, call_id="a")
-    desk.settle(desk.begin(101, call_id="b"), 102, None, None, None, Outcome.UNAVAILABLE)
-    desk.call(103, 104, call_id="c", parent_ids="b")
-    (program,) = desk.close()
+def test_a_call_without_work_is_left_out_and_its_children_go_to_its_parents(fake: FakeCalls) -> None:
+    fake.call(100, 101, call_id="a")
+    fake.settle(fake.begin(101, call_id="b"), 102, None, outcome=Outcome.UNAVAILABLE)
+    fake.call(103, 104, call_id="c", parent_ids="b")
+    (program,) = fake.close()
     assert [call.parents for call in program.calls] == [(), (0,)]
     assert program.calls[1].gap_before_s == 2
 
 
-def test_an_aborted_call_counts_for_what_the_engine_did(desk: Desk) -> None:
-    desk.settle(desk.begin(100), 101, 10, 2, 0, Outcome.ABORTED)
-    (program,) = desk.close()
+def test_an_aborted_call_counts_for_what_the_engine_did(fake: FakeCalls) -> None:
+    fake.settle(fake.begin(100), 101, 10, 2, 0, Outcome.ABORTED)
+    (program,) = fake.close()
     assert program.calls[0].decode_tokens == 2
 
 
-def test_usage_stands_in_for_a_missing_account(desk: Desk) -> None:
-    call = desk.begin(100)
-    call.usage = Usage(prompt_tokens=30, completion_tokens=4)
-    desk.settle(call, 101, None, None, None)
-    (program,) = desk.close()
-    assert (program.calls[0].prefill_tokens, program.calls[0].decode_tokens) == (30, 4)
-
-
-def test_programs_without_token_counts_are_left_out_and_counted(desk: Desk) -> None:
-    desk.settle(desk.begin(100), 101, None, None, None)
-    desk.call(102, 103)
-    desk.settle(desk.begin(100, "q"), 101, None, None, None, Outcome.REJECTED)
-    assert desk.close() == []
-    assert (desk.counted("no_tokens"), desk.counted("empty")) == (1, 1)
+def test_programs_without_token_counts_are_left_out_and_counted(fake: FakeCalls) -> None:
+    fake.settle(fake.begin(100), 101, None)
+    fake.call(102, 103)
+    fake.settle(fake.begin(100, "q"), 101, None, outcome=Outcome.REJECTED)
+    assert fake.close() == []
+    assert (fake.counted("no_tokens"), fake.counted("empty")) == (1, 1)
 
 
 def test_a_program_with_too_many_calls_is_left_out_and_frees_its_memory(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    fake: FakeCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(record, "MAX_CALLS", 3)
     for number in range(5):
-        desk.call(100 + number, 100.5 + number)
-    assert desk.recorder._programs["p"].calls == []
-    assert desk.close() == []
-    assert desk.counted("too_long") == 1
+        fake.call(100 + number, 100.5 + number)
+    assert fake.recorder._programs["p"].calls == []
+    assert fake.close() == []
+    assert fake.counted("too_long") == 1
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        lambda desk: desk.recorder.program_ended("p"),
-        lambda desk: desk.recorder.session_ended("s"),
-        lambda desk: desk.recorder.expire(162.0),
-        lambda desk: desk.call(101.5, 101.6, final="true"),
-    ],
-)
-def test_every_end_writes_the_program(desk: Desk, end: Callable[[Desk], None]) -> None:
-    desk.call(100, 101, session_id="s")
-    desk.recorder.expire(150.0)
-    desk.recorder.session_ended("another")
-    assert desk.recorder.held_programs == 1
-    end(desk)
-    assert desk.recorder.held_programs == 0
-    assert desk.recorder._programs_of == {}
-    assert len(desk.close()) == desk.counted("written") == 1
+def test_the_end_of_a_program_writes_it(fake: FakeCalls) -> None:
+    fake.call(100, 101)
+    fake.recorder.on_program_ended("another")
+    assert fake.recorder.held_programs == 1
+    fake.recorder.on_program_ended("p")
+    assert fake.recorder.held_programs == 0
+    assert len(fake.close()) == fake.counted("written") == 1
 
 
-def test_an_ended_program_waits_for_its_running_calls_and_may_go_on(desk: Desk) -> None:
-    running = desk.begin(100)
-    desk.recorder.program_ended("p")
-    desk.recorder.expire(1000)
-    assert desk.recorder.held_programs == 1
-    later = desk.begin(101)
-    desk.settle(running, 102)
-    desk.settle(later, 103)
-    assert desk.recorder.held_programs == 1
-    desk.recorder.program_ended("p")
-    desk.call(104, 105)
-    programs = desk.close()
+def test_a_program_that_goes_on_after_its_end_is_written_when_it_ends_again(fake: FakeCalls) -> None:
+    running = fake.begin(100)
+    fake.recorder.on_program_ended("p")
+    assert fake.recorder.held_programs == 1
+    fake.settle(running, 102)
+    fake.call(102, 103)
+    fake.recorder.on_program_ended("p")
+    fake.call(104, 105)
+    programs = fake.close()
     assert [len(program.calls) for program in programs] == [2, 1]
     assert len({program.program_id for program in programs}) == 2
 
 
-def test_a_session_that_ends_leaves_the_programs_of_others(desk: Desk) -> None:
-    desk.call(100, 101, session_id="s")
-    desk.call(101, 102, session_id="t")
-    desk.recorder.session_ended("s")
-    assert desk.recorder.held_programs == 1
-    desk.recorder.session_ended("t")
-    assert desk.recorder.held_programs == 0
-    desk.close()
-
-
-def test_calls_that_run_at_the_end_are_not_recorded(desk: Desk) -> None:
-    desk.call(100, 101)
-    running = desk.begin(101)
-    (program,) = desk.close()
+def test_calls_that_run_at_the_end_are_not_recorded(fake: FakeCalls) -> None:
+    fake.call(100, 101)
+    running = fake.begin(101)
+    (program,) = fake.close()
     assert len(program.calls) == 1
-    desk.settle(running, 102)
+    fake.settle(running, 102)
 
 
 def test_a_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"gateway\.record_path: cannot write .*No such file"):
-        Desk(tmp_path / "none" / "trace.jsonl")
+        FakeCalls(tmp_path / "none" / "trace.jsonl")
     with pytest.raises(SettingsError, match=r"gateway\.record_path: cannot write .*Is a directory"):
-        Desk(tmp_path)
+        FakeCalls(tmp_path)
 
 
 def test_the_path_is_shown_as_text_and_may_not_be_compressed() -> None:
@@ -279,16 +235,16 @@ def test_the_path_is_shown_as_text_and_may_not_be_compressed() -> None:
 
 
 def test_a_later_write_error_is_logged_once_and_counted(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fake: FakeCalls, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(path: Path, line: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(record, "append_line", fail)
     for name in ("p", "q"):
-        desk.call(100, 101, program=name)
-    assert desk.close() == []
-    assert desk.counted("failed") == 2
+        fake.call(100, 101, program=name)
+    assert fake.close() == []
+    assert fake.counted("failed") == 2
     assert len([line for line in caplog.messages if "No space left" in line]) == 1
 
 
@@ -317,12 +273,13 @@ def test_the_gateway_records_what_it_serves(serve: Any, tmp_path: Path) -> None:
             async with rig.client.delete(rig.url + SESSIONS + "/s") as response:
                 assert response.status == 204
             await rig.chat()
+            await rig.chat({"X-Autellix-Program-ID": "q", "X-Autellix-Final": "true"})
             await rig.chat({"X-Autellix-Program-ID": "left at the end"})
 
     asyncio.run(main())
     programs = read_traces(path)
-    assert [len(program.calls) for program in programs] == [2, 1, 1, 1]
-    assert [program.source for program in programs] == ["secret-free", *["unnamed"] * 3]
+    assert [len(program.calls) for program in programs] == [2, 1, 1, 1, 1]
+    assert [program.source for program in programs] == ["secret-free", *["unnamed"] * 4]
     assert all(call.decode_tokens == 4 for program in programs for call in program.calls)
     assert "hello" not in path.read_text()
     assert "token0" not in path.read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from typing import Any
 
@@ -37,23 +38,23 @@ CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"model": "autellix.fake-model", "messages": [{"role": "user", "content": "hello"}]}
 RATES = st.floats(0.5, 600.0)
 STEPS_S = st.floats(0.0, 30.0)
+KEYS = itertools.count()
 UNTIMED = settings(deadline=None)
 
 
-def make_limiter(refusals: list[tuple[str, str]] | None = None, *, idle_s: float = 60.0) -> Limiter:
+def make_limiter(refusals: list[tuple[str, str]] | None = None) -> Limiter:
     noted = [] if refusals is None else refusals
-    return Limiter(idle_s=idle_s, epoch_s=0.0, on_refusal=lambda *refused: noted.append(refused))
+    return Limiter(epoch_s=0.0, on_refusal=lambda *refused: noted.append(refused))
 
 
 def admit(limiter: Limiter, tenant: Tenant, program: str = "p", now: float = 0.0, size: int = 1) -> Permit:
-    permit = limiter.admit(tenant, program, None, size, now)
+    permit = limiter.admit(tenant, f"call-{next(KEYS)}", program, size, now)
     assert permit is not None
     return permit
 
 
 def charge(limiter: Limiter, permit: Permit, now: float = 0.0, **changes: Any) -> None:
-    took = {"tokens": 0, "service_s": 0.0, "is_refunded": False, "is_final": False, **changes}
-    limiter.charge(permit, now=now, **took)
+    limiter.charge(permit, now, **{"tokens": 0, "service_s": 0.0, **changes})
 
 
 @UNTIMED
@@ -189,7 +190,7 @@ def test_a_body_above_all_that_calls_may_hold_is_too_large() -> None:
 
 def test_no_limits_cost_no_memory() -> None:
     limiter = make_limiter()
-    assert limiter.admit(Tenant(name="t"), "p", "s", 5, 0.0) is None
+    assert limiter.admit(Tenant(name="t"), "c", "p", 5, 0.0) is None
     limiter.check()
     assert limiter.held == 0
 
@@ -199,22 +200,24 @@ def test_a_call_that_began_in_vain_keeps_no_program() -> None:
     limiter.cancel(admit(limiter, tenant, "new"), 0.0)
     assert limiter.held == 0
     running = admit(limiter, tenant, "ending")
-    limiter.program_ended("ending")
     limiter.cancel(admit(limiter, tenant, "ending"), 0.0)
     charge(limiter, running)
+    late = admit(limiter, tenant, "ending")
+    limiter.on_program_ended("ending")
+    assert limiter.held == 1
+    limiter.cancel(late, 0.0)
     assert limiter.held == 0
     charge(limiter, admit(limiter, tenant, "alive"), is_refunded=True)
     limiter.cancel(admit(limiter, tenant, "alive"), 0.0)
     assert limiter.held == 1
 
 
-def test_a_silent_program_frees_its_place() -> None:
-    limiter, tenant = make_limiter(idle_s=5.0), Tenant(limits=TenantLimits(max_programs=1))
+def test_a_program_frees_its_place_when_it_ends() -> None:
+    limiter, tenant = make_limiter(), Tenant(limits=TenantLimits(max_programs=1))
     charge(limiter, admit(limiter, tenant, "a"), 1.0)
-    limiter.expire(5.9)
     with pytest.raises(LimitError, match="max_programs"):
         admit(limiter, tenant, "b", 5.9)
-    limiter.expire(6.0)
+    limiter.on_program_ended("a")
     charge(limiter, admit(limiter, tenant, "b", 6.0), 6.0)
 
 
@@ -232,15 +235,15 @@ class LimiterBesideStore(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.limiter = make_limiter(idle_s=10.0)
+        self.limiter = make_limiter()
         self.tenant = Tenant(limits=TenantLimits(max_calls=1000))
         self.store = MemoryStore(make_policy("plas"), program_idle_s=10.0, session_ttl_s=1e9)
+        self.store.subscribe(self.limiter.on_program_ended)
         self.running: list[tuple[Any, Permit]] = []
 
     @rule(program=ids, session=sessions)
     def begin(self, program: str, session: str | None) -> None:
-        permit = self.limiter.admit(self.tenant, program, session, 3, self.now)
-        assert permit is not None
+        permit = admit(self.limiter, self.tenant, program, self.now, 3)
         start = CallStart(
             key=f"{self.now}-{len(self.running)}-{id(permit)}",
             call_id="c",
@@ -252,16 +255,18 @@ class LimiterBesideStore(RuleBasedStateMachine):
 
     @rule(program=ids)
     def begin_in_vain(self, program: str) -> None:
-        permit = self.limiter.admit(self.tenant, program, None, 3, self.now)
-        assert permit is not None
-        self.limiter.cancel(permit, self.now)
+        self.limiter.cancel(admit(self.limiter, self.tenant, program, self.now, 3), self.now)
 
     @rule(data=st.data(), is_final=st.booleans(), is_refunded=st.booleans())
     def settle(self, data: Any, is_final: bool, is_refunded: bool) -> None:
         if not self.running:
             return
-        start, permit = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
-        charge(self.limiter, permit, self.now, tokens=5, is_final=is_final, is_refunded=is_refunded)
+        number = data.draw(st.integers(0, len(self.running) - 1))
+        self.settle_one(number, is_final=is_final, is_refunded=is_refunded)
+
+    def settle_one(self, number: int, *, is_final: bool, is_refunded: bool) -> None:
+        start, permit = self.running.pop(number)
+        charge(self.limiter, permit, self.now, tokens=5, is_refunded=is_refunded)
         end = CallEnd(
             key=start.key,
             program_id=start.program_id,
@@ -277,21 +282,17 @@ class LimiterBesideStore(RuleBasedStateMachine):
 
     @rule(program=ids)
     def end_program(self, program: str) -> None:
-        if asyncio.run(self.store.end_program(program, self.now)):
-            self.limiter.program_ended(program)
+        asyncio.run(self.store.end_program(program, self.now))
 
     @rule(session=sessions)
     def end_session(self, session: str | None) -> None:
-        if session is not None and asyncio.run(self.store.close_session(session, self.now)):
-            self.limiter.session_ended(session)
+        if session is not None:
+            asyncio.run(self.store.close_session(session, self.now))
 
     @rule(step_s=st.floats(0.0, 12.0))
     def pass_time(self, step_s: float) -> None:
         self.now += step_s
-        reaped = asyncio.run(self.store.reap(self.now))
-        for program in reaped.programs:
-            self.limiter.program_ended(program)
-        self.limiter.expire(self.now)
+        asyncio.run(self.store.reap(self.now))
 
     @invariant()
     def holds_what_the_store_holds(self) -> None:
@@ -300,10 +301,9 @@ class LimiterBesideStore(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         while self.running:
-            _, permit = self.running.pop()
-            charge(self.limiter, permit, self.now, is_final=True)
+            self.settle_one(0, is_final=True, is_refunded=False)
         self.now += 100.0
-        self.limiter.expire(self.now)
+        asyncio.run(self.store.reap(self.now))
         self.limiter.check()
         assert self.limiter.held == 0
 

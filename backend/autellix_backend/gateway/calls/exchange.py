@@ -1,21 +1,30 @@
-"""One call's way to the engine and back: relayed, accounted for, and answered whatever happens."""
+"""The path of a call, from top to bottom: identify, choose engine, admit, send, relay, settle.
+
+A call is settled exactly once, whatever happens: its client disconnects, its engine dies, times out or cannot
+be reached, or the gateway shuts down. Until the first byte of its answer it may be sent again: once after a
+reset of the connection, and once more to another engine when its engine died.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 import aiohttp
-import msgspec
-from starlette.types import Send
+from starlette.types import Receive, Send
 
-from autellix_backend.gateway.calls.body import CallBody
+from autellix_backend.gateway.calls.body import CallBody, parse_body
+from autellix_backend.gateway.calls.body_limits import bounded
 from autellix_backend.gateway.calls.dialects import Dialect
+from autellix_backend.gateway.calls.disconnect import run_while_connected
+from autellix_backend.gateway.calls.open_call import CallRequest, OpenCall
 from autellix_backend.gateway.calls.outbound import engine_body, engine_headers
-from autellix_backend.gateway.calls.registry import CallRegistry, OpenCall, Outcome, Receipt
-from autellix_backend.gateway.calls.sse import StreamEndSplitter, error_event, holds_error, receipt_comment
+from autellix_backend.gateway.calls.receipt import receipt_comment, splice_receipt
+from autellix_backend.gateway.calls.registry import CallRegistry
+from autellix_backend.gateway.calls.request_facts import read_request
+from autellix_backend.gateway.calls.sse import StreamEndSplitter, error_event, holds_error
 from autellix_backend.gateway.calls.usage import StreamTail, read_usage
 from autellix_backend.gateway.engines.handle import EngineHandle
-from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.router import Assignment, Router
 from autellix_backend.gateway.engines.upstream import EngineResetError, response_headers
 from autellix_backend.gateway.errors import (
@@ -24,119 +33,165 @@ from autellix_backend.gateway.errors import (
     GatewayError,
     ShuttingDownError,
 )
+from autellix_backend.gateway.identity.identity import Identity, Placement, read_identity
+from autellix_backend.gateway.identity.session_tokens import SessionTokens
+from autellix_backend.gateway.lifecycle import Outcome
+from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_wire import CALL_ID, ENGINE, IDENTITY_SOURCE, PROGRAM_ID, QUEUE_LEVEL
 
 
+class CallPath:
+    """Serves calls of any dialect."""
+
+    def __init__(
+        self, tokens: SessionTokens, placement: Placement, router: Router, registry: CallRegistry
+    ) -> None:
+        self._tokens = tokens
+        self._placement = placement
+        self._router = router
+        self._registry = registry
+
+    async def serve(
+        self,
+        dialect: Dialect,
+        tenant: Tenant,
+        headers: Mapping[str, str],
+        data: bytes,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Answer one call.
+
+        Args:
+            dialect: The endpoint that it came to.
+            tenant: Whose call it is.
+            headers: Its headers by their lower-case names.
+            data: Its body.
+            receive: Receives the client's disconnect.
+            send: Sends the answer.
+
+        Raises:
+            GatewayError: if the call fails before its answer has begun.
+        """
+        body = bounded(parse_body(data, dialect), tenant.limits, dialect)
+        identity = await self._identify(tenant, headers, body)
+        facts = read_request(dialect.path, headers, body.fields)
+        assignment = self._router.assign(identity.program, facts.model, len(data))
+        try:
+            call = await self._registry.begin(
+                CallRequest(
+                    tenant=tenant,
+                    identity=identity,
+                    facts=facts,
+                    body_bytes=len(data),
+                    record_count=body.record_count,
+                    engine=assignment.handle.name,
+                )
+            )
+            exchange = Exchange(self._router, self._registry, dialect, assignment, call, send)
+            await exchange.run(headers, body, receive)
+        finally:
+            self._router.release(assignment)
+
+    async def _identify(self, tenant: Tenant, headers: Mapping[str, str], body: CallBody) -> Identity:
+        claimed = read_identity(headers, body.fields, self._registry.new_id).under(tenant)
+        admitted = await self._tokens.admit(claimed, headers, tenant)
+        return self._placement.place(admitted, body.fields, tenant)
+
+
 class Exchange:
-    """One call's way to the engine and back."""
+    """One call that has begun, on its way to an engine and back."""
 
     def __init__(
         self,
-        pool: EnginePool,
         router: Router,
-        assignment: Assignment,
-        desk: CallRegistry,
-        call: OpenCall,
+        registry: CallRegistry,
         dialect: Dialect,
+        assignment: Assignment,
+        call: OpenCall,
         send: Send,
     ) -> None:
-        self._pool = pool
         self._router = router
-        self._assignment = assignment
-        self._desk = desk
-        self._call = call
+        self._registry = registry
         self._dialect = dialect
+        self._assignment = assignment
+        self._call = call
         self._send = send
         self._outcome = Outcome.ABORTED
         self._was_repeated = False
-        """Whether an engine died under it and it was sent to the next."""
+        """Whether an engine died under the call and it was sent to another one."""
         self._has_begun = False
         """Whether the client has the head of its answer."""
         self._is_stream_open = False
 
-    async def run(self, headers: Mapping[str, str], body: CallBody) -> None:
-        """Relay the call."""
+    async def run(self, headers: Mapping[str, str], body: CallBody, receive: Receive) -> None:
+        """Answer the call until its client disconnects, and settle it."""
+        is_cut_off = False
+        try:
+            await run_while_connected(self._attempt_all(headers, body), receive)
+        except asyncio.CancelledError:
+            # The server has waited long enough for this call; its client still expects an answer.
+            is_cut_off = True
+        finally:
+            await self._settle_open()
+        if is_cut_off:
+            await self._answer_cut_off()
+
+    async def _attempt_all(self, headers: Mapping[str, str], body: CallBody) -> None:
+        """Send the call to one engine after the other until one answers."""
         try:
             while not await self._attempt(headers, body):
-                self._desk.recall(self._call)
                 self._router.reassign(self._assignment)
-                self._call.engine = self._assignment.handle.name
+                self._registry.move(self._call, self._handle.name)
         except GatewayError as error:
             self._outcome = _outcome_of(error)
-            error.receipt.update(self._receipt_headers(self._call.level))
+            error.receipt.update(self._receipt_headers(self._call.began.level))
             raise
 
-    async def close(self) -> None:
-        """Settle the call, if that has not happened."""
-        was_sent = self._call.sent_s is not None
-        did_run = was_sent and self._outcome in (Outcome.ABORTED, Outcome.TIMEOUT)
-        has_account = did_run and self._has_account
-        await self._desk.settle(self._call, self._outcome, has_account=has_account)
-
-    async def tell_end(self) -> None:
-        """Answer a call that the end of the server cut off, as far as it can still be answered.
-
-        Raises:
-            ShuttingDownError: if nothing was sent yet; for the error handler to answer.
-        """
-        error = ShuttingDownError()
-        if not self._has_begun:
-            error.receipt.update(self._receipt_headers(self._call.level))
-            raise error
-        if self._is_stream_open:
-            await self._send_part(error_event(error, self._dialect.errors), is_last=True)
-
     async def _attempt(self, headers: Mapping[str, str], body: CallBody) -> bool:
-        """Send the call when its turn comes; return False if it is to be sent again."""
-        async with self._pool.turn(self._handle, self._call.queued) as may_send:
-            return may_send and await self._send_to_engine(headers, body)
-
-    async def _send_to_engine(self, headers: Mapping[str, str], body: CallBody) -> bool:
-        upstream, path = self._handle.upstream, self._dialect.path
-        sent = engine_headers(
-            headers, upstream.kind, self._call.identity.program, session_header=upstream.session_header
-        )
-        try:
+        """Send the call when its turn comes, and relay the answer; return False if it is to be sent again."""
+        async with self._router.pool.turn(self._handle, self._call.queued) as may_send:
+            if not may_send:
+                return False
             try:
-                response = await upstream.send("POST", path, sent, self._encode(body))
-            except EngineResetError:
-                upstream.on_retry()
-                response = await upstream.send("POST", path, sent, self._encode(body), is_retry=True)
-            self._handle.queue.on_reached(self._call.queued)
-            await self._relay(response)
-        except EngineUnavailableError as error:
-            if error.is_unsent:
-                self._handle.queue.on_unreached(self._call.queued)
-            else:
-                await self._consider_repeat(error)
-            return False
+                response = await self._send_call(headers, body)
+                self._handle.queue.on_reached(self._call.queued)
+                await self._relay(response)
+            except EngineUnavailableError as error:
+                if error.is_unsent:
+                    self._handle.queue.on_unreached(self._call.queued)
+                else:
+                    await self._check_repeat(error)
+                return False
         return True
 
-    @property
-    def _handle(self) -> EngineHandle:
-        """The engine that the call is at."""
-        return self._assignment.handle
+    async def _send_call(self, headers: Mapping[str, str], body: CallBody) -> aiohttp.ClientResponse:
+        """Send the call, and once more after a reset of the connection; return the response at its head."""
+        upstream, path = self._handle.upstream, self._dialect.path
+        program_id = self._call.began.program_id
+        sent = engine_headers(headers, upstream.kind, program_id, session_header=upstream.session_header)
+        try:
+            return await upstream.send("POST", path, sent, self._encode(body))
+        except EngineResetError:
+            upstream.on_retry()
+            return await upstream.send("POST", path, sent, self._encode(body), is_retry=True)
 
-    @property
-    def _wants_usage(self) -> bool:
-        """Whether anybody needs the token counts of the answer; an account has them too."""
-        return self._desk.wants_usage or not self._handle.sends_reports
+    def _encode(self, body: CallBody) -> bytes:
+        # Each attempt has its own id in the engine, and so its own body.
+        self._registry.on_sent(self._call)
+        args = self._call.engine_args() if self._dialect.takes_identity else {}
+        return engine_body(body, self._handle.upstream.kind, args, tenant=self._call.request.tenant.name)
 
-    @property
-    def _has_account(self) -> bool:
-        """Whether its engine tells what the call cost."""
-        return self._dialect.takes_identity and self._handle.sends_reports
-
-    async def _consider_repeat(self, error: EngineUnavailableError) -> None:
-        """Raise the error again unless the call may go to the engine that comes after the one that died."""
+    async def _check_repeat(self, error: EngineUnavailableError) -> None:
+        """Raise the error again unless the call may be sent to another engine because its engine died."""
         if self._has_begun or not await self._has_died():
             raise error
         if self._was_repeated:
-            # The call may be what kills engines: nobody's library is to send it a third time by itself.
+            # The call may be what kills engines: no client library should send it a third time.
             error.can_retry = False
             raise error
         self._was_repeated = True
-        self._desk.count_repeat(self._call)
+        self._registry.on_repeat(self._call)
 
     async def _relay(self, response: aiohttp.ClientResponse) -> None:
         if response.status >= 400:
@@ -146,65 +201,106 @@ class Exchange:
         else:
             await self._relay_body(response)
 
-    def _encode(self, body: CallBody) -> bytes:
-        self._desk.send(self._call)
-        call = self._call
-        args = call.engine_args() if self._dialect.takes_identity else {}
-        return engine_body(body, self._handle.upstream.kind, args, tenant=call.tenant.name)
-
     async def _relay_error(self, response: aiohttp.ClientResponse) -> None:
         content = await self._handle.upstream.read(response)
         if response.status >= 500 and await self._has_died():
             raise self._death()
         self._outcome = Outcome.REJECTED
-        await self._desk.settle(self._call, self._outcome, has_account=False)
-        await self._start(response, content_length=len(content), level=self._call.level)
+        await self._registry.settle(self._call, self._outcome, has_reports=False)
+        await self._start(response, content_length=len(content), level=self._call.began.level)
         await self._send({"type": "http.response.body", "body": content})
 
     async def _relay_body(self, response: aiohttp.ClientResponse) -> None:
         content = await self._handle.upstream.read(response)
-        if self._wants_usage:
-            self._call.usage = read_usage(content)
-        receipt = await self._desk.settle(self._call, Outcome.OK, has_account=self._has_account)
+        usage = read_usage(content) if self._wants_usage else None
+        receipt = await self._registry.settle(
+            self._call, Outcome.OK, has_reports=self._has_reports, usage=usage
+        )
         if response.content_type == "application/json" and "content-encoding" not in response.headers:
             content = splice_receipt(content, receipt)
-        await self._start(response, content_length=len(content), level=receipt.level or self._call.level)
+        level = receipt.level or self._call.began.level
+        await self._start(response, content_length=len(content), level=level)
         await self._send({"type": "http.response.body", "body": content})
 
     async def _relay_stream(self, response: aiohttp.ClientResponse) -> None:
         splitter = StreamEndSplitter(self._dialect.stream_ends)
-        end = StreamTail() if self._wants_usage else None
         try:
-            tail = b""
-            async for chunk in self._handle.upstream.chunks(response):
-                if holds_error(chunk) and await self._has_died():
-                    raise self._death()
-                await self._begin_stream(response)
-                head, found = (b"", chunk) if tail else splitter.feed(chunk)
-                if end is not None:
-                    end.feed(head)
-                if head:
-                    await self._send_part(head)
-                tail += found
-            await self._begin_stream(response)
-            if end is not None:
-                self._call.usage = end.usage(tail)
-            receipt = await self._desk.settle(self._call, Outcome.OK, has_account=self._has_account)
-            await self._send_part(splitter.flush() + _comment(receipt) + tail, is_last=True)
+            await self._relay_events(response, splitter)
         except GatewayError as error:
             if not self._has_begun:
                 raise
             await self._break_off(error, splitter.flush())
         finally:
-            # Only a stream that ended by itself may give its connection back; any other must abort the call.
+            # Only a stream that ended by itself may return its connection; any other must abort the call.
             if not response.content.at_eof():
                 response.close()
 
+    async def _relay_events(self, response: aiohttp.ClientResponse, splitter: StreamEndSplitter) -> None:
+        kept = StreamTail() if self._wants_usage else None
+        last_event = b""
+        async for chunk in self._handle.upstream.chunks(response):
+            if holds_error(chunk) and await self._has_died():
+                raise self._death()
+            await self._begin_stream(response)
+            head, found = (b"", chunk) if last_event else splitter.feed(chunk)
+            if kept is not None:
+                kept.feed(head)
+            if head:
+                await self._send_part(head)
+            last_event += found
+        await self._begin_stream(response)
+        usage = None if kept is None else kept.usage(last_event)
+        receipt = await self._registry.settle(
+            self._call, Outcome.OK, has_reports=self._has_reports, usage=usage
+        )
+        await self._send_part(splitter.flush() + receipt_comment(receipt) + last_event, is_last=True)
+
     async def _begin_stream(self, response: aiohttp.ClientResponse) -> None:
-        """Send the head, with the first bytes behind it: until then the call may go to another engine."""
+        # The head waits for the first bytes: until then the call may be sent to another engine.
         if not self._has_begun:
-            await self._start(response, content_length=None, level=self._call.level)
+            await self._start(response, content_length=None, level=self._call.began.level)
             self._is_stream_open = True
+
+    async def _break_off(self, error: GatewayError, rest: bytes) -> None:
+        """End a stream with an error event, because its head is out already."""
+        self._outcome = _outcome_of(error)
+        receipt = await self._registry.settle(self._call, self._outcome, has_reports=False)
+        event = error_event(error, self._dialect.errors)
+        await self._send_part(rest + event + receipt_comment(receipt), is_last=True)
+
+    async def _settle_open(self) -> None:
+        """Settle the call unless that has happened."""
+        was_sent = self._call.sent_s is not None
+        did_run = was_sent and self._outcome in (Outcome.ABORTED, Outcome.TIMEOUT)
+        await self._registry.settle(self._call, self._outcome, has_reports=did_run and self._has_reports)
+
+    async def _answer_cut_off(self) -> None:
+        """Answer a call that the shutdown cut off, if it can still be answered.
+
+        Raises:
+            ShuttingDownError: if nothing was sent yet; the error handler answers.
+        """
+        error = ShuttingDownError()
+        if not self._has_begun:
+            error.receipt.update(self._receipt_headers(self._call.began.level))
+            raise error
+        if self._is_stream_open:
+            await self._send_part(error_event(error, self._dialect.errors), is_last=True)
+
+    @property
+    def _handle(self) -> EngineHandle:
+        """The engine that the call is at."""
+        return self._assignment.handle
+
+    @property
+    def _has_reports(self) -> bool:
+        """Whether the engine reports what the call cost."""
+        return self._dialect.takes_identity and self._handle.sends_reports
+
+    @property
+    def _wants_usage(self) -> bool:
+        """Whether the token counts of the answer are needed; reports have them too."""
+        return self._registry.wants_usage or not self._handle.sends_reports
 
     async def _has_died(self) -> bool:
         return await self._handle.queue.has_died(self._call.queued)
@@ -212,16 +308,8 @@ class Exchange:
     def _death(self) -> EngineUnavailableError:
         return EngineUnavailableError(f"engine {self._call.engine} died while it answered")
 
-    async def _break_off(self, error: GatewayError, rest: bytes) -> None:
-        """End a stream whose head is out already: the error can only come as an event."""
-        self._outcome = _outcome_of(error)
-        receipt = await self._desk.settle(self._call, self._outcome, has_account=False)
-        await self._send_part(
-            rest + error_event(error, self._dialect.errors) + _comment(receipt), is_last=True
-        )
-
     async def _send_part(self, data: bytes, *, is_last: bool = False) -> None:
-        self._desk.note_first_bytes(self._call)
+        self._registry.on_first_bytes(self._call)
         self._is_stream_open = not is_last
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
@@ -236,29 +324,14 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": response.status, "headers": headers})
 
     def _receipt_headers(self, level: int) -> dict[str, str]:
-        identity = self._call.identity
         return {
             PROGRAM_ID: self._call.shown_program,
-            CALL_ID: identity.call,
-            IDENTITY_SOURCE: identity.source,
+            CALL_ID: self._call.began.call_id,
+            IDENTITY_SOURCE: self._call.request.identity.source,
             ENGINE: self._call.engine,
             QUEUE_LEVEL: str(level),
-            **({} if self._call.permit is None else self._call.permit.headers),
+            **self._call.rate_headers,
         }
-
-
-def splice_receipt(content: bytes, receipt: Receipt) -> bytes:
-    """Add the receipt as the last field of a JSON object; what is none stays as it is."""
-    end = content.rstrip()
-    if not (end.startswith(b"{") and end.endswith(b"}")):
-        return content
-    head = end[:-1]
-    comma = b"" if head.rstrip().endswith(b"{") else b","
-    return head + comma + b'"autellix":' + msgspec.json.encode(receipt) + b"}"
-
-
-def _comment(receipt: Receipt) -> bytes:
-    return receipt_comment(msgspec.json.encode(receipt))
 
 
 def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:

@@ -51,11 +51,6 @@ class StreamEndSplitter:
         return min((at + 1 for at in found if at >= 0), default=-1)
 
 
-def receipt_comment(receipt: bytes) -> bytes:
-    """Wrap a receipt's JSON into an SSE comment."""
-    return b": autellix " + receipt + b"\n\n"
-
-
 def error_event(error: GatewayError, shape: ErrorShape) -> bytes:
     """Turn an error into an SSE event; the blank line before it closes an event that was cut off.
 

@@ -1,25 +1,15 @@
-"""The token counts that an engine states in its answers (`usage`), for calls that come without an account."""
+"""The token counts that engines state in their answers (`usage`), for calls without reports."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
+from autellix_backend.gateway.lifecycle import Usage
+
 TAIL_BYTES = 16 * 1024
-"""How much of a stream is kept before its last event: in some dialects its usage is in the one before."""
+"""How much of a stream is kept before its last event; in some dialects the event before it has the usage."""
 
 _DATA = b"data:"
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What one answer says it took, in tokens."""
-
-    prompt_tokens: int
-    completion_tokens: int = 0
-    cached_tokens: int | None = None
-    """The prompt tokens found in the prefix cache; None if the engine does not say."""
 
 
 class _Details(msgspec.Struct, frozen=True):
@@ -45,7 +35,7 @@ class _Counts(msgspec.Struct, frozen=True):
             return Usage(self.prompt_tokens, self.completion_tokens, cached_tokens)
         if self.input_tokens is None:
             return None
-        # A message's input_tokens leave out what was read from the cache or written into it.
+        # A message's input_tokens leave out the tokens read from the cache or written to it.
         beside = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
         return Usage(self.input_tokens + beside, self.output_tokens, cached_tokens)
 
@@ -57,14 +47,14 @@ class _Response(msgspec.Struct, frozen=True):
 class _Answer(msgspec.Struct, frozen=True):
     usage: _Counts | None = None
     response: _Response | None = None
-    """Where the last event of a streamed response has its usage."""
+    """The place of the usage in the last event of a streamed response."""
 
 
 _decoder = msgspec.json.Decoder(_Answer)
 
 
 def read_usage(content: bytes) -> Usage | None:
-    """Return the usage of a whole answer or of one event's data; None if there is none that can be read."""
+    """Return the usage of a whole answer or of one event's data, None without a readable one."""
     try:
         answer = _decoder.decode(content)
     except (msgspec.DecodeError, RecursionError):
@@ -74,17 +64,17 @@ def read_usage(content: bytes) -> Usage | None:
 
 
 class StreamTail:
-    """The last bytes of a stream that passes by."""
+    """The last bytes of a relayed stream."""
 
     def __init__(self) -> None:
         self._held = b""
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes."""
+        """Append the next bytes."""
         self._held = (self._held + data)[-TAIL_BYTES:]
 
     def usage(self, last_event: bytes = b"") -> Usage | None:
-        """Return the last usage in what was kept and in the stream's last event."""
+        """Return the last usage in the kept bytes and the stream's last event."""
         for line in reversed((self._held + last_event).splitlines()):
             if line.startswith(_DATA) and (usage := read_usage(line.removeprefix(_DATA))) is not None:
                 return usage

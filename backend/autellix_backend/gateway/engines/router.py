@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from autellix_backend.core.balance import Balancer, FinishedCall
 from autellix_backend.core.balance.speed import fastest
 from autellix_backend.core.errors import NoEngineError
-from autellix_backend.gateway.calls.registry import OpenCall, Outcome
 from autellix_backend.gateway.engines.bounds import Admission
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.prompt_lengths import PromptLengths
 from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
+from autellix_backend.gateway.lifecycle import CallBegan, CallSettled, LifecycleSubscriber, Outcome
 
 
 @dataclass(slots=True, eq=False)
@@ -31,11 +31,11 @@ class Assignment:
     """The estimated length of its prompt."""
 
 
-class Router:
+class Router(LifecycleSubscriber):
     """Assigns calls to the engines of a pool."""
 
     def __init__(self, pool: EnginePool, balancer: Balancer, on_refusal: Callable[[str], None]) -> None:
-        self._pool = pool
+        self.pool = pool
         self._on_refusal = on_refusal
         self._balancer = balancer
         self._prompts = PromptLengths()
@@ -53,14 +53,14 @@ class Router:
         prompt_tokens = self._prompts.estimate(model, body_bytes)
         try:
             handle = self._with_room(self._choose(program_id, prompt_tokens), body_bytes)
-            if self._pool.is_shutting_down:
+            if self.pool.is_shutting_down:
                 self._on_refusal("draining")
                 raise ShuttingDownError
             admission = handle.bounds.admit(body_bytes)
         except BaseException:
             self._forget_unless_begun(program_id)
             raise
-        self._pool.hold(handle)
+        self.pool.hold(handle)
         return Assignment(handle, admission, program_id, prompt_tokens)
 
     def reassign(self, assignment: Assignment) -> None:
@@ -73,51 +73,45 @@ class Router:
         # It was admitted once, and is not refused for a bound that others have reached meanwhile.
         assignment.admission = handle.bounds.take(assignment.admission.size_bytes)
         assignment.handle = handle
-        self._pool.hold(handle)
-        self._pool.release(left)
+        self.pool.hold(handle)
+        self.pool.release(left)
 
     def release(self, assignment: Assignment) -> None:
         """End a call's assignment."""
         assignment.admission.release()
-        self._pool.release(assignment.handle)
+        self.pool.release(assignment.handle)
         self._forget_unless_begun(assignment.program_id)
 
-    def began(self, call: OpenCall) -> None:
+    def on_call_began(self, call: CallBegan) -> None:
         """Note that a call's program is in the process table."""
-        self._programs.add(call.identity.program)
+        self._programs.add(call.program_id)
 
-    def settled(self, call: OpenCall, outcome: Outcome, now: float) -> None:
+    def on_call_settled(self, settled: CallSettled) -> None:
         """Learn from an answer how long prompts are, how fast its engine is, and what that has cached."""
-        receipt, usage = call.receipt, call.usage
+        facts, usage = settled.facts, settled.usage
         # The counts of several choices do not say how long one prompt is.
-        if outcome is not Outcome.OK or call.record_count != 1 or receipt is None:
+        if facts.outcome != Outcome.OK or settled.record_count != 1 or usage is None:
             return
-        if receipt.prompt_tokens is not None:
-            prompt, written, cached = receipt.prompt_tokens, receipt.output_tokens or 0, receipt.cached_tokens
-            duration_s = receipt.service_s
-        elif usage is not None and call.sent_s is not None:
-            prompt, written, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
-            duration_s = now - call.sent_s
-        else:
-            return
-        self._prompts.learn(call.request.model, call.body_bytes, prompt)
-        handle = self._pool.find(call.engine)
+        self._prompts.learn(facts.model, settled.body_bytes, usage.prompt_tokens)
+        handle = self.pool.find(facts.engine)
         if handle is not None:
             handle.speed.learn(
-                prefill_tokens=max(0, prompt - (cached or 0)), decode_tokens=written, duration_s=duration_s
+                prefill_tokens=max(0, usage.prompt_tokens - (usage.cached_tokens or 0)),
+                decode_tokens=usage.completion_tokens,
+                duration_s=settled.engine_time_s,
             )
         self._balancer.finished(
             FinishedCall(
-                program_id=call.identity.program,
-                engine=call.engine,
-                prompt_tokens=prompt,
-                output_tokens=written,
-                cached_tokens=cached,
+                program_id=settled.call.program_id,
+                engine=facts.engine,
+                prompt_tokens=usage.prompt_tokens,
+                output_tokens=usage.completion_tokens,
+                cached_tokens=usage.cached_tokens,
             )
         )
 
-    def program_left(self, program_id: str) -> None:
-        """Forget a program that has left the process table."""
+    def on_program_ended(self, program_id: str) -> None:
+        """Forget a program."""
         self._programs.discard(program_id)
         self._balancer.forget(program_id)
 
@@ -125,16 +119,16 @@ class Router:
         self, program_id: str, prompt_tokens: int, avoided: EngineHandle | None = None
     ) -> EngineHandle:
         """Choose an engine; an avoided one only if there is no other."""
-        if len(self._pool) == 1:
-            return next(iter(self._pool))
-        accepting = {handle for handle in self._pool if handle is not avoided and handle.is_accepting()}
+        if len(self.pool) == 1:
+            return next(iter(self.pool))
+        accepting = {handle for handle in self.pool if handle is not avoided and handle.is_accepting()}
         best = fastest(handle.speed for handle in accepting)
-        loads = [handle.load(program_id, best, is_accepting=handle in accepting) for handle in self._pool]
+        loads = [handle.load(program_id, best, is_accepting=handle in accepting) for handle in self.pool]
         try:
-            chosen = self._pool.get(self._balancer.assign(program_id, prompt_tokens, loads))
+            chosen = self.pool.get(self._balancer.assign(program_id, prompt_tokens, loads))
         except NoEngineError:
             return self._where_to_wait(avoided)
-        for handle in self._pool:
+        for handle in self.pool:
             handle.speed.on_call_placed(is_here=handle is chosen)
         return chosen
 
@@ -142,7 +136,7 @@ class Router:
         """Return the engine that a call waits for while none accepts calls; it moves on when one does."""
         if avoided is not None:
             return avoided
-        staying = [handle for handle in self._pool if not handle.is_draining]
+        staying = [handle for handle in self.pool if not handle.is_draining]
         if not staying:
             raise EngineUnavailableError("there is no engine that takes calls")
         return min(staying, key=lambda handle: handle.open_calls)
@@ -151,7 +145,7 @@ class Router:
         """Return the engine, or the least used one with room if too many calls wait for it."""
         if handle.bounds.has_room(body_bytes):
             return handle
-        others = [other for other in self._pool if other.is_accepting() and other.bounds.has_room(body_bytes)]
+        others = [other for other in self.pool if other.is_accepting() and other.bounds.has_room(body_bytes)]
         return min(others, key=lambda other: other.open_calls, default=handle)
 
     def _forget_unless_begun(self, program_id: str) -> None:

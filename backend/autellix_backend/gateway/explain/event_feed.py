@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autellix_backend.core.snapshot import EngineSnapshot
-from autellix_backend.gateway.calls.registry import OpenCall, Outcome
+from autellix_backend.gateway.lifecycle import CallBegan, CallSettled, LifecycleSubscriber
 from autellix_backend.gateway.tenancy.tenants import Tenant
 
 MAX_PENDING = 1000
@@ -73,12 +73,12 @@ class Subscription:
         return self._viewer.is_admin or self._viewer.owns(event.program_id)
 
 
-class EventFeed:
-    """Makes events of what it is told, and hands them to the listeners; an observer of calls."""
+class EventFeed(LifecycleSubscriber):
+    """Turns facts about calls, programs and engines into events for its subscribers."""
 
     def __init__(
         self,
-        find_call: Callable[[str], OpenCall | None],
+        find_call: Callable[[str], CallBegan | None],
         wall_clock: Callable[[], float],
         on_drop: Callable[[], None],
     ) -> None:
@@ -114,30 +114,31 @@ class EventFeed:
         finally:
             self._subscriptions.discard(subscription)
 
-    def began(self, call: OpenCall) -> None:
-        """Tell that a call began."""
+    def on_call_began(self, call: CallBegan) -> None:
+        """Publish that a call began."""
         if self._subscriptions:
             self._publish_call("begun", call, level=call.level, inherited_service_s=call.entry_service_s)
 
-    def settled(self, call: OpenCall, outcome: Outcome, now: float) -> None:  # noqa: ARG002 - the receipt has it
-        """Tell that a call was settled."""
-        receipt = call.receipt
-        if self._subscriptions and receipt is not None:
-            self._publish_call(
-                "settled",
-                call,
-                outcome=outcome.value,
-                wait_s=receipt.wait_s,
-                service_s=receipt.service_s,
-                level=receipt.level,
-                preemptions=receipt.preemptions,
-                promotions=receipt.promotions,
-                prompt_tokens=receipt.prompt_tokens,
-                output_tokens=receipt.output_tokens,
-            )
+    def on_call_settled(self, settled: CallSettled) -> None:
+        """Publish that a call was settled."""
+        if not self._subscriptions:
+            return
+        facts, is_reported = settled.facts, settled.facts.level is not None
+        self._publish_call(
+            "settled",
+            settled.call,
+            outcome=facts.outcome,
+            wait_s=facts.wait_s,
+            service_s=facts.service_s,
+            level=facts.level,
+            preemptions=facts.preemptions,
+            promotions=facts.promotions,
+            prompt_tokens=facts.prompt_tokens if is_reported else None,
+            output_tokens=facts.output_tokens if is_reported else None,
+        )
 
-    def program_left(self, program_id: str) -> None:
-        """Tell that a program ended and left the table."""
+    def on_program_ended(self, program_id: str) -> None:
+        """Publish that a program ended and left the process table."""
         self._publish("program_ended", program_id, {})
 
     def engine_changed(self, engine: str, state: str, reason: str | None) -> None:
@@ -159,10 +160,9 @@ class EventFeed:
             if standing.preemptions > past.preemptions:
                 self._publish_call("preempted", call, engine=engine, level=standing.level)
 
-    def _publish_call(self, kind: str, call: OpenCall, **facts: Any) -> None:
-        identity = call.identity
-        told = {"call_id": identity.call, "thread_id": identity.thread, "name": identity.name, **facts}
-        self._publish(kind, identity.program, told)
+    def _publish_call(self, kind: str, call: CallBegan, **facts: Any) -> None:
+        named = {"call_id": call.call_id, "thread_id": call.thread_id, "name": call.program_name, **facts}
+        self._publish(kind, call.program_id, named)
 
     def _publish(self, kind: str, program_id: str | None, facts: dict[str, Any]) -> None:
         if not self._subscriptions:

@@ -7,9 +7,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from autellix_backend.gateway.calls.overview import Overview
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
-from autellix_backend.gateway.explain.overview import Overview
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.observe.metrics import CONTENT_TYPE, GatewayMetrics
 from autellix_backend.settings import Settings, settings_to_mapping

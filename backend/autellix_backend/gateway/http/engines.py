@@ -9,10 +9,10 @@ from starlette.routing import Route
 
 from autellix_backend.engines.base import EngineError
 from autellix_backend.engines.factory import make_remote
+from autellix_backend.gateway.calls.overview import Overview
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.errors import ConflictError, InvalidRequestError
-from autellix_backend.gateway.explain.overview import Overview
 from autellix_backend.gateway.explain.situation import EngineView
 from autellix_backend.gateway.http.requests import ClientGoneError, read_body, read_headers
 from autellix_backend.gateway.tenancy.tenants import Tenants

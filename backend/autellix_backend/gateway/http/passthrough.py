@@ -1,47 +1,36 @@
-"""Endpoints that hand a request to the engine as it is: they make no call."""
+"""Endpoints that forward a request to an engine as it is; they make no call."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 
 import aiohttp
 from starlette.types import Receive, Scope, Send
 
+from autellix_backend.gateway.calls.disconnect import run_while_connected
 from autellix_backend.gateway.calls.sse import error_event
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.upstream import Upstream, request_headers, response_headers
 from autellix_backend.gateway.errors import GatewayError, InvalidRequestError, error_shape
 from autellix_backend.gateway.http.requests import ClientGoneError, read_body, read_headers
-from autellix_backend.gateway.http.watches import disconnected
 
 
 class PassthroughEndpoint:
-    """ASGI app of the paths that go to the engine and back unread, streams included."""
+    """ASGI app of the paths that are forwarded unread, streams included."""
 
     def __init__(self, pool: EnginePool, *, max_body_bytes: int) -> None:
         self._pool = pool
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, as long as its client waits for it."""
+        """Answer one request while its client is connected."""
         target = _target(scope)
         headers = read_headers(scope)
         try:
             body = await read_body(headers, receive, self._max_body_bytes)
         except ClientGoneError:
             return
-        work = asyncio.create_task(self._relay(scope, target, headers, body, send))
-        gone = asyncio.create_task(disconnected(receive))
-        try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            gone.cancel()
-            if not work.done():
-                work.cancel()
-                await asyncio.wait((work,))
-        if not work.cancelled():
-            work.result()
+        await run_while_connected(self._relay(scope, target, headers, body, send), receive)
 
     async def _relay(
         self, scope: Scope, target: str, headers: Mapping[str, str], body: bytes, send: Send

@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.gateway.calls.overview import Overview
 from autellix_backend.gateway.errors import InvalidRequestError, NotFoundError
-from autellix_backend.gateway.explain.overview import Overview
 from autellix_backend.gateway.explain.situation import ProgramState
 from autellix_backend.gateway.explain.views import critical_path_s, show_calls, show_program
 from autellix_backend.gateway.explain.why import explain_program

@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from autellix_backend.gateway.calls.ends import EndObserver
 from autellix_backend.gateway.errors import InvalidRequestError, NotFoundError
 from autellix_backend.gateway.http.requests import ClientGoneError, read_body, read_headers
 from autellix_backend.gateway.http.watches import Watches
@@ -37,9 +36,7 @@ class SessionsApi:
         guard: SessionTokens,
         watches: Watches,
         tenants: Tenants,
-        ends: EndObserver,
     ) -> None:
-        self._ends = ends
         self._store = store
         self._clock = clock
         self._heartbeat_s = gateway.heartbeat_s
@@ -101,7 +98,6 @@ class SessionsApi:
         scoped_id = self._tenants.of(request.scope).scoped(session_id)
         if not await self._store.close_session(scoped_id, self._clock()):
             raise NotFoundError(f"there is no session {session_id!r}", param="session_id")
-        self._ends.session_ended(scoped_id)
         return Response(status_code=204)
 
     async def end_program(self, request: Request) -> Response:
@@ -109,7 +105,6 @@ class SessionsApi:
         program_id = _path_id(request, "program_id")
         for scoped_id in self._tenants.of(request.scope).candidates(program_id):
             if await self._store.end_program(scoped_id, self._clock()):
-                self._ends.program_ended(scoped_id)
                 return Response(status_code=204)
         raise NotFoundError(f"there is no program {program_id!r}", param="program_id")
 

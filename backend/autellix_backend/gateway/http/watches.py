@@ -1,4 +1,4 @@
-"""Requests that clients leave open: the end of one says that its process is gone, however it ended."""
+"""Requests that clients keep open: the end of one shows that the client's process is gone."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import asyncio
 
 from starlette.types import Receive
 
+from autellix_backend.gateway.calls.disconnect import disconnected
+
 
 class Watches:
-    """The watches in force; the server's end releases them, or it would wait for them."""
+    """The open watches; the shutdown releases them, or it would wait for them."""
 
     def __init__(self) -> None:
         self._released = asyncio.Event()
 
     def release(self) -> None:
-        """Let every watch end, now and from now on."""
+        """End every watch, now and from now on."""
         self._released.set()
 
     async def until_gone(self, receive: Receive) -> bool:
-        """Wait; tell whether the client went away."""
+        """Wait until the client disconnects or watches are released; return whether it disconnected."""
         gone = asyncio.create_task(disconnected(receive))
         released = asyncio.create_task(self._released.wait())
         try:
@@ -27,9 +29,3 @@ class Watches:
         finally:
             gone.cancel()
             released.cancel()
-
-
-async def disconnected(receive: Receive) -> None:
-    """Return once the client of a request has gone away."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

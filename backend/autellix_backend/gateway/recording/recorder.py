@@ -1,8 +1,7 @@
 """The recording of live traffic as program traces: counts and timings, never text.
 
-A program is held in memory while it lives and written as one line when it ends, by a thread of its own, so
-that a slow disk delays no call. The recorder trusts nobody to tell it of every end: a program that stays
-silent for as long as the store keeps one is written too.
+A program is kept in memory while it lives, and written as one line when it ends. A thread of its own writes,
+so that a slow disk delays no call.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter
 
-from autellix_backend.gateway.calls.registry import OpenCall, Outcome
+from autellix_backend.gateway.lifecycle import CallBegan, CallSettled, LifecycleSubscriber, Outcome
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace, program_to_mapping
 from autellix_backend.settings import SettingsError
 
@@ -55,15 +54,11 @@ class _Program:
     program_id: str
     number: int
     start_s: float
-    last_event_s: float
     name: str | None = None
     calls: list[_Call] = field(default_factory=list)
     by_id: dict[str, _Call] = field(default_factory=dict)
     ended_in_thread: dict[str, _Call] = field(default_factory=dict)
-    # A dict serves as a set that keeps its order.
-    sessions: dict[str, None] = field(default_factory=dict)
     running: int = 0
-    is_ending: bool = False
     problem: str | None = None
     """Why it cannot be written."""
 
@@ -75,7 +70,7 @@ class _Program:
         self.ended_in_thread.clear()
 
 
-class ProgramRecorder:
+class ProgramRecorder(LifecycleSubscriber):
     """Follows calls and the ends of programs, and appends one line per ended program to a file.
 
     Results are counted in the metric `autellix_recorded_programs`: written, empty (no call reached the
@@ -83,21 +78,19 @@ class ProgramRecorder:
     disk is too slow) or failed (it cannot be written).
     """
 
-    def __init__(self, path: Path, registry: CollectorRegistry, *, origin_s: float, idle_s: float) -> None:
+    def __init__(self, path: Path, registry: CollectorRegistry, *, origin_s: float) -> None:
         """Check that the file can be written.
 
         Args:
             path: The file; lines are appended.
             registry: Where the metric goes.
             origin_s: The moment that arrivals are counted from, on the clock of the calls.
-            idle_s: How long a program without a running call may be silent before it counts as ended.
 
         Raises:
             SettingsError: if the file cannot be written.
         """
         self._path = path
         self._origin_s = origin_s
-        self._idle_s = idle_s
         self._results = Counter(
             "autellix_recorded_programs",
             "Ended programs that were written to the recording, or why they were not.",
@@ -106,7 +99,6 @@ class ProgramRecorder:
         )
         self._programs: dict[str, _Program] = {}
         self._running: dict[str, tuple[_Program, _Call]] = {}
-        self._programs_of: dict[str, dict[str, None]] = {}
         # Program ids may come back after a program's end and in the next recording; in a file they must not.
         self._prefix = secrets.token_hex(3)
         self._count = 0
@@ -120,76 +112,49 @@ class ProgramRecorder:
         """Return the number of programs that have not ended."""
         return len(self._programs)
 
-    def began(self, call: OpenCall) -> None:
-        """Take in a call that begins."""
-        identity = call.identity
-        program = self._program(identity.program, call.start_s)
-        program.name = program.name or identity.name
-        program.is_ending = False
+    def on_call_began(self, call: CallBegan) -> None:
+        """Add a call to its program."""
+        program = self._program(call.program_id, call.at_s)
+        program.name = program.name or call.program_name
         program.running += 1
-        program.last_event_s = call.start_s
-        if identity.session is not None:
-            program.sessions[identity.session] = None
-            self._programs_of.setdefault(identity.session, {})[identity.program] = None
-        previous = program.ended_in_thread.get(identity.thread)
+        previous = program.ended_in_thread.get(call.thread_id)
         entry = _Call(
-            call_id=identity.call,
-            thread=identity.thread,
-            start_s=call.start_s,
-            parents=_parents(program, identity.parents, previous),
+            call_id=call.call_id,
+            thread=call.thread_id,
+            start_s=call.at_s,
+            parents=_parents(program, call.parents, previous),
             previous=previous,
         )
         self._running[call.key] = (program, entry)
         if program.problem is None:
             program.calls.append(entry)
-            program.by_id[identity.call] = entry
+            program.by_id[call.call_id] = entry
             if len(program.calls) > MAX_CALLS:
                 program.leave_out("too_long")
 
-    def settled(self, call: OpenCall, outcome: Outcome, now: float) -> None:
-        """Take in the end of a call, which may be its program's."""
-        found = self._running.pop(call.key, None)
+    def on_call_settled(self, settled: CallSettled) -> None:
+        """Complete a call with its end and its tokens."""
+        found = self._running.pop(settled.call.key, None)
         if found is None:
             # It outlived the recording.
             return
         program, entry = found
-        entry.finish_s = program.last_event_s = now
+        entry.finish_s = settled.at_s
         program.running -= 1
-        _count_tokens(entry, call)
+        if settled.usage is not None:
+            entry.prompt_tokens = settled.usage.prompt_tokens
+            entry.output_tokens = settled.usage.completion_tokens
+            entry.cached_tokens = settled.usage.cached_tokens or 0
+        entry.is_kept = entry.prompt_tokens > 0
         if program.problem is None:
             program.ended_in_thread[entry.thread] = entry
-            if not entry.is_kept and outcome is Outcome.OK:
+            if not entry.is_kept and settled.facts.outcome == Outcome.OK:
                 program.leave_out("no_tokens")
-        if call.identity.is_final or call.identity.is_anonymous:
-            program.is_ending = True
-        if program.is_ending and not program.running:
-            self._finish(program)
 
-    def program_ended(self, program_id: str) -> None:
-        """End a program, at once or with its last running call; may be called for any id."""
+    def on_program_ended(self, program_id: str) -> None:
+        """Write a program, unless another one of its id has begun meanwhile."""
         program = self._programs.get(program_id)
-        if program is None:
-            return
-        program.is_ending = True
-        if not program.running:
-            self._finish(program)
-
-    def session_ended(self, session_id: str) -> None:
-        """End the programs that only this session kept; may be called for any id."""
-        for program_id in self._programs_of.pop(session_id, {}):
-            program = self._programs[program_id]
-            del program.sessions[session_id]
-            if not program.sessions:
-                self.program_ended(program_id)
-
-    def expire(self, now: float) -> None:
-        """End the programs that have been silent for too long."""
-        silent = [
-            program
-            for program in self._programs.values()
-            if not program.running and now - program.last_event_s >= self._idle_s
-        ]
-        for program in silent:
+        if program is not None and not program.running:
             self._finish(program)
 
     async def close(self) -> None:
@@ -202,18 +167,13 @@ class ProgramRecorder:
     def _program(self, program_id: str, now: float) -> _Program:
         program = self._programs.get(program_id)
         if program is None:
-            program = _Program(program_id, self._count, now, now)
+            program = _Program(program_id, self._count, now)
             self._programs[program_id] = program
             self._count += 1
         return program
 
     def _finish(self, program: _Program) -> None:
         del self._programs[program.program_id]
-        for session_id in program.sessions:
-            programs = self._programs_of[session_id]
-            del programs[program.program_id]
-            if not programs:
-                del self._programs_of[session_id]
         if program.problem is not None:
             self._results.labels(program.problem).inc()
         elif not any(call.is_kept for call in program.calls):
@@ -279,21 +239,6 @@ def _parents(
         return ()
     named = tuple(program.by_id[parent] for parent in parent_ids or () if parent in program.by_id)
     return named or (() if previous is None else (previous,))
-
-
-def _count_tokens(entry: _Call, call: OpenCall) -> None:
-    """Take the counts from the engine's account, or from the answer where that knows more."""
-    receipt, usage = call.receipt, call.usage
-    assert receipt is not None
-    # Each of several choices has an account with the whole prompt in it; the answer counts that once.
-    is_account_exact = receipt.prompt_tokens is not None and call.record_count == 1
-    if usage is not None and not is_account_exact:
-        entry.prompt_tokens, entry.output_tokens = usage.prompt_tokens, usage.completion_tokens
-        entry.cached_tokens = usage.cached_tokens or 0
-    elif receipt.prompt_tokens is not None:
-        entry.prompt_tokens, entry.output_tokens = receipt.prompt_tokens, receipt.output_tokens or 0
-        entry.cached_tokens = receipt.cached_tokens or 0
-    entry.is_kept = entry.prompt_tokens > 0
 
 
 def _trace(program: _Program, origin_s: float, unique_id: str) -> ProgramTrace:

@@ -7,9 +7,10 @@ for itself. A program's numbers go when it ends, however it ends, as the recorde
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from autellix_backend.gateway.errors import BodyTooLargeError, LimitError
+from autellix_backend.gateway.lifecycle import CallSettled, LifecycleSubscriber, Outcome
 from autellix_backend.gateway.tenancy.quotas import (
     DAY_S,
     Bucket,
@@ -41,53 +42,47 @@ class _Tenant:
 @dataclass(slots=True)
 class _Program:
     account: _Tenant
-    last_event_s: float
     running: int = 0
     calls: int = 0
     tokens: int = 0
     service_s: float = 0.0
-    is_ending: bool = False
-    # A dict serves as a set that keeps its order.
-    sessions: dict[str, None] = field(default_factory=dict)
+    is_in_table: bool = False
+    """Whether the store has it for certain, and will publish its end."""
 
 
 @dataclass(slots=True, eq=False)
 class Permit:
     """A call that may begin, and what it holds of its tenant's limits until it is settled."""
 
+    call_key: str
     program_id: str
     account: _Tenant
     limits: TenantLimits
     body_bytes: int
     headers: dict[str, str]
     """What its answer says about the rates."""
-    was_over: bool
-    """Whether without this call its program would not be there, or end with those that run."""
-    is_open: bool = True
 
 
-class Limiter:
-    """Lets calls begin, and charges them when they are settled; an observer of programs' ends."""
+class Limiter(LifecycleSubscriber):
+    """Admits calls by their tenants' limits, and charges them when they are settled."""
 
-    def __init__(self, *, idle_s: float, epoch_s: float, on_refusal: Callable[[str, str], None]) -> None:
+    def __init__(self, *, epoch_s: float, on_refusal: Callable[[str, str], None]) -> None:
         """Start with nothing used.
 
         Args:
-            idle_s: How long a program without a running call may be silent before it counts as ended.
             epoch_s: What to add to the calls' clock to get seconds since 1970, by which days begin.
             on_refusal: Is told the tenant and the code of each refusal.
         """
-        self._idle_s = idle_s
         self._epoch_s = epoch_s
         self._on_refusal = on_refusal
         self._tenants: dict[str, _Tenant] = {}
         self._programs: dict[str, _Program] = {}
-        self._programs_of: dict[str, dict[str, None]] = {}
+        self._permits: dict[str, Permit] = {}
 
     def admit(
-        self, tenant: Tenant, program_id: str, session_id: str | None, body_bytes: int, now: float
+        self, tenant: Tenant, call_key: str, program_id: str, body_bytes: int, now: float
     ) -> Permit | None:
-        """Let a call begin, and count it; return None if its tenant has no limits.
+        """Admit a call and count it; return None if its tenant has no limits.
 
         Raises:
             LimitError: if a limit forbids it; then nothing is counted.
@@ -121,38 +116,55 @@ class Limiter:
             account.requests = account.requests.less(1)
         account.calls += 1
         account.call_bytes += body_bytes
-        was_over = program is None or program.is_ending
-        self._enter(account, program_id, session_id, now)
+        self._enter(account, program_id)
         headers = rate_headers(limits, self._use(account, now))
-        return Permit(program_id, account, limits, body_bytes, headers, was_over)
+        permit = self._permits[call_key] = Permit(call_key, program_id, account, limits, body_bytes, headers)
+        return permit
 
     def cancel(self, permit: Permit, now: float) -> None:
-        """Take back a permit whose call could not begin."""
-        is_final = permit.was_over
-        self.charge(permit, tokens=0, service_s=0.0, now=now, is_refunded=True, is_final=is_final)
+        """Take back the permit of a call that could not begin."""
+        self._give_back(permit, now, tokens=0, service_s=0.0, is_refunded=True)
 
     def charge(
-        self,
-        permit: Permit,
-        *,
-        tokens: int,
-        service_s: float,
-        now: float,
-        is_refunded: bool,
-        is_final: bool,
+        self, permit: Permit, now: float, *, tokens: int, service_s: float, is_refunded: bool = False
     ) -> None:
-        """Take back the permit of a call that has ended, and charge what it took.
+        """Take back the permit of a call that has ended, and charge its cost to tenant and program.
 
         Args:
-            permit: What admit() gave; each is charged or cancelled once.
+            permit: The call's; each is charged or cancelled once.
+            now: The time.
             tokens: Prompt and output tokens.
             service_s: Service by engines.
-            now: The time.
-            is_refunded: Whether it counts as a request after all.
-            is_final: Whether its program ends with it.
+            is_refunded: Whether the call does not count among the tenant's requests.
         """
-        assert permit.is_open, "a permit is given back once"
-        permit.is_open = False
+        self._programs[permit.program_id].is_in_table = True
+        self._give_back(permit, now, tokens=tokens, service_s=service_s, is_refunded=is_refunded)
+
+    def on_call_settled(self, settled: CallSettled) -> None:
+        """Charge a call that was admitted by limits."""
+        permit, facts = self._permits.get(settled.call.key), settled.facts
+        if permit is not None:
+            self.charge(
+                permit,
+                settled.at_s,
+                tokens=(facts.prompt_tokens or 0) + (facts.output_tokens or 0),
+                service_s=facts.service_s,
+                # A call that no engine took does not count among the tenant's requests.
+                is_refunded=facts.outcome == Outcome.UNAVAILABLE,
+            )
+
+    def on_program_ended(self, program_id: str) -> None:
+        """Forget a program; may be called for any id."""
+        program = self._programs.get(program_id)
+        if program is not None:
+            program.is_in_table = False
+            self._drop_if_gone(program_id, program)
+
+    def _give_back(
+        self, permit: Permit, now: float, *, tokens: int, service_s: float, is_refunded: bool
+    ) -> None:
+        known = self._permits.pop(permit.call_key, None)
+        assert known is permit, "a permit is given back once"
         account, program = permit.account, self._programs[permit.program_id]
         account.calls -= 1
         account.call_bytes -= permit.body_bytes
@@ -169,30 +181,7 @@ class Limiter:
         program.calls -= is_refunded
         program.tokens += tokens
         program.service_s += service_s
-        program.last_event_s = now
-        program.is_ending |= is_final
         self._drop_if_gone(permit.program_id, program)
-
-    def program_ended(self, program_id: str) -> None:
-        """Forget a program, at once or with its last running call; may be called for any id."""
-        program = self._programs.get(program_id)
-        if program is not None:
-            program.is_ending = True
-            self._drop_if_gone(program_id, program)
-
-    def session_ended(self, session_id: str) -> None:
-        """Forget the programs that only this session kept; may be called for any id."""
-        for program_id in self._programs_of.pop(session_id, {}):
-            program = self._programs[program_id]
-            del program.sessions[session_id]
-            if not program.sessions:
-                self.program_ended(program_id)
-
-    def expire(self, now: float) -> None:
-        """Forget the programs that have been silent for too long."""
-        for program_id, program in list(self._programs.items()):
-            if not program.running and now - program.last_event_s >= self._idle_s:
-                self.program_ended(program_id)
 
     @property
     def held(self) -> int:
@@ -212,33 +201,19 @@ class Limiter:
             assert account.calls == sum(program.running for program in programs)
             assert account.call_bytes >= 0
             assert account.calls or not account.call_bytes
-        for session_id, program_ids in self._programs_of.items():
-            assert program_ids
-            assert all(session_id in self._programs[program_id].sessions for program_id in program_ids)
 
-    def _enter(self, account: _Tenant, program_id: str, session_id: str | None, now: float) -> None:
+    def _enter(self, account: _Tenant, program_id: str) -> None:
         program = self._programs.get(program_id)
         if program is None:
-            program = self._programs[program_id] = _Program(account, now)
+            program = self._programs[program_id] = _Program(account)
             account.programs += 1
         program.running += 1
         program.calls += 1
-        program.last_event_s = now
-        program.is_ending = False
-        if session_id is not None:
-            program.sessions[session_id] = None
-            self._programs_of.setdefault(session_id, {})[program_id] = None
 
     def _drop_if_gone(self, program_id: str, program: _Program) -> None:
-        if program.running or not program.is_ending:
-            return
-        del self._programs[program_id]
-        program.account.programs -= 1
-        for session_id in program.sessions:
-            programs = self._programs_of[session_id]
-            del programs[program_id]
-            if not programs:
-                del self._programs_of[session_id]
+        if not program.running and not program.is_in_table:
+            del self._programs[program_id]
+            program.account.programs -= 1
 
     def _advance(self, account: _Tenant, limits: TenantLimits, now: float) -> None:
         """Bring buckets and the day up to the moment; the limits may have changed since."""

@@ -1,4 +1,4 @@
-"""What is told of calls once they are settled: to the log, to traces and to metrics."""
+"""The facts of settled calls reach the log, traces and metrics."""
 
 from __future__ import annotations
 
@@ -7,34 +7,32 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import pytest
 from tests.observe.facts import TRACEPARENT
 
-from autellix_backend.gateway.http.requests import read_request
+from autellix_backend.gateway.lifecycle import Lifecycle, LifecycleSubscriber
 from autellix_backend.settings import ObserveSettings
 from autellix_lab.fakes.engine import FakeBehaviour, Fault
 
 
-def raw(fields: dict[str, Any]) -> dict[str, msgspec.Raw]:
-    return {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()}
+class Noting(LifecycleSubscriber):
+    """Notes what is published to it."""
+
+    def __init__(self, name: str, noted: list[tuple[str, str]]) -> None:
+        self._name = name
+        self._noted = noted
+
+    def on_program_ended(self, program_id: str) -> None:
+        self._noted.append((self._name, program_id))
 
 
-@pytest.mark.parametrize(
-    ("path", "fields", "expected"),
-    [
-        ("/v1/chat/completions", {"model": "m", "stream": True}, ("chat", "m", True)),
-        ("/v1/completions", {"model": "m", "stream": False}, ("text_completion", "m", False)),
-        ("/v1/embeddings", {}, ("embeddings", None, False)),
-        ("/v1/responses", {"model": 7, "stream": "yes"}, ("chat", None, False)),
-        ("/v1/messages", {"model": "x" * 1000, "stream": None}, ("chat", "x" * 256, False)),
-    ],
-)
-def test_a_request_is_read_for_logs(path: str, fields: dict[str, Any], expected: tuple[object, ...]) -> None:
-    request = read_request(path, {"traceparent": TRACEPARENT}, raw(fields))
+def test_each_fact_goes_to_the_subscribers_in_their_order() -> None:
+    noted: list[tuple[str, str]] = []
+    lifecycle = Lifecycle(Noting("first", noted))
+    lifecycle.subscribe(LifecycleSubscriber())
+    lifecycle.subscribe(Noting("second", noted))
+    lifecycle.on_program_ended("p")
 
-    assert (request.operation, request.model, request.is_streaming) == expected
-    assert request.traceparent == TRACEPARENT
+    assert noted == [("first", "p"), ("second", "p")]
 
 
 def logged(
