@@ -21,7 +21,6 @@ PORTS = {"http": 80, "https": 443}
 
 
 def is_set(variable: str) -> bool:
-    """Return whether a variable switches something on."""
     return os.environ.get(variable, "").strip().lower() in ("1", "true", "yes", "on")
 
 
@@ -56,11 +55,7 @@ def parse_base_url(url: str) -> tuple[Origin, str]:
 
 
 def parse_base_urls(base_urls: str | Iterable[str]) -> dict[Origin, str]:
-    """Parse addresses, comma separated or one by one, into root paths by origin.
-
-    Raises:
-        ValueError: if one of them is malformed.
-    """
+    """Parse addresses, comma separated or one by one, into root paths by origin."""
     urls = base_urls.split(",") if isinstance(base_urls, str) else base_urls
     return dict(parse_base_url(url) for url in urls if url.strip())
 

@@ -24,7 +24,6 @@ def safely(step: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T | No
 
 
 def log_debug(message: str, *args: object) -> None:
-    """Log one line at debug level."""
     import logging
 
     logging.getLogger("autellix").debug(message, *args)

@@ -1,10 +1,10 @@
-"""A recording backend for tests: it answers as Autellix and OpenAI do, and tells who made which call.
+"""A recording backend for tests: it answers like Autellix and OpenAI, and records who made which call.
 
     with autellix.testing.RecordingBackend() as backend:
         run_my_agent(base_url=backend.url)
     assert backend.dag() == {"plan": (), "search": ("plan",), "answer": ("search",)}
 
-The answers are canned; give `answer` to script them. No model and no network beyond this machine.
+The answers are canned; `answer` scripts them. It needs no model and no network.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Answer = Callable[[dict[str, Any]], str | dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCall:
-    """One call as it came in; the fields are None where the request did not say."""
+    """One received call; a field is None where its header is absent."""
 
     path: str
     headers: Mapping[str, str]
@@ -40,7 +40,7 @@ class RecordedCall:
     """The text of the last message, prompt or input."""
 
     def header(self, name: str) -> str | None:
-        """Return one of the wire's headers."""
+        """Return a header by its name in any case."""
         return self.headers.get(name.lower())
 
     @property
@@ -50,7 +50,7 @@ class RecordedCall:
 
     @property
     def program_name(self) -> str | None:
-        """The program's class."""
+        """The program's name."""
         return self.header(names.PROGRAM_NAME)
 
     @property
@@ -65,33 +65,33 @@ class RecordedCall:
 
     @property
     def call_id(self) -> str | None:
-        """The call's id; a retry has the same."""
+        """The call's id; its retries have the same."""
         return self.header(names.CALL_ID)
 
     @property
     def parents(self) -> tuple[str, ...] | None:
-        """The ids of the calls that it depends on; empty for a root, None if they are unknown."""
+        """The ids of the calls that it depends on: empty for a root, None if unknown."""
         return parse_parents(self.header(names.PARENT_IDS), names.PARENT_IDS)
 
 
 @dataclass
 class RecordingBackend:
-    """A backend on a port of its own, as a context manager; its fields may be changed while it serves."""
+    """A backend on a port of its own, as a context manager; its fields may change while it serves."""
 
     answer: Answer = field(default=lambda _body: "hello")
-    """Makes the answer to a body: a text, or a message such as `tool_call` returns."""
+    """Returns the answer to a body: a text, or a message such as `tool_call` returns."""
     is_autellix: bool = True
     heartbeat_s: float = 60.0
     token: str | None = None
-    """What it gives to sessions."""
+    """The session token it returns."""
     is_forgetful: bool = False
-    """Whether it answers heartbeats as if it had been restarted."""
+    """Whether it answers heartbeats as if it had restarted."""
     statuses: list[int] = field(default_factory=list)
-    """What the next calls are answered with; then 200."""
+    """The statuses of the next calls; then 200."""
     control_delay_s: float = 0.0
     recorded: list[RecordedCall] = field(default_factory=list)
     control: list[tuple[str, str, str]] = field(default_factory=list)
-    """Requests of the sessions API: method, path, body; GONE where a watched client went away."""
+    """Requests of the sessions API: method, path, body; GONE when a watched client has exited."""
     credentials: list[str | None] = field(default_factory=list)
     """The Authorization header of each POST to the sessions API."""
     _server: _Server | None = None
@@ -116,15 +116,15 @@ class RecordingBackend:
         """The port that it listens on.
 
         Raises:
-            RuntimeError: if it does not serve.
+            RuntimeError: outside of its `with` block.
         """
         if self._server is None:
-            raise RuntimeError("the backend does not serve: enter it by `with`")
+            raise RuntimeError("the recording backend is not running: enter it with `with`")
         return int(self._server.server_address[1])
 
     @property
     def url(self) -> str:
-        """What to give as `base_url` to a client."""
+        """The `base_url` for clients."""
         return f"http://127.0.0.1:{self.port}/v1"
 
     def programs(self) -> dict[str | None, list[RecordedCall]]:
@@ -135,7 +135,7 @@ class RecordingBackend:
         return found
 
     def dag(self) -> dict[str, tuple[str, ...] | None]:
-        """Return the content of each call's parents, sorted, by the call's content; contents must differ."""
+        """Return the contents of each call's parents by the call's content; contents must be unique."""
         contents = {call.call_id: call.content for call in self.recorded}
         return {
             call.content: None
@@ -145,10 +145,10 @@ class RecordingBackend:
         }
 
     def wait_for(self, method: str, part: str = "", count: int = 1) -> list[tuple[str, str, str]]:
-        """Return the sessions API's requests with a method and a part of the path, once there are enough.
+        """Wait until enough requests of the sessions API have a method and a part of the path; return them.
 
         Raises:
-            TimeoutError: if there are not, within thirty seconds.
+            TimeoutError: after thirty seconds.
         """
         deadline_s = time.monotonic() + 30
         while True:
@@ -161,7 +161,7 @@ class RecordingBackend:
 
 
 def tool_call(*calls: tuple[str, dict[str, Any]]) -> dict[str, Any]:
-    """Return a message that asks for tools to be run, each a name and its arguments."""
+    """Return a message that calls tools, each given by its name and arguments."""
     return {
         "role": "assistant",
         "content": None,
@@ -202,7 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if API_PREFIX in self.path and self.path.endswith("/watch") and self.server.backend.is_autellix:
-            # Left open until the client's end closes it.
+            # Held open until the client closes it.
             self.server.backend.control.append(("GET", self.path, ""))
             self.rfile.read(1)
             self.server.backend.control.append(("GONE", self.path, ""))
@@ -246,7 +246,7 @@ class _Handler(BaseHTTPRequestHandler):
         backend.recorded.append(call)
         status = backend.statuses.pop(0) if backend.statuses else 200
         if status != 200:
-            self._answer(status, b'{"error":{"message":"as told"}}')
+            self._answer(status, b'{"error":{"message":"scripted"}}')
             return
         answer = backend.answer(body)
         message = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
@@ -254,7 +254,7 @@ class _Handler(BaseHTTPRequestHandler):
         if body.get("stream") and path.endswith("/chat/completions"):
             self._answer(200, _chat_events(message), "text/event-stream")
         else:
-            self._answer(200, json.dumps(_whole(path, message)).encode())
+            self._answer(200, json.dumps(_body(path, message)).encode())
 
 
 def _content(body: Mapping[str, Any]) -> str:
@@ -283,8 +283,8 @@ def _chat_events(message: dict[str, Any]) -> bytes:
     return "".join([*events, "data: [DONE]\n\n"]).encode()
 
 
-def _whole(path: str, message: dict[str, Any]) -> dict[str, Any]:
-    """Return an answer in the form of the endpoint."""
+def _body(path: str, message: dict[str, Any]) -> dict[str, Any]:
+    """Return the answer of a path's endpoint."""
     text = message.get("content") or ""
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
     shared: dict[str, Any] = {"id": "answer-1", "created": 1, "model": "recording", "usage": usage}
@@ -292,42 +292,22 @@ def _whole(path: str, message: dict[str, Any]) -> dict[str, Any]:
         embedding = {"object": "embedding", "index": 0, "embedding": [0.0, 1.0]}
         return {**shared, "object": "list", "data": [embedding]}
     if path.endswith("/responses"):
-        content: list[dict[str, Any]] = [{"type": "output_text", "text": text, "annotations": []}]
-        output = {
-            "type": "message",
-            "id": "m-1",
-            "role": "assistant",
-            "status": "completed",
-            "content": content,
+        part = {"type": "output_text", "text": text, "annotations": []}
+        item = {"type": "message", "id": "m-1", "role": "assistant", "status": "completed", "content": [part]}
+        details = {
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": 0},
         }
-        return {
-            **shared,
-            "object": "response",
-            "created_at": 1,
-            "status": "completed",
-            "output": [output],
-            "parallel_tool_calls": True,
-            "tool_choice": "auto",
-            "tools": [],
-            "usage": {
-                "input_tokens": 1,
-                "output_tokens": 1,
-                "total_tokens": 2,
-                "input_tokens_details": {"cached_tokens": 0},
-                "output_tokens_details": {"reasoning_tokens": 0},
-            },
-        }
+        settings = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+        state = {"object": "response", "created_at": 1, "status": "completed", "output": [item]}
+        tokens = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2, **details}
+        return {**shared, **settings, **state, "usage": tokens}
     if path.endswith("/messages"):
-        return {
-            "id": "m-1",
-            "type": "message",
-            "role": "assistant",
-            "model": "recording",
-            "content": [{"type": "text", "text": text}],
-            "stop_reason": "end_turn",
-            "stop_sequence": None,
-            "usage": {"input_tokens": 1, "output_tokens": 1},
-        }
+        content = [{"type": "text", "text": text}]
+        end = {"stop_reason": "end_turn", "stop_sequence": None}
+        tokens = {"input_tokens": 1, "output_tokens": 1}
+        kind = {"id": "m-1", "type": "message", "role": "assistant", "model": "recording"}
+        return {**kind, **end, "content": content, "usage": tokens}
     if path.endswith("/chat/completions"):
         choice = {"index": 0, "finish_reason": _finish(message), "message": message}
         return {**shared, "object": "chat.completion", "choices": [choice]}

@@ -1,11 +1,11 @@
-"""Makes each request of a web server a program of its own: one line for ASGI, WSGI and Django.
+"""Makes each request of a web server a program, for ASGI, WSGI and Django.
 
     app.add_middleware(autellix.web.AsgiMiddleware)           # FastAPI, Starlette
     app.wsgi_app = autellix.web.WsgiMiddleware(app.wsgi_app)  # Flask
     MIDDLEWARE = ["autellix.web.DjangoMiddleware", ...]       # Django
 
-The program is named after the request, such as "POST /chats/{id}", and counts as implicit: the run of a
-framework inside it, such as a LangGraph root run, is a program of its own.
+The program is named after the request, such as "POST /chats/{id}". It is implicit: the run of a framework
+inside it, such as a LangGraph root run, is a program of its own.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ __all__ = ["AsgiMiddleware", "DjangoMiddleware", "WsgiMiddleware"]
 
 
 class AsgiMiddleware:
-    """An ASGI application around another one; each HTTP request and each websocket is a program."""
+    """ASGI middleware; each HTTP request and each websocket is a program."""
 
     def __init__(self, app: Asgi) -> None:
         self.app = app
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Serve one connection of the protocol."""
+        """Serve one connection."""
         if scope.get("type") not in ("http", "websocket"):
             await self.app(scope, receive, send)
             return
@@ -41,7 +41,7 @@ class AsgiMiddleware:
 
 
 class WsgiMiddleware:
-    """A WSGI application around another one; each request is a program until its body has been made."""
+    """WSGI middleware; each request is a program until its body is complete."""
 
     def __init__(self, app: Wsgi) -> None:
         self.app = app
@@ -51,7 +51,7 @@ class WsgiMiddleware:
         name = _name(environ.get("REQUEST_METHOD", ""), environ.get("PATH_INFO", ""))
         program_id = ids.make("program")
         try:
-            # The body, made later, is another turn of the same program.
+            # The application makes the body later, in another turn of the same program.
             with ProgramScope(name, program_id, is_implicit=True, ends=False):
                 body = self.app(environ, start_response)
         except BaseException:
@@ -64,7 +64,7 @@ class WsgiMiddleware:
 
 
 class _Body:
-    """The body of an answer that is made while it is sent, in the program of its request."""
+    """A response body that is made while it is sent, in the program of its request."""
 
     def __init__(self, body: Iterable[bytes], name: str, program_id: str) -> None:
         self._body = body
@@ -76,7 +76,7 @@ class _Body:
             yield from self._body
 
     def close(self) -> None:
-        """Close the application's body, as servers must, also if they have not sent it."""
+        """Close the application's body; servers must, even if they have not sent it."""
         try:
             close = getattr(self._body, "close", None)
             if close is not None:
@@ -86,9 +86,9 @@ class _Body:
 
 
 class DjangoMiddleware:
-    """Django's form of a middleware, for sync and async views; each request is a program until its response.
+    """Django middleware, for sync and async views; each request is a program until its response.
 
-    What a streaming response makes later is no longer part of it: decorate its generator with
+    A streaming response makes its body later, outside of the program: decorate its generator with
     `autellix.program`.
     """
 
@@ -105,7 +105,7 @@ class DjangoMiddleware:
             if mark is not None:
                 mark(self)
             else:
-                # What asyncio.iscoroutinefunction looks at before Python 3.12.
+                # Before Python 3.12, asyncio.iscoroutinefunction checks this attribute.
                 from asyncio import coroutines
 
                 self._is_coroutine = coroutines._is_coroutine  # type: ignore[attr-defined]
@@ -127,7 +127,7 @@ def _program_of(request: Any) -> ProgramScope:
 
 
 def _name(method: str, path: str) -> str:
-    """Name a request by its kind: what looks like an id in its path is left out."""
+    """Name a request by its kind, with placeholders for ids in its path."""
     parts = [
         "{id}" if any(char.isdigit() for char in part) and part != "v1" else part for part in path.split("/")
     ]

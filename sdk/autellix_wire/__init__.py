@@ -1,4 +1,4 @@
-"""The contract between the client, the gateway and the engine plugin: names, ids and bodies, nothing else."""
+"""The wire protocol between the client, the gateway and the engine plugin: names, ids and bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Header names of the wire protocol, as the client sends and the gateway answers them."""
+"""Names of the request and response headers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FINAL = "X-Autellix-Final"
 EXPECTED_CALLS = "X-Autellix-Expected-Calls"
 EXPECTED_TOKENS = "X-Autellix-Expected-Tokens"
 INTERCEPTIONS = "X-Autellix-Interceptions"
-"""Tools that ran since the calls it depends on: name=seconds, comma separated."""
+"""Tools that ran since the parent calls: name=seconds, comma separated."""
 
 IDENTITY_SOURCE = "X-Autellix-Identity-Source"
 ENGINE = "X-Autellix-Engine"

@@ -1,4 +1,4 @@
-"""Rules for ids on the wire: at most 256 bytes of printable ASCII, and how parent ids are listed."""
+"""Checks ids, and formats and parses the headers that list parents and tools."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def check_id(value: str, field: str) -> str:
 
 
 def format_parents(parent_ids: Iterable[str]) -> str:
-    """List the calls a call depends on, for the Parent-IDs header; `-` says that it has none."""
+    """Format a Parent-IDs header; `-` stands for a root."""
     return ",".join(list(parent_ids)[:MAX_PARENTS]) or ROOT
 
 
 def parse_parents(value: str | None, field: str) -> tuple[str, ...] | None:
-    """Read a Parent-IDs header: None when absent (unknown), empty for a known root.
+    """Parse a Parent-IDs header: None if absent (unknown), empty for a known root.
 
     Raises:
         InvalidIdError: if one id is malformed or there are more than MAX_PARENTS.
@@ -56,7 +56,7 @@ def parse_parents(value: str | None, field: str) -> tuple[str, ...] | None:
 
 
 def format_interceptions(interceptions: Iterable[tuple[str, float]]) -> str:
-    """List tools and the seconds they took, for the Interceptions header; an odd character becomes `_`."""
+    """Format an Interceptions header; characters that a name may not contain become `_`."""
     parts = []
     for name, seconds in list(interceptions)[:MAX_PARENTS]:
         plain = "".join(
@@ -67,7 +67,7 @@ def format_interceptions(interceptions: Iterable[tuple[str, float]]) -> str:
 
 
 def parse_interceptions(value: str | None, field: str) -> tuple[tuple[str, float], ...]:
-    """Read an Interceptions header; nothing if it is absent.
+    """Parse an Interceptions header; empty if absent.
 
     Raises:
         InvalidIdError: if a part is not name=seconds, or there are more than MAX_PARENTS.

@@ -1,4 +1,4 @@
-"""JSON bodies of the sessions API: what starts a session and what the backend answers."""
+"""Encodes and decodes the JSON bodies of the sessions API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SERVER = "autellix"
 
 
 class InvalidBodyError(ValueError):
-    """A body of the sessions API that is not what the contract says."""
+    """A body of the sessions API that breaks the protocol."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(f"sessions API body: {problem}")
@@ -19,14 +19,14 @@ class InvalidBodyError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionStart:
-    """The request that starts a session; the client makes the id, so no call waits for it."""
+    """The request that starts a session; the client makes the id, so no call waits for the answer."""
 
     session_id: str
     program_name: str | None = None
     client: str | None = None
 
     def to_bytes(self) -> bytes:
-        """Encode the body, leaving out what is not known."""
+        """Encode the body without unknown fields."""
         fields = {"session_id": self.session_id, "program_name": self.program_name, "client": self.client}
         return json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
 
@@ -49,13 +49,13 @@ class SessionStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionStarted:
-    """The backend's answer: how often it wants a heartbeat, and that it is Autellix at all."""
+    """The answer, which also proves that the server is Autellix."""
 
     session_id: str
     heartbeat_s: float
     version: str
     token: str | None = None
-    """What the session's calls send along to prove that the ids are the client's own."""
+    """The session token, which the session's calls send to prove that their ids are the client's own."""
 
     def to_bytes(self) -> bytes:
         """Encode the body."""

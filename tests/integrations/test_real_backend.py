@@ -27,7 +27,7 @@ from autellix_lab.demo.model import DEMO_MODEL_NAME
 pytestmark = [
     pytest.mark.vllm,
     pytest.mark.timeout(300),
-    # AutoGen, of an engine that ends a tool call that it was told to make with the reason "stop".
+    # AutoGen, of an engine that ends a tool call that it wscripted to make with the reason "stop".
     pytest.mark.filterwarnings("ignore:Finish reason mismatch"),
 ]
 

@@ -1,6 +1,6 @@
 """Whose call it is, case by case: each test is a row of the table in docs/guides/sdk.md.
 
-Every case makes real calls with an OpenAI client, and looks at what the recording backend was told.
+Every case makes real calls with an OpenAI client, and looks at what the recording backend wscripted.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def in_program_async(
 # --- threads ---
 
 
-@row("`threading.Thread`", "`Thread.start` links it; the thread looks its program up at its first call")
+@row("`threading.Thread`", "`Thread.start` links it; the thread finds its program at its first call")
 def test_thread(agent: Agent) -> None:
     def branch(call: Callable[[], str]) -> None:
         thread = threading.Thread(target=call)
@@ -60,7 +60,7 @@ def test_thread(agent: Agent) -> None:
     assert agent.thread_of("root") == agent.thread_of("end") != agent.thread_of("branch")
 
 
-@row("a subclass of `Thread` with its own `run`", "as above: `start` is the one that counts")
+@row("a subclass of `Thread` with its own `run`", "as above, by its `start`")
 def test_thread_subclass(agent: Agent) -> None:
     class Worker(threading.Thread):
         def run(self) -> None:
@@ -75,7 +75,7 @@ def test_thread_subclass(agent: Agent) -> None:
     agent.expect(ONE_BRANCH)
 
 
-@row("two threads in parallel, then a join", "both end in the parents of the next call")
+@row("two threads in parallel, then a join", "both are parents of the next call")
 def test_fork_join_of_threads(agent: Agent) -> None:
     with autellix.program("agent"):
         agent.ask("root")
@@ -90,7 +90,7 @@ def test_fork_join_of_threads(agent: Agent) -> None:
     assert agent.thread_of("a") != agent.thread_of("b")
 
 
-@row("threads started by threads", "a chain of links")
+@row("threads started by threads", "each link leads to its starter")
 def test_nested_threads(agent: Agent) -> None:
     def branch(call: Callable[[], str]) -> None:
         def outer() -> None:
@@ -117,7 +117,7 @@ def test_timer(agent: Agent) -> None:
     agent.expect(ONE_BRANCH)
 
 
-@row("a thread that outlives the scope", "it keeps the program that it was started in")
+@row("a thread that outlives the scope", "it keeps the program it started in")
 def test_thread_outlives_its_scope(agent: Agent) -> None:
     gate = threading.Event()
     with autellix.program("agent"):
@@ -133,7 +133,7 @@ def test_thread_outlives_its_scope(agent: Agent) -> None:
 
 @row(
     "a thread started before `import autellix`",
-    "its calls belong to the process's program, without parents: open a program inside, or import earlier",
+    "its calls belong to the process's program, without parents; open a program inside, or import earlier",
     "limit",
 )
 def test_thread_from_before_the_import(agent: Agent) -> None:
@@ -152,7 +152,7 @@ def test_thread_from_before_the_import(agent: Agent) -> None:
 # --- pools ---
 
 
-@row("`ThreadPoolExecutor.submit`", "the job carries its program, whichever worker runs it")
+@row("`ThreadPoolExecutor.submit`", "the job carries its program to any worker")
 def test_submit(agent: Agent) -> None:
     with ThreadPoolExecutor(2) as pool:
         in_program(agent, lambda call: pool.submit(call).result())
@@ -168,7 +168,7 @@ def test_map(agent: Agent) -> None:
     agent.expect(FORK_JOIN)
 
 
-@row("a pool shared by programs", "a worker keeps nothing of the job before, nor of who started it")
+@row("a pool shared by programs", "a worker keeps nothing of its last job, nor of its starter")
 def test_shared_pool(agent: Agent) -> None:
     with ThreadPoolExecutor(1) as pool:
         for name in ("a", "b"):
@@ -178,7 +178,7 @@ def test_shared_pool(agent: Agent) -> None:
     assert agent.programs() == {"a": "a", "b": "b", "none": None}
 
 
-@row("a subclass of `ThreadPoolExecutor` that wraps jobs", "its `submit` ends in the patched one")
+@row("a subclass of `ThreadPoolExecutor` that wraps jobs", "its `submit` calls the patched one")
 def test_pool_subclass(agent: Agent) -> None:
     class Wrapping(ThreadPoolExecutor):
         def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -189,7 +189,7 @@ def test_pool_subclass(agent: Agent) -> None:
     agent.expect(ONE_BRANCH)
 
 
-@row("`Future.add_done_callback`", "the callback is a branch of who adds it")
+@row("`Future.add_done_callback`", "the callback is a branch of the code that adds it")
 def test_done_callback_of_a_future(agent: Agent) -> None:
     def branch(call: Callable[[], str]) -> None:
         done = threading.Event()
@@ -218,8 +218,8 @@ def test_thread_pool_of_multiprocessing(agent: Agent) -> None:
 
 
 @row(
-    "your own queue of work and worker threads",
-    "nobody can see who put a job in: put `autellix.propagate(job)` in",
+    "your own work queue and worker threads",
+    "the client cannot see who enqueues a job; enqueue `autellix.propagate(job)`",
     "limit",
 )
 def test_queue_of_work(agent: Agent) -> None:
@@ -273,8 +273,8 @@ def run_processes(agent: Agent, folder: Path, method: str, branch: str) -> None:
 
 @row(
     "`multiprocessing.Process`: spawn, fork, forkserver",
-    "the process object carries the program; its calls have their parents, but its end is not seen: "
-    "the next call of the parent lists only what is known, and says so by the flag `truncated`",
+    "the process object carries the program, and its calls have parents, but its end is not seen: "
+    "the parent's next call lists only the known parents, with the flag `truncated`",
     "works, with a limit",
 )
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
@@ -288,7 +288,7 @@ def test_process(agent: Agent, tmp_path: Path, method: str) -> None:
 
 @row(
     "`ProcessPoolExecutor`: spawn, fork, forkserver",
-    "the job carries its program; its calls come back",
+    "the job carries its program, and returns its calls with its result",
 )
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 def test_process_pool(agent: Agent, tmp_path: Path, method: str) -> None:
@@ -303,7 +303,7 @@ def test_process_pool(agent: Agent, tmp_path: Path, method: str) -> None:
 
 @row(
     "`multiprocessing.Pool`",
-    "each item carries its program and has its parents; joins are not seen, as for `Process`",
+    "each item carries its program and has parents; joins are not seen, as with `Process`",
     "works, with a limit",
 )
 def test_multiprocessing_pool(agent: Agent, tmp_path: Path) -> None:
@@ -365,7 +365,7 @@ def test_task_group(agent: Agent) -> None:
     agent.expect(FORK_JOIN)
 
 
-@row("a race: `asyncio.wait(…, FIRST_COMPLETED)`", "only the branch that has ended is a parent")
+@row("a race: `asyncio.wait(…, FIRST_COMPLETED)`", "only the finished branch is a parent")
 def test_race(agent: Agent) -> None:
     async def main() -> None:
         async with autellix.program("agent"):
@@ -399,7 +399,7 @@ def test_executor_of_the_loop(agent: Agent) -> None:
     agent.expect({"root": (), "first": ("root",), "second": ("first",)})
 
 
-@row("`asyncio.run_coroutine_threadsafe`", "the task is a branch of the thread that sends it")
+@row("`asyncio.run_coroutine_threadsafe`", "the task is a branch of the thread that submits it")
 def test_run_coroutine_threadsafe(agent: Agent) -> None:
     async def branch(call: Callable[[], Coroutine[Any, Any, str]]) -> None:
         loop = asyncio.get_running_loop()
@@ -409,7 +409,7 @@ def test_run_coroutine_threadsafe(agent: Agent) -> None:
     agent.expect(ONE_BRANCH)
 
 
-@row("`loop.call_soon_threadsafe`, `call_later`, `call_at`", "the callback is a branch; so are its tasks")
+@row("`loop.call_soon_threadsafe`, `call_later`, `call_at`", "the callback is a branch, and so are its tasks")
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("how", ["threadsafe", "later", "at"])
 def test_loop_callbacks(agent: Agent, loop: str, how: str) -> None:
@@ -434,7 +434,7 @@ def test_loop_callbacks(agent: Agent, loop: str, how: str) -> None:
 
 @row(
     "`loop.call_soon`, `task.add_done_callback`",
-    "left alone, for every step of every task passes there: wrap the callback in `autellix.propagate`",
+    "not patched, because every step of every task passes there; wrap the callback in `autellix.propagate`",
     "limit",
 )
 def test_call_soon(agent: Agent) -> None:
@@ -518,7 +518,7 @@ def test_cancelled_task(agent: Agent) -> None:
     agent.expect(ONE_BRANCH)
 
 
-@row("a branch that raises", "the error is yours; its calls are parents")
+@row("a branch that raises", "you get its error, and its calls are parents")
 def test_failed_branch(agent: Agent) -> None:
     def fail() -> None:
         agent.ask("branch")
@@ -582,7 +582,10 @@ def test_anyio_portal(agent: Agent) -> None:
 # --- generators ---
 
 
-@row("a generator with a scope inside", "it is the generator's own, and waits while that is suspended")
+@row(
+    "a generator with a scope inside",
+    "the scope is the generator's own, and waits while the generator is suspended",
+)
 def test_scope_in_a_generator(agent: Agent) -> None:
     def steps() -> Iterator[str]:
         with autellix.program("generator"):
@@ -616,7 +619,7 @@ def test_interleaved_generators(agent: Agent) -> None:
     assert all(name[0] == program for name, program in programs.items())
 
 
-@row("a generator driven by several threads", "the scope goes along with the generator")
+@row("a generator driven by several threads", "the scope moves with the generator")
 def test_generator_over_threads(agent: Agent) -> None:
     def steps() -> Iterator[str]:
         with autellix.program("agent"):
@@ -633,7 +636,7 @@ def test_generator_over_threads(agent: Agent) -> None:
     assert agent.backend.dag()["second"] == ("first",)
 
 
-@row("an async generator with a scope inside", "as a generator; what it spawns is a branch of it")
+@row("an async generator with a scope inside", "as with a generator; what it spawns is a branch of it")
 def test_scope_in_an_async_generator(agent: Agent) -> None:
     async def steps() -> AsyncIterator[str]:
         async with autellix.program("generator"):
@@ -653,7 +656,7 @@ def test_scope_in_an_async_generator(agent: Agent) -> None:
     }
 
 
-@row("a generator that is abandoned", "its scope ends with it; nothing is left behind")
+@row("a generator that is abandoned", "its scope ends with it, and nothing remains")
 def test_abandoned_generator(agent: Agent) -> None:
     def steps() -> Iterator[None]:
         with autellix.program("generator"):
@@ -678,7 +681,7 @@ def test_decorated_generator(agent: Agent) -> None:
     assert agent.programs() == {"inside": "generator", "inside, outside": None}
 
 
-@row("`@contextmanager` and `ExitStack` around a scope", "the scope is for the code of the `with` statement")
+@row("`@contextmanager` and `ExitStack` around a scope", "the scope is for the body of the `with` statement")
 def test_scope_in_a_context_manager(agent: Agent) -> None:
     @contextlib.contextmanager
     def helper() -> Iterator[None]:
@@ -732,7 +735,10 @@ def test_generator_that_runs_an_event_loop(agent: Agent) -> None:
 # --- scopes ---
 
 
-@row("nested programs", "the inner one counts, with a DAG of its own; then the outer one goes on")
+@row(
+    "nested programs",
+    "inside, calls belong to the inner one, with a DAG of its own; after it, to the outer one",
+)
 def test_nested_programs(agent: Agent) -> None:
     with autellix.program("outer"):
         agent.ask("one")
@@ -743,7 +749,7 @@ def test_nested_programs(agent: Agent) -> None:
     assert agent.backend.dag() == {"one": (), "two": (), "three": ("one",)}
 
 
-@row("scopes left out of order, or in another thread", "they end wherever they are left")
+@row("scopes closed out of order, or in another thread", "each ends where it is closed")
 def test_scopes_out_of_order(agent: Agent) -> None:
     first, second = autellix.program("first"), autellix.program("second")
     first.__enter__()
@@ -757,7 +763,7 @@ def test_scopes_out_of_order(agent: Agent) -> None:
     assert agent.programs() == {"in second": "second", "after": None}
 
 
-@row("`autellix.thread(name)`", "a role is a thread, whoever plays it; the order of calls stays")
+@row("`autellix.thread(name)`", "a role is a thread, whichever task fills it; the order of calls stays")
 def test_thread_scope(agent: Agent) -> None:
     with autellix.program("agent"):
         for number in "12":
@@ -781,7 +787,10 @@ def test_program_of_several_turns(agent: Agent) -> None:
     agent.backend.wait_for("DELETE", "/programs/conversation")
 
 
-@row("`autellix.propagate(function)`", "every run is a branch of where it was made; sync and async functions")
+@row(
+    "`autellix.propagate(function)`",
+    "every run is a branch of the place where it was wrapped; sync and async functions",
+)
 def test_propagate(agent: Agent) -> None:
     with autellix.program("agent"):
         agent.ask("root")

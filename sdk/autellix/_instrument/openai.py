@@ -71,7 +71,6 @@ class InFlightCalls:
         return call
 
     def finish(self, call: InFlightCall | None) -> None:
-        """Forget a call that has returned or failed."""
         if call is not None:
             self._by_key.pop(call.key, None)
 

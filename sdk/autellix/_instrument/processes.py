@@ -110,7 +110,6 @@ def _link_to_processes(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def instrument_process_pool(patches: Patches, module: ModuleType) -> None:
-    """Link the jobs of `ProcessPoolExecutor`."""
     future = module._base.Future
     if not hasattr(future.set_result, "__wrapped__"):
         # Never reverted: a job under way when the client is switched off must still return its plain result.

@@ -50,11 +50,10 @@ INTEGRATIONS = {
 
 
 class _Switch:
-    """Whether the process is instrumented; the lock is held only by the functions of this module."""
+    """What is patched; the lock is held only by the functions of this module."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.is_on = False
         self.has_raw_http = False
         self.has_fork_hooks = False
         self.patches = Patches()
@@ -75,8 +74,7 @@ def instrument(*, raw_http: bool = False) -> None:
     with _switch.lock:
         if _environment.is_set(_environment.DISABLED_VARIABLE):
             return
-        if not _switch.is_on:
-            _switch.is_on = True
+        if not propagation.is_on:
             propagation.is_on = True
             _switch.has_raw_http = False
             _patch_when_imported(INSTRUMENTORS)
@@ -93,9 +91,8 @@ def instrument(*, raw_http: bool = False) -> None:
 def uninstrument() -> None:
     """Restore every original and end the sessions in the background; repeating it is harmless."""
     with _switch.lock:
-        if not _switch.is_on:
+        if not propagation.is_on:
             return
-        _switch.is_on = False
         propagation.is_on = False
         _switch.hook.remove()
         _switch.patches.revert()

@@ -109,11 +109,9 @@ class BranchFunction:
         self.function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function as a new branch."""
         return BranchCall(self.new_branch(), self.function)(*args, **kwargs)
 
     def new_branch(self) -> ProgramThread:
-        """Return the program thread of one run."""
         origin = self.origin
         return ProgramThread(origin.program, origin.frontier, origin.session, origin.ancestors)
 

@@ -39,7 +39,6 @@ def owner_of(frame: FrameType | None) -> FrameType | None:
 
 
 def open_scope(scope: ProgramThread, owner: FrameType) -> None:
-    """Let a scope hold in a generator."""
     scope.frame = owner
     open_scopes[owner] = scope
 

@@ -19,26 +19,6 @@ REMOTE_THREAD_IDS = 4096
 class ClientProgram:
     """One run of an agent, as this process sees it."""
 
-    __slots__ = (
-        "_next_thread_id",
-        "backends",
-        "calls_made",
-        "ends",
-        "expected_calls",
-        "expected_tokens",
-        "free_thread_ids",
-        "frontier",
-        "has_called",
-        "has_chosen_id",
-        "is_implicit",
-        "is_remote",
-        "lock",
-        "name",
-        "named_thread_ids",
-        "open_scopes",
-        "program_id",
-    )
-
     def __init__(
         self, name: str | None, program_id: str | None, *, is_implicit: bool = False, is_remote: bool = False
     ) -> None:

@@ -73,7 +73,6 @@ class ProgramRegistry:
             return False
 
     def end_suspended(self, program_id: str) -> ClientProgram | None:
-        """Remove and return a suspended program."""
         with self._lock:
             return self._suspended.pop(program_id, None)
 

@@ -34,7 +34,6 @@ class RemoteFunction:
         self.job = job
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function in its program."""
         thread = safely(enter_remote, self.context)
         if thread is None:
             return self.function(*args, **kwargs)
@@ -72,7 +71,6 @@ class RemoteJobs:
         return RemoteFunction(thread.remote_context(), function, job)
 
     def forget(self, sent: RemoteFunction) -> None:
-        """Remove a job that has ended."""
         self._senders.pop(sent.job, None)
 
     def receive(self, result: RemoteResult) -> None:

@@ -70,7 +70,6 @@ class ProgramThread:
         """Threads that may join it, nearest first; several, because a short-lived one may be collected."""
 
     def branch(self) -> ProgramThread:
-        """Return a new branch of this thread."""
         lineage = self.lineage or self.make_lineage()
         return ProgramThread(self.program, self.branch_frontier(), self.session, lineage)
 

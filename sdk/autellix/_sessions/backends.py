@@ -44,7 +44,6 @@ class Backend:
         self.reset_probe()
 
     def reset_probe(self) -> None:
-        """Forget the probe and the wait for it."""
         self.state = KNOWN if self.is_configured else UNKNOWN
         self.has_waited = self.is_configured
         self._is_probed = threading.Event()
@@ -65,7 +64,6 @@ class Backend:
         return self.state == UNKNOWN and not self.is_probed and not self.has_waited
 
     def wait(self, limit_s: float) -> None:
-        """Wait for the first probe to finish."""
         self._is_probed.wait(limit_s)
 
 

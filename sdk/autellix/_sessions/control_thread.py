@@ -30,7 +30,6 @@ class ControlThread:
         self.ensure_started()
 
     def ensure_started(self) -> None:
-        """Start the thread unless it runs."""
         if self._thread is not None:
             return
         thread = threading.Thread(target=self._run, args=(self._inbox,), name="autellix-control", daemon=True)

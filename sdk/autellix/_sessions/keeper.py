@@ -214,12 +214,10 @@ _process = _Process()
 
 
 def keeper() -> SessionKeeper:
-    """Return the keeper of this process."""
     return _process.keeper
 
 
 def process_session() -> ClientSession:
-    """Return the session of this process."""
     return _process.keeper.process_session
 
 
@@ -238,7 +236,6 @@ def before_fork() -> None:
 
 
 def after_fork_in_parent() -> None:
-    """Continue the heartbeats."""
     _process.keeper.resume()
 
 

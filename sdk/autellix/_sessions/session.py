@@ -41,7 +41,6 @@ class Registration:
         return self.state == NEW or (self.state == UNREACHABLE and now_s >= self.retry_at_s)
 
     def mark_registered(self, heartbeat_s: float, token: str | None, now_s: float) -> None:
-        """Record that the backend has accepted the session."""
         self.state, self.failures, self.token = REGISTERED, 0, token
         self.heartbeat_s, self.heartbeat_due_s = heartbeat_s, now_s + heartbeat_s
 
@@ -52,7 +51,6 @@ class Registration:
         self.retry_at_s, self.heartbeat_due_s = now_s + retry_s, NEVER_S
 
     def close(self) -> None:
-        """Stop the heartbeats and close the watch."""
         self.state, self.heartbeat_due_s = NEW, NEVER_S
         if self.watch is not None:
             self.watch.close()

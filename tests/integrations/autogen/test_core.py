@@ -202,7 +202,7 @@ def test_an_error_of_a_handler_is_its_senders(
         runtime = await serve(client)
         backend.statuses = [400]
         with autellix.program("core"):
-            with pytest.raises(Exception, match="as told"):
+            with pytest.raises(Exception, match="scripted"):
                 await runtime.send_message(Ask("bad"), AgentId("worker", "default"))
             await client.create([SystemMessage(content="next")])
         await runtime.stop_when_idle()

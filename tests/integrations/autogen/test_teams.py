@@ -466,7 +466,7 @@ def test_errors_reach_the_user_as_they_are(backend: RecordingBackend, agent: Mak
 
     async def work() -> None:
         backend.statuses = [200, 400]
-        with pytest.raises(RuntimeError, match="as told"):
+        with pytest.raises(RuntimeError, match="scripted"):
             await team.run(task="go")
         assert autellix.current().is_implicit
 

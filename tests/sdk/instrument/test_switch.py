@@ -154,7 +154,7 @@ def test_faults_are_logged_at_debug(caplog: pytest.LogCaptureFixture) -> None:
 def test_forbidden_module_is_nowhere_in_the_client() -> None:
     """The client follows programs without the module whose state plain threads lose."""
     words = ("context" + "vars", "copy_" + "context")
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     paths = [path for folder in ("sdk", "integrations") for path in (root / folder).rglob("*.py")]
     assert len(paths) > 20
     for path in paths:

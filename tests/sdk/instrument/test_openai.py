@@ -184,7 +184,7 @@ def test_redirected_call_by_absolute_url_is_judged_by_its_target(sdk: None) -> N
 
 def test_errors_are_the_users(sdk: None, backend: Recording) -> None:
     backend.statuses = [400]
-    with make_client(backend) as client, pytest.raises(openai.BadRequestError, match="as told"):
+    with make_client(backend) as client, pytest.raises(openai.BadRequestError, match="scripted"):
         ask(client)
     assert len(backend.calls) == 1
     assert openai_patches.in_flight._by_key == {}
