@@ -292,7 +292,7 @@ def _body(path: str, message: dict[str, Any]) -> dict[str, Any]:
         embedding = {"object": "embedding", "index": 0, "embedding": [0.0, 1.0]}
         return {**shared, "object": "list", "data": [embedding]}
     if path.endswith("/responses"):
-        part = {"type": "output_text", "text": text, "annotations": []}
+        part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": []}
         item = {"type": "message", "id": "m-1", "role": "assistant", "status": "completed", "content": [part]}
         details = {
             "input_tokens_details": {"cached_tokens": 0},
