@@ -66,12 +66,12 @@ def _preset_table(engines: list[EngineModel]) -> Table:
         "batch": lambda e: str(e.max_num_seqs),
         "token budget": lambda e: str(e.token_budget) if e.token_budget < 1 << 30 else "no bound",
         "step (ms)": lambda e: f"{e.step_s * 1e3:.3g}",
-        "per decoding call (ms)": lambda e: f"{e.decode_s * 1e3:.3g}",
-        "per prompt token (ms)": lambda e: f"{e.prefill_s * 1e3:.3g}",
-        "per call (ms)": lambda e: f"{e.call_s * 1e3:.3g}",
+        "decode (ms/call)": lambda e: f"{e.decode_s * 1e3:.3g}",
+        "prefill (ms/token)": lambda e: f"{e.prefill_s * 1e3:.3g}",
+        "call (ms)": lambda e: f"{e.call_s * 1e3:.3g}",
         "KV blocks": lambda e: "no bound" if e.kv_blocks is None else str(e.kv_blocks),
-        "swap of a block (us)": lambda e: f"{e.swap_block_s * 1e6:.3g}",
-        "of a transfer (us)": lambda e: f"{e.swap_transfer_s * 1e6:.3g}",
+        "swap (us/block)": lambda e: f"{e.swap_block_s * 1e6:.3g}",
+        "transfer (us)": lambda e: f"{e.swap_transfer_s * 1e6:.3g}",
     }
     table = Table()
     for position, title in enumerate(columns):
