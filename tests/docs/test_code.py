@@ -83,6 +83,22 @@ def check_script(script: str, words: list[str], *, is_whole: bool) -> None:
     (check if is_whole else check_options)(parser, words)
 
 
+@pytest.mark.parametrize(
+    # Those of the engine plugin take seconds to import the engine.
+    "script",
+    [
+        path
+        for path in sorted((ROOT / "benchmarks").glob("*.py"))
+        if "vllm_plugin" not in path.read_text("utf-8")
+    ],
+    ids=lambda path: path.stem,
+)
+def test_every_benchmark_starts(script: Path) -> None:
+    """One without arguments is a module of another."""
+    is_program = "__main__" in script.read_text(encoding="utf-8")
+    assert (script_parser(script) is not None) == is_program
+
+
 def check_targets(words: list[str]) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([\w-]+):", makefile, re.MULTILINE))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import pytest
 from tests.waiting import PATIENCE_S
 
 from autellix_backend.core.balance.cache_map import CacheMap
-from autellix_backend.engines import kv_events
 from autellix_backend.engines.kv_events import KvEventListener, KvEventReader, check_kv_events_installed
 from autellix_backend.settings import SettingsError
 
@@ -122,6 +122,6 @@ async def test_a_subscription_outlives_the_publisher(tmp_path: Path) -> None:
 
 
 def test_a_missing_package_is_said_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_events.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(SettingsError, match=r"engine.kv_events: needs the package pyzmq.*kv-events"):
         check_kv_events_installed()

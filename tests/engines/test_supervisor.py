@@ -53,7 +53,8 @@ async def watched(
 ) -> AsyncIterator[Watched]:
     """Watch an engine with short times; `constants` are the supervisor's."""
     await engine.start()
-    with patch.multiple(supervisor, **{**QUICK, **constants}):
+    values: dict[str, Any] = {**QUICK, **constants}
+    with patch.multiple(supervisor, **values):
         watch = Watched(engine, EngineSettings(probe_period_s=0.02, **settings))
         watch.supervisor.open()
         try:

@@ -64,7 +64,7 @@ def test_shapes_tell_dags_apart() -> None:
 def recording(live_engine: Any, tmp_path: Path) -> Iterator[tuple[str, Path]]:
     path = tmp_path / "recorded.jsonl"
     settings = Settings(
-        gateway=GatewaySettings(record_path=path, account_wait_s=5.0, strict_identity=True),
+        gateway=GatewaySettings(record_path=path, report_wait_s=5.0, strict_identity=True),
         scheduler=SchedulerConfig(policy="atlas"),
     )
     with serving_thread(create_app(settings, live_engine)) as url:

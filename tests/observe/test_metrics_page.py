@@ -28,6 +28,7 @@ def registered(registry: CollectorRegistry) -> dict[str, Row]:
     found: dict[str, Row] = {}
     for collector in list(registry._collector_to_names):
         assert isinstance(collector, MetricWrapperBase)
+        assert collector._type is not None
         name = collector._name + ("_total" if collector._type == "counter" else "")
         found[name] = (collector._type, tuple(collector._labelnames))
     return found

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -75,7 +75,7 @@ class Agent:
         """The class of each call's program."""
         return {name: self.program_of(name) for name in self.backend.by_content()}
 
-    def expect(self, dag: dict[str, tuple[str, ...] | None], program: str = "agent") -> None:
+    def expect(self, dag: Mapping[str, tuple[str, ...] | None], program: str = "agent") -> None:
         """All calls belong to one program, and have these parents."""
         assert self.backend.dag() == dag
         assert set(self.programs().values()) == {program}

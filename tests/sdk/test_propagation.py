@@ -25,7 +25,7 @@ from tests.waiting import PATIENCE_S
 import autellix
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+    from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 
 
 def in_program(agent: Agent, branch: Callable[[Callable[[], str]], object]) -> None:
@@ -195,7 +195,12 @@ def test_done_callback_of_a_future(agent: Agent) -> None:
         done = threading.Event()
         gate = threading.Event()
         future = pool.submit(gate.wait)
-        future.add_done_callback(lambda _: (call(), done.set()))
+
+        def finish(_: object) -> None:
+            call()
+            done.set()
+
+        future.add_done_callback(finish)
         gate.set()
         assert done.wait(PATIENCE_S)
 
@@ -621,7 +626,7 @@ def test_interleaved_generators(agent: Agent) -> None:
 
 @row("a generator driven by several threads", "the scope moves with the generator")
 def test_generator_over_threads(agent: Agent) -> None:
-    def steps() -> Iterator[str]:
+    def steps() -> Generator[str, None, None]:
         with autellix.program("agent"):
             yield agent.ask("first")
             yield agent.ask("second")

@@ -124,13 +124,18 @@ def test_every_field_of_a_view_comes_back(table: Table) -> None:
     async def main() -> None:
         store = await table.open("plas")
         memory = MemoryStore(make_policy("plas"), program_idle_s=IDLE_S, session_ttl_s=SESSION_TTL_S)
-        full = {"name": "chat", "thread_id": "2", "parents": ("x",), "flags": ("implicit",)}
+        full: dict[str, Any] = {"name": "chat", "thread_id": "2", "parents": ("x",), "flags": ("implicit",)}
         tools = (("search", 0.5),)
         for one in (memory, store):
             await one.begin(start("a", session="s", interceptions=tools, **full), 1.0)
             await one.begin(start("b", **full), 2.0)
-            tokens = {"prompt_tokens": 7, "cached_tokens": 5, "output_tokens": 3}
-            cost = {"level": 2, "preemptions": 1, "inherited_service_s": 1.0, "is_estimated": True}
+            tokens: dict[str, Any] = {"prompt_tokens": 7, "cached_tokens": 5, "output_tokens": 3}
+            cost: dict[str, Any] = {
+                "level": 2,
+                "preemptions": 1,
+                "inherited_service_s": 1.0,
+                "is_estimated": True,
+            }
             await one.settle(end("a", 1.0, is_final=True, **cost, **tokens), 3.0)
         expected, view = await memory.program("p"), await store.program("p")
         assert view == expected

@@ -48,7 +48,7 @@ def pair(shared: Table, redis_server: RedisServer) -> Pair:
 
 
 async def view_of(store: Any, program: str = "p") -> ProgramView:
-    view = await store.program(program)
+    view: ProgramView | None = await store.program(program)
     assert view is not None
     return view
 

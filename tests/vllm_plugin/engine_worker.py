@@ -145,7 +145,7 @@ def _kv_transfer_config(scenario: dict[str, Any]) -> KVTransferConfig | None:
     host_bytes = scenario.get("kv_host_bytes")
     if host_bytes is None:
         return None
-    spec.open_swapper = lambda *_args: _Swapper(scenario.get("swap_faults", {}))
+    vars(spec)["open_swapper"] = lambda *_args: _Swapper(scenario.get("swap_faults", {}))
     return KVTransferConfig(**kv_transfer_config(host_bytes))
 
 

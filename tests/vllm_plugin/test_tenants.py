@@ -70,7 +70,7 @@ def play(engine_worker: Any, calls: list[dict[str, Any]], **changes: Any) -> dic
 
 def share_of_long(run: dict[str, Any]) -> float:
     """Return the long program's part of the first half of all tokens, when both have calls waiting."""
-    owners = run["token_owners"][: len(run["token_owners"]) // 2]
+    owners: list[str] = run["token_owners"][: len(run["token_owners"]) // 2]
     return sum(owner.startswith("long") for owner in owners) / len(owners)
 
 

@@ -25,13 +25,13 @@ BODIES: dict[str, dict[str, Any]] = {
 IN_FULL = [row for row in DIALECTS if row.path in BODIES]
 STREAMING = [row for row in DIALECTS if row.stream_ends]
 TOKENS = "token0 token1 token2 token3 "
-ERRORS = {
+ERRORS: dict[ErrorShape, dict[str, Any]] = {
     ErrorShape.OPENAI: {"error": {"message": str, "type": str, "param": object, "code": str}},
     ErrorShape.ANTHROPIC: {"type": str, "error": {"type": str, "message": str}},
 }
 
 
-def named(rows: list[Dialect]) -> Any:
+def named(rows: list[Dialect]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("row", rows, ids=[f"{row.method} {row.path}" for row in rows])
 
 
@@ -100,7 +100,7 @@ async def test_errors_of_the_gateway_have_the_shape_of_the_path(serve: Any, row:
 
 
 def assert_shape(error: dict[str, Any], shape: ErrorShape) -> None:
-    expected: dict[str, Any] = ERRORS[shape]
+    expected = ERRORS[shape]
     assert error.keys() == expected.keys()
     # In OpenAI's, an error event also says that nothing is to be repeated.
     assert error["error"].keys() - {"retryable"} == expected["error"].keys()

@@ -137,7 +137,7 @@ async def test_the_pin_of_a_program_goes_with_the_program() -> None:
 
 
 async def test_a_refused_call_leaves_no_pin_behind() -> None:
-    bounds = {"max_waiting_bytes": 10}
+    bounds: dict[str, Any] = {"max_waiting_bytes": 10}
     async with serving(FakeBehaviour(), FakeBehaviour(), balancer="locality", **bounds) as rig:
         body = {"model": "m", "messages": [{"role": "user", "content": "word " * 400}]}
         async with rig.client.post(rig.url + CHAT, json=body, headers={PROGRAM: "p"}) as response:

@@ -32,15 +32,11 @@ class ScriptedEngine(FakeEngine):
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.base_url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
-
-    @property
-    def base_url(self) -> str:
-        assert self._server is not None
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def is_alive(self) -> bool:
         return self._server is not None
@@ -65,9 +61,9 @@ class UnreachableEngine(FakeEngine):
         super().__init__()
         self._address = address
 
-    @property
-    def base_url(self) -> str:
-        return f"http://{self._address[0]}:{self._address[1]}"
+    async def start(self) -> None:
+        await super().start()
+        self.base_url = f"http://{self._address[0]}:{self._address[1]}"
 
 
 def chunk(data: bytes) -> bytes:

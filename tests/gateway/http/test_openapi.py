@@ -41,7 +41,7 @@ def test_every_route_is_described_and_nothing_else() -> None:
         (method.lower(), route.path.replace(":path}", "}"))
         for route in app.routes
         if isinstance(route, Route)
-        for method in (route.methods or ()) - {"HEAD"}
+        for method in (route.methods or set()) - {"HEAD"}
     }
     paths: dict[str, dict[str, Any]] = openapi_document("0")["paths"]
     assert routes == {(method, path) for path, operations in paths.items() for method in operations}

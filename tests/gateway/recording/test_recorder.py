@@ -67,8 +67,16 @@ class FakeCalls:
         usage = None if prompt is None else Usage(prompt, output, cached)
         self.recorder.on_call_settled(settled(call, outcome, usage, at_s=now))
 
-    def call(self, start_s: float, finish_s: float, *tokens: int, **headers: str) -> None:
-        self.settle(self.begin(start_s, **headers), finish_s, *tokens)
+    def call(
+        self,
+        start_s: float,
+        finish_s: float,
+        prompt: int = 10,
+        output: int = 5,
+        cached: int = 0,
+        **headers: str,
+    ) -> None:
+        self.settle(self.begin(start_s, **headers), finish_s, prompt, output, cached)
 
     def close(self) -> list[ProgramTrace]:
         asyncio.run(self.recorder.close())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ def workload(count: int = 18, rate_per_s: float = 0.8) -> list[tuple[float, Prog
 
 
 def play(
-    arrivals: Sequence[tuple[float, ProgramTrace]], policy: str = "plas", **changes: object
+    arrivals: Sequence[tuple[float, ProgramTrace]], policy: str = "plas", **changes: Any
 ) -> tuple[SimResult, list[tuple[str, Decision]]]:
     scheduler = {
         key: changes.pop(key)
@@ -56,9 +57,9 @@ def play(
     }
     log: list[tuple[str, Decision]] = []
     settings = SimSettings(
-        model=replace(SMALL, **changes),  # type: ignore[arg-type]
-        scheduler=SchedulerConfig(policy=policy, bounds=BOUNDS, **scheduler),  # type: ignore[arg-type]
-        **run,  # type: ignore[arg-type]
+        model=replace(SMALL, **changes),
+        scheduler=SchedulerConfig(policy=policy, bounds=BOUNDS, **scheduler),
+        **run,
     )
     result = simulate(arrivals, settings, log=lambda engine, decision: log.append((engine, decision)))
     return result, log
@@ -110,7 +111,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=str,
 )
 @pytest.mark.usefixtures("checked")
-def test_stretches_change_nothing(changes: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stretches_change_nothing(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     arrivals = workload()
     stretched, log = play(arrivals, **changes)
     monkeypatch.setattr(SimEngine, "_equal_steps", lambda *_: 1)
@@ -243,7 +244,12 @@ def test_priced_contexts_come_back_the_cheaper_way(swap_block_s: float, better: 
 def test_a_price_stops_interruptions(resume: str) -> None:
     """Where coming back costs more than a quantum, only who is beyond its quantum makes room."""
     arrivals = workload(rate_per_s=5.0)
-    dear = {"prefill_s": 0.005, "swap_block_s": 0.5, "has_prefix_cache": False, "resume": resume}
+    dear: dict[str, Any] = {
+        "prefill_s": 0.005,
+        "swap_block_s": 0.5,
+        "has_prefix_cache": False,
+        "resume": resume,
+    }
     free, priced = (
         play(arrivals, kv_blocks=None, preemption=preemption, **dear)[0].engines[0].preemptions
         for preemption in ("always", "priced")
@@ -254,7 +260,7 @@ def test_a_price_stops_interruptions(resume: str) -> None:
 def test_what_the_cache_keeps_has_no_price() -> None:
     """With memory for all contexts, the prefix cache makes interruptions as free as the paper has them."""
     arrivals = workload(rate_per_s=5.0)
-    dear = {"kv_blocks": 10_000, "prefill_s": 0.005}
+    dear: dict[str, Any] = {"kv_blocks": 10_000, "prefill_s": 0.005}
     free, priced = (play(arrivals, preemption=preemption, **dear) for preemption in ("always", "priced"))
     assert free[0].engines[0].preemptions > 0
     assert free == priced

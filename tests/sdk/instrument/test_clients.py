@@ -82,7 +82,11 @@ def test_azure_client_is_annotated(client: openai.OpenAI, backend: Recording) ->
 def test_cancelled_call_leaves_nothing_behind(client: openai.OpenAI, backend: Recording) -> None:
     from autellix._instrument.openai import in_flight
 
-    backend.answer = lambda _body: (time.sleep(0.3), "late")[1]
+    def answer_late(_body: object) -> str:
+        time.sleep(0.3)
+        return "late"
+
+    backend.answer = answer_late
 
     async def main() -> None:
         async with openai.AsyncOpenAI(base_url=backend.url, api_key="key") as client:
