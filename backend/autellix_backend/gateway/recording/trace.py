@@ -1,4 +1,4 @@
-"""Program traces: what a program's calls were, and the reader and writer of their JSON lines.
+"""Program traces: the calls of programs as JSON lines, and their reader and writer.
 
 One line is one program: its calls with their token counts and dependencies, no text. Lengths are in tokens:
 `prefill_tokens` is the whole prompt, of which `shared_prefix_tokens` repeat the start of the prompt and
@@ -7,17 +7,17 @@ answer of the call `prefix_from`.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import gzip
 import json
 import math
-import types
-import typing
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any, Literal, NoReturn
+
+import msgspec
 
 
 class TraceError(ValueError):
@@ -29,7 +29,7 @@ class TraceError(ValueError):
         self.problem = problem
 
     def at(self, where: str) -> TraceError:
-        """Return the same error with the place it was found at."""
+        """Return the same error with its place."""
         return TraceError(self.field, self.problem, where)
 
 
@@ -54,7 +54,7 @@ class CallTrace:
 
     @property
     def new_tokens(self) -> int:
-        """Prompt tokens that no earlier call has shown to the engine."""
+        """Prompt tokens that no earlier call of the program has sent."""
         return self.prefill_tokens - self.shared_prefix_tokens
 
     @property
@@ -82,6 +82,8 @@ class ProgramTrace:
     def __post_init__(self) -> None:
         if not self.calls:
             raise TraceError("calls", "is empty")
+        if self.arrival_s is not None and not math.isfinite(self.arrival_s):
+            raise TraceError("arrival_s", f"is {self.arrival_s}; expected null or finite seconds")
         for position, call in enumerate(self.calls):
             _check_call(call, position, self.calls)
 
@@ -94,6 +96,14 @@ class ProgramTrace:
     def is_parallel(self) -> bool:
         """Whether any two calls can run at the same time."""
         return any(call.parents != ((call.id - 1,) if call.id else ()) for call in self.calls)
+
+
+_OPTIONAL = frozenset({"turn", "start_s", "latency_s", "sample_group", "query_count", "logged_total_tokens"})
+"""Fields that a line leaves out if they are None."""
+_PROGRAM_FIELDS = tuple(item.name for item in fields(ProgramTrace))
+_CALL_FIELDS = tuple(item.name for item in fields(CallTrace))
+_JSON_TYPES = {"array": "a list", "object": "an object"}
+_PATH = re.compile(r"\.(\w+)|\[(\d+)\]")
 
 
 def read_traces(path: Path) -> list[ProgramTrace]:
@@ -114,18 +124,9 @@ def write_traces(path: Path, programs: Iterable[ProgramTrace]) -> None:
 
 def program_to_mapping(program: ProgramTrace) -> dict[str, Any]:
     """Return a program as the JSON object of its line, without absent optional fields."""
-    optional = {"turn", "start_s", "latency_s", "sample_group", "query_count", "logged_total_tokens"}
-    calls = [
-        {
-            key: value
-            for key, value in dataclasses.asdict(call).items()
-            if key not in optional or value is not None
-        }
-        for call in program.calls
-    ]
-    mapping = {key: value for key, value in dataclasses.asdict(program).items() if key != "calls"}
-    kept = {key: value for key, value in mapping.items() if key not in optional or value is not None}
-    return {**kept, "calls": calls}
+    mapping = msgspec.to_builtins(program)
+    calls = [_without_absent(call) for call in mapping.pop("calls")]
+    return {**_without_absent(mapping), "calls": calls}
 
 
 def program_from_mapping(mapping: Mapping[str, Any]) -> ProgramTrace:
@@ -134,18 +135,38 @@ def program_from_mapping(mapping: Mapping[str, Any]) -> ProgramTrace:
     Raises:
         TraceError: for a missing, unknown or badly typed field, or a call that breaks the DAG's rules.
     """
-    fields = _typed(_PROGRAM_FIELDS, mapping, prefix="")
-    calls = mapping.get("calls")
-    if not isinstance(calls, list):
-        raise TraceError("calls", "is missing or not a list")
-    fields["calls"] = tuple(_call_from_mapping(item, index) for index, item in enumerate(calls))
-    return ProgramTrace(**fields)
+    _check_known(mapping, _PROGRAM_FIELDS, "")
+    try:
+        program = msgspec.convert(mapping, ProgramTrace)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, TraceError):
+            raise error.__cause__ from None
+        raise _schema_error(str(error), mapping) from None
+    for index, call in enumerate(mapping["calls"]):
+        _check_known(call, _CALL_FIELDS, f"calls[{index}].")
+    return program
 
 
-def _call_from_mapping(item: object, index: int) -> CallTrace:
-    if not isinstance(item, dict):
-        raise TraceError(f"calls[{index}]", "is not an object")
-    return CallTrace(**_typed(_CALL_FIELDS, item, prefix=f"calls[{index}]."))
+def _without_absent(mapping: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in mapping.items() if value is not None or key not in _OPTIONAL}
+
+
+def _check_known(mapping: Mapping[str, Any], known: tuple[str, ...], prefix: str) -> None:
+    for key in mapping:
+        if key not in known:
+            raise TraceError(f"{prefix}{key}", f"is unknown; expected one of {', '.join(known)}")
+
+
+def _schema_error(message: str, mapping: Mapping[str, Any]) -> TraceError:
+    """Turn msgspec's message, such as "Expected `int`, got `str` - at `$.calls[1].id`", into ours."""
+    problem, _, path = message.partition(" - at ")
+    path = path.strip("`").removeprefix("$")
+    if problem.startswith("Object missing required field"):
+        return TraceError(f"{path}.{problem.split('`')[1]}".lstrip("."), "is missing")
+    steps = (name or int(index) for name, index in _PATH.findall(path))
+    value = functools.reduce(lambda found, step: found[step], steps, mapping)
+    expected = problem.split("`")[1]
+    return TraceError(path.lstrip("."), f"is {value!r}; expected {_JSON_TYPES.get(expected, expected)}")
 
 
 def _read_lines(path: Path) -> Iterator[ProgramTrace]:
@@ -177,60 +198,6 @@ def _read_line(line: str, where: str) -> ProgramTrace:
         raise error.at(where) from error
 
 
-def _fields(record: type[Any]) -> dict[str, tuple[Any, bool]]:
-    """Return each field's type and whether a line must have it."""
-    hints = typing.get_type_hints(record)
-    missing = dataclasses.MISSING
-    return {item.name: (hints[item.name], item.default is missing) for item in dataclasses.fields(record)}
-
-
-_CALL_FIELDS = _fields(CallTrace)
-_PROGRAM_FIELDS = _fields(ProgramTrace)
-
-
-def _typed(fields: dict[str, tuple[Any, bool]], mapping: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    for key in mapping:
-        if key not in fields:
-            raise TraceError(f"{prefix}{key}", f"is unknown; expected one of {', '.join(fields)}")
-    for name, (_, is_required) in fields.items():
-        if is_required and name not in mapping:
-            raise TraceError(f"{prefix}{name}", "is missing")
-    return {
-        key: _convert(value, fields[key][0], f"{prefix}{key}")
-        for key, value in mapping.items()
-        if key != "calls"
-    }
-
-
-def _convert(value: object, hint: Any, field: str) -> object:
-    # By exact type: to Python, true is an int.
-    if type(value) is hint:
-        return value
-    kind, item_kind, is_optional = _parts(hint)
-    if value is None and is_optional:
-        return None
-    if kind is tuple:
-        if isinstance(value, list):
-            return tuple([_convert(item, item_kind, field) for item in value])
-        raise TraceError(field, f"is {value!r}; expected a list")
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is kind and (kind is not float or math.isfinite(value)):  # type: ignore[arg-type]
-        return value
-    raise TraceError(field, f"is {value!r}; expected {kind.__name__}")
-
-
-@functools.cache
-def _parts(hint: Any) -> tuple[Any, Any, bool]:
-    """Return a hint's type, the type of a tuple's items, and whether None is allowed."""
-    is_optional = isinstance(hint, types.UnionType)
-    if is_optional:
-        hint = next(option for option in typing.get_args(hint) if option is not type(None))
-    if typing.get_origin(hint) is tuple:
-        return tuple, typing.get_args(hint)[0], is_optional
-    return hint, None, is_optional
-
-
 def _check_call(call: CallTrace, position: int, calls: tuple[CallTrace, ...]) -> None:
     if call.prefix_from is None:
         longest = 0
@@ -246,6 +213,8 @@ def _check_call(call: CallTrace, position: int, calls: tuple[CallTrace, ...]) ->
         and call.decode_tokens >= 0
         and 0 <= call.shared_prefix_tokens <= min(call.prefill_tokens, longest)
         and (call.gap_before_s is None or 0 <= call.gap_before_s < math.inf)
+        and (call.start_s is None or math.isfinite(call.start_s))
+        and (call.latency_s is None or math.isfinite(call.latency_s))
     ):
         _name_broken_rule(call, position, longest)
 
@@ -264,8 +233,11 @@ def _name_broken_rule(call: CallTrace, position: int, longest: int) -> None:
     if call.shared_prefix_tokens > longest:
         expected = "0 without prefix_from"
         if call.prefix_from is not None:
-            expected = f"at most {longest}, what that call held"
+            expected = f"at most {longest}, the context of that call"
         _refuse(call, position, "shared_prefix_tokens", expected)
+    for name in ("start_s", "latency_s"):
+        if not math.isfinite(getattr(call, name) or 0.0):
+            _refuse(call, position, name, "null or finite seconds")
     _refuse(call, position, "gap_before_s", "null or finite seconds, zero or more")
 
 
