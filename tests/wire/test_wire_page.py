@@ -8,11 +8,11 @@ from pathlib import Path
 from autellix_backend.engines.kind import EngineKind
 from autellix_backend.gateway.calls.outbound import IDENTITY_FIELDS, PRIVILEGED_FIELDS
 from autellix_backend.gateway.engines.upstream import FORWARDED_HEADERS
-from autellix_backend.gateway.identity.aliases import ALIASES, PROGRAM_SOURCES, Gives
+from autellix_backend.gateway.identity.aliases import ALIASES, PROGRAM_SOURCES, AliasField
 from autellix_wire import headers
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/wire.md").read_text(encoding="utf-8")
-WORDS = {Gives.FINAL: "end"}
+WORDS = {AliasField.FINAL: "end"}
 
 
 def rows() -> list[tuple[str, str, str]]:
@@ -22,7 +22,7 @@ def rows() -> list[tuple[str, str, str]]:
 
 
 def test_the_table_of_names_is_the_codes_in_its_order() -> None:
-    expected = [(alias.source, alias.name, WORDS.get(alias.gives, alias.gives.value)) for alias in ALIASES]
+    expected = [(alias.source, alias.name, WORDS.get(alias.field, alias.field.value)) for alias in ALIASES]
     assert rows() == expected
 
 

@@ -116,7 +116,7 @@ def _routes(parts: Components) -> list[Route]:
 
 def _engine_routes(parts: Components) -> list[Route]:
     max_body_bytes = parts.settings.gateway.max_body_bytes
-    path = CallPath(parts.guard, parts.placement, parts.router, parts.registry)
+    path = CallPath(parts.guard, parts.resolver, parts.router, parts.registry)
     passthrough = PassthroughEndpoint(parts.pool, max_body_bytes=max_body_bytes)
     return [
         Route(
@@ -134,7 +134,7 @@ async def _reap(parts: Components) -> None:
     while True:
         await asyncio.sleep(REAP_PERIOD_S)
         try:
-            parts.placement.expire(parts.clock())
+            parts.resolver.expire(parts.clock())
             reaped = await parts.store.reap(parts.clock())
         except Exception:
             # A task's boundary: one failed round must not end the reaping.

@@ -28,7 +28,7 @@ from autellix_backend.gateway.engines.upstream import Upstream
 from autellix_backend.gateway.explain.event_feed import EventFeed
 from autellix_backend.gateway.http.sessions import LOST_HEARTBEATS
 from autellix_backend.gateway.http.watches import Watches
-from autellix_backend.gateway.identity.identity import Placement
+from autellix_backend.gateway.identity.identity import IdentityResolver
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
 from autellix_backend.gateway.lifecycle import FactsSink, Lifecycle
 from autellix_backend.gateway.recording.recorder import ProgramRecorder
@@ -61,7 +61,7 @@ class Components:
     recorder: ProgramRecorder | None
     limiter: Limiter | None
     guard: SessionTokens
-    placement: Placement
+    resolver: IdentityResolver
     watches: Watches
     outputs: CallExporters
     registry: CallRegistry
@@ -127,7 +127,7 @@ def make_components(
         guard=SessionTokens(
             settings.gateway.token_secret, is_strict=settings.gateway.strict_identity, clock=clock
         ),
-        placement=Placement(settings.gateway, metrics, clock=clock),
+        resolver=IdentityResolver(settings.gateway, metrics, clock=clock),
         watches=Watches(),
         outputs=outputs,
         registry=registry,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from autellix_backend.core.balance import EngineLoad, make_balancer
 from autellix_backend.core.balance.locality import DEFAULT_THRESHOLD_TOKENS
 from autellix_backend.core.balance.speed import DECODE_GUESS_S, PREFILL_GUESS_S
-from autellix_backend.gateway.identity.aliases import find_claims
+from autellix_backend.gateway.identity.aliases import resolve_aliases
 from autellix_wire import InvalidIdError
 
 BYTES_PER_TOKEN = 4
@@ -107,15 +107,15 @@ def read_call(args: Sequence[object], session_id: str = "") -> ServedCall:
     """
     headers = next(filter(None, map(_headers, args)), {})
     try:
-        claims = find_claims(headers, {})
+        aliases = resolve_aliases(headers, {})
     except InvalidIdError:
         # The engine, or a gateway, refuses it; here it is nobody's.
         return ServedCall(program_id=None, prompt_tokens=_prompt_tokens(args, headers))
-    program_id = claims.program.value if claims.program is not None else session_id or None
+    program_id = aliases.program.value if aliases.program is not None else session_id or None
     return ServedCall(
         program_id=program_id,
         prompt_tokens=_prompt_tokens(args, headers),
-        is_final=claims.final is not None,
+        is_final=aliases.final is not None,
     )
 
 

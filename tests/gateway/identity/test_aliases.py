@@ -16,10 +16,10 @@ from autellix_backend.gateway.calls.dialects import CHAT_COMPLETIONS
 from autellix_backend.gateway.identity.aliases import (
     ALIASES,
     PROGRAM_SOURCES,
-    Claims,
-    Gives,
+    AliasField,
+    ResolvedAliases,
     Tier,
-    find_claims,
+    resolve_aliases,
     usable_id,
 )
 from autellix_wire import InvalidIdError
@@ -116,34 +116,34 @@ RECORDED = [
 ]
 
 
-def read(headers: dict[str, str] | None = None, body: dict[str, Any] | None = None) -> Claims:
+def read(headers: dict[str, str] | None = None, body: dict[str, Any] | None = None) -> ResolvedAliases:
     lowered = {name.lower(): value for name, value in (headers or {}).items()}
-    return find_claims(lowered, parse_body(json.dumps(body or {}).encode(), CHAT_COMPLETIONS).fields)
+    return resolve_aliases(lowered, parse_body(json.dumps(body or {}).encode(), CHAT_COMPLETIONS).fields)
 
 
-def found(claims: Claims, gives: Gives) -> str | None:
+def found(resolved: ResolvedAliases, field: AliasField) -> str | None:
     """Return what a request says of one thing, as text."""
     return {
-        Gives.PROGRAM: claims.program.value if claims.program else None,
-        Gives.PARENT: claims.parent,
-        Gives.THREAD: claims.thread,
-        Gives.AGENT: claims.agent,
-        Gives.FINAL: "final" if claims.final else None,
-    }[gives]
+        AliasField.PROGRAM: resolved.program.value if resolved.program else None,
+        AliasField.PARENT: resolved.parent,
+        AliasField.THREAD: resolved.thread,
+        AliasField.AGENT: resolved.agent,
+        AliasField.FINAL: "final" if resolved.final else None,
+    }[field]
 
 
 @pytest.mark.parametrize("sent", RECORDED, ids=lambda sent: sent.source)
 def test_a_name_is_read_as_its_client_sends_it(sent: Sent) -> None:
     alias = next(alias for alias in ALIASES if alias.source == sent.source)
-    claims = read(sent.headers, sent.body)
-    assert found(claims, alias.gives) == sent.value
-    if alias.gives is Gives.PROGRAM:
-        assert claims.program is not None
-        assert claims.program.alias is alias
-    if alias.gives is Gives.FINAL:
-        assert claims.final is alias
-    assert claims.malformed == ()
-    assert claims.conflicts == ()
+    resolved = read(sent.headers, sent.body)
+    assert found(resolved, alias.field) == sent.value
+    if alias.field is AliasField.PROGRAM:
+        assert resolved.program is not None
+        assert resolved.program.alias is alias
+    if alias.field is AliasField.FINAL:
+        assert resolved.final is alias
+    assert resolved.malformed == ()
+    assert resolved.conflicts == ()
 
 
 def test_every_row_has_a_recorded_request() -> None:
@@ -157,10 +157,10 @@ def test_the_sources_are_a_fixed_set_without_doubles_in_the_order_of_their_tiers
     assert tiers == sorted(tiers)
 
 
-@pytest.mark.parametrize("place", range(sum(alias.gives is Gives.PROGRAM for alias in ALIASES)))
+@pytest.mark.parametrize("place", range(sum(alias.field is AliasField.PROGRAM for alias in ALIASES)))
 def test_a_row_wins_over_all_below_it(place: int) -> None:
     """Each row is sent with all rows below it, and an id of its own in each."""
-    rows = [alias for alias in ALIASES if alias.gives is Gives.PROGRAM][place:]
+    rows = [alias for alias in ALIASES if alias.field is AliasField.PROGRAM][place:]
     headers: dict[str, str] = {}
     body: dict[str, Any] = {}
     for alias in rows:
@@ -174,9 +174,9 @@ def test_a_row_wins_over_all_below_it(place: int) -> None:
             for name in alias.path[:-1]:
                 inner = inner.setdefault(name, {})
             inner[alias.path[-1]] = value
-    claims = read(headers, body)
-    assert claims.program is not None
-    assert claims.program.alias is rows[0]
+    resolved = read(headers, body)
+    assert resolved.program is not None
+    assert resolved.program.alias is rows[0]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_parent_counts_only_beside_a_program_of_its_own_client() -> None:
 
 @pytest.mark.parametrize("value", ["", " ", "é", "x" * 257])
 @pytest.mark.parametrize(
-    "name", [a.header for a in ALIASES if a.tier is Tier.OWN and a.gives is not Gives.FINAL]
+    "name", [a.header for a in ALIASES if a.tier is Tier.OWN and a.field is not AliasField.FINAL]
 )
 def test_a_malformed_id_of_ours_names_its_header(name: str, value: str) -> None:
     with pytest.raises(InvalidIdError) as caught:
@@ -246,22 +246,22 @@ def test_a_malformed_end_of_ours_names_its_header() -> None:
 def test_what_is_unusable_under_a_foreign_name_is_ignored_and_reported(
     headers: dict[str, str], body: dict[str, Any], malformed: tuple[str, ...]
 ) -> None:
-    claims = read(headers, body)
-    assert claims.malformed == malformed
-    assert claims.program is None
-    assert claims.final is None
+    resolved = read(headers, body)
+    assert resolved.malformed == malformed
+    assert resolved.program is None
+    assert resolved.final is None
 
 
 def test_an_unusable_name_does_not_hide_the_next_one() -> None:
-    claims = read({"X-Session-ID": ""}, {"session_id": "s"})
-    assert claims.program is not None
-    assert claims.program.value == "s"
+    resolved = read({"X-Session-ID": ""}, {"session_id": "s"})
+    assert resolved.program is not None
+    assert resolved.program.value == "s"
 
 
 def test_a_number_serves_as_a_job_id() -> None:
-    claims = read(body={"job_id": 17})
-    assert claims.program is not None
-    assert claims.program.value == "17"
+    resolved = read(body={"job_id": 17})
+    assert resolved.program is not None
+    assert resolved.program.value == "17"
 
 
 def test_what_is_too_long_or_not_ascii_has_one_hash_in_headers_and_bodies() -> None:
@@ -298,9 +298,9 @@ HEADER_TEXT = st.text(st.characters(max_codepoint=255), max_size=300)
 )
 def test_no_foreign_value_breaks_a_request(headers: dict[str, str], body: dict[str, Any]) -> None:
     fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode(msgspec.json.encode(body))
-    claims = find_claims(headers, fields)
-    assert {kept for kept, _ in claims.conflicts} <= set(PROGRAM_SOURCES)
-    assert set(claims.malformed) <= {alias.source for alias in ALIASES}
+    resolved = resolve_aliases(headers, fields)
+    assert {kept for kept, _ in resolved.conflicts} <= set(PROGRAM_SOURCES)
+    assert set(resolved.malformed) <= {alias.source for alias in ALIASES}
 
 
 async def test_two_calls_of_a_client_are_one_program_and_say_why(serve: Any) -> None:

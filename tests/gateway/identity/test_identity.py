@@ -11,7 +11,7 @@ from autellix_backend.core.estimate import Hint
 from autellix_backend.gateway.calls.body import parse_body
 from autellix_backend.gateway.calls.dialects import CHAT_COMPLETIONS
 from autellix_backend.gateway.errors import InvalidRequestError
-from autellix_backend.gateway.identity.identity import Identity, Placement, read_identity
+from autellix_backend.gateway.identity.identity import Identity, IdentityResolver, read_identity
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.settings import GatewaySettings
@@ -22,24 +22,24 @@ def read(**headers: str) -> Identity:
     return read_identity(named, {}, lambda: "made")
 
 
-class Desk:
-    """A placement with a clock of its own, that counts the calls."""
+class Calls:
+    """A resolver with a clock of its own that counts the calls."""
 
     def __init__(self, **settings: Any) -> None:
         self.now = 0.0
         self.calls = 0
         self.metrics = GatewayMetrics()
-        self.placement = Placement(GatewaySettings(**settings), self.metrics, clock=lambda: self.now)
+        self.resolver = IdentityResolver(GatewaySettings(**settings), self.metrics, clock=lambda: self.now)
 
-    def place(self, headers: dict[str, str], tenant: str = "", **body: Any) -> Identity:
+    def resolve(self, headers: dict[str, str], tenant: str = "", **body: Any) -> Identity:
         self.calls += 1
         fields = parse_body(json.dumps(body).encode(), CHAT_COMPLETIONS).fields
         whose = Tenant(name=tenant)
-        said = read_identity(headers, fields, lambda: f"call-{self.calls}").under(whose)
-        return self.placement.place(said, fields, whose)
+        said = read_identity(headers, fields, lambda: f"call-{self.calls}").scoped_to(whose)
+        return self.resolver.resolve(said, fields, whose)
 
     def where(self, headers: dict[str, str]) -> tuple[str, str]:
-        placed = self.place(headers)
+        placed = self.resolve(headers)
         return placed.program, placed.thread
 
 
@@ -70,7 +70,7 @@ def test_all_headers_are_read() -> None:
         flags=("implicit", "truncated"),
         is_final=True,
         source="program-header",
-        claims=identity.claims,
+        aliases=identity.aliases,
     )
 
 
@@ -123,30 +123,30 @@ CODEX = {"session-id": "root", "thread-id": "root"}
 def test_a_sub_agent_is_a_thread_of_its_root_or_a_program(
     headers: dict[str, str], as_thread: tuple[str, str], as_program: tuple[str, str]
 ) -> None:
-    assert Desk(subagents="thread").where(headers) == as_thread
-    assert Desk(subagents="program").where(headers) == as_program
+    assert Calls(subagents="thread").where(headers) == as_thread
+    assert Calls(subagents="program").where(headers) == as_program
 
 
 def test_a_parent_named_once_is_remembered_until_it_idles() -> None:
-    desk = Desk(program_idle_s=600)
-    desk.place(DYNAMO_CHILD)
+    calls = Calls(program_idle_s=600)
+    calls.resolve(DYNAMO_CHILD)
     alone = {"x-dynamo-session-id": "run:coder"}
-    assert desk.where(alone) == ("run", "run:coder")
-    assert desk.place(alone, tenant="other").program == "other/run:coder"
-    desk.now = 601.0
-    desk.placement.expire(desk.now)
-    assert desk.where(alone) == ("run:coder", "0")
+    assert calls.where(alone) == ("run", "run:coder")
+    assert calls.resolve(alone, tenant="other").program == "other/run:coder"
+    calls.now = 601.0
+    calls.resolver.expire(calls.now)
+    assert calls.where(alone) == ("run:coder", "0")
 
 
 def test_a_sub_agents_end_is_not_its_programs() -> None:
-    desk = Desk()
+    calls = Calls()
     final = {"x-dynamo-session-final": "true"}
-    assert not desk.place({**DYNAMO_CHILD, **final}).is_final
+    assert not calls.resolve({**DYNAMO_CHILD, **final}).is_final
     # The ended agent's link is gone.
-    assert desk.where({"x-dynamo-session-id": "run:coder"}) == ("run:coder", "0")
-    assert desk.place({"x-dynamo-session-id": "run", **final}).is_final
-    assert desk.place({**DYNAMO_CHILD, "x-autellix-final": "true"}).is_final
-    assert Desk(subagents="program").place({**DYNAMO_CHILD, **final}).is_final
+    assert calls.where({"x-dynamo-session-id": "run:coder"}) == ("run:coder", "0")
+    assert calls.resolve({"x-dynamo-session-id": "run", **final}).is_final
+    assert calls.resolve({**DYNAMO_CHILD, "x-autellix-final": "true"}).is_final
+    assert Calls(subagents="program").resolve({**DYNAMO_CHILD, **final}).is_final
 
 
 CHAT = [
@@ -158,35 +158,35 @@ LONGER = [*CHAT, {"role": "assistant", "content": "d"}, {"role": "user", "conten
 
 
 def test_an_unnamed_chat_is_recognised_if_that_is_wanted() -> None:
-    desk = Desk()
-    assert desk.place({}, messages=CHAT).source == "content-chain"
-    joined = desk.place({}, messages=LONGER)
+    calls = Calls()
+    assert calls.resolve({}, messages=CHAT).source == "content-chain"
+    joined = calls.resolve({}, messages=LONGER)
     assert (joined.program, joined.source) == ("call-1", "content-chain")
     assert not joined.is_anonymous
-    assert desk.place({}, prompt="text").is_anonymous
-    off = Desk(content_chain=False)
-    assert off.place({}, messages=CHAT).is_anonymous
+    assert calls.resolve({}, prompt="text").is_anonymous
+    off = Calls(content_chain=False)
+    assert off.resolve({}, messages=CHAT).is_anonymous
 
 
 def test_a_named_chat_is_not_looked_at() -> None:
-    desk = Desk()
-    desk.place({"x-session-id": "s"}, messages=CHAT)
-    assert desk.place({}, messages=LONGER).program == "call-2"
+    calls = Calls()
+    calls.resolve({"x-session-id": "s"}, messages=CHAT)
+    assert calls.resolve({}, messages=LONGER).program == "call-2"
 
 
 def test_conflicts_and_malformed_values_are_counted() -> None:
-    desk = Desk()
-    desk.place({"x-autellix-program-id": "p", "x-session-id": "q"}, session_id=[])
-    rendered = desk.metrics.render().decode()
+    calls = Calls()
+    calls.resolve({"x-autellix-program-id": "p", "x-session-id": "q"}, session_id=[])
+    rendered = calls.metrics.render().decode()
     assert 'autellix_identity_conflicts_total{dropped="x-session-id",kept="program-header"} 1.0' in rendered
     assert 'autellix_identity_malformed_total{source="body-session-id"} 1.0' in rendered
 
 
 def test_a_tenants_programs_have_its_name_however_they_are_found() -> None:
-    desk = Desk()
-    assert desk.place(DYNAMO_CHILD, tenant="lab").program == "lab/run"
-    assert desk.place({}, tenant="lab", messages=CHAT).program == "lab/call-2"
-    assert desk.place({}, tenant="lab", messages=LONGER).program == "lab/call-2"
-    assert desk.place({}, tenant="other", messages=LONGER).program == "other/call-4"
-    apart = Desk(subagents="program")
-    assert apart.place({**CLAUDE, "x-claude-code-agent-id": "a8"}, tenant="lab").program == "lab/session/a8"
+    calls = Calls()
+    assert calls.resolve(DYNAMO_CHILD, tenant="lab").program == "lab/run"
+    assert calls.resolve({}, tenant="lab", messages=CHAT).program == "lab/call-2"
+    assert calls.resolve({}, tenant="lab", messages=LONGER).program == "lab/call-2"
+    assert calls.resolve({}, tenant="other", messages=LONGER).program == "other/call-4"
+    apart = Calls(subagents="program")
+    assert apart.resolve({**CLAUDE, "x-claude-code-agent-id": "a8"}, tenant="lab").program == "lab/session/a8"

@@ -71,11 +71,11 @@ NAMES = st.sampled_from("abcdef")
 
 @given(st.lists(st.tuples(NAMES, st.none() | NAMES, st.integers(0, 5)), max_size=40))
 def test_any_claims_end_in_a_root_and_leave_nothing_behind(
-    claims: list[tuple[str, str | None, int]],
+    links: list[tuple[str, str | None, int]],
 ) -> None:
     lineage = Lineage(ttl_s=10, max_links=4)
     now = 0
-    for agent, parent, pause in claims:
+    for agent, parent, pause in links:
         now += pause
         root = lineage.root("", agent, parent, now)
         assert lineage.root("", root, None, now) == root

@@ -98,7 +98,7 @@ def test_another_process_knows_nothing_of_it() -> None:
     one, other = Chat(), Chat()
     one.say(*SECOND)
     other.say(*SECOND)
-    assert set(one.chain._programs) != set(other.chain._programs)
+    assert set(one.chain._programs._entries) != set(other.chain._programs._entries)
 
 
 def test_transcripts_leave_when_unused_and_stay_while_used() -> None:

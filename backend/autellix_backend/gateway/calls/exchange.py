@@ -33,7 +33,7 @@ from autellix_backend.gateway.errors import (
     GatewayError,
     ShuttingDownError,
 )
-from autellix_backend.gateway.identity.identity import Identity, Placement, read_identity
+from autellix_backend.gateway.identity.identity import Identity, IdentityResolver, read_identity
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
 from autellix_backend.gateway.lifecycle import Outcome
 from autellix_backend.gateway.tenancy.tenants import Tenant
@@ -44,10 +44,10 @@ class CallPath:
     """Serves calls of any dialect."""
 
     def __init__(
-        self, tokens: SessionTokens, placement: Placement, router: Router, registry: CallRegistry
+        self, tokens: SessionTokens, resolver: IdentityResolver, router: Router, registry: CallRegistry
     ) -> None:
         self._tokens = tokens
-        self._placement = placement
+        self._resolver = resolver
         self._router = router
         self._registry = registry
 
@@ -94,9 +94,9 @@ class CallPath:
             self._router.release(assignment)
 
     async def _identify(self, tenant: Tenant, headers: Mapping[str, str], body: CallBody) -> Identity:
-        claimed = read_identity(headers, body.fields, self._registry.new_id).under(tenant)
-        admitted = await self._tokens.admit(claimed, headers, tenant)
-        return self._placement.place(admitted, body.fields, tenant)
+        named = read_identity(headers, body.fields, self._registry.new_id).scoped_to(tenant)
+        verified = await self._tokens.verify(named, headers, tenant)
+        return self._resolver.resolve(verified, body.fields, tenant)
 
 
 class Exchange:

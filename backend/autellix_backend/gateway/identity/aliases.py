@@ -1,20 +1,21 @@
-"""Every name under which a client says which program its call belongs to: one table, read in its order.
+"""The aliases under which clients name the program of a call: one table, in order of precedence.
 
-The first row that is present wins, field by field: the program, its thread, its parent, its end. Tiers order
-the rows by how much the name means to say: our own headers; protocols that other schedulers made for exactly
-this; what coding agents and proxies send anyway; and last the ids of queues and caches, which are mostly one
-program's and sometimes a whole tenant's. OpenAI's `user` and `safety_identifier` are no rows: they name a
-person, whose programs have nothing to do with each other.
+The first alias that is present wins, field by field: the program, its thread, its parent, its end. Tiers rank
+aliases by how surely they mean a program: our own headers; protocols that other schedulers made for this
+purpose; ids that coding agents and proxies send anyway; and last the ids of queues and caches, which mostly
+mean one program and sometimes a whole tenant. OpenAI's `user` and `safety_identifier` are left out: they name
+a person, whose programs are unrelated.
 
-A malformed id of our own is the client's bug and an error. One under a foreign name was not meant for us: it
-must not break the call, so what is unusable is ignored and counted, and what is only too long or not ASCII is
-replaced by its hash, the same for every call and gateway.
+A malformed id in our own headers is a client's bug and an error. A foreign id was not meant for us and must
+not break the call: an unusable value is ignored and counted, and one that is too long or not ASCII is
+replaced by its hash, which is the same for every call and gateway.
 """
 
 from __future__ import annotations
 
 import enum
 import hashlib
+import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ Fields = Mapping[str, msgspec.Raw]
 
 
 class Tier(enum.IntEnum):
-    """How much a name means to say; a lower number wins."""
+    """The rank of an alias; a lower number wins."""
 
     OWN = 1
     PROTOCOL = 2
@@ -40,12 +41,12 @@ class Tier(enum.IntEnum):
     FLOW = 4
 
 
-class Gives(enum.Enum):
-    """What a row tells of a call."""
+class AliasField(enum.Enum):
+    """The field of a call's identity that an alias names."""
 
     PROGRAM = "program"
     PARENT = "parent"
-    """The id, of the same kind as the program's, of the agent that started this one."""
+    """The id of the agent that started this one, of the same kind as the program's id."""
     THREAD = "thread"
     AGENT = "agent"
     """A sub-agent of the program."""
@@ -53,16 +54,16 @@ class Gives(enum.Enum):
 
 
 Reader = Callable[[str], str | None]
-"""Finds the id in a value; None where the value holds none, and does not mean to."""
+"""Extracts the id from a value; None if the value is valid and holds none."""
 
 
 def plain(value: str) -> str:
-    """Take the value itself."""
+    """Return the value itself."""
     return value
 
 
 def claude_session(user_id: str) -> str | None:
-    """Find the session in Anthropic's `metadata.user_id` as Claude Code fills it; others name a person."""
+    """Return the session in Anthropic's `metadata.user_id` as Claude Code fills it; others name a person."""
     if user_id.startswith("{"):
         try:
             return msgspec.json.decode(user_id, type=_ClaudeUser).session_id
@@ -73,9 +74,9 @@ def claude_session(user_id: str) -> str | None:
 
 
 def conversation_key(key: str) -> str | None:
-    """Take a `prompt_cache_key` that is made for one conversation: a UUID, or an id of OpenCode's.
+    """Return a `prompt_cache_key` that names one conversation: a UUID, or an OpenCode id.
 
-    Codex and OpenCode put their session here; applications put words, the same for all they do.
+    Codex and OpenCode send their session; applications send one word for all their calls.
     """
     return key if _CONVERSATION.fullmatch(key) else None
 
@@ -89,46 +90,39 @@ _CONVERSATION = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alias:
-    """One name for one thing: a header, or a path into the JSON body."""
+    """One name of one field: a header, or a path into the JSON body."""
 
     source: str
-    """What reports and metrics call it."""
+    """Its name in receipts and metrics."""
     tier: Tier
-    gives: Gives
+    field: AliasField
     client: str
-    """Whose ids these are: a parent counts only beside a program of the same client."""
+    """The software that sends it; a parent counts only beside a program of the same client."""
     header: str | None = None
     header_key: str = ""
-    """The header as servers spell it."""
+    """The header in lower case."""
     path: tuple[str, ...] = ()
     read: Reader = plain
 
     @property
     def name(self) -> str:
-        """Return the header's name, or the body's path with dots."""
+        """Return the header's name, or the dotted path into the body."""
         return self.header or ".".join(self.path)
 
 
-def _header(source: str, tier: Tier, gives: Gives, client: str, header: str, read: Reader = plain) -> Alias:
-    return Alias(
-        source=source,
-        tier=tier,
-        gives=gives,
-        client=client,
-        header=header,
-        header_key=header.lower(),
-        read=read,
-    )
+def _header(source: str, tier: Tier, field: AliasField, client: str, header: str) -> Alias:
+    key = header.lower()
+    return Alias(source=source, tier=tier, field=field, client=client, header=header, header_key=key)
 
 
-def _body(source: str, tier: Tier, gives: Gives, client: str, path: str, read: Reader = plain) -> Alias:
+def _body(source: str, tier: Tier, field: AliasField, client: str, path: str, read: Reader = plain) -> Alias:
     names = tuple(path.split("."))
-    return Alias(source=source, tier=tier, gives=gives, client=client, path=names, read=read)
+    return Alias(source=source, tier=tier, field=field, client=client, path=names, read=read)
 
 
 _OWN, _PROTOCOL, _CLIENT, _FLOW = Tier.OWN, Tier.PROTOCOL, Tier.CLIENT, Tier.FLOW
-_PROGRAM, _PARENT, _THREAD = Gives.PROGRAM, Gives.PARENT, Gives.THREAD
-_AGENT, _FINAL = Gives.AGENT, Gives.FINAL
+_PROGRAM, _PARENT, _THREAD = AliasField.PROGRAM, AliasField.PARENT, AliasField.THREAD
+_AGENT, _FINAL = AliasField.AGENT, AliasField.FINAL
 
 ALIASES: tuple[Alias, ...] = (
     _header("program-header", _OWN, _PROGRAM, "autellix", PROGRAM_ID),
@@ -173,66 +167,66 @@ ALIASES: tuple[Alias, ...] = (
 )
 
 PROGRAM_SOURCES: tuple[str, ...] = (
-    *(alias.source for alias in ALIASES if alias.gives is Gives.PROGRAM),
+    *(alias.source for alias in ALIASES if alias.field is AliasField.PROGRAM),
     CONTENT_CHAIN,
     ANONYMOUS,
     FOREIGN_TOKEN,
 )
-"""All that `X-Autellix-Identity-Source` can say."""
+"""The values of `X-Autellix-Identity-Source`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """An id, and the row that it was found by."""
+class AliasMatch:
+    """An id and the alias that it was sent under."""
 
     alias: Alias
     value: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claims:
-    """What a request says of itself, after the table's precedence."""
+class ResolvedAliases:
+    """The ids that a request names, by the table's precedence."""
 
-    program: Claim | None
+    program: AliasMatch | None
     parent: str | None
     """Only from the program's own client."""
     thread: str | None
     agent: str | None
-    """A sub-agent within the program; or the program itself, where its main agent has an id too."""
+    """A sub-agent of the program; or the program itself, if its main agent has an id too."""
     final: Alias | None
-    """The row that says that this is the last call, if one does."""
+    """The alias that marks this call as the last one, if any."""
     conflicts: tuple[tuple[str, str], ...]
-    """Sources (kept, dropped) that name different programs."""
+    """Pairs of sources (kept, dropped) that name different programs."""
     malformed: tuple[str, ...]
-    """Sources whose values could not be used."""
+    """Sources whose values are unusable."""
 
 
-def find_claims(headers: Mapping[str, str], fields: Fields) -> Claims:
-    """Read a request by the table; `headers` has lower-case names, `fields` is its body.
+def resolve_aliases(headers: Mapping[str, str], fields: Fields) -> ResolvedAliases:
+    """Return the ids that a request names; `headers` has lower-case names, `fields` is its body.
 
     Raises:
         InvalidIdError: if a value of our own headers is malformed.
     """
-    rows = _present_rows(headers, fields)
-    if not rows:
-        return _NO_CLAIMS
-    claims: list[Claim] = []
+    present = _present_aliases(headers, fields)
+    if not present:
+        return _NO_ALIASES
+    matches: list[AliasMatch] = []
     malformed: list[str] = []
-    for _, alias in rows:
+    for _, alias in present:
         try:
             value = _value_of(alias, headers, fields)
         except _UnusableError:
             malformed.append(alias.source)
             continue
         if value is not None:
-            claims.append(Claim(alias, value))
-    programs = [claim for claim in claims if claim.alias.gives is Gives.PROGRAM]
+            matches.append(AliasMatch(alias, value))
+    programs = [match for match in matches if match.alias.field is AliasField.PROGRAM]
     program = programs[0] if programs else None
-    thread, agent = _first(claims, Gives.THREAD), _first(claims, Gives.AGENT)
-    final = _first(claims, Gives.FINAL)
-    return Claims(
+    thread, agent = _first(matches, AliasField.THREAD), _first(matches, AliasField.AGENT)
+    final = _first(matches, AliasField.FINAL)
+    return ResolvedAliases(
         program=program,
-        parent=_parent_of(program, claims),
+        parent=_parent_of(program, matches),
         thread=None if thread is None else thread.value,
         agent=None if agent is None else agent.value,
         final=final.alias if final is not None and final.value == _YES else None,
@@ -242,7 +236,7 @@ def find_claims(headers: Mapping[str, str], fields: Fields) -> Claims:
 
 
 def usable_id(text: str) -> str | None:
-    """Return a foreign id by the wire rules: itself, its hash if it breaks them, None if it is empty."""
+    """Return a foreign id, its hash if it breaks the wire's rules, None if it is empty."""
     text = text.strip()
     if not text:
         return None
@@ -251,13 +245,13 @@ def usable_id(text: str) -> str | None:
     return "hashed-" + hashlib.sha256(_octets(text)).hexdigest()[:32]
 
 
-# Few rows are present in a request and most requests are none's, so absence has to be cheap.
+# Most requests have no alias at all, so absence has to be cheap.
 _BY_HEADER = {alias.header_key: (place, alias) for place, alias in enumerate(ALIASES) if alias.header}
 _BY_FIELD = {
     name: tuple((place, alias) for place, alias in enumerate(ALIASES) if alias.path[:1] == (name,))
     for name in {alias.path[0] for alias in ALIASES if alias.path}
 }
-_NO_CLAIMS = Claims(
+_NO_ALIASES = ResolvedAliases(
     program=None, parent=None, thread=None, agent=None, final=None, conflicts=(), malformed=()
 )
 _YES = "true"
@@ -268,33 +262,29 @@ _scalar_decoder = msgspec.json.Decoder(str | int | bool | None)
 
 
 class _UnusableError(ValueError):
-    """A foreign value that is no id."""
+    """A foreign value that cannot be an id."""
 
 
-def _present_rows(headers: Mapping[str, str], fields: Fields) -> list[tuple[int, Alias]]:
-    rows = [_BY_HEADER[name] for name in headers if name in _BY_HEADER]
+def _present_aliases(headers: Mapping[str, str], fields: Fields) -> list[tuple[int, Alias]]:
+    present = [_BY_HEADER[name] for name in headers if name in _BY_HEADER]
     for name in fields:
-        rows.extend(_BY_FIELD.get(name, ()))
-    rows.sort(key=_place)
-    return rows
-
-
-def _place(row: tuple[int, Alias]) -> int:
-    return row[0]
+        present.extend(_BY_FIELD.get(name, ()))
+    present.sort(key=operator.itemgetter(0))
+    return present
 
 
 def _value_of(alias: Alias, headers: Mapping[str, str], fields: Fields) -> str | None:
-    """Return what a row says: an id, or for the end _YES or nothing; None if it says nothing at all."""
+    # An id; for FINAL, _YES or an empty string; None if the alias is present without a value.
     if alias.header is not None:
         text: str | None = headers[alias.header_key]
-        assert text is not None, "only present rows are read"
+        assert text is not None, "only present aliases are read"
         if alias.tier is Tier.OWN:
-            return _own_truth(text) if alias.gives is Gives.FINAL else check_id(text, alias.name)
+            return _own_truth(text) if alias.field is AliasField.FINAL else check_id(text, alias.name)
     else:
         text = _text_at(alias, fields)
     if text is None:
         return None
-    if alias.gives is Gives.FINAL:
+    if alias.field is AliasField.FINAL:
         return _truth(text)
     found = alias.read(text)
     if found is None:
@@ -306,7 +296,6 @@ def _value_of(alias: Alias, headers: Mapping[str, str], fields: Fields) -> str |
 
 
 def _text_at(alias: Alias, fields: Fields) -> str | None:
-    """Return the text, number or truth value at a row's path into the body; None if there is nothing."""
     raw: msgspec.Raw | None = fields[alias.path[0]]
     for name in alias.path[1:]:
         raw = None if raw is None else _field_of(raw, name)
@@ -316,7 +305,7 @@ def _text_at(alias: Alias, fields: Fields) -> str | None:
         value = _scalar_decoder.decode(raw)
     except msgspec.DecodeError as error:
         raise _UnusableError from error
-    if isinstance(value, bool) and alias.gives is not Gives.FINAL:
+    if isinstance(value, bool) and alias.field is not AliasField.FINAL:
         raise _UnusableError
     # Counters serve as ids too.
     return None if value is None else str(value)
@@ -326,23 +315,23 @@ def _field_of(raw: msgspec.Raw, name: str) -> msgspec.Raw | None:
     try:
         return _object_decoder.decode(raw).get(name)
     except msgspec.DecodeError:
-        # No object, so there is no such field in it; what the engine says of it is the engine's affair.
+        # Not an object, so it has no such field; leave the value for the engine to reject.
         return None
 
 
-def _first(claims: list[Claim], gives: Gives) -> Claim | None:
-    return next((claim for claim in claims if claim.alias.gives is gives), None)
+def _first(matches: list[AliasMatch], field: AliasField) -> AliasMatch | None:
+    return next((match for match in matches if match.alias.field is field), None)
 
 
-def _parent_of(program: Claim | None, claims: list[Claim]) -> str | None:
+def _parent_of(program: AliasMatch | None, matches: list[AliasMatch]) -> str | None:
     if program is None:
         return None
-    parents = (claim for claim in claims if claim.alias.gives is Gives.PARENT)
-    return next((claim.value for claim in parents if claim.alias.client == program.alias.client), None)
+    parents = (match for match in matches if match.alias.field is AliasField.PARENT)
+    return next((match.value for match in parents if match.alias.client == program.alias.client), None)
 
 
-def _conflicts(programs: list[Claim]) -> tuple[tuple[str, str], ...]:
-    """Pair the winner with each other client's program; ids of queues and caches are not meant to agree."""
+def _conflicts(programs: list[AliasMatch]) -> tuple[tuple[str, str], ...]:
+    # Ids of queues and caches are not meant to agree with the others.
     if len(programs) < 2:
         return ()
     kept = programs[0]
@@ -370,7 +359,7 @@ def _truth(text: str) -> str:
 
 
 def _octets(text: str) -> bytes:
-    # A header's bytes arrive as Latin-1: so the same id has one hash in a header and in a body.
+    # A header's bytes arrive as Latin-1; this gives an id the same hash in a header and in a body.
     try:
         octets = text.encode("latin-1")
         octets.decode()

@@ -1,8 +1,8 @@
-"""Who is calling: the program, thread and call that a request's headers and body name.
+"""The identity of a call: the program, thread and session that its headers and body name.
 
-The table of names is in `aliases`; this module turns what it finds into one identity: sub-agents become
-threads of their root program (or programs of their own), and traffic that names nothing is recognised by its
-transcript, or is one program per request.
+`aliases` reads the names; this module turns them into one identity. Sub-agents become threads of their root
+program (or programs of their own). A call that names no program is recognised by its transcript, or becomes
+a program of its own.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from autellix_backend.gateway.identity.aliases import (
     ANONYMOUS,
     CONTENT_CHAIN,
     FOREIGN_TOKEN,
-    Claim,
-    Claims,
+    AliasField,
+    AliasMatch,
     Fields,
-    Gives,
+    ResolvedAliases,
     Tier,
-    find_claims,
+    resolve_aliases,
     usable_id,
 )
 from autellix_backend.gateway.identity.lineage import Lineage
@@ -48,12 +48,12 @@ from autellix_wire import (
 MAIN_THREAD = "0"
 MAX_EXPECTED_DIGITS = 12
 
-_CLIENTS_WITH_PARENTS = frozenset(alias.client for alias in ALIASES if alias.gives is Gives.PARENT)
+_CLIENTS_WITH_PARENTS = frozenset(alias.client for alias in ALIASES if alias.field is AliasField.PARENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What one request says about itself; `source` tells where the program's id came from."""
+    """The ids and hints of one call."""
 
     session: str | None
     program: str
@@ -64,17 +64,16 @@ class Identity:
     flags: tuple[str, ...]
     is_final: bool
     source: str
-    """One of `aliases.PROGRAM_SOURCES`."""
+    """Where the program's id came from: one of `aliases.PROGRAM_SOURCES`."""
     hint: Hint | None = None
     """What the client expects of the program from this call on."""
     interceptions: tuple[tuple[str, float], ...] = ()
     """Tools that the client ran since the calls this one depends on, and their seconds."""
 
-    claims: Claims = field(compare=False, repr=False)
-    """What the request said of itself by any name."""
+    aliases: ResolvedAliases = field(compare=False, repr=False)
 
-    def under(self, tenant: Tenant) -> Identity:
-        """Return the identity with the ids that the backend knows this tenant's program and session by."""
+    def scoped_to(self, tenant: Tenant) -> Identity:
+        """Return the identity with the tenant's name in the ids of its program and session."""
         if not tenant.name:
             return self
         session = None if self.session is None else tenant.scoped(self.session)
@@ -82,12 +81,12 @@ class Identity:
 
     @property
     def is_anonymous(self) -> bool:
-        """Say whether the program is this one request, because nothing named it that is to be believed."""
+        """Whether the program is this one call, because no trusted name was sent."""
         return self.source in (ANONYMOUS, FOREIGN_TOKEN)
 
 
 def read_identity(headers: Mapping[str, str], fields: Fields, new_id: Callable[[], str]) -> Identity:
-    """Read what a request says of itself; its place among sub-agents and transcripts is still to be found.
+    """Read the identity that a request names, before sub-agents and transcripts are resolved.
 
     Args:
         headers: Its headers, with lower-case names.
@@ -104,29 +103,29 @@ def read_identity(headers: Mapping[str, str], fields: Fields, new_id: Callable[[
 
 
 def _read_identity(headers: Mapping[str, str], fields: Fields, new_id: Callable[[], str]) -> Identity:
-    claims = find_claims(headers, fields)
+    aliases = resolve_aliases(headers, fields)
     call = _read(headers, CALL_ID) or new_id()
-    named = claims.program
+    named = aliases.program
     return Identity(
         session=_read(headers, SESSION_ID),
         program=call if named is None else named.value,
         name=_read(headers, PROGRAM_NAME),
-        thread=claims.thread or claims.agent or MAIN_THREAD,
+        thread=aliases.thread or aliases.agent or MAIN_THREAD,
         call=call,
         parents=parse_parents(headers.get(PARENT_IDS.lower()), PARENT_IDS),
         flags=_flags(headers),
-        is_final=claims.final is not None,
+        is_final=aliases.final is not None,
         source=ANONYMOUS if named is None else named.alias.source,
         hint=_hint(headers),
         interceptions=parse_interceptions(headers.get(INTERCEPTIONS.lower()), INTERCEPTIONS),
-        claims=claims,
+        aliases=aliases,
     )
 
 
-class Placement:
-    """Finds the place of a call: its root program and thread, by the lineages and transcripts it remembers.
+class IdentityResolver:
+    """Resolves calls to root programs and threads, by the lineages and transcripts it remembers.
 
-    Only calls that were admitted come here, so that a refused one leaves no trace.
+    It sees admitted calls only, so that a refused one leaves no trace.
     """
 
     def __init__(
@@ -138,20 +137,21 @@ class Placement:
         self._lineage = Lineage(ttl_s=settings.program_idle_s)
         self._chain = TranscriptChain(ttl_s=settings.program_idle_s) if settings.content_chain else None
 
-    def place(self, identity: Identity, fields: Fields, tenant: Tenant) -> Identity:
-        """Return the identity with its program and thread.
+    def resolve(self, identity: Identity, fields: Fields, tenant: Tenant) -> Identity:
+        """Return the identity with its final program and thread.
 
         Args:
-            identity: What the request said of itself, under its tenant.
-            fields: Its body.
-            tenant: Whose it is; what is remembered of one tenant is never used for another.
+            identity: The request's identity, scoped to its tenant.
+            fields: The request's body.
+            tenant: The request's tenant; tenants share no lineages and no transcripts.
         """
-        self._count(identity.claims)
+        aliases = identity.aliases
+        self._count(aliases)
         if identity.source == FOREIGN_TOKEN:
             return identity
-        if identity.claims.program is None:
-            return self._place_unnamed(identity, fields, tenant)
-        return self._place_named(identity, identity.claims, identity.claims.program, tenant)
+        if aliases.program is None:
+            return self._resolve_unnamed(identity, fields, tenant)
+        return self._resolve_named(identity, aliases, aliases.program, tenant)
 
     def expire(self, now: float) -> None:
         """Forget lineages and transcripts that have not been used for as long as a program may idle."""
@@ -159,37 +159,39 @@ class Placement:
         if self._chain is not None:
             self._chain.expire(now)
 
-    def _count(self, claims: Claims) -> None:
-        for kept, dropped in claims.conflicts:
+    def _count(self, aliases: ResolvedAliases) -> None:
+        for kept, dropped in aliases.conflicts:
             self._metrics.identity_conflicts.labels(kept, dropped).inc()
-        for source in claims.malformed:
+        for source in aliases.malformed:
             self._metrics.identity_malformed.labels(source).inc()
 
-    def _place_named(self, identity: Identity, claims: Claims, named: Claim, tenant: Tenant) -> Identity:
-        root, agent = self._family(claims, named, tenant)
+    def _resolve_named(
+        self, identity: Identity, aliases: ResolvedAliases, named: AliasMatch, tenant: Tenant
+    ) -> Identity:
+        root, agent = self._root_and_agent(aliases, named, tenant)
         if agent == root:
-            # The main agent, with or without an id of its own; most calls are just this and stay as they are.
-            thread = claims.thread or MAIN_THREAD
+            # The main agent, with or without an id of its own: most calls, and their identity is complete.
+            thread = aliases.thread or MAIN_THREAD
             return identity if thread == identity.thread else replace(identity, thread=thread)
         if not self._has_threads:
             program = tenant.scoped(_joined(root, agent))
-            return replace(identity, program=program, thread=claims.thread or MAIN_THREAD)
+            return replace(identity, program=program, thread=aliases.thread or MAIN_THREAD)
         # A sub-agent's end is not its program's, unless our own header says so.
-        is_final = claims.final is not None and claims.final.tier is Tier.OWN
-        thread = claims.thread or agent
+        is_final = aliases.final is not None and aliases.final.tier is Tier.OWN
+        thread = aliases.thread or agent
         return replace(identity, program=tenant.scoped(root), thread=thread, is_final=is_final)
 
-    def _family(self, claims: Claims, named: Claim, tenant: Tenant) -> tuple[str, str]:
-        """Return the root program and the agent in it that calls; they are the same for a main agent."""
+    def _root_and_agent(self, aliases: ResolvedAliases, named: AliasMatch, tenant: Tenant) -> tuple[str, str]:
+        # They are the same for a main agent.
         if self._has_threads and named.alias.client in _CLIENTS_WITH_PARENTS:
-            root = self._lineage.root(tenant.name, named.value, claims.parent, self._clock())
-            if claims.final is not None:
+            root = self._lineage.root(tenant.name, named.value, aliases.parent, self._clock())
+            if aliases.final is not None:
                 self._lineage.forget(tenant.name, named.value)
             if root != named.value:
                 return root, named.value
-        return named.value, claims.agent or named.value
+        return named.value, aliases.agent or named.value
 
-    def _place_unnamed(self, identity: Identity, fields: Fields, tenant: Tenant) -> Identity:
+    def _resolve_unnamed(self, identity: Identity, fields: Fields, tenant: Tenant) -> Identity:
         if self._chain is None:
             return identity
         program = self._chain.join(tenant.name, fields, identity.program, self._clock())
@@ -197,7 +199,7 @@ class Placement:
 
 
 def _joined(program: str, agent: str) -> str:
-    """Name a sub-agent's own program; agents of different programs may have the same id."""
+    # Agents of different programs may have the same id.
     joined = usable_id(f"{program}/{agent}")
     assert joined is not None, "neither id is empty"
     return joined

@@ -7,7 +7,6 @@ answer of the call `prefix_from`.
 
 from __future__ import annotations
 
-import functools
 import gzip
 import json
 import math
@@ -164,7 +163,9 @@ def _schema_error(message: str, mapping: Mapping[str, Any]) -> TraceError:
     if problem.startswith("Object missing required field"):
         return TraceError(f"{path}.{problem.split('`')[1]}".lstrip("."), "is missing")
     steps = (name or int(index) for name, index in _PATH.findall(path))
-    value = functools.reduce(lambda found, step: found[step], steps, mapping)
+    value: Any = mapping
+    for step in steps:
+        value = value[step]
     expected = problem.split("`")[1]
     return TraceError(path.lstrip("."), f"is {value!r}; expected {_JSON_TYPES.get(expected, expected)}")
 
