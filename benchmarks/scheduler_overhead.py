@@ -54,7 +54,7 @@ LIMIT_S = 0.02 * STEP_S
 SNAPSHOT_FLOOR_S = 50e-6
 SCHEDULER = {"policy": "atlas", "bounds": [0.1, 0.4, 1.6, 6.4], "beta": 8.0}
 # The parts of ours that run in every step; `_decide` also covers those it calls.
-PARTS = ("_decide", "_evict", "_note_started", "_charge", "_report")
+PARTS = ("_decide", "_evict", "_on_scheduled", "_charge", "_report")
 
 Samples = defaultdict[str, list[float]]
 
@@ -200,7 +200,7 @@ def summarise(scheduler: Any, samples: Samples, steps: int) -> dict[str, Any]:
         snapshots = [value for value in kept["_report"] if value > SNAPSHOT_FLOOR_S]
         kept["snapshot"] = snapshots or [0.0]
         report["snapshots"] = len(snapshots)
-        report["preemptions"] = scheduler.slot_preemptions + scheduler.block_preemptions
+        report["preemptions"] = scheduler.decisions.slot_preemptions + scheduler.decisions.block_preemptions
     for name, values in kept.items():
         if not name.startswith("_"):
             ordered = sorted(values)

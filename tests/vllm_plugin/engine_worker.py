@@ -226,8 +226,8 @@ def _report(scheduler: Any, free_before: int) -> dict[str, Any]:
             "refused_preemptions": scheduler.prices.refused,
             "calls_left": len(tracker),
             "is_degraded": scheduler.is_degraded,
-            "slot_preemptions": scheduler.slot_preemptions,
-            "block_preemptions": scheduler.block_preemptions,
+            "slot_preemptions": scheduler.decisions.slot_preemptions,
+            "block_preemptions": scheduler.decisions.block_preemptions,
             "programs_left": len(list(tracker.machine.table.programs())),
             "tenants_left": len(tracker.machine.shares),
         }

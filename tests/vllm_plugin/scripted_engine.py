@@ -173,8 +173,8 @@ class ScriptedEngine:
             "empty_steps": self.empty_steps,
             "is_degraded": self._scheduler.is_degraded,
             "scheduler": type(self._scheduler).__name__,
-            "slot_preemptions": self._scheduler.slot_preemptions,
-            "block_preemptions": self._scheduler.block_preemptions,
+            "slot_preemptions": self._scheduler.decisions.slot_preemptions,
+            "block_preemptions": self._scheduler.decisions.block_preemptions,
         }
 
     def _sample(self, request: Any) -> list[int]:

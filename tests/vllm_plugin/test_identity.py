@@ -22,14 +22,14 @@ def test_reads_what_the_gateway_sends() -> None:
         call_id="c", program_id="p", thread_id="2", service_s=1.5, program_service_s=4.0, wait_s=2.0
     )
     assert expected == read_identity("r", args, "session")
-    assert expected.is_told
+    assert expected.has_totals
 
 
 def test_a_session_stands_in_for_a_program() -> None:
     """Without a program id the session is the program."""
     identity = read_identity("r", None, "session")
     assert (identity.program_id, identity.call_id, identity.thread_id) == ("session", "r", "0")
-    assert not identity.is_told
+    assert not identity.has_totals
 
 
 def test_an_anonymous_request_is_its_own_program() -> None:

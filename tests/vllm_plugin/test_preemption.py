@@ -10,7 +10,7 @@ from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.preemption import PreemptionCosts, Resume, ResumeKind
-from autellix_backend.vllm_plugin.preemption import InterruptionPrices
+from autellix_backend.vllm_plugin.preemption import PreemptionPrices
 
 
 class Connector:
@@ -31,16 +31,16 @@ class Connector:
 REQUEST = SimpleNamespace(request_id="c", num_computed_tokens=70)
 
 
-def prices_of(connector: object, quantum_s: float = 1.0, since_s: float = 0.0) -> InterruptionPrices:
+def prices_of(connector: object, quantum_s: float = 1.0, since_s: float = 0.0) -> PreemptionPrices:
     """Prices for one running call with this much of its quantum left."""
     machine = Machine(SchedulerConfig(policy="plas", bounds=(10.0,)))
     machine.arrive(Arrival("c", "p"), since_s)
     machine.start("c", since_s)
     machine.charge("c", 10.0 - quantum_s, since_s)
-    return InterruptionPrices(connector, machine, 32)
+    return PreemptionPrices(connector, machine, 32)
 
 
-def observe_steps(prices: InterruptionPrices, token_s: float) -> None:
+def observe_steps(prices: PreemptionPrices, token_s: float) -> None:
     """Show steps that write alone, and steps that read beside it."""
     for number in range(20):
         reads = 100 if number % 2 else 0
@@ -57,34 +57,34 @@ def test_without_our_connector_all_is_read_again(
     """Neither without a connector nor with a stock one: 70 tokens at 1 ms, for each that runs."""
     prices = prices_of(connector, quantum_s)
     observe_steps(prices, 0.001)
-    assert prices.is_worth(REQUEST, 10.0, running=running) is expected
+    assert prices.pays(REQUEST, 10.0, running=running) is expected
 
 
 def test_an_engine_that_has_measured_nothing_stops_nothing() -> None:
     """Its first calls are interrupted as the policy says."""
-    assert prices_of(None, 0.001).is_worth(REQUEST, 0.0, running=4)
+    assert prices_of(None, 0.001).pays(REQUEST, 0.0, running=4)
 
 
 def test_a_price_above_the_gain_stops_it() -> None:
     """The rest of the quantum is what the other would wait; full blocks alone are stored."""
     connector = Connector(0.5)
     prices = prices_of(connector, 0.4)
-    assert not prices.is_worth(REQUEST, 10.0, running=1)
+    assert not prices.pays(REQUEST, 10.0, running=1)
     assert prices.refused == 1
-    assert prices_of(connector, 0.6).is_worth(REQUEST, 10.0, running=3)
+    assert prices_of(connector, 0.6).pays(REQUEST, 10.0, running=3)
     assert connector.asked == [64, 64]
 
 
 def test_a_call_that_has_just_come_back_stays() -> None:
     """Until it has run for as long as coming back takes."""
     prices = prices_of(Connector(0.5), 9.0, since_s=9.0)
-    assert not prices.is_worth(REQUEST, 9.3, running=1)
-    assert prices.is_worth(REQUEST, 9.6, running=1)
+    assert not prices.pays(REQUEST, 9.3, running=1)
+    assert prices.pays(REQUEST, 9.6, running=1)
 
 
 def test_a_call_beyond_its_quantum_may_run_for_ever() -> None:
     """So interrupting it gains any price."""
-    assert prices_of(Connector(0.5), -0.1).is_worth(REQUEST, 10.0, running=1)
+    assert prices_of(Connector(0.5), -0.1).pays(REQUEST, 10.0, running=1)
 
 
 def test_steps_teach_the_price_of_reading() -> None:

@@ -17,14 +17,14 @@ from autellix_backend.vllm_plugin.snapshots import (
     MAX_SHARE,
     MAX_STANDINGS,
     PERIOD_S,
-    EngineLoad,
+    SchedulerLoad,
     SnapshotReporter,
     load_of,
 )
 from autellix_backend.vllm_plugin.tracker import CallTracker, Usage
 
 SWAPPED = KvSwapTotals(4096, 2, 0.25, 2048, 1, 0.125, 3, 0)
-LOAD = EngineLoad(
+LOAD = SchedulerLoad(
     running=1,
     slots=4,
     kv_used_blocks=6,
@@ -80,7 +80,7 @@ def test_a_snapshot_tells_the_queue_in_order(tracker: CallTracker, receiver: soc
     tracker.start("first", 1.0, cached_tokens=0)
     for duration_s in (0.02, 0.04):
         tracker.charge({"first": 1}, duration_s, 2.0)
-        reporter.note_step(duration_s)
+        reporter.observe_step(duration_s)
     reporter.send(at(2.0), LOAD, held_blocks)
     told = EngineSnapshot.from_bytes(receiver.recv(65536))
 

@@ -1,4 +1,4 @@
-"""Who a request belongs to, read from what the request carries into the engine."""
+"""The identity of a request, read from its arguments."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ _WEIGHT_LIMIT = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallIdentity:
-    """The program, thread and call behind one request, and what the gateway knows of the program."""
+    """The program, thread and call of one request, and the program's totals where the gateway keeps them."""
 
     call_id: str
     program_id: str
     thread_id: str = DEFAULT_THREAD
     service_s: float | None = None
-    """What the call starts with by its policy."""
+    """The service that the call starts with by the policy."""
     program_service_s: float | None = None
-    """What its program has received, where that is not the same."""
+    """The service of its program, where that differs."""
     wait_s: float | None = None
     expected_s: float | None = None
-    """Service that the program is expected to need from now on."""
+    """The service still expected of its program."""
     tenant: str = ""
     """Who shares the engine with other tenants."""
     weight: float = DEFAULT_WEIGHT
-    """The tenant's part of the engine, in proportion to those of the others."""
+    """The tenant's share of the engine, in proportion to the weights of the others."""
     is_last: bool = False
     """Whether the program ends with this call."""
 
     @property
-    def is_told(self) -> bool:
-        """Whether somebody in front of the engine keeps the program's totals."""
+    def has_totals(self) -> bool:
+        """Whether a gateway keeps the program's totals."""
         return self.service_s is not None
 
 

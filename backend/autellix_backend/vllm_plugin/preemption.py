@@ -1,4 +1,4 @@
-"""Whether interrupting a running request is worth its price."""
+"""Whether preempting a running request pays."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.preemption import PreemptionCosts, Resume, preemption_pays
 
-__all__ = ["InterruptionPrices"]
+__all__ = ["PreemptionPrices"]
 
 
-class InterruptionPrices:
-    """Learns what steps cost, tells from that what coming back costs, and weighs it.
+class PreemptionPrices:
+    """Learns the cost of steps, and weighs a preemption against the cost of its resume.
 
-    Where our connector keeps contexts in host memory, it has the price list and knows what it can load.
+    Where our connector keeps contexts in host memory, the prices are the connector's, which knows what it can
+    load.
     """
 
     def __init__(self, connector: Any, machine: Machine, block_tokens: int) -> None:
@@ -23,30 +24,29 @@ class InterruptionPrices:
         self._machine = machine
         self._block_tokens = block_tokens
         self.refused = 0
-        """Interruptions that were not worth their price."""
+        """Preemptions that did not pay."""
 
     def observe_step(self, scheduled_tokens: Mapping[str, int], cost_s: float) -> None:
-        """Take in an executed step; a call that had several tokens in it was reading."""
-        read_tokens = sum(tokens for tokens in scheduled_tokens.values() if tokens > 1)
-        self._costs.observe_step(read_tokens, cost_s)
+        """Add an executed step; a call with several tokens in it was prefilled."""
+        prefill_tokens = sum(tokens for tokens in scheduled_tokens.values() if tokens > 1)
+        self._costs.observe_step(prefill_tokens, cost_s)
 
-    def note_preempted(self, request_id: str) -> None:
-        """Tell the connector of a preemption, which vLLM itself tells only with the step."""
+    def on_preempted(self, request_id: str) -> None:
+        """Pass a preemption on to the connector, which vLLM itself informs only with the step."""
         if self._connector is not None:
-            self._connector.note_preempted(request_id)
+            self._connector.on_preempted(request_id)
 
-    def is_worth(self, request: Any, now: float, *, running: int) -> bool:
-        """Say whether to interrupt one of so many running requests; it loses its blocks."""
+    def pays(self, request: Any, now: float, *, running: int) -> bool:
+        """Return whether preempting one of so many running requests pays; it loses its blocks."""
         call = self._machine.call(request.request_id)
-        is_worth = preemption_pays(call, now, self._resume(request), running=running)
-        self.refused += not is_worth
-        return is_worth
+        pays = preemption_pays(call, now, self._resume(request), running=running)
+        self.refused += not pays
+        return pays
 
     def _resume(self, request: Any) -> Resume | None:
         tokens = request.num_computed_tokens
         if self._connector is None:
             return self._costs.resume(tokens, stored_tokens=0, token_bytes=0.0)
-        resume: Resume | None = self._connector.resume_of(
-            request, tokens // self._block_tokens * self._block_tokens
-        )
+        full_block_tokens = tokens // self._block_tokens * self._block_tokens
+        resume: Resume | None = self._connector.resume_of(request, full_block_tokens)
         return resume

@@ -45,7 +45,7 @@ class ReportSender:
         except BlockingIOError:
             return self._postpone(message)
         except OSError:
-            # Absent or too long: an account is worth less than a stalled engine.
+            # Absent or too long: a report is worth less than a stalled engine.
             self.dropped_records += 1
             return False
         self.sent_records += 1
@@ -78,7 +78,7 @@ class ReportSender:
         self._pending.append(message)
         self._wakeup.set()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._deliver, name="autellix-accounts", daemon=True)
+            self._thread = threading.Thread(target=self._deliver, name="autellix-reports", daemon=True)
             self._thread.start()
         return True
 

@@ -1,4 +1,4 @@
-"""What vLLM's requests say of themselves, in our words; nothing here changes one."""
+"""Facts of vLLM's requests; nothing here changes one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cached_tokens_of(request: Request) -> int:
 
 
 def usage_of(request: Request) -> Usage:
-    """Return what a request has used by the time it leaves."""
+    """Return the usage of a request that leaves."""
     reason = request.get_finished_reason()
     return Usage(
         prompt_tokens=request.num_prompt_tokens,
@@ -30,7 +30,7 @@ def usage_of(request: Request) -> Usage:
 
 
 def is_last_token_in_flight(request: Request, max_model_len: int) -> bool:
-    """Whether a running request is about to leave by itself: nothing is left to compute for it."""
+    """Whether a running request is about to leave by itself, with nothing left to compute."""
     placeholders = request.num_output_placeholders
     if not placeholders:
         return False

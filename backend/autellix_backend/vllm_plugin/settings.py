@@ -17,7 +17,7 @@ _KEYS = ("report_socket", "scheduler")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSettings:
-    """What one engine's scheduler needs to know: the policy and where accounts go."""
+    """The settings of one engine's scheduler: its policy, and where its reports go."""
 
     scheduler: SchedulerConfig
     report_socket: str | None = None

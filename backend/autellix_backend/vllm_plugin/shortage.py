@@ -1,4 +1,4 @@
-"""What KV memory has no room for: the request that was last refused blocks, all contexts at once."""
+"""KV block shortage: the request that was last refused blocks, and whether all contexts fit."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class BlockShortage:
         self._tokens = 0
 
     def note(self, request: Request, tokens: int) -> None:
-        """Remember that a waiting request could not get blocks for so many tokens."""
+        """Remember a waiting request that could not get blocks for so many tokens."""
         self._request = request
         self._tokens = tokens
 
     @property
     def is_pending(self) -> bool:
-        """Whether a refusal has not been taken yet: it was in the latest step."""
+        """Whether the latest step had a refusal, not yet taken."""
         return self._request is not None
 
     def take(self) -> Request | None:
@@ -42,20 +42,20 @@ class BlockShortage:
 
 
 def blocks_of(kv_cache_manager: Any, tokens: int) -> int:
-    """Return how many KV blocks so many tokens take, in all groups of layers."""
+    """Return the KV blocks of so many tokens, in all groups of layers."""
     groups = kv_cache_manager.kv_cache_config.kv_cache_groups
     return sum(-(-tokens // group.kv_cache_spec.block_size) for group in groups)
 
 
 def keeps_contexts(kv_cache_manager: Any, waiting: Iterable[Request]) -> bool:
-    """Say whether the prefix cache keeps the contexts of all requests, running and waiting."""
+    """Return whether the prefix cache keeps the contexts of all requests, running and waiting."""
     needs = (blocks_of(kv_cache_manager, request.num_tokens) for request in waiting)
     room = kv_cache_manager.block_pool.get_num_free_blocks()
     return bool(kv_cache_manager.enable_caching) and fit_together(needs, room)
 
 
 def watch_allocations(kv_cache_manager: Any, shortage: BlockShortage) -> None:
-    """Wrap the manager's `allocate_slots` so that refusals to waiting requests are noted."""
+    """Wrap the manager's `allocate_slots` to remember refusals to waiting requests."""
     allocate = kv_cache_manager.allocate_slots
 
     def allocate_slots(request: Request, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
@@ -68,7 +68,7 @@ def watch_allocations(kv_cache_manager: Any, shortage: BlockShortage) -> None:
 
 
 def _wanted_tokens(request: Request, num_new_tokens: int, options: dict[str, Any]) -> int:
-    """Return what must fit before vLLM admits the request: its next chunk, or all of it."""
+    """Return the tokens that must fit before vLLM admits the request: its next chunk, or all of it."""
     if options.get("full_sequence_must_fit"):
         return int(request.num_tokens - options.get("num_new_computed_tokens", 0))
     return int(num_new_tokens)

@@ -1,7 +1,7 @@
-"""Tells the gateway what the engine's queues look like: at most every PERIOD_S, and when they empty.
+"""Sends snapshots of the engine's queues to the gateway: at most every PERIOD_S, and when they empty.
 
-A snapshot is made between two steps. One of a long queue takes milliseconds: the longer it took, the later
-the next one comes, so that snapshots never take more than MAX_SHARE of the engine's time.
+A snapshot is made between two steps. For a long queue it takes milliseconds: the longer it took, the later
+the next one is due, so that snapshots never take more than MAX_SHARE of the engine's time.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 from autellix_backend.core.snapshot import EngineSnapshot, KvSwapTotals, standing_of
 from autellix_backend.vllm_plugin.tracker import CallTracker
 
-__all__ = ["MAX_SHARE", "MAX_STANDINGS", "PERIOD_S", "EngineLoad", "SnapshotReporter", "load_of"]
+__all__ = ["MAX_SHARE", "MAX_STANDINGS", "PERIOD_S", "SchedulerLoad", "SnapshotReporter", "load_of"]
 
 PERIOD_S = 0.5
 MAX_SHARE = 0.005
 MAX_STANDINGS = 256
-"""Calls that one snapshot tells of, the first in queue order; it bounds what a snapshot costs the engine."""
+"""The most calls in one snapshot, the first in queue order; it bounds the cost to the engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLoad:
-    """What the engine knows of itself beside the queues."""
+class SchedulerLoad:
+    """The engine's slots and KV blocks."""
 
     running: int
     slots: int
@@ -35,13 +35,13 @@ class EngineLoad:
     kv_swap: KvSwapTotals | None
 
 
-def load_of(scheduler: Any, tracker: CallTracker, free_slots: int, *, is_block_short: bool) -> EngineLoad:
+def load_of(scheduler: Any, tracker: CallTracker, free_slots: int, *, is_block_short: bool) -> SchedulerLoad:
     """Read the load of an engine from vLLM's scheduler."""
     pool = scheduler.kv_cache_manager.block_pool
     total_blocks = pool.num_gpu_blocks - 1  # One is vLLM's null block.
     # Only our connector has them.
     swap_totals = getattr(getattr(scheduler, "connector", None), "swap_totals", None)
-    return EngineLoad(
+    return SchedulerLoad(
         # Requests that have just finished may still be in vLLM's list.
         running=sum(request.request_id in tracker for request in scheduler.running),
         slots=len(scheduler.running) + free_slots,
@@ -54,7 +54,7 @@ def load_of(scheduler: Any, tracker: CallTracker, free_slots: int, *, is_block_s
 
 
 class SnapshotReporter:
-    """Makes snapshots of one engine's calls, and sends those that are due."""
+    """Makes the snapshots of one engine, and sends those that are due."""
 
     def __init__(self, tracker: CallTracker) -> None:
         self._tracker = tracker
@@ -63,26 +63,28 @@ class SnapshotReporter:
         self._steps = 0
         self._steps_s = 0.0
 
-    def note_step(self, duration_s: float) -> None:
-        """Take in the duration of an executed step."""
+    def observe_step(self, duration_s: float) -> None:
+        """Add the duration of an executed step."""
         self._steps += 1
         self._steps_s += duration_s
 
     def is_due(self, clock: Callable[[], float]) -> bool:
-        """Whether a snapshot should be sent; the clock is looked at only if that depends on it."""
+        """Whether a snapshot is due; reads the clock only where that depends on it."""
         if not self._tracker.sender.is_enabled:
             return False
         if not len(self._tracker):
             return self._had_calls
         return clock() >= self._next_s
 
-    def send(self, clock: Callable[[], float], load: EngineLoad, held_blocks: Callable[[str], int]) -> None:
+    def send(
+        self, clock: Callable[[], float], load: SchedulerLoad, held_blocks: Callable[[str], int]
+    ) -> None:
         """Send a snapshot, if the gateway has room for it; the next one replaces it anyway.
 
         Args:
             clock: The tracker's clock.
             load: The engine's load.
-            held_blocks: Tells the KV blocks that a running request holds.
+            held_blocks: Returns the number of KV blocks of a running request.
         """
         now = clock()
         self._tracker.sender.offer(self.snapshot(now, load, held_blocks).to_bytes())
@@ -90,8 +92,8 @@ class SnapshotReporter:
         self._next_s = now + max(PERIOD_S, (clock() - now) / MAX_SHARE)
         self._steps, self._steps_s = 0, 0.0
 
-    def snapshot(self, now: float, load: EngineLoad, held_blocks: Callable[[str], int]) -> EngineSnapshot:
-        """Return the present state."""
+    def snapshot(self, now: float, load: SchedulerLoad, held_blocks: Callable[[str], int]) -> EngineSnapshot:
+        """Return the snapshot of this moment."""
         tracker, machine = self._tracker, self._tracker.machine
         standings = tuple(
             standing_of(

@@ -1,7 +1,7 @@
-"""One engine's calls in plain data: feeds the scheduler machine and writes the accounts.
+"""One engine's calls in plain data: drives the scheduler machine and sends the reports.
 
 Nothing here knows vLLM. The machine's call id is the engine's request id, because the children of an `n > 1`
-request share one call id; the caller's call id travels beside it into the account.
+request share one call id; the report carries the caller's call id beside it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ __all__ = ["UNRANKED", "CallTracker", "Usage"]
 PROGRAM_IDLE_S = 600.0
 _EXPIRE_PERIOD_S = 30.0
 _SEQUENCE_BITS = 56
-_SIZE_BITS = 56
-# Sizes are compared live by their microseconds.
-_SIZE_UNITS_PER_S = 1e6
-_SIZE_LIMIT = (1 << _SIZE_BITS) - 1
-UNRANKED = 1 << (_SEQUENCE_BITS + _SIZE_BITS + 16)
+_KEY_BITS = 56
+# Keys are compared live by their microseconds.
+_KEY_UNITS_PER_S = 1e6
+_KEY_LIMIT = (1 << _KEY_BITS) - 1
+UNRANKED = 1 << (_SEQUENCE_BITS + _KEY_BITS + 16)
 """A priority behind that of any tracked call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a call used by the time it left the engine."""
+    """The usage of a call that left the engine."""
 
     prompt_tokens: int
     output_tokens: int
@@ -51,7 +51,7 @@ class _Tracked:
 
 
 class CallTracker:
-    """The calls inside one engine, from arrival to account."""
+    """The calls inside one engine, from arrival to report."""
 
     def __init__(self, settings: PluginSettings) -> None:
         self.machine = Machine(settings.scheduler)
@@ -76,17 +76,17 @@ class CallTracker:
         return self._calls[request_id].identity
 
     def priority(self, request_id: str) -> int:
-        """Return the call's place as one number: smaller runs earlier.
+        """Return the call's rank as one number: smaller runs earlier.
 
-        Those with a place among all tenants go before the rest, which have that of their queue.
+        Calls with a place among all tenants precede the rest, which are in the order of their queue.
         """
         place = self._places.get(request_id)
         if place is not None:
             return place
-        level, size_s, sequence = self.machine.call(request_id).rank
-        size = min(round(size_s * _SIZE_UNITS_PER_S), _SIZE_LIMIT)
+        level, key, sequence = self.machine.call(request_id).rank
+        key_units = min(round(key * _KEY_UNITS_PER_S), _KEY_LIMIT)
         # A held call has a number below zero, which must not reach into the level.
-        return (((level << _SIZE_BITS) | size) << _SEQUENCE_BITS) + sequence
+        return (((level << _KEY_BITS) | key_units) << _SEQUENCE_BITS) + sequence
 
     def arrive(
         self,
@@ -97,7 +97,7 @@ class CallTracker:
         prompt_tokens: int = 0,
         max_tokens: int = 0,
     ) -> None:
-        """Take in a call; its tokens are its expected size where nobody tells that of its program."""
+        """Queue a call; under a policy that does not size programs, its tokens are its expected size."""
         expected_s = identity.expected_s
         if not self.machine.policy.sizes_programs:
             expected_s = self.machine.config.nominal_service_s(prompt_tokens, max_tokens)
@@ -119,7 +119,7 @@ class CallTracker:
         self._calls[request_id] = _Tracked(identity=identity, arrival_step=self.step)
 
     def start(self, request_id: str, now: float, cached_tokens: int) -> None:
-        """Note that a waiting call entered the batch; the first entry says what the prefix cache saved."""
+        """Give a waiting call a slot; its cached tokens are those of its first start."""
         call = self._calls[request_id]
         self.machine.start(request_id, now)
         call.is_running = True
@@ -128,14 +128,14 @@ class CallTracker:
             call.cached_tokens = cached_tokens
 
     def preempt(self, request_id: str, now: float) -> None:
-        """Note that a running call was preempted."""
+        """Preempt a running call."""
         self.machine.preempt(request_id, now)
         self._calls[request_id].is_running = False
 
     def charge(self, scheduled_tokens: Mapping[str, int], cost_s: float, now: float) -> None:
         """Charge one executed step to every call that was in it, by time or by its tokens.
 
-        A call that had several tokens in the step was reading its prompt; one with a single token, writing.
+        A call with several tokens in the step was prefilled; a call with a single one decoded.
         """
         self.step += 1
         is_measured = self.machine.config.service == "measured"
@@ -150,27 +150,27 @@ class CallTracker:
                 self.machine.charge(request_id, cost_s, now, is_prefill=tokens > 1)
 
     def tick(self, now: float) -> list[str]:
-        """Let time pass; return the calls whose level changed."""
+        """Tick the machine; return the calls that moved."""
         if now >= self._next_expiry_s:
             self._next_expiry_s = now + _EXPIRE_PERIOD_S
             self.machine.table.expire(now, PROGRAM_IDLE_S)
         return [change.call_id for change in self.machine.tick(now)]
 
     def place(self, order: Iterable[Call]) -> list[str]:
-        """Give the calls that are next to run their places; return those whose place is another now."""
+        """Set the places of the calls that run next; return those whose place changed."""
         old, self._places = self._places, {call.call_id: place for place, call in enumerate(order)}
         return [
             call_id for call_id in {**old, **self._places} if old.get(call_id) != self._places.get(call_id)
         ]
 
     def close(self, request_id: str, now: float, usage: Usage) -> EngineReport:
-        """Close a call that finished or was aborted, and send its account."""
+        """Close a call that finished or was aborted, and send its report."""
         call = self._calls.pop(request_id)
         self._places.pop(request_id, None)
         leave = self.machine.abort if usage.is_aborted else self.machine.finish
         record = leave(request_id, now)
         self._drop_program(request_id, call.identity)
-        account = EngineReport.of(
+        report = EngineReport.of(
             replace(record, call_id=call.identity.call_id),
             request_id=request_id,
             prompt_tokens=usage.prompt_tokens,
@@ -183,13 +183,13 @@ class CallTracker:
             dropped_records=self.sender.dropped_records,
         )
         if self.sender.is_enabled:
-            self.sender.send(account.to_bytes())
-        return account
+            self.sender.send(report.to_bytes())
+        return report
 
     def _drop_program(self, request_id: str, identity: CallIdentity) -> None:
-        """Forget a program at once if its totals are kept elsewhere or it was this one call."""
+        """Forget a program whose totals are kept elsewhere, or that was this one call."""
         is_own = identity.program_id == request_id
-        if not (identity.is_told or is_own):
+        if not (identity.has_totals or is_own):
             return
         program = self.machine.table.get(identity.program_id)
         if program is not None and not program.active_calls:

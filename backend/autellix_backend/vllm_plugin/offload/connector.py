@@ -1,4 +1,4 @@
-"""The KV connector that vLLM loads by name: its own for offloading, told of programs and of failures."""
+"""The KV connector that vLLM loads by name: its own offloading, with programs and failed loads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["ProgramOffloadingConnector"]
 
 @dataclass
 class _WorkerMetadata(OffloadingWorkerMetadata):
-    """What a worker tells the scheduler with every step, and our report of its transfers."""
+    """A worker's metadata of a step, with our report of its transfers."""
 
     report: TransferReport = field(default_factory=TransferReport)
 
@@ -50,8 +50,8 @@ class _WorkerMetadata(OffloadingWorkerMetadata):
 class ProgramOffloadingConnector(OffloadingConnector):
     """One object in the scheduler and one in each worker, as vLLM has it.
 
-    The scheduler's knows the prices of bringing contexts back (`costs`), and does not load what is cheaper
-    to compute again.
+    The scheduler's object knows the prices of resuming (`costs`), and does not load what is cheaper to
+    recompute.
     """
 
     def __init__(
@@ -65,20 +65,20 @@ class ProgramOffloadingConnector(OffloadingConnector):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:  # noqa: ARG003 - vLLM's
-        """Ask for all layers of a block side by side; vLLM drops the wish where it cannot be had."""
+        """Ask for all layers of a block side by side; vLLM ignores it where that is impossible."""
         return "BLHNC"
 
     # In the scheduler.
 
     @property
     def manager(self) -> ProgramOffloadingManager:
-        """What is in host memory."""
+        """The manager of host memory."""
         manager = self.scheduler.manager
         assert isinstance(manager, ProgramOffloadingManager)
         return manager
 
     def on_new_request(self, request: Request) -> None:
-        """Note a request's program, then let vLLM see it."""
+        """Register a request with its program, then with vLLM."""
         extra_args = getattr(request.sampling_params, "extra_args", None)
         identity = read_identity(request.request_id, extra_args, getattr(request, "session_id", None))
         is_last = identity.is_last or identity.program_id == request.request_id
@@ -88,7 +88,7 @@ class ProgramOffloadingConnector(OffloadingConnector):
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """Return how many tokens to load: those that are stored, unless computing them is cheaper."""
+        """Return how many tokens to load: those that are stored, unless recomputing them is cheaper."""
         tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if not tokens:
             return tokens, is_async
@@ -101,8 +101,8 @@ class ProgramOffloadingConnector(OffloadingConnector):
         self.manager.tally["recomputed_tokens",] += tokens
         return 0, False
 
-    def note_preempted(self, request_id: str) -> None:
-        """Note that a request was preempted for the step that is being scheduled."""
+    def on_preempted(self, request_id: str) -> None:
+        """Remember a request that is preempted for the step being scheduled."""
         self._preempted.add(request_id)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
@@ -111,21 +111,21 @@ class ProgramOffloadingConnector(OffloadingConnector):
         return super().build_connector_meta(scheduler_output)
 
     def resume_of(self, request: Request, full_block_tokens: int) -> Resume | None:
-        """Return how a running request would come back, were it preempted; None if the price is unknown.
+        """Return how a running request would resume after a preemption; None if the price is unknown.
 
         Args:
-            request: the request.
-            full_block_tokens: how many of its computed tokens fill blocks, which is what is ever stored.
+            request: The request.
+            full_block_tokens: The computed tokens that fill whole blocks; no others are stored.
         """
         stored = full_block_tokens if self.manager.is_stored(request.request_id) else 0
         return self._resume(request.num_computed_tokens, stored)
 
     def swap_totals(self) -> KvSwapTotals:
-        """Return what all workers have moved so far."""
+        """Return what all workers have stored and loaded so far."""
         return self.manager.totals()
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Take in what workers tell, before vLLM declares their transfers done."""
+        """Process the workers' reports, before vLLM declares their transfers done."""
         meta = connector_output.kv_connector_worker_meta
         if isinstance(meta, _WorkerMetadata):
             self.manager.take_report(meta.report)
@@ -148,7 +148,7 @@ class ProgramOffloadingConnector(OffloadingConnector):
         super().start_load_kv(forward_context, **kwargs)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Return the requests whose transfers are over, and those among them whose load was given up."""
+        """Return the requests whose transfers are over, and those among them whose load failed."""
         results = super().get_transfer_results(finished_req_ids)
         failed = {self._load_requests[job_id] for job_id in self._swap_worker.take_failed_loads()}
         results.failed_recving |= failed
@@ -158,7 +158,7 @@ class ProgramOffloadingConnector(OffloadingConnector):
         return results
 
     def build_connector_worker_meta(self) -> OffloadingWorkerMetadata | None:
-        """Return what the scheduler is told: transfers that are over, and our report."""
+        """Return the finished transfers and our report, for the scheduler."""
         meta = super().build_connector_worker_meta()
         if meta is None:
             return None
@@ -174,7 +174,7 @@ class ProgramOffloadingConnector(OffloadingConnector):
 
 
 def _token_bytes(kv_cache_config: KVCacheConfig) -> float:
-    """Return what one token takes in one worker's cache, over all its layers."""
+    """Return the bytes of one token in one worker's cache, over all its layers."""
     groups = kv_cache_config.kv_cache_groups
     return float(
         sum(

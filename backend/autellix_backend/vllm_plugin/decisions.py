@@ -1,0 +1,136 @@
+"""Which running requests make room, step by step; the order is that of `core.machine`."""
+
+from __future__ import annotations
+
+from vllm.v1.request import Request, RequestStatus
+
+from autellix_backend.core.call import Call
+from autellix_backend.vllm_plugin.engine_state import EngineState
+from autellix_backend.vllm_plugin.preemption import PreemptionPrices
+from autellix_backend.vllm_plugin.tracker import CallTracker
+
+__all__ = ["StepDecisions"]
+
+# vLLM may skip a request for reasons of its own (LoRA slots, a connector): a slot that was freed for it and
+# not taken is not freed again for this many steps.
+_COOLING_STEPS = 16
+
+
+class StepDecisions:
+    """Keeps vLLM's queues in the machine's order, and chooses the requests to preempt."""
+
+    def __init__(self, engine: EngineState, tracker: CallTracker, prices: PreemptionPrices) -> None:
+        self._engine = engine
+        self._tracker = tracker
+        self._machine = tracker.machine
+        self._config = tracker.machine.config
+        self._prices = prices
+        self._step = 0
+        self._beneficiaries: list[str] = []
+        self._cooling: dict[str, int] = {}
+        self.slot_preemptions = 0
+        self.block_preemptions = 0
+
+    def decide(self, now: float) -> list[Request]:
+        """Update the order and return the running requests that must make room."""
+        step = self._step
+        self._step += 1
+        if step % self._config.period_steps:
+            return []
+        for request_id in self._tracker.tick(now):
+            self._reposition(request_id)
+        if self._engine.is_paused:
+            return []
+        refused = self._engine.take_refused()
+        free = self._engine.free_slots
+        self._place_tenants(len(self._engine.running) + free)
+        if self._config.preemption == "never":
+            return []
+        if refused is not None and free > 0:
+            return self._block_victims(refused, now)
+        return self._slot_victims(free, now)
+
+    def on_scheduled(self, *, is_budget_spent: bool) -> None:
+        """Let the requests cool down that vLLM passed over although a slot was freed for them."""
+        # The next step admits a request that the token budget kept out; for want of blocks others make room.
+        is_cut_short = is_budget_spent or self._engine.is_short_of_blocks
+        for request_id in self._beneficiaries if not is_cut_short else ():
+            request = self._engine.find(request_id)
+            if request is not None and request.status != RequestStatus.RUNNING:
+                self._cooling[request_id] = self._step + _COOLING_STEPS
+        self._beneficiaries = []
+
+    def forget(self, request_id: str) -> None:
+        """Forget a request that leaves."""
+        self._cooling.pop(request_id, None)
+
+    def _place_tenants(self, slots: int) -> None:
+        """Where several tenants share the engine, put the next calls to run in front of all others.
+
+        vLLM orders its queues by one number per request, and the order of tenants changes with every step.
+        """
+        # Slots that fall free between two decisions are filled by the same order.
+        depth = slots if self._config.period_steps == 1 else 2 * slots
+        is_shared = self._machine.shares.is_shared
+        order = self._machine.batch(depth, admissible=self._is_admissible) if is_shared else ()
+        for request_id in self._tracker.place(order):
+            self._reposition(request_id)
+
+    def _slot_victims(self, free: int, now: float) -> list[Request]:
+        """Return the running requests that the machine's batch replaces, worst first."""
+        engine = self._engine
+        if not engine.has_better_waiting:
+            return []
+        batch = self._machine.batch(len(engine.running) + free, admissible=self._is_admissible)
+        chosen = dict.fromkeys(call.call_id for call in batch)
+        running = {request.request_id for request in engine.running}
+        gaining = [call_id for call_id in chosen if call_id not in running]
+        losing = [r for r in engine.running if r.request_id not in chosen and engine.is_preemptible(r)]
+        worst = engine.worst_first(losing)[: max(0, len(gaining) - max(0, free))]
+        is_free = not worst or self._is_free()
+        victims = [request for request in worst if is_free or self._pays(request, now)]
+        self.slot_preemptions += len(victims)
+        # vLLM has not passed over a request that stays out because of a price.
+        self._beneficiaries = gaining[: max(0, free) + len(victims)] if victims else []
+        return victims
+
+    def _block_victims(self, refused: Request, now: float) -> list[Request]:
+        """Return the worst running requests whose KV blocks let the refused request in, if they suffice."""
+        engine = self._engine
+        if not engine.is_ready(refused):
+            return []
+        missing = engine.missing_blocks()
+        is_free = self._is_free()
+        victims: list[Request] = []
+        for request in engine.worst_first(engine.running):
+            if missing <= 0 and victims:
+                break
+            if request.priority <= refused.priority:
+                break
+            can_go = engine.is_preemptible(request) and engine.can_free_blocks(request)
+            if can_go and (is_free or self._pays(request, now)):
+                victims.append(request)
+                missing -= engine.held_blocks(request.request_id)
+        # Too little to help: preempting would only make both wait.
+        if missing > 0:
+            return []
+        self.block_preemptions += len(victims)
+        return victims
+
+    def _is_free(self) -> bool:
+        """Whether preemptions cost nothing at present, or their price does not matter."""
+        return self._config.preemption == "always" or self._engine.keeps_contexts()
+
+    def _pays(self, request: Request, now: float) -> bool:
+        return self._prices.pays(request, now, running=len(self._engine.running))
+
+    def _is_admissible(self, call: Call) -> bool:
+        request = self._engine.find(call.call_id)
+        if request is None:
+            return False
+        if request.status == RequestStatus.RUNNING:
+            return True
+        return self._engine.is_ready(request) and self._cooling.get(call.call_id, 0) <= self._step
+
+    def _reposition(self, request_id: str) -> None:
+        self._engine.reposition(request_id, self._tracker.priority(request_id))
