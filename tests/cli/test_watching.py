@@ -94,11 +94,11 @@ def test_why_explains_a_program(capsys: pytest.CaptureFixture[str]) -> None:
         text = capsys.readouterr().out
         assert text.startswith("Program slow (react) is waiting.\n")
         words = " ".join(text.split())
-        assert "in level 4 of 13 (1.0 s to 2.0 s of service;" in words
+        assert "in queue level 4 of 13 (attained service 1.0 s to 2.0 s);" in words
         assert "Ahead of it: fast (level 1," in words
-        assert re.search(r"What the engine told \d+ ms|0\.\d+ s ago", words)
+        assert re.search(r"Based on an engine snapshot (\d+ ms|0\.\d+ s) old\.$", words)
         assert main(["why", "slow", "--url", url, "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["calls"][0]["ahead"][0]["program_id"] == "fast"
+        assert json.loads(capsys.readouterr().out)["calls"][0]["programs_ahead"][0]["program_id"] == "fast"
         assert main(["why", "no/body", "--url", url]) == 1
         assert "answers 404: there is no program 'no/body'" in capsys.readouterr().err
 
@@ -106,10 +106,11 @@ def test_why_explains_a_program(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_idle_program_has_no_calls_to_explain() -> None:
-    idle = {"program_id": "p", "name": None, "state": "idle", "text": "No call is open."}
+    idle = {"program_id": "p", "name": None, "state": "idle", "text": "It has had no open call for 1.0 s."}
 
     assert (
-        explanation({**idle, "calls": [], "snapshot_age_s": None}) == "Program p is idle.\n  No call is open."
+        explanation({**idle, "calls": [], "snapshot_age_s": None})
+        == "Program p is idle.\n  It has had no open call for 1.0 s."
     )
 
 

@@ -58,7 +58,7 @@ async def nothing_is_left(cluster: Cluster, operator: Operator) -> None:
             }
             engines = await operator.engines(gateway)
             calls = {
-                one["name"]: one["open_calls"] for one in engines if one["open_calls"] or one["held_calls"]
+                one["name"]: one["open_calls"] for one in engines if one["open_calls"] or one["queued_calls"]
             }
             if counts or calls:
                 held[gateway.name] = (counts, calls)

@@ -202,7 +202,7 @@ class TestOnACluster:
                 async with client.get(root + "/autellix/v1/engines") as response:
                     [engine] = (await response.json())["engines"]
             assert (receipt["estimated"], receipt["output_tokens"]) == (False, 8)
-            assert engine["has_accounting"]
+            assert engine["sends_reports"]
             return str(engine["base_url"])
 
         asyncio.run(main())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autellix_backend.core.snapshot import CallStanding, EngineSnapshot
-from autellix_backend.gateway.explain.situation import EngineView, OpenCallView, Situation
+from autellix_backend.gateway.explain.overview import EngineView, OpenCallView, Overview
 from autellix_backend.stores.base import ProgramView
 
 ENGINE = "replica-0"
@@ -65,15 +65,15 @@ def open_call(key: str = "key-1", program_id: str = "p", **fields: Any) -> OpenC
     return OpenCallView(key=key, program_id=program_id, **{**defaults, **fields})
 
 
-def engine(told: EngineSnapshot | None = None, **fields: Any) -> EngineView:
-    """Return an engine that told its queues 0.3 s ago."""
-    age_s = None if told is None else 0.3
-    return EngineView(name=ENGINE, snapshot=told, age_s=age_s, **fields)
+def engine(last: EngineSnapshot | None = None, **fields: Any) -> EngineView:
+    """Return an engine whose last snapshot is 0.3 s old."""
+    age_s = None if last is None else 0.3
+    return EngineView(name=ENGINE, snapshot=last, age_s=age_s, **fields)
 
 
-def situation(*calls: OpenCallView, told: EngineSnapshot | None = None, **fields: Any) -> Situation:
-    """Return the situation of one engine."""
-    return Situation(calls, {ENGINE: engine(told, **fields)})
+def overview(*calls: OpenCallView, last: EngineSnapshot | None = None, **fields: Any) -> Overview:
+    """Return the open calls of one engine and its last snapshot."""
+    return Overview(calls, {ENGINE: engine(last, **fields)})
 
 
 def program(program_id: str = "p", **fields: Any) -> ProgramView:

@@ -130,15 +130,15 @@ async def test_a_waiting_calls_why_names_its_level_and_who_is_ahead(live_engine:
                 await asyncio.sleep(0.05)
             running = await why("fast-0")
         (waiting,) = told["calls"]
-        assert {ahead["program_id"] for ahead in waiting["ahead"]} == set(names)
-        assert (waiting["level"], waiting["level_from_s"], waiting["level_to_s"]) == (10, 64.0, 128.0)
-        assert (waiting["place"], waiting["short_of"], waiting["inherited_service_s"]) == (
+        assert {ahead["program_id"] for ahead in waiting["programs_ahead"]} == set(names)
+        assert (waiting["level"], waiting["level_min_s"], waiting["level_max_s"]) == (10, 64.0, 128.0)
+        assert (waiting["position"], waiting["short_of"], waiting["inherited_service_s"]) == (
             5,
             "slots",
             100.0,
         )
         # It may wait 8 times as long as it was served.
-        assert 700.0 < waiting["promotion_s"] <= 800.0
+        assert 700.0 < waiting["promoted_in_s"] <= 800.0
         assert "Ahead of it: fast-" in waiting["text"]
         assert running["calls"][0]["state"] == "running"
         for task in tasks:

@@ -136,7 +136,7 @@ class Client:
     async def in_flight(self, count: int) -> None:
         async def holds() -> bool:
             shown = (await self.get("/autellix/v1/engines"))[1]["engines"][0]
-            return bool(shown["open_calls"] == count and shown["held_calls"] == 0)
+            return bool(shown["open_calls"] == count and shown["queued_calls"] == 0)
 
         await self.until(holds)
         # On its way, a call is open as well.

@@ -37,7 +37,7 @@ def explanation(why: dict[str, Any]) -> str:
         lines += ["", f"Call {call['call_id']} of thread {call['thread_id']} is {call['state']}."]
         lines += _wrapped(call["text"], "  ")
     if why["snapshot_age_s"] is not None:
-        lines += ["", f"What the engine told {seconds(why['snapshot_age_s'])} ago."]
+        lines += ["", f"Based on an engine snapshot {seconds(why['snapshot_age_s'])} old."]
     return "\n".join(lines)
 
 

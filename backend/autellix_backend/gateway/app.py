@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.metadata
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 from fastapi import FastAPI
-from starlette.routing import Route
 
 from autellix_backend.engines.base import Engine
 from autellix_backend.gateway.calls.dialects import DIALECTS
 from autellix_backend.gateway.calls.exchange import CallPath
-from autellix_backend.gateway.calls.overview import Overview
 from autellix_backend.gateway.errors import InvalidKeyError
-from autellix_backend.gateway.http.admin import AdminApi
+from autellix_backend.gateway.http import admin, engines, events, programs, sessions
 from autellix_backend.gateway.http.authentication import Authentication
+from autellix_backend.gateway.http.call_schemas import describe_route
 from autellix_backend.gateway.http.calls import CallEndpoint
-from autellix_backend.gateway.http.engines import EnginesApi
 from autellix_backend.gateway.http.errors import install_error_handlers
-from autellix_backend.gateway.http.events import EVENTS_PATH, EventsEndpoint
-from autellix_backend.gateway.http.openapi import openapi_route
+from autellix_backend.gateway.http.openapi import AsgiRoute, head_routes
 from autellix_backend.gateway.http.passthrough import PassthroughEndpoint
-from autellix_backend.gateway.http.programs import ProgramsApi
-from autellix_backend.gateway.http.sessions import SessionsApi
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.gateway.wiring import Components, make_components
 from autellix_backend.settings import Settings
 from autellix_backend.stores.base import ProgramStore
 
 REAP_PERIOD_S = 1.0
+ROUTERS = (admin.router, engines.router, events.router, programs.router, sessions.router)
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +64,11 @@ def create_app(
     if not parts.tenants.is_open:
         on_refusal = parts.metrics.refusals.labels("", InvalidKeyError.code).inc
         app.add_middleware(Authentication, tenants=parts.tenants, on_refusal=on_refusal)
-    app.router.routes.extend(_routes(parts))
+    app.router.routes.extend(_engine_routes(parts))
+    for router in ROUTERS:
+        app.router.routes.extend(router.routes)
+    app.router.routes.extend(head_routes(app))
+    app.state.components = parts
     app.state.watches = parts.watches
     app.state.tenants = parts.tenants
     app.state.pool = parts.pool
@@ -98,33 +97,17 @@ async def _lifespan(parts: Components, _app: FastAPI) -> AsyncIterator[None]:
         yield
 
 
-def _routes(parts: Components) -> list[Route]:
-    settings, store, tenants = parts.settings, parts.store, parts.tenants
-    overview = Overview(parts.pool, parts.registry, parts.clock)
-    admin = AdminApi(settings, parts.pool, store, parts.metrics, tenants, overview)
-    sessions = SessionsApi(store, parts.clock, settings.gateway, parts.guard, parts.watches, tenants)
-    return [
-        *_engine_routes(parts),
-        *admin.routes(),
-        *EnginesApi(parts.pool, settings, overview, tenants).routes(),
-        Route(EVENTS_PATH, EventsEndpoint(parts.feed, parts.watches, tenants), methods=["GET"]),
-        *ProgramsApi(store, overview, settings.scheduler, tenants).routes(),
-        *sessions.routes(),
-        openapi_route(importlib.metadata.version("autellix")),
-    ]
-
-
-def _engine_routes(parts: Components) -> list[Route]:
+def _engine_routes(parts: Components) -> list[AsgiRoute]:
     max_body_bytes = parts.settings.gateway.max_body_bytes
     path = CallPath(parts.guard, parts.resolver, parts.router, parts.registry)
     passthrough = PassthroughEndpoint(parts.pool, max_body_bytes=max_body_bytes)
     return [
-        Route(
+        AsgiRoute(
             dialect.path,
             CallEndpoint(dialect, path, parts.tenants, max_body_bytes=max_body_bytes)
             if dialect.makes_call
             else passthrough,
-            methods=[dialect.method],
+            **describe_route(dialect),
         )
         for dialect in DIALECTS
     ]

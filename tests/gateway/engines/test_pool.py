@@ -208,7 +208,7 @@ async def test_calls_in_line_for_a_drained_engine_go_elsewhere() -> None:
         calls = [asyncio.create_task(rig.chat(f"p{at}")) for at in range(6)]
         pool = rig.app.state.pool
         await until(lambda: len(pool.get("fake-0").queue) == 2)
-        assert (await rig.ask("POST", "/fake-0/drain"))[1]["held_calls"] == 0
+        assert (await rig.ask("POST", "/fake-0/drain"))[1]["queued_calls"] == 0
         answers = await asyncio.gather(*calls)
         assert Counter(answers) == {(200, "fake-0"): 1, (200, "fake-1"): 5}
 

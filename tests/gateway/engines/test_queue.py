@@ -34,7 +34,7 @@ async def metric(rig: Any, name: str) -> float:
 
 async def held_calls(rig: Any) -> int:
     _, answer = await rig.get("/autellix/v1/engines")
-    count: int = answer["engines"][0]["held_calls"]
+    count: int = answer["engines"][0]["queued_calls"]
     return count
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.gateway.snapshots import open_call, program, situation, snapshot, standing
+from tests.gateway.snapshots import open_call, overview, program, snapshot, standing
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.gateway.explain.views import critical_path_s, show_calls, show_program
+from autellix_backend.gateway.explain.views import call_rows, critical_path_s, program_row
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.stores.base import CallEnd, CallRecord, CallStart
 
@@ -40,28 +40,28 @@ def test_a_running_program_shows_its_best_level_and_its_share_of_the_blocks() ->
     waits = standing("p", place=2, level=3)
     calls = (open_call("key-1"), open_call("key-2"))
     view = program(active_calls=2, active_threads=2)
-    shown = show_program(view, situation(*calls, told=snapshot(runs, waits)), CONFIG, Tenant(), 130.0)
+    shown = program_row(view, overview(*calls, last=snapshot(runs, waits)), CONFIG, Tenant(), 130.0)
 
-    assert (shown["state"], shown["level"], shown["kv_share"]) == ("running", 1, 0.25)
-    assert (shown["engines"], shown["threads"], shown["idle_s"]) == (("replica-0",), 2, 0.0)
-    assert (shown["ratio"], shown["age_s"]) == (pytest.approx(2.0 / 1.4), 30.0)
+    assert (shown.state, shown.level, shown.kv_share) == ("running", 1, 0.25)
+    assert (shown.engines, shown.threads, shown.idle_s) == (("replica-0",), 2, 0.0)
+    assert (shown.ratio, shown.age_s) == (pytest.approx(2.0 / 1.4), 30.0)
 
 
 def test_an_idle_program_shows_the_level_of_its_next_call() -> None:
-    shown = show_program(program(active_calls=0, service_s=3.0), situation(), CONFIG, Tenant(), 130.0)
+    shown = program_row(program(active_calls=0, service_s=3.0), overview(), CONFIG, Tenant(), 130.0)
 
-    assert (shown["state"], shown["level"], shown["idle_s"], shown["kv_share"]) == ("idle", 3, 20.0, None)
-    assert shown["critical_path_s"] == 3.0
+    assert (shown.state, shown.level, shown.idle_s, shown.kv_share) == ("idle", 3, 20.0, None)
+    assert shown.service_s == 3.0
 
 
-def test_a_policy_that_sums_service_has_no_critical_path_and_one_without_levels_one_level() -> None:
+def test_a_policy_without_levels_has_one_level() -> None:
     view = program(active_calls=0, service_s=0.0)
-    shown = show_program(view, situation(), SchedulerConfig(policy="fcfs"), Tenant(), 130.0)
+    shown = program_row(view, overview(), SchedulerConfig(policy="fcfs"), Tenant(), 130.0)
 
-    assert (shown["critical_path_s"], shown["level"], shown["ratio"]) == (None, 1, None)
+    assert (shown.level, shown.ratio) == (1, None)
 
 
-def test_the_longest_chain_follows_parents_or_else_threads() -> None:
+def test_the_critical_path_follows_parents_or_else_threads() -> None:
     calls = [
         finished("root", 1.0, ()),
         finished("short", 1.0, ("root",), "1"),
@@ -79,16 +79,16 @@ def test_the_longest_chain_follows_parents_or_else_threads() -> None:
 def test_calls_are_timed_from_their_programs_arrival() -> None:
     view = program(calls=(finished("done", 1.0), unfinished("call-key-1"), unfinished("elsewhere")))
     waits = standing("p", place=1, level=3)
-    told = situation(open_call("key-1"), told=snapshot(waits))
-    done, waiting, elsewhere = show_calls(view, told, 110.0)
+    present = overview(open_call("key-1"), last=snapshot(waits))
+    done, waiting, elsewhere = call_rows(view, present, 110.0)
 
-    assert (done["state"], done["start_s"], done["finish_s"], done["duration_s"]) == (
+    assert (done.state, done.start_s, done.finish_s, done.duration_s) == (
         "finished",
         1.0,
         4.0,
         3.0,
     )
-    assert (done["outcome"], done["service_s"], done["cached_tokens"]) == ("ok", 1.0, 3)
-    assert (waiting["state"], waiting["duration_s"], waiting["level"]) == ("waiting", 5.0, 3)
-    assert (waiting["wait_s"], waiting["outcome"], waiting["finish_s"]) == (4.2, None, None)
-    assert (elsewhere["state"], elsewhere["level"]) == ("running", None)
+    assert (done.outcome, done.service_s, done.cached_tokens) == ("ok", 1.0, 3)
+    assert (waiting.state, waiting.duration_s, waiting.level) == ("waiting", 5.0, 3)
+    assert (waiting.wait_s, waiting.outcome, waiting.finish_s) == (4.2, None, None)
+    assert (elsewhere.state, elsewhere.level) == ("running", None)

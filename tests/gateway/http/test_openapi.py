@@ -24,6 +24,7 @@ MAX_EXAMPLES = 8
 TIMEOUT_S = 60.0
 # They stay open until their client leaves.
 OPEN_ENDED = ("/watch", "/events")
+DOCUMENT = openapi_document(create_app(Settings(), FakeEngine()))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def test_every_route_is_described_and_nothing_else() -> None:
         if isinstance(route, Route)
         for method in (route.methods or set()) - {"HEAD"}
     }
-    paths: dict[str, dict[str, Any]] = openapi_document("0")["paths"]
+    paths: dict[str, dict[str, Any]] = DOCUMENT["paths"]
     assert routes == {(method, path) for path, operations in paths.items() for method in operations}
 
 
@@ -51,10 +52,10 @@ async def test_the_document_is_served(serve: Any) -> None:
     async with serve() as rig:
         status, document = await rig.get("/openapi.json")
         assert status == 200
-        assert document == openapi_document(document["info"]["version"])
+        assert document == DOCUMENT
 
 
-schema = schemathesis.openapi.from_dict(openapi_document("0"))
+schema = schemathesis.openapi.from_dict(DOCUMENT)
 
 
 @schema.exclude(path_regex="|".join(OPEN_ENDED)).parametrize()
@@ -81,7 +82,7 @@ def test_any_request_gets_a_described_answer(case: Any, url: str) -> None:
 
 READING = [
     path
-    for path, operations in openapi_document("0")["paths"].items()
+    for path, operations in DOCUMENT["paths"].items()
     if operations.get("post", {}).get("requestBody", {}).get("required")
 ]
 BROKEN = {

@@ -51,13 +51,13 @@ async def test_the_table_and_the_reasons_follow_the_engines_snapshots(serve: Any
         assert waiting["program_id"] == "slow"
         why = (await rig.get(PROGRAMS + "/slow/why"))[1]
         (call,) = why["calls"]
-        assert (why["state"], call["state"], call["level"], call["promotion_s"]) == (
+        assert (why["state"], call["state"], call["level"], call["promoted_in_s"]) == (
             "waiting",
             "waiting",
             2,
             7.0,
         )
-        assert [(ahead["program_id"], ahead["level"]) for ahead in call["ahead"]] == [("fast", 1)]
+        assert [(ahead["program_id"], ahead["level"]) for ahead in call["programs_ahead"]] == [("fast", 1)]
         assert "Ahead of it: fast (level 1," in call["text"]
         shown = (await rig.get(PROGRAMS + "/slow"))[1]
         assert [call["state"] for call in shown["calls"]] == ["waiting"]
@@ -85,7 +85,7 @@ async def test_an_idle_program_and_an_unknown_one(serve: Any) -> None:
         assert "search (0.50 s)" in why["text"]
         shown = (await rig.get(PROGRAMS + "/a/b"))[1]
         assert (shown["state"], shown["finished_calls"], shown["output_tokens"]) == ("idle", 1, 4)
-        assert shown["longest_chain_s"] > 0
+        assert shown["critical_path_s"] > 0
         for path in ("/nobody", "/nobody/why"):
             status, error = await rig.get(PROGRAMS + path)
             assert (status, error["error"]["param"]) == (404, "program_id")

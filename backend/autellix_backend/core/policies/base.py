@@ -20,7 +20,7 @@ class Policy:
     """A rule without state: its methods may be called at any time, any number of times, and raise nothing."""
 
     name: ClassVar[str]
-    rule: ClassVar[str] = "calls of a lower level go first, in each level in the order of arrival"
+    rule: ClassVar[str] = "calls of the best queue level run first, in order of arrival within a level"
     """The order of calls in words, for `autellix why`."""
     reorders: ClassVar[bool] = True
     """Whether calls may run in another order than that of their arrival."""

@@ -25,7 +25,7 @@ class Fcfs(Mlfq):
     """Serve calls in order of arrival, blind to programs: feedback queues with a single level."""
 
     name: ClassVar[str] = "fcfs"
-    rule: ClassVar[str] = "calls run in the order of their arrival"
+    rule: ClassVar[str] = "calls run in order of arrival"
     reorders: ClassVar[bool] = False
     has_levels: ClassVar[bool] = False
 

@@ -1,23 +1,23 @@
-"""Why a program is not further: the scheduler's decision about each of its open calls, in words and numbers.
+"""Why a program's open calls are where they are, in words and numbers.
 
-Pure: a program, the open calls and the engines' last snapshots go in, the explanation comes out. It is as old
-as the snapshot that it rests on, and says how old that is.
+Pure functions of a program, the open calls and the engines' last snapshots. An explanation is as old as the
+snapshots behind it and states their age.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.core.snapshot import CallStanding, EngineSnapshot
-from autellix_backend.gateway.explain.situation import (
-    CallState,
+from autellix_backend.gateway.explain.overview import (
     EngineView,
+    OpenCallState,
     OpenCallView,
+    Overview,
     ProgramState,
-    Situation,
 )
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.durations import seconds
@@ -28,11 +28,11 @@ MAX_AHEAD = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ahead:
-    """A program with calls before a waiting one."""
+class ProgramAhead:
+    """Another program whose calls precede a waiting call."""
 
     program_id: str | None
-    """None for another tenant's, whose service is not told either."""
+    """None, like the service, for another tenant's program."""
     level: int
     """Of its first call."""
     service_s: float | None
@@ -40,77 +40,74 @@ class Ahead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallWhy:
-    """Where one call is and why; None where the engine has not told or it does not apply."""
+class CallExplanation:
+    """Where a call is and why; None where the engine has not reported it or it does not apply."""
 
     call_id: str
     thread_id: str
     engine: str
-    state: str
+    state: OpenCallState
     text: str
     open_s: float
-    """Since it came to the gateway."""
+    """Since its arrival at the gateway."""
     since_s: float | None = None
-    """Since when it has been running or waiting."""
-    level: int | None = None
-    level_from_s: float | None = None
-    level_to_s: float | None = None
-    """The service that the level holds; no end in the last."""
-    inherited_service_s: float | None = None
-    """What its program had used when it came, as the policy counts."""
+    """How long it has been running, or waiting in the engine."""
+    level: int
+    level_min_s: float | None = None
+    """Attained service at which its queue level begins."""
+    level_max_s: float | None = None
+    """Attained service at which its queue level ends; None for the last."""
+    inherited_service_s: float
+    """Its program's attained service when it arrived, as the policy counts it."""
     service_s: float | None = None
-    """What it has used itself."""
-    place: int | None = None
-    ahead: tuple[Ahead, ...] = ()
-    more_ahead: int = 0
-    """Programs ahead beside those named."""
+    """Its own attained service."""
+    position: int | None = None
+    """In the engine's order of all its calls, running ones included; 1 is the first."""
+    programs_ahead: tuple[ProgramAhead, ...] = ()
+    more_programs_ahead: int = 0
     short_of: str | None = None
-    """What it waits for: `slots` or `kv_blocks`."""
-    promotion_s: float | None = None
-    """Seconds of further waiting until anti-starvation lifts it into the first level."""
-    quantum_s: float | None = None
-    """Service after which it sinks to the next level."""
-    yields_to_level: int | None = None
-    """A running call: arrivals up to this level go before it."""
-    yields_after: int | None = None
-    """A running call: with so many of them it loses its slot, where that is worth its price."""
+    """What a waiting call lacks: `slots` or `kv_blocks`."""
+    promoted_in_s: float | None = None
+    """Further waiting until anti-starvation promotes it to level 1."""
+    quantum_left_s: float | None = None
+    """Further service until it is demoted."""
+    preempted_by_level: int | None = None
+    """Waiting calls up to this level can take a running call's slot."""
+    preempted_after_calls: int | None = None
+    """How many more of them it takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramWhy:
-    """A program's state, and why each of its open calls is where it is."""
+class ProgramExplanation:
+    """A program's state, and an explanation of each of its open calls."""
 
     program_id: str
     name: str | None
-    state: str
+    state: ProgramState
     policy: str
     text: str
     idle_s: float | None
     snapshot_age_s: float | None
-    """The age of the oldest snapshot that this rests on."""
-    calls: tuple[CallWhy, ...]
+    """The age of the oldest snapshot used."""
+    calls: tuple[CallExplanation, ...]
 
 
 def explain_program(
-    view: ProgramView, situation: Situation, config: SchedulerConfig, viewer: Tenant, now: float
-) -> ProgramWhy:
-    """Explain a program.
+    view: ProgramView, overview: Overview, config: SchedulerConfig, viewer: Tenant, now: float
+) -> ProgramExplanation:
+    """Explain a program and its open calls.
 
     Args:
-        view: The program, as the store has it.
-        situation: The open calls and the engines.
+        view: The program, from the store.
+        overview: The open calls and the engines.
         config: The configuration of the engines' schedulers.
-        viewer: Who asks; other tenants' programs stay nameless.
+        viewer: Who asks; other tenants' programs stay anonymous.
         now: The time on the store's clock.
     """
-    state = situation.program_state(view)
-    calls = situation.calls_of(view.program_id)
-    ages = [
-        engine.age_s
-        for engine in (situation.engines.get(name) for name in dict.fromkeys(call.engine for call in calls))
-        if engine is not None and engine.age_s is not None
-    ]
-    return ProgramWhy(
+    state = overview.program_state(view)
+    engines = overview.engines_of(view.program_id).values()
+    ages = [engine.age_s for engine in engines if engine is not None and engine.age_s is not None]
+    return ProgramExplanation(
         program_id=viewer.shown(view.program_id),
         name=view.name,
         state=state,
@@ -118,28 +115,53 @@ def explain_program(
         text=_program_text(view, state, config, viewer, now),
         idle_s=now - view.last_event_s if state is ProgramState.IDLE else None,
         snapshot_age_s=max(ages, default=None),
-        calls=tuple(explain_call(call, situation, config, viewer) for call in calls),
+        calls=tuple(
+            explain_call(call, overview, config, viewer) for call in overview.calls_of(view.program_id)
+        ),
     )
 
 
 def explain_call(
-    call: OpenCallView, situation: Situation, config: SchedulerConfig, viewer: Tenant
-) -> CallWhy:
-    """Explain one open call."""
-    engine = situation.engines.get(call.engine)
-    standing = situation.standing(call)
-    state = situation.state_of(call)
-    if state is CallState.HELD:
-        return _outside(call, state, f"The gateway holds it back: {call.held}.")
-    if standing is None or engine is None or engine.snapshot is None:
-        return _outside(call, state, _untold(call, engine))
-    if standing.is_running:
-        return _running(call, standing, engine.snapshot, config, viewer)
-    return _waiting(call, standing, engine.snapshot, config, viewer)
+    call: OpenCallView, overview: Overview, config: SchedulerConfig, viewer: Tenant
+) -> CallExplanation:
+    """Explain where an open call is."""
+    engine, entry = overview.engines.get(call.engine), overview.in_engine(call)
+    explanation = CallExplanation(
+        call_id=call.call_id,
+        thread_id=call.thread_id,
+        engine=call.engine,
+        state=overview.call_state(call),
+        text=f"It is queued at the gateway: {call.queued_because}.",
+        open_s=call.open_s,
+        level=call.level,
+        inherited_service_s=call.entry_service_s,
+    )
+    if call.queued_because is not None:
+        return explanation
+    if entry is None or engine is None or engine.snapshot is None:
+        return replace(explanation, text=_sent_text(call, engine))
+    low_s, high_s = level_bounds(config, entry.level) or (None, None)
+    explanation = replace(
+        explanation,
+        since_s=entry.since_s,
+        level=entry.level,
+        level_min_s=low_s,
+        level_max_s=high_s,
+        inherited_service_s=entry.inherited_service_s,
+        service_s=entry.service_s,
+        position=entry.place,
+        promoted_in_s=entry.promotion_s,
+        quantum_left_s=entry.quantum_s,
+    )
+    explain = _explain_running if entry.is_running else _explain_waiting
+    return explain(explanation, entry, engine.snapshot, config, viewer)
 
 
 def level_bounds(config: SchedulerConfig, level: int) -> tuple[float, float | None] | None:
-    """Return the service (s) that a level holds, without an end in the last; None where levels hold none."""
+    """Return the attained service (s) at which a queue level begins and ends.
+
+    The last level has no end, and a policy without levels of service no bounds.
+    """
     if not make_policy(config.policy).has_levels:
         return None
     edges: tuple[float | None, ...] = (0.0, *config.bounds, None)
@@ -149,163 +171,116 @@ def level_bounds(config: SchedulerConfig, level: int) -> tuple[float, float | No
 def _program_text(
     view: ProgramView, state: ProgramState, config: SchedulerConfig, viewer: Tenant, now: float
 ) -> str:
-    used = f"It has used {seconds(view.service_s)} of service as policy {config.policy} counts"
-    used += f" and waited {seconds(view.wait_s)} over {_count(view.finished_calls, 'finished call')}."
-    if state is ProgramState.IDLE:
-        idle = f"No call is open: its client has sent none for {seconds(now - view.last_event_s)}."
-        return f"{idle} {_tools(view)} {used}"
-    order = make_policy(config.policy).rule
-    if viewer.name:
-        order = f"the tenant furthest behind its share goes first; within it {order}"
-    ending = "It was ended and goes with its last call. " if state is ProgramState.ENDING else ""
-    return f"{ending}{used} With policy {config.policy} {order}."
-
-
-def _tools(view: ProgramView) -> str:
-    if not view.last_interceptions:
-        return "What runs in between shows with its next call."
-    tools = ", ".join(f"{tool} ({seconds(duration_s)})" for tool, duration_s in view.last_interceptions)
-    return f"What runs in between shows with its next call; before its last one ran {tools}."
-
-
-def _outside(call: OpenCallView, state: CallState, text: str) -> CallWhy:
-    return CallWhy(
-        call_id=call.call_id,
-        thread_id=call.thread_id,
-        engine=call.engine,
-        state=state,
-        text=text,
-        open_s=call.open_s,
-        inherited_service_s=call.entry_service_s,
-        level=call.level,
+    attained = (
+        f"It has attained {seconds(view.service_s)} of service, as policy {config.policy} counts it, "
+        f"and waited {seconds(view.wait_s)} over {_count(view.finished_calls, 'finished call')}."
     )
+    if state is ProgramState.IDLE:
+        idle = f"It has had no open call for {seconds(now - view.last_event_s)}."
+        return f"{idle} {_tools_text(view)} {attained}"
+    order = f"Under policy {config.policy} {make_policy(config.policy).rule}."
+    if viewer.name:
+        order = f"The tenant furthest behind its share goes first. Within a tenant, u{order[1:]}"
+    ending = "It was ended and leaves with its last open call. " if state is ProgramState.ENDING else ""
+    return f"{ending}{attained} {order}"
 
 
-def _untold(call: OpenCallView, engine: EngineView | None) -> str:
+def _tools_text(view: ProgramView) -> str:
+    reported = "Tools that run between calls are reported with the next call"
+    if not view.last_interceptions:
+        return f"{reported}."
+    tools = ", ".join(f"{tool} ({seconds(duration_s)})" for tool, duration_s in view.last_interceptions)
+    return f"{reported}; before the last call ran {tools}."
+
+
+def _sent_text(call: OpenCallView, engine: EngineView | None) -> str:
     sent = f"It was sent to {call.engine} {seconds(call.open_s)} ago"
     if engine is None:
-        return f"{sent}; nothing more is known."
+        return f"{sent}; that engine has left the pool."
     if engine.failure is not None:
-        return f"{sent}, which is down: {engine.failure}."
+        return f"{sent}; that engine is down: {engine.failure}."
     if not engine.sends_snapshots:
-        return f"{sent}, an engine that tells nothing of its queues."
+        return f"{sent}; that engine does not report its queue."
     if engine.snapshot is None or engine.age_s is None:
-        return f"{sent}, which has not told of its queues yet."
-    age = seconds(engine.age_s)
+        return f"{sent}; that engine has not reported its queue yet."
+    snapshot = f"that engine's last snapshot, {seconds(engine.age_s)} old"
     if engine.snapshot.left_out:
-        told = _count(len(engine.snapshot.calls), "call")
-        return f"{sent} and stands behind the first {told} in its order, those it told of {age} ago."
-    return f"{sent}, which told of its queues {age} ago, without this call in them."
+        return f"{sent}; it is behind the first {_count(len(engine.snapshot.calls), 'call')} in {snapshot}."
+    return f"{sent}; it is not in {snapshot}."
 
 
-def _waiting(
-    call: OpenCallView,
-    standing: CallStanding,
+def _explain_waiting(
+    explanation: CallExplanation,
+    entry: CallStanding,
     snapshot: EngineSnapshot,
     config: SchedulerConfig,
     viewer: Tenant,
-) -> CallWhy:
-    ahead = _ahead(standing, snapshot.calls, viewer)
-    short_of = _shortage(snapshot)
+) -> CallExplanation:
+    ahead = _programs_ahead(entry, snapshot.calls, viewer)
     named, more = ahead[:MAX_AHEAD], max(0, len(ahead) - MAX_AHEAD)
-    where = f"It has waited {seconds(standing.since_s)}{_before(standing)} in {call.engine},"
-    load = f"{_count(snapshot.running, 'call')} {_verb(snapshot.running, 'run')}, {snapshot.slots} at most."
+    short_of = _shortage(snapshot)
     sentences = (
-        f"{where} {_placed(standing, config)} and is number {standing.place} in the order; {load}",
+        f"It has waited {_place_text(explanation, entry, snapshot)}.",
+        _level_text(entry, config),
         _ahead_text(named, more),
         _shortage_text(short_of, snapshot),
-        _promotion_text(standing, config),
+        _promotion_text(entry, config),
     )
-    return _inside(
-        call,
-        standing,
-        config,
+    return replace(
+        explanation,
         text=" ".join(filter(None, sentences)),
-        ahead=named,
-        more_ahead=more,
+        programs_ahead=named,
+        more_programs_ahead=more,
         short_of=short_of,
     )
 
 
-def _running(
-    call: OpenCallView,
-    standing: CallStanding,
+def _explain_running(
+    explanation: CallExplanation,
+    entry: CallStanding,
     snapshot: EngineSnapshot,
     config: SchedulerConfig,
     viewer: Tenant,
-) -> CallWhy:
-    has_levels = level_bounds(config, standing.level) is not None
+) -> CallExplanation:
+    has_levels = level_bounds(config, entry.level) is not None
+    sentences = [
+        f"It has been running for {_place_text(explanation, entry, snapshot)}.",
+        _level_text(entry, config),
+    ]
     # Arrivals of its own level queue behind it. Between tenants levels do not count.
-    can_yield = config.preemption != "never" and has_levels and standing.level > 1 and not viewer.name
-    level = standing.level - 1 if can_yield else None
-    after = max(1, snapshot.slots - standing.place + 1) if level is not None else None
-    where = f"It has been running for {seconds(standing.since_s)}{_before(standing)} in {call.engine},"
-    sentences = [f"{where} {_placed(standing, config)}, as number {standing.place} in the order."]
-    if level is not None and after is not None:
-        lower = f"level {level} or lower" if level > 1 else "level 1"
-        loses = "loses" if config.preemption == "always" else "can lose"
+    if config.preemption != "never" and has_levels and entry.level > 1 and not viewer.name:
+        level, calls = entry.level - 1, max(1, snapshot.slots - entry.place + 1)
+        explanation = replace(explanation, preempted_by_level=level, preempted_after_calls=calls)
+        levels = f"level {level} or better" if level > 1 else "level 1"
+        verb = "is" if config.preemption == "always" else "can be"
         sentences.append(
-            f"It {loses} its slot once {_count(after, 'more call')} of {lower} {_verb(after, 'wait')}."
+            f"It {verb} preempted once {_count(calls, 'more call')} of {levels} {_verb(calls, 'wait')}."
         )
-    if standing.quantum_s is not None and has_levels and config.demotes:
-        rest = f"After {seconds(max(0.0, standing.quantum_s))} more of service"
-        sentences.append(f"{rest} it sinks to level {standing.level + 1}.")
-    text = " ".join(sentences)
-    return _inside(call, standing, config, text=text, yields_to_level=level, yields_after=after)
+    if entry.quantum_s is not None and has_levels and config.demotes:
+        rest = f"After {seconds(max(0.0, entry.quantum_s))} more of service"
+        sentences.append(f"{rest} it is demoted to level {entry.level + 1}.")
+    return replace(explanation, text=" ".join(sentences))
 
 
-def _inside(
-    call: OpenCallView,
-    standing: CallStanding,
-    config: SchedulerConfig,
-    *,
-    text: str,
-    ahead: tuple[Ahead, ...] = (),
-    more_ahead: int = 0,
-    short_of: str | None = None,
-    yields_to_level: int | None = None,
-    yields_after: int | None = None,
-) -> CallWhy:
-    bounds = level_bounds(config, standing.level)
-    return CallWhy(
-        call_id=call.call_id,
-        thread_id=call.thread_id,
-        engine=call.engine,
-        state=CallState.RUNNING if standing.is_running else CallState.WAITING,
-        text=text,
-        open_s=call.open_s,
-        since_s=standing.since_s,
-        level=standing.level,
-        level_from_s=bounds[0] if bounds else None,
-        level_to_s=bounds[1] if bounds else None,
-        inherited_service_s=standing.inherited_service_s,
-        service_s=standing.service_s,
-        place=standing.place,
-        ahead=ahead,
-        more_ahead=more_ahead,
-        short_of=short_of,
-        promotion_s=standing.promotion_s,
-        quantum_s=standing.quantum_s,
-        yields_to_level=yields_to_level,
-        yields_after=yields_after,
-    )
-
-
-def _ahead(standing: CallStanding, calls: Iterable[CallStanding], viewer: Tenant) -> tuple[Ahead, ...]:
-    """Return the other programs with calls before this one, in their order."""
-    found: dict[str, Ahead] = {}
+def _programs_ahead(
+    entry: CallStanding, calls: Iterable[CallStanding], viewer: Tenant
+) -> tuple[ProgramAhead, ...]:
+    """Return the other programs with calls before this one, in the engine's order."""
+    found: dict[str, ProgramAhead] = {}
     for other in calls:
-        if other.place >= standing.place:
+        if other.place >= entry.place:
             break
-        if other.program_id == standing.program_id:
+        if other.program_id == entry.program_id:
             continue
-        known = found.get(other.program_id)
+        if known := found.get(other.program_id):
+            found[other.program_id] = replace(known, calls=known.calls + 1)
+            continue
         is_visible = viewer.is_admin or viewer.owns(other.program_id)
-        found[other.program_id] = Ahead(
+        found[other.program_id] = ProgramAhead(
             program_id=viewer.shown(other.program_id) if is_visible else None,
-            level=known.level if known else other.level,
+            level=other.level,
             service_s=other.program_service_s if is_visible else None,
-            calls=known.calls + 1 if known else 1,
+            calls=1,
         )
     return tuple(found.values())
 
@@ -316,61 +291,65 @@ def _shortage(snapshot: EngineSnapshot) -> str | None:
     return "kv_blocks" if snapshot.is_block_short else None
 
 
-def _before(standing: CallStanding) -> str:
-    """Say what came before its present turn, if it is not the first."""
-    if not standing.preemptions:
-        return ""
-    return (
-        f" ({seconds(standing.wait_s)} of waiting in all, preempted {_count(standing.preemptions, 'time')})"
-    )
+def _place_text(explanation: CallExplanation, entry: CallStanding, snapshot: EngineSnapshot) -> str:
+    history = ""
+    if entry.preemptions:
+        preempted = _count(entry.preemptions, "time")
+        history = f" (preempted {preempted}, {seconds(entry.wait_s)} of waiting in total)"
+    where = f"in {explanation.engine}, at position {entry.place} of {snapshot.running + snapshot.waiting}"
+    return f"{seconds(entry.since_s)}{history} {where}"
 
 
-def _placed(standing: CallStanding, config: SchedulerConfig) -> str:
-    bounds = level_bounds(config, standing.level)
-    inherited = f"its program had used {seconds(standing.inherited_service_s)} when it came"
-    if standing.service_s:
-        inherited += f" and it {seconds(standing.service_s)} since"
+def _level_text(entry: CallStanding, config: SchedulerConfig) -> str:
+    bounds = level_bounds(config, entry.level)
     if bounds is None:
-        return f"its policy has no levels of service ({inherited})"
-    low, high = bounds
-    if high is None:
-        span = f"{seconds(low)} of service and more"
+        where = f"Policy {config.policy} has no levels of attained service"
     else:
-        span = f"{seconds(low)} to {seconds(high)} of service" if low else f"below {seconds(high)} of service"
-    lifted = ", lifted by anti-starvation" if standing.promotions and standing.level == 1 else ""
-    return f"in level {standing.level} of {config.level_count} ({span}{lifted}; {inherited})"
+        where = f"queue level {entry.level} of {config.level_count} (attained service {_span(*bounds)})"
+        is_promoted = entry.promotions and entry.level == 1
+        where = f"Anti-starvation promoted it to {where}" if is_promoted else f"It is in {where}"
+    attained = f"its program had attained {seconds(entry.inherited_service_s)} when it arrived"
+    own = f", and it has attained {seconds(entry.service_s)} since" if entry.service_s else ""
+    return f"{where}; {attained}{own}."
 
 
-def _ahead_text(named: tuple[Ahead, ...], more: int) -> str:
+def _span(low_s: float, high_s: float | None) -> str:
+    if high_s is None:
+        return f"from {seconds(low_s)}"
+    return f"{seconds(low_s)} to {seconds(high_s)}" if low_s else f"below {seconds(high_s)}"
+
+
+def _ahead_text(named: tuple[ProgramAhead, ...], more: int) -> str:
     if not named:
-        return "No other program is ahead."
-    programs = ", ".join(map(_ahead_words, named))
-    return f"Ahead of it: {programs}{f' and {more} more' if more else ''}."
+        return "No other program is ahead of it."
+    programs = ", ".join(map(_program_ahead_text, named))
+    others = f" and {_count(more, 'more program')}" if more else ""
+    return f"Ahead of it: {programs}{others}."
 
 
-def _ahead_words(item: Ahead) -> str:
-    calls = _count(item.calls, "call")
-    if item.program_id is None or item.service_s is None:
-        return f"another tenant's program (level {item.level}, {calls})"
-    return f"{item.program_id} (level {item.level}, {seconds(item.service_s)}, {calls})"
+def _program_ahead_text(program: ProgramAhead) -> str:
+    calls = _count(program.calls, "call")
+    if program.program_id is None or program.service_s is None:
+        return f"another tenant's program (level {program.level}, {calls})"
+    return f"{program.program_id} (level {program.level}, {seconds(program.service_s)}, {calls})"
 
 
 def _shortage_text(short_of: str | None, snapshot: EngineSnapshot) -> str:
     if short_of == "slots":
         return f"All {_count(snapshot.slots, 'slot')} are taken."
     if short_of == "kv_blocks":
-        used = f"{snapshot.kv_used_blocks} of {snapshot.kv_total_blocks}"
-        return f"Slots are free, but KV blocks are short: {used} are in use."
-    return "Neither slots nor KV blocks were short: it should run in one of the next steps."
+        used = f"{snapshot.kv_used_blocks} of {snapshot.kv_total_blocks} blocks"
+        return f"Slots are free, but KV memory is short: {used} are in use."
+    return "Slots and KV blocks are free: it should start within a few steps."
 
 
-def _promotion_text(standing: CallStanding, config: SchedulerConfig) -> str:
-    if standing.promotion_s is None:
+def _promotion_text(entry: CallStanding, config: SchedulerConfig) -> str:
+    if entry.promotion_s is None:
         return ""
-    lifted = f"Anti-starvation (beta {config.beta:g}) lifts it into level 1"
-    if standing.promotion_s == 0:
-        return f"{lifted} at the next decision."
-    return f"{lifted} after {seconds(standing.promotion_s)} more of waiting."
+    promotes = f"Anti-starvation (beta {config.beta:g}) promotes it to level 1"
+    if entry.promotion_s == 0:
+        return f"{promotes} at the next scheduling decision."
+    return f"{promotes} after {seconds(entry.promotion_s)} more of waiting."
 
 
 def _verb(number: int, verb: str) -> str:

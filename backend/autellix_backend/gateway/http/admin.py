@@ -1,92 +1,101 @@
-"""What operators see of the gateway: configuration, health and metrics."""
+"""The gateway for operators: settings, health, metrics and the description of the API."""
 
 from __future__ import annotations
 
-import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from dataclasses import dataclass
+from typing import Any
 
-from autellix_backend.gateway.calls.overview import Overview
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
-from autellix_backend.gateway.tenancy.tenants import Tenants
+from autellix_backend.gateway.http.components import (
+    Inspection,
+    Metrics,
+    Pool,
+    SettingsTree,
+    Store,
+    admin_only,
+)
+from autellix_backend.gateway.http.inspector import Inspector
+from autellix_backend.gateway.http.openapi import openapi_document
+from autellix_backend.gateway.http.schemas import refusals
 from autellix_backend.observe.metrics import CONTENT_TYPE, GatewayMetrics
-from autellix_backend.settings import Settings, settings_to_mapping
-from autellix_backend.stores.base import ProgramStore
+from autellix_backend.settings import settings_to_mapping
 from autellix_wire import API_PREFIX
 
-
-class AdminApi:
-    """The read-only endpoints of one gateway."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        pool: EnginePool,
-        store: ProgramStore,
-        metrics: GatewayMetrics,
-        tenants: Tenants,
-        overview: Overview,
-    ) -> None:
-        self._settings = settings
-        self._pool = pool
-        self._store = store
-        self._metrics = metrics
-        self._tenants = tenants
-        self._overview = overview
-
-    def routes(self) -> list[Route]:
-        """Return the routes of the endpoints."""
-        return [
-            Route(API_PREFIX + "/config", self.config),
-            Route("/healthz", self.healthz),
-            Route("/readyz", self.readyz),
-            Route("/metrics", self.metrics),
-        ]
-
-    async def config(self, request: Request) -> Response:
-        """Show the settings in force."""
-        self._tenants.of(request.scope).check_admin("the configuration")
-        return _json(settings_to_mapping(self._settings))
-
-    async def healthz(self, _request: Request) -> Response:
-        """Say that the gateway runs."""
-        return _json({"status": "ok"})
-
-    async def readyz(self, _request: Request) -> Response:
-        """Say whether calls can be answered, and with what less than all; 503 with the reason if not."""
-        if self._pool.is_shutting_down:
-            raise ShuttingDownError
-        if not any(member.supervisor.is_up and not member.is_draining for member in self._pool):
-            raise EngineUnavailableError(_problem(self._pool))
-        problem = self._store.failure()
-        return _json({"status": "ready"} if problem is None else {"status": "degraded", "reason": problem})
-
-    async def metrics(self, request: Request) -> Response:
-        """Show the metrics in Prometheus' text format."""
-        self._tenants.of(request.scope).check_admin("the page of metrics")
-        self._measure_engines()
-        for member in self._pool:
-            member.measure(self._metrics.queues)
-        counts = await self._store.counts()
-        self._metrics.set_stored(
-            programs=counts.programs, sessions=counts.sessions, active_calls=counts.active_calls
-        )
-        return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE})
-
-    def _measure_engines(self) -> None:
-        gauges = self._metrics.engines
-        gauges.clear()
-        for name, view in self._overview.engines().items():
-            if view.snapshot is not None and view.age_s is not None:
-                gauges.set(name, view.snapshot, view.age_s)
-                if view.snapshot.kv_swap is not None:
-                    self._metrics.offload.advance(name, view.snapshot.kv_swap)
+_NEEDS_NO_KEY: dict[str, Any] = {"security": []}
 
 
-def _json(content: object) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """Whether the gateway runs, or can answer calls."""
+
+    status: str
+    """`ok`, `ready` or `degraded`."""
+    reason: str | None = None
+    """Why it is degraded."""
+
+
+router = APIRouter(tags=["operators"], responses=refusals(500))
+
+
+@router.get(
+    API_PREFIX + "/config", dependencies=[admin_only("the configuration")], responses=refusals(401, 403)
+)
+async def config(settings: SettingsTree) -> dict[str, Any]:
+    """Show the settings in force, secrets hidden."""
+    return settings_to_mapping(settings)
+
+
+@router.get("/healthz", response_model_exclude_none=True, openapi_extra=_NEEDS_NO_KEY)
+async def healthz() -> Health:
+    """Report that the gateway runs."""
+    return Health(status="ok")
+
+
+@router.get("/readyz", response_model_exclude_none=True, responses=refusals(503), openapi_extra=_NEEDS_NO_KEY)
+async def readyz(pool: Pool, store: Store) -> Health:
+    """Report whether calls can be answered; status `degraded` comes with the reason."""
+    if pool.is_shutting_down:
+        raise ShuttingDownError
+    if not any(member.supervisor.is_up and not member.is_draining for member in pool):
+        raise EngineUnavailableError(_problem(pool))
+    problem = store.failure()
+    return Health(status="ready" if problem is None else "degraded", reason=problem)
+
+
+@router.get(
+    "/metrics",
+    dependencies=[admin_only("the page of metrics")],
+    responses=refusals(401, 403),
+    response_class=PlainTextResponse,
+)
+async def metrics(page: Metrics, pool: Pool, store: Store, inspector: Inspection) -> Response:
+    """Return the metrics in Prometheus' text format."""
+    _measure_engines(page, inspector)
+    for member in pool:
+        member.measure(page.queues)
+    counts = await store.counts()
+    page.set_stored(programs=counts.programs, sessions=counts.sessions, active_calls=counts.active_calls)
+    return Response(page.render(), headers={"content-type": CONTENT_TYPE})
+
+
+@router.get("/openapi.json", responses=refusals(401))
+async def openapi(request: Request) -> dict[str, Any]:
+    """Return this description of the API."""
+    return openapi_document(request.app)
+
+
+def _measure_engines(page: GatewayMetrics, inspector: Inspector) -> None:
+    page.engines.clear()
+    for name, view in inspector.overview().engines.items():
+        if view.snapshot is not None and view.age_s is not None:
+            page.engines.set(name, view.snapshot, view.age_s)
+            if view.snapshot.kv_swap is not None:
+                page.offload.advance(name, view.snapshot.kv_swap)
 
 
 def _problem(pool: EnginePool) -> str:

@@ -1,4 +1,4 @@
-"""The door of a gateway with tenants: no request without a known key gets further, whatever its path."""
+"""Authentication: every request but a load balancer's needs a known API key, where there are tenants."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from autellix_backend.gateway.http.requests import read_headers
 from autellix_backend.gateway.tenancy.tenants import Tenants, mark
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
-"""What load balancers ask, who have no key."""
+"""Paths that load balancers ask without a key."""
 
 
 class Authentication:
-    """ASGI middleware that lets known tenants in; an open door has none of it in its way."""
+    """ASGI middleware that rejects requests without a known key; not installed without tenants."""
 
     def __init__(self, app: ASGIApp, tenants: Tenants, on_refusal: Callable[[], None]) -> None:
         self._app = app
@@ -24,7 +24,7 @@ class Authentication:
         self._on_refusal = on_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let one request in, or answer it with 401."""
+        """Pass one request on with its tenant, or answer it with 401."""
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             try:
                 mark(scope, self._tenants.admit(read_headers(scope)))

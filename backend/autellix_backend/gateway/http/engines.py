@@ -1,157 +1,175 @@
-"""The engines, for operators: what they do, and how they join and leave."""
+"""The engines for operators: their load, and how they join, drain and leave."""
 
 from __future__ import annotations
 
-import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import AfterValidator, BaseModel, WithJsonSchema
 
 from autellix_backend.engines.base import EngineError
 from autellix_backend.engines.factory import make_remote
-from autellix_backend.gateway.calls.overview import Overview
 from autellix_backend.gateway.engines.handle import EngineHandle
-from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.errors import ConflictError, InvalidRequestError
-from autellix_backend.gateway.explain.situation import EngineView
-from autellix_backend.gateway.http.requests import ClientGoneError, read_body, read_headers
-from autellix_backend.gateway.tenancy.tenants import Tenants
-from autellix_backend.settings import ENGINE_KINDS, Settings, SettingsError
-from autellix_wire import API_PREFIX, InvalidIdError, check_id
+from autellix_backend.gateway.http.components import Inspection, Pool, SettingsTree, admin_only
+from autellix_backend.gateway.http.inspector import Inspector
+from autellix_backend.gateway.http.schemas import Id, describe_body, json_body, refusals
+from autellix_backend.settings import ENGINE_KINDS, SettingsError
+from autellix_wire import API_PREFIX
 
 ENGINES_PATH = API_PREFIX + "/engines"
+ONE_ENGINE = ENGINES_PATH + "/{name}"
 MAX_ENGINES = 256
-"""Engines that may be in the pool at once: their names are labels of metrics."""
+"""Engines in the pool at once: their names are labels of metrics."""
 
 
-class _Join(msgspec.Struct, frozen=True):
-    """The body of a request that adds an engine."""
+def _check_kind(kind: str) -> str:
+    if kind not in ENGINE_KINDS:
+        raise ValueError(f"is {kind!r}; expected one of {', '.join(ENGINE_KINDS)}")
+    return kind
+
+
+def _check_name(name: str) -> str:
+    if "/" in name:
+        raise ValueError("holds a slash; expected a name that fits into a path")
+    return name
+
+
+class EngineAddress(BaseModel):
+    """A running server to add to the pool."""
 
     url: str
-    name: str | None = None
-    kind: str = "auto"
+    name: Annotated[Id, AfterValidator(_check_name)] | None = None
+    kind: Annotated[
+        str, AfterValidator(_check_kind), WithJsonSchema({"type": "string", "enum": list(ENGINE_KINDS)})
+    ] = "auto"
 
 
-class EnginesApi:
-    """The endpoints over one pool."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRow:
+    """An engine and its load; from `running` on by its last snapshot, None without one."""
 
-    def __init__(self, pool: EnginePool, settings: Settings, overview: Overview, tenants: Tenants) -> None:
-        self._pool = pool
-        self._settings = settings.engine
-        self._max_body_bytes = settings.gateway.max_body_bytes
-        self._overview = overview
-        self._tenants = tenants
-
-    def routes(self) -> list[Route]:
-        """Return the routes of the endpoints."""
-        return [
-            Route(ENGINES_PATH, self.list, methods=["GET"]),
-            Route(ENGINES_PATH, self.add, methods=["POST"]),
-            Route(ENGINES_PATH + "/{name}/drain", self.drain, methods=["POST"]),
-            Route(ENGINES_PATH + "/{name}/undrain", self.undrain, methods=["POST"]),
-            Route(ENGINES_PATH + "/{name}", self.remove, methods=["DELETE"]),
-        ]
-
-    async def list(self, request: Request) -> Response:
-        """List the engines and their load."""
-        self._tenants.of(request.scope).check_admin("the list of engines")
-        views = self._overview.engines()
-        return _json({"engines": [_shown(member, views[member.name]) for member in self._pool]})
-
-    async def add(self, request: Request) -> Response:
-        """Send calls to a running engine too."""
-        self._tenants.of(request.scope).check_admin("adding engines")
-        try:
-            join = _read_join(
-                await read_body(read_headers(request.scope), request.receive, self._max_body_bytes)
-            )
-        except ClientGoneError:
-            return Response(status_code=204)
-        if len(self._pool) >= MAX_ENGINES:
-            raise ConflictError(f"there are {MAX_ENGINES} engines already, and no room for more")
-        name = join.name or self._pool.free_name("remote")
-        try:
-            engine = make_remote(self._settings, join.url, name=name, kind=join.kind)
-        except SettingsError as error:
-            raise InvalidRequestError(
-                f"url: {error.problem}; expected {error.expected}", param="url"
-            ) from error
-        self._pool.check_free(name)
-        try:
-            await engine.start()
-        except EngineError as error:
-            raise InvalidRequestError(f"url: {error}", param="url") from error
-        return self._answer(self._pool.join(engine), 201)
-
-    async def drain(self, request: Request) -> Response:
-        """Send an engine no further calls."""
-        self._tenants.of(request.scope).check_admin("draining engines")
-        return self._answer(self._pool.drain(request.path_params["name"]), 200)
-
-    async def undrain(self, request: Request) -> Response:
-        """Send a drained engine calls again."""
-        self._tenants.of(request.scope).check_admin("draining engines")
-        return self._answer(self._pool.undrain(request.path_params["name"]), 200)
-
-    async def remove(self, request: Request) -> Response:
-        """Send an engine no further calls, and part with it once it has none left."""
-        self._tenants.of(request.scope).check_admin("removing engines")
-        return self._answer(self._pool.remove(request.path_params["name"]), 202)
-
-    def _answer(self, member: EngineHandle, status: int) -> Response:
-        view = self._overview.view(member)
-        return Response(msgspec.json.encode(_shown(member, view)), status, media_type="application/json")
+    name: str
+    base_url: str
+    is_alive: bool
+    state: str
+    failure: str | None
+    restarts: int
+    sends_reports: bool
+    open_calls: int
+    queued_calls: int
+    """Calls that wait for it at the gateway."""
+    prefill_s_per_token: float
+    decode_s_per_token: float
+    snapshot_age_s: float | None
+    running: int | None = None
+    waiting: int | None = None
+    slots: int | None = None
+    kv_share: float | None = None
+    kv_total_blocks: int | None = None
+    level_calls: tuple[int, ...] | None = None
+    step: int | None = None
+    mean_step_s: float | None = None
 
 
-def _read_join(data: bytes) -> _Join:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTable:
+    """The engines in the operator's order."""
+
+    engines: list[EngineRow]
+
+
+router = APIRouter(tags=["operators"], responses=refusals(401, 403, 500))
+
+
+@router.get(ENGINES_PATH, dependencies=[admin_only("the list of engines")])
+async def list_engines(pool: Pool, inspector: Inspection) -> EngineTable:
+    """List the engines and their load."""
+    return EngineTable(engines=[_row(member, inspector) for member in pool])
+
+
+@router.post(
+    ENGINES_PATH,
+    status_code=201,
+    dependencies=[admin_only("adding engines")],
+    responses=refusals(400, 409, 413),
+    openapi_extra=describe_body(EngineAddress),
+)
+async def add_engine(
+    address: Annotated[EngineAddress, json_body(EngineAddress)],
+    pool: Pool,
+    inspector: Inspection,
+    settings: SettingsTree,
+) -> EngineRow:
+    """Add a running engine to the pool."""
+    if len(pool) >= MAX_ENGINES:
+        raise ConflictError(f"the pool already has {MAX_ENGINES} engines, the maximum")
+    name = address.name or pool.free_name("remote")
     try:
-        join = msgspec.json.decode(data, type=_Join)
-        if join.name is not None:
-            check_id(join.name, "name")
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequestError(
-            f"the body is not an engine: {error}; expected a JSON object with its url, perhaps name and kind",
-            param="url",
-        ) from error
-    except InvalidIdError as error:
-        raise InvalidRequestError(str(error), param="name") from error
-    if join.name is not None and "/" in join.name:
-        raise InvalidRequestError("name: holds a slash; expected a name that fits into a path", param="name")
-    if join.kind not in ENGINE_KINDS:
-        raise InvalidRequestError(
-            f"kind: is {join.kind!r}; expected one of {', '.join(ENGINE_KINDS)}", param="kind"
-        )
-    return join
+        engine = make_remote(settings.engine, address.url, name=name, kind=address.kind)
+    except SettingsError as error:
+        raise InvalidRequestError(f"url: {error.problem}; expected {error.expected}", param="url") from error
+    pool.check_free(name)
+    try:
+        await engine.start()
+    except EngineError as error:
+        raise InvalidRequestError(f"url: {error}", param="url") from error
+    return _row(pool.join(engine), inspector)
 
 
-def _json(content: object) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json")
+@router.post(
+    ONE_ENGINE + "/drain", dependencies=[admin_only("draining engines")], responses=refusals(404, 409)
+)
+async def drain_engine(name: str, pool: Pool, inspector: Inspection) -> EngineRow:
+    """Send an engine no further calls."""
+    return _row(pool.drain(name), inspector)
 
 
-def _shown(member: EngineHandle, view: EngineView) -> dict[str, object]:
-    engine, snapshot = member.engine, view.snapshot
-    return {
-        "name": engine.name,
-        "base_url": engine.base_url,
-        "is_alive": engine.is_alive(),
-        "state": member.state,
-        "failure": engine.failure() or member.supervisor.reason,
-        "restarts": member.supervisor.restarts,
-        "has_accounting": member.sends_reports,
-        "open_calls": member.open_calls,
-        "held_calls": len(member.queue),
-        "prefill_s_per_token": member.speed.prefill_s_per_token,
-        "decode_s_per_token": member.speed.decode_s_per_token,
-        "snapshot_age_s": view.age_s,
-        "running": snapshot.running if snapshot else None,
-        "waiting": snapshot.waiting if snapshot else None,
-        "slots": snapshot.slots if snapshot else None,
-        "kv_share": _share(snapshot.kv_used_blocks, snapshot.kv_total_blocks) if snapshot else None,
-        "kv_total_blocks": snapshot.kv_total_blocks if snapshot else None,
-        "level_calls": snapshot.level_calls if snapshot else None,
-        "step": snapshot.step if snapshot else None,
-        "mean_step_s": snapshot.mean_step_s if snapshot else None,
-    }
+@router.post(
+    ONE_ENGINE + "/undrain", dependencies=[admin_only("draining engines")], responses=refusals(404, 409)
+)
+async def undrain_engine(name: str, pool: Pool, inspector: Inspection) -> EngineRow:
+    """Send a drained engine calls again."""
+    return _row(pool.undrain(name), inspector)
+
+
+@router.delete(
+    ONE_ENGINE,
+    status_code=202,
+    dependencies=[admin_only("removing engines")],
+    responses=refusals(404, 409),
+)
+async def remove_engine(name: str, pool: Pool, inspector: Inspection) -> EngineRow:
+    """Drain an engine, and remove it from the pool once its last call has ended."""
+    return _row(pool.remove(name), inspector)
+
+
+def _row(member: EngineHandle, inspector: Inspector) -> EngineRow:
+    engine, view = member.engine, inspector.engine(member)
+    snapshot = view.snapshot
+    return EngineRow(
+        name=engine.name,
+        base_url=engine.base_url,
+        is_alive=engine.is_alive(),
+        state=member.state,
+        failure=engine.failure() or member.supervisor.reason,
+        restarts=member.supervisor.restarts,
+        sends_reports=member.sends_reports,
+        open_calls=member.open_calls,
+        queued_calls=len(member.queue),
+        prefill_s_per_token=member.speed.prefill_s_per_token,
+        decode_s_per_token=member.speed.decode_s_per_token,
+        snapshot_age_s=view.age_s,
+        running=snapshot.running if snapshot else None,
+        waiting=snapshot.waiting if snapshot else None,
+        slots=snapshot.slots if snapshot else None,
+        kv_share=_share(snapshot.kv_used_blocks, snapshot.kv_total_blocks) if snapshot else None,
+        kv_total_blocks=snapshot.kv_total_blocks if snapshot else None,
+        level_calls=snapshot.level_calls if snapshot else None,
+        step=snapshot.step if snapshot else None,
+        mean_step_s=snapshot.mean_step_s if snapshot else None,
+    )
 
 
 def _share(used: int, total: int) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import reprlib
 from http import HTTPStatus
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -11,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from autellix_backend.gateway.errors import GatewayError, InvalidRequestError, error_shape
+from autellix_backend.gateway.http.requests import ClientGoneError
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -18,6 +21,7 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(GatewayError, _on_gateway_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(ClientGoneError, _on_client_gone)
     app.add_exception_handler(Exception, _on_crash)
 
 
@@ -43,8 +47,27 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
-    return error_response(InvalidRequestError(str(error)), request.url.path)
+    assert isinstance(error, RequestValidationError)
+    return error_response(_invalid_request(error.errors()[0]), request.url.path)
+
+
+async def _on_client_gone(_request: Request, _error: Exception) -> Response:
+    # It is sent to nobody.
+    return Response(status_code=HTTPStatus.NO_CONTENT)
 
 
 async def _on_crash(request: Request, error: Exception) -> Response:
     return error_response(GatewayError(f"the gateway failed: {type(error).__name__}"), request.url.path)
+
+
+def _invalid_request(problem: dict[str, Any]) -> InvalidRequestError:
+    """Return pydantic's first problem as an error that names the field and what was expected."""
+    if not problem["loc"]:
+        return InvalidRequestError(f"the body is not a JSON object as expected: {problem['msg']}")
+    name, message = str(problem["loc"][-1]), problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "missing":
+        message = "is missing; expected a value"
+    elif message.startswith("Input should be "):
+        expected = message.removeprefix("Input should be ")
+        message = f"is {reprlib.repr(problem['input'])}; expected {expected}"
+    return InvalidRequestError(f"{name}: {message}", param=name)

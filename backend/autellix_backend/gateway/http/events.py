@@ -1,61 +1,80 @@
-"""The feed of events over HTTP, as server-sent events: `GET /autellix/v1/events`."""
+"""The event feed over HTTP, as server-sent events: `GET /autellix/v1/events`."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from urllib.parse import parse_qs
+from typing import Annotated
 
 import msgspec
+from fastapi import APIRouter, Query
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from autellix_backend.gateway.errors import InvalidRequestError, TooManySubscribersError
+from autellix_backend.gateway.errors import TooManySubscribersError
 from autellix_backend.gateway.explain.event_feed import Event, EventFeed, Subscription
+from autellix_backend.gateway.http.components import Feed, Viewer, WatchRegistry
+from autellix_backend.gateway.http.schemas import Id, refusals
 from autellix_backend.gateway.http.watches import Watches
-from autellix_backend.gateway.tenancy.tenants import Tenant, Tenants
-from autellix_wire import API_PREFIX, InvalidIdError, check_id
+from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_wire import API_PREFIX
 
 EVENTS_PATH = API_PREFIX + "/events"
 KEEP_ALIVE_S = 15.0
-"""How often a silent feed sends a comment, so that nobody in between takes the connection for dead."""
+"""How often a silent feed sends a comment, so that no proxy takes the connection for dead."""
 MAX_LISTENERS = 256
 """Feeds open at once: each may hold a thousand events in memory."""
 FAREWELL_S = 1.0
 """How long the end of a feed may take, whose client does not read."""
 
 
-class EventsEndpoint:
-    """ASGI app that tells one listener of events until it goes or the server ends."""
+class _EventStream(Response):
+    """Events as they come, until the client goes or the server ends."""
 
-    def __init__(self, feed: EventFeed, watches: Watches, tenants: Tenants) -> None:
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, feed: EventFeed, watches: Watches, viewer: Tenant, program_ids: tuple[str, ...] | None
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-store"})
         self._feed = feed
         self._watches = watches
-        self._tenants = tenants
+        self._viewer = viewer
+        self._program_ids = program_ids
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
-        viewer = self._tenants.of(scope)
-        program_ids = _program_ids(scope, viewer)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - it is ASGI
         if self._feed.listener_count >= MAX_LISTENERS:
             raise TooManySubscribersError(MAX_LISTENERS)
-        with self._feed.subscribe(viewer, program_ids) as subscription:
+        with self._feed.subscribe(self._viewer, self._program_ids) as subscription:
             headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            telling = asyncio.create_task(_tell(subscription, viewer, send))
+            relay = asyncio.create_task(_relay(subscription, self._viewer, send))
             try:
                 is_gone = await self._watches.until_gone(receive)
             finally:
-                telling.cancel()
-                await asyncio.wait((telling,))
+                relay.cancel()
+                await asyncio.wait((relay,))
             if not is_gone:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(FAREWELL_S):
                         await send({"type": "http.response.body", "body": b""})
 
 
-async def _tell(subscription: Subscription, viewer: Tenant, send: Send) -> None:
-    """Send events as they come; a client that does not read makes this wait, and nobody else."""
-    # At once, so that the listener knows that it will miss nothing from here on.
+router = APIRouter(tags=["operators"], responses=refusals(400, 401, 500, 503))
+
+
+@router.get(EVENTS_PATH, status_code=200, response_class=_EventStream)
+async def subscribe(
+    viewer: Viewer, feed: Feed, watches: WatchRegistry, program: Annotated[Id | None, Query()] = None
+) -> Response:
+    """Send what happens to calls, programs and engines as server-sent events."""
+    program_ids = None if program is None else viewer.candidates(program)
+    return _EventStream(feed, watches, viewer, program_ids)
+
+
+async def _relay(subscription: Subscription, viewer: Tenant, send: Send) -> None:
+    """Send events as they come; a client that does not read delays only this task."""
+    # At once: from here on the client misses nothing.
     await _send(send, b": listening\n\n")
     while True:
         try:
@@ -75,7 +94,7 @@ async def _send(send: Send, data: bytes) -> None:
 
 
 def encode_event(event: Event, viewer: Tenant) -> bytes:
-    """Return an event as it goes over the wire, with the ids that the viewer knows."""
+    """Return an event as it goes over the wire, with ids as the viewer knows them."""
     program_id = None if event.program_id is None else viewer.shown(event.program_id)
     named = {} if program_id is None else {"program_id": program_id}
     return _encode(event.kind, {"at": event.at_s, **named, **event.facts})
@@ -83,13 +102,3 @@ def encode_event(event: Event, viewer: Tenant) -> bytes:
 
 def _encode(kind: str, content: dict[str, object]) -> bytes:
     return f"event: {kind}\ndata: ".encode() + msgspec.json.encode(content) + b"\n\n"
-
-
-def _program_ids(scope: Scope, viewer: Tenant) -> tuple[str, ...] | None:
-    found = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True).get("program")
-    if found is None:
-        return None
-    try:
-        return viewer.candidates(check_id(found[-1], "program"))
-    except InvalidIdError as error:
-        raise InvalidRequestError(str(error), param="program") from error

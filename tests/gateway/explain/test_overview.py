@@ -5,28 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.gateway.snapshots import open_call, program, situation, snapshot, standing
+from tests.gateway.snapshots import open_call, overview, program, snapshot, standing
 
-from autellix_backend.gateway.explain.situation import CallState, ProgramState, Situation
+from autellix_backend.gateway.explain.overview import OpenCallState, Overview, ProgramState
 
 RUNS = standing("p", place=1, level=1, is_running=True)
 WAITS = standing("p", place=2, level=2)
 
 
 @pytest.mark.parametrize(
-    ("call", "told", "expected"),
+    ("call", "last", "expected"),
     [
-        (open_call("key-1"), snapshot(RUNS, WAITS), CallState.RUNNING),
-        (open_call("key-2"), snapshot(RUNS, WAITS), CallState.WAITING),
-        (open_call("key-3"), snapshot(RUNS, WAITS), CallState.SENT),
-        (open_call("key-3"), snapshot(RUNS, WAITS, left_out=1), CallState.WAITING),
-        (open_call("key-3"), None, CallState.SENT),
-        (open_call("key-3", held="the queue is full"), snapshot(RUNS), CallState.HELD),
-        (open_call("key-3", engine="another"), snapshot(RUNS, left_out=1), CallState.SENT),
+        (open_call("key-1"), snapshot(RUNS, WAITS), OpenCallState.RUNNING),
+        (open_call("key-2"), snapshot(RUNS, WAITS), OpenCallState.WAITING),
+        (open_call("key-3"), snapshot(RUNS, WAITS), OpenCallState.SENT),
+        (open_call("key-3"), snapshot(RUNS, WAITS, left_out=1), OpenCallState.WAITING),
+        (open_call("key-3"), None, OpenCallState.SENT),
+        (open_call("key-3", queued_because="the queue is full"), snapshot(RUNS), OpenCallState.QUEUED),
+        (open_call("key-3", engine="another"), snapshot(RUNS, left_out=1), OpenCallState.SENT),
     ],
 )
-def test_a_call_is_where_its_engine_says(call: Any, told: Any, expected: CallState) -> None:
-    assert situation(call, told=told).state_of(call) is expected
+def test_a_call_is_where_its_engine_says(call: Any, last: Any, expected: OpenCallState) -> None:
+    assert overview(call, last=last).call_state(call) is expected
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_call_is_where_its_engine_says(call: Any, told: Any, expected: CallSta
     ],
 )
 def test_a_program_waits_only_if_all_its_calls_do(calls: Any, view: Any, expected: ProgramState) -> None:
-    present = situation(*map(open_call, calls), told=snapshot(RUNS, WAITS))
+    present = overview(*map(open_call, calls), last=snapshot(RUNS, WAITS))
 
     assert present.program_state(view) is expected
 
@@ -51,12 +51,12 @@ def test_of_parallel_choices_the_last_counts() -> None:
     last = standing("p", place=9, level=1, call_id="k")
     call = open_call("k")
 
-    assert situation(call, told=snapshot(first, last)).standing(call) == last
+    assert overview(call, last=snapshot(first, last)).in_engine(call) == last
 
 
 def test_calls_belong_to_their_programs() -> None:
     mine, other = open_call("a"), open_call("b", program_id="q")
-    present = Situation((mine, other), {})
+    present = Overview((mine, other), {})
 
     assert present.calls_of("p") == [mine]
     assert present.calls_of("nobody") == []

@@ -1,0 +1,115 @@
+"""Where open calls are: at the gateway, or waiting or running in an engine by its last snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from autellix_backend.core.snapshot import CallStanding, EngineSnapshot
+from autellix_backend.stores.base import ProgramView
+
+
+class OpenCallState(StrEnum):
+    """Where an open call is."""
+
+    QUEUED = "queued"
+    """At the gateway, in the queue of its engine."""
+    WAITING = "waiting"
+    """In the engine, without a slot."""
+    RUNNING = "running"
+    SENT = "sent"
+    """In an engine that sends no snapshots, or whose last one does not show the call."""
+
+
+class ProgramState(StrEnum):
+    """What a program is doing."""
+
+    RUNNING = "running"
+    WAITING = "waiting"
+    """All its open calls wait."""
+    IDLE = "idle"
+    """It has no open call."""
+    ENDING = "ending"
+    """It was ended and leaves with its last open call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenCallView:
+    """An open call as the gateway knows it."""
+
+    key: str
+    """Its id in the engine."""
+    call_id: str
+    program_id: str
+    thread_id: str
+    engine: str
+    open_s: float
+    """Since its arrival at the gateway."""
+    level: int
+    """The queue level at which it was to enter the engine."""
+    entry_service_s: float
+    """The attained service with which the policy let it start."""
+    queued_because: str | None = None
+    """Why it waits at the gateway; None once it was sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineView:
+    """What the gateway knows of an engine."""
+
+    name: str
+    failure: str | None = None
+    """Why it is down; None while it is up."""
+    sends_snapshots: bool = True
+    snapshot: EngineSnapshot | None = None
+    age_s: float | None = None
+    """The snapshot's age."""
+
+
+class Overview:
+    """One moment's open calls and engines, indexed by program."""
+
+    def __init__(self, calls: Iterable[OpenCallView], engines: Mapping[str, EngineView]) -> None:
+        self.engines = engines
+        self._calls: dict[str, list[OpenCallView]] = {}
+        for call in calls:
+            self._calls.setdefault(call.program_id, []).append(call)
+        self._in_engines: dict[str, CallStanding] = {}
+        for engine in engines.values():
+            # In queue order: of parallel choices the last one counts.
+            for entry in engine.snapshot.calls if engine.snapshot is not None else ():
+                self._in_engines[entry.call_id] = entry
+
+    def calls_of(self, program_id: str) -> list[OpenCallView]:
+        """Return a program's open calls, oldest first."""
+        return self._calls.get(program_id, [])
+
+    def engines_of(self, program_id: str) -> dict[str, EngineView | None]:
+        """Return the engines of a program's open calls by name; None for one that has left."""
+        return {call.engine: self.engines.get(call.engine) for call in self.calls_of(program_id)}
+
+    def in_engine(self, call: OpenCallView) -> CallStanding | None:
+        """Return the call's entry in its engine's last snapshot."""
+        return self._in_engines.get(call.key)
+
+    def call_state(self, call: OpenCallView) -> OpenCallState:
+        """Return where an open call is."""
+        if call.queued_because is not None:
+            return OpenCallState.QUEUED
+        entry, engine = self.in_engine(call), self.engines.get(call.engine)
+        if entry is not None:
+            return OpenCallState.RUNNING if entry.is_running else OpenCallState.WAITING
+        # A snapshot leaves out only calls at the end of the queue.
+        is_cut_off = engine is not None and engine.snapshot is not None and engine.snapshot.left_out > 0
+        return OpenCallState.WAITING if is_cut_off else OpenCallState.SENT
+
+    def program_state(self, view: ProgramView) -> ProgramState:
+        """Return what a program is doing; calls that only another gateway knows count as running."""
+        if not view.active_calls:
+            return ProgramState.IDLE
+        if view.is_ending:
+            return ProgramState.ENDING
+        states = set(map(self.call_state, self.calls_of(view.program_id)))
+        is_waiting = bool(states) and states <= {OpenCallState.QUEUED, OpenCallState.WAITING}
+        return ProgramState.WAITING if is_waiting else ProgramState.RUNNING

@@ -1,0 +1,129 @@
+"""The description of the engine's endpoints: what the gateway itself reads of a call, and what it adds.
+
+The engine checks the other fields of a request.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from autellix_backend.gateway.calls.dialects import Dialect
+from autellix_backend.gateway.calls.receipt import Receipt
+from autellix_backend.gateway.http.schemas import ID_SCHEMA, Schema, refusals
+from autellix_wire import (
+    CALL_ID,
+    ENGINE,
+    EXPECTED_CALLS,
+    EXPECTED_TOKENS,
+    FINAL,
+    FLAGS,
+    IDENTITY_SOURCE,
+    INTERCEPTIONS,
+    PARENT_IDS,
+    PROGRAM_ID,
+    PROGRAM_NAME,
+    QUEUE_LEVEL,
+    SESSION_ID,
+    SESSION_TOKEN,
+    THREAD_ID,
+)
+
+_CALL_STATUSES = (400, 401, 403, 413, 429, 500, 503, 504)
+_PASSED_STATUSES = (400, 401, 413, 500, 503, 504)
+_TEXT: Schema = {"type": "string"}
+_COUNT: Schema = {"type": "string", "pattern": "^0{0,3}[1-9][0-9]{0,8}$"}
+
+
+def _listed(item: str) -> Schema:
+    return {"type": "string", "pattern": f"^{item}(,{item})*$", "maxLength": 1024}
+
+
+_HEADERS: tuple[tuple[str, Schema, str], ...] = (
+    (PROGRAM_ID, ID_SCHEMA, "The program"),
+    (SESSION_ID, ID_SCHEMA, "The session; also the program, if none is named"),
+    (SESSION_TOKEN, _TEXT, "The proof that the session is the client's"),
+    (PROGRAM_NAME, ID_SCHEMA, "The program's class"),
+    (THREAD_ID, ID_SCHEMA, "The branch inside the program"),
+    (CALL_ID, ID_SCHEMA, "This call; the same over retries"),
+    (PARENT_IDS, _listed("[!-+\\--~]{1,64}"), "The calls that this one depends on; `-` for none"),
+    (FLAGS, ID_SCHEMA, "Comma separated"),
+    (FINAL, {"type": "string", "enum": ["true", "false"]}, "Whether it is the program's last call"),
+    (INTERCEPTIONS, _listed("[a-z_]{1,32}=[0-9]{1,6}"), "Tools that ran since, in seconds"),
+    (EXPECTED_CALLS, _COUNT, "Calls that the program is expected to make from here on"),
+    (EXPECTED_TOKENS, _COUNT, "Tokens that it is expected to take"),
+)
+_RECEIPT_HEADERS: Schema = {
+    name: {"schema": schema, "required": True, "description": description}
+    for name, schema, description in (
+        (PROGRAM_ID, ID_SCHEMA, "The program"),
+        (CALL_ID, ID_SCHEMA, "The call"),
+        (IDENTITY_SOURCE, _TEXT, "What named the program"),
+        (ENGINE, _TEXT, "The engine"),
+        (QUEUE_LEVEL, _TEXT, "Its queue level; 1 is the best"),
+    )
+}
+_ANSWER: Schema = {
+    "type": "object",
+    "properties": {"autellix": msgspec.json.schema_components([Receipt])[1]["Receipt"]},
+}
+
+
+def describe_route(dialect: Dialect) -> dict[str, Any]:
+    """Return the arguments that describe an endpoint's route to FastAPI."""
+    content: Schema = {"application/json": {"schema": _ANSWER if dialect.makes_call else {"type": "object"}}}
+    if dialect.stream_ends or dialect.method == "GET":
+        content["text/event-stream"] = {}
+    headers = {"headers": _RECEIPT_HEADERS} if dialect.makes_call else {}
+    statuses = _CALL_STATUSES if dialect.makes_call else _PASSED_STATUSES
+    return {
+        "methods": [dialect.method],
+        "tags": ["calls" if dialect.makes_call else "engine"],
+        "summary": dialect.summary,
+        "responses": {
+            200: {"description": "The engine's answer", "content": content, **headers},
+            **refusals(*statuses, shape=dialect.errors),
+            "default": {"description": "Any other answer of the engine, unchanged"},
+        },
+        "openapi_extra": _request(dialect),
+    }
+
+
+def _request(dialect: Dialect) -> Schema:
+    path_names = re.findall(r"{(\w+)", dialect.path)
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in path_names
+    ]
+    if dialect.makes_call:
+        parameters += [
+            {"name": name, "in": "header", "schema": schema, "description": description}
+            for name, schema, description in _HEADERS
+        ]
+    if dialect.method != "POST":
+        return {"parameters": parameters}
+    content = {"application/json": {"schema": _call_body(dialect) if dialect.makes_call else {}}}
+    return {
+        "parameters": parameters,
+        "requestBody": {"required": dialect.makes_call, "content": content},
+    }
+
+
+def _call_body(dialect: Dialect) -> Schema:
+    """Return what the gateway itself reads of a call's body."""
+    fields: Schema = {
+        "vllm_xargs": {
+            "type": ["object", "null"],
+            "description": "Goes on to a vLLM engine; `autellix_*` in it are the gateway's own",
+        }
+    }
+    if dialect.stream_ends:
+        fields["stream"] = {"type": ["boolean", "null"], "description": "Whether to stream the answer"}
+    if dialect.output_field is not None:
+        fields[dialect.output_field] = {
+            "type": ["integer", "null"],
+            "description": "At most `limits.max_output_tokens`, which is the default where it is set",
+        }
+    return {"type": "object", "properties": fields}

@@ -1,0 +1,58 @@
+"""The gateway's components, and the caller's tenant, as parameters of endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import Depends
+from starlette.requests import Request
+
+from autellix_backend.gateway.engines.pool import EnginePool
+from autellix_backend.gateway.explain.event_feed import EventFeed
+from autellix_backend.gateway.http.inspector import Inspector
+from autellix_backend.gateway.http.watches import Watches
+from autellix_backend.gateway.identity.session_tokens import SessionTokens
+from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.observe.metrics import GatewayMetrics
+from autellix_backend.settings import Settings
+from autellix_backend.stores.base import ProgramStore
+
+
+def _component(name: str) -> Any:
+    async def read(request: Request) -> Any:
+        return getattr(request.app.state.components, name)
+
+    return Depends(read)
+
+
+async def _inspector(request: Request) -> Inspector:
+    components = request.app.state.components
+    return Inspector(components.pool, components.registry, components.clock)
+
+
+async def _viewer(request: Request) -> Tenant:
+    tenant: Tenant = request.app.state.components.tenants.of(request.scope)
+    return tenant
+
+
+Clock = Annotated[Callable[[], float], _component("clock")]
+Feed = Annotated[EventFeed, _component("feed")]
+Metrics = Annotated[GatewayMetrics, _component("metrics")]
+Pool = Annotated[EnginePool, _component("pool")]
+SettingsTree = Annotated[Settings, _component("settings")]
+Store = Annotated[ProgramStore, _component("store")]
+Tokens = Annotated[SessionTokens, _component("guard")]
+WatchRegistry = Annotated[Watches, _component("watches")]
+Inspection = Annotated[Inspector, Depends(_inspector)]
+Viewer = Annotated[Tenant, Depends(_viewer)]
+"""The tenant of the request."""
+
+
+def admin_only(what: str) -> Any:
+    """Return a dependency that refuses tenants that are no admins."""
+
+    async def check(viewer: Viewer) -> None:
+        viewer.check_admin(what)
+
+    return Depends(check)
