@@ -98,7 +98,7 @@ async def test_an_engine_that_cannot_be_started_fails_with_its_reason() -> None:
         assert watch.states == [RESTARTING, RESTARTING, RESTARTING, FAILED]
         assert watch.changes[1].reason == "start 2 failed"
         assert watch.changes[-1].reason == (
-            "start 4 failed; it is not restarted again, after 3 times within 50 s (engine.max_restarts)"
+            "start 4 failed; it is not restarted again after 3 restarts within 50 s (engine.max_restarts)"
         )
         assert engine.starts == 4
 
@@ -136,7 +136,7 @@ async def test_an_engine_that_stalls_behind_a_healthy_server_is_started_again() 
         await watch.wait_for(lambda: RESTARTING in watch.states)
         silence_s = 0.0
         await watch.wait_for(lambda: watch.states[-1] is UP)
-        reason = "fake-0 was killed: it told nothing of its calls for 10 s"
+        reason = "fake-0 was killed: it sent no snapshot for 10 s"
         assert watch.changes[0].reason == reason
 
 

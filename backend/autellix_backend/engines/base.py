@@ -1,4 +1,4 @@
-"""What the gateway needs from an engine: a small Protocol, and the errors that engines raise.
+"""The interface of engines, and the errors that they raise.
 
 EngineError
 ├── EngineNotInstalledError   the engine's package is missing
@@ -18,7 +18,7 @@ from autellix_backend.errors import CommandError
 
 
 class EngineError(CommandError):
-    """An engine cannot serve; the message says why and what to do, and is fit to be shown to a user."""
+    """An engine cannot serve; the message for users has the reason and the remedy."""
 
 
 class EngineNotInstalledError(EngineError):
@@ -70,7 +70,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """The name that receipts and logs show, unique within one gateway."""
+        """Its name in receipts and logs, unique within one gateway."""
         ...
 
     @property
@@ -80,22 +80,22 @@ class Engine(Protocol):
 
     @property
     def kind(self) -> EngineKind:
-        """Whose fields its calls may have; known after start()."""
+        """The kind whose fields its calls may have; known after start()."""
         ...
 
     @property
     def report_socket(self) -> Path | None:
-        """Where the engine sends one datagram per finished call; bound by the gateway."""
+        """The socket for the engine's datagrams, one per finished call; the gateway binds it."""
         ...
 
     @property
     def kv_events_endpoint(self) -> str | None:
-        """Where it publishes over ZeroMQ what its KV cache holds; None if it does not."""
+        """The ZeroMQ address of its KV events; None if it publishes none."""
         ...
 
     @property
     def is_owned(self) -> bool:
-        """Whether start() makes the server's process, so that it can be killed and started again."""
+        """Whether start() creates the server's process, so that it can be killed and restarted."""
         ...
 
     async def start(self) -> None:
@@ -107,24 +107,24 @@ class Engine(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Let running calls end within a bound, then end the engine. May be called twice; never raises."""
+        """Drain the engine within a bound, then end it. May be called twice; never raises."""
         ...
 
     async def kill(self, reason: str) -> None:
-        """End the engine at once, its calls with it; failure() then tells the reason.
+        """Kill the engine and its calls; failure() then returns the reason.
 
-        A server that is not ours stays as it is.
+        A server that we do not own keeps running.
         """
         ...
 
     async def probe(self, timeout_s: float) -> Health:
-        """Ask the engine whether it serves; may take the timeout for each path that it asks. Never raises."""
+        """Probe the engine; each probed path may take the timeout. Never raises."""
         ...
 
     def is_alive(self) -> bool:
-        """Say whether the engine started and has not ended since; cheap, no I/O on the network."""
+        """Return whether the engine started and has not ended since; cheap, without network I/O."""
         ...
 
     def failure(self) -> str | None:
-        """Say in one line why a started engine is gone; None while it lives or after stop()."""
+        """Return in one line why a started engine is gone; None while it lives or after stop()."""
         ...

@@ -1,10 +1,10 @@
-"""The circuit breaker of one engine: after a row of failures calls stay away from it for a while.
+"""The circuit breaker of one engine: after consecutive failures it gets no calls for a while.
 
 closed ──(`failures` in a row)──► open ──(`cooldown_s` later)──► half-open ──success──► closed
                                    ▲                                │
                                    └──────────────failure───────────┘
 
-Half-open lets one call through, whose fate decides. Pure: time is an argument.
+Half-open admits one call, whose outcome decides. Pure: time is an argument.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 
 
 class BreakerState(enum.Enum):
-    """What the breaker does with calls."""
+    """The state of a breaker."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -22,7 +22,7 @@ class BreakerState(enum.Enum):
 
 
 class Breaker:
-    """Counts failures to reach one engine, and says whether a call may try."""
+    """Counts failures to reach one engine and admits calls."""
 
     def __init__(self, *, failures: int, cooldown_s: float) -> None:
         self._limit = failures
@@ -32,7 +32,7 @@ class Breaker:
         self.state = BreakerState.CLOSED
 
     def admit(self, now: float) -> bool:
-        """Say whether a call may go, which then must report succeed(), fail() or abandon()."""
+        """Return whether a call may go; it must then report succeed(), fail() or abandon()."""
         if self.state is BreakerState.OPEN and now >= self.retry_at_s:
             self.state = BreakerState.HALF_OPEN
             return True
@@ -40,7 +40,7 @@ class Breaker:
 
     @property
     def retry_at_s(self) -> float:
-        """When an open breaker lets a call try."""
+        """Return when an open breaker admits a call."""
         return self._opened_s + self._cooldown_s
 
     def succeed(self) -> None:

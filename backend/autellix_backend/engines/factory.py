@@ -1,4 +1,4 @@
-"""Makes the engines that the settings describe."""
+"""Creates the engines that the settings describe."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _check_host_memory(settings: Settings, physical_bytes: int) -> None:
         problem = "is given without engine.model"
         raise SettingsError("engine.kv_host_gib", problem, "a model: a running engine has its own settings")
     wanted_gib, physical_gib = engine.kv_host_gib * engine.replicas, physical_bytes / GIB
-    # What Ray places may be on other machines.
+    # Ray may place engines on other machines.
     if settings.ray.address is None and wanted_gib >= physical_gib:
         problem = f"is {engine.kv_host_gib:g} for each of {engine.replicas} engines"
         raise SettingsError(

@@ -1,11 +1,11 @@
-"""Runs a server as its only child and sees to it that nothing of it outlives us; started as a script.
+"""Runs a server as its only child so that none of its processes outlives us; started as a script.
 
     python guard.py GRACE_S COMMAND...
 
 The guard leads its own process group, and its standard input is a pipe that nobody writes to. When the pipe
-closes (the owner wants the server to end, or died), the server gets SIGTERM and GRACE_S seconds to finish;
-then the whole group, guard included, is killed. When the server ends by itself the guard ends with its
-exit code, and the owner cleans the group. Standard library only, so that it starts at once.
+closes (the owner ends the server, or died), the server gets SIGTERM and GRACE_S seconds to finish; then the
+whole group, guard included, is killed. When the server ends by itself the guard ends with its exit code, and
+the owner kills the group. It uses the standard library only, so that it starts at once.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def start(
     log_path: os.PathLike[str],
     environ: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a server under a guard; to end it, close the standard input of what is returned.
+    """Start a server under a guard; to end it, close the returned process's standard input.
 
     Args:
-        command: the server's.
-        grace_s: seconds that the server has from SIGTERM until it is killed.
-        log_path: where its output goes, in place of what the file holds.
-        environ: its variables; None for ours.
+        command: The server's command line.
+        grace_s: Seconds from SIGTERM until the server is killed.
+        log_path: The file that its output replaces.
+        environ: Its variables; None for ours.
     """
-    # Without pathlib, for the guard should start at once.
+    # Without pathlib, so that the guard starts at once.
     with open(log_path, "wb") as log:  # noqa: PTH123
         return subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, str(grace_s), *command],
@@ -49,7 +49,7 @@ def start(
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command until it ends or must end; return its exit code as a shell would."""
+    """Run the command until it ends or must end; return its exit code as a shell does."""
     grace_s, command = float(arguments[0]), arguments[1:]
     owner = os.getppid()
     wakeup = _wake_on_signals()
@@ -57,8 +57,8 @@ def main(arguments: list[str]) -> int:
     is_owned = True
     while server.poll() is None and is_owned:
         readable, _, _ = select.select([STDIN, wakeup], [], [], CHECK_PERIOD_S)
-        # The parent is looked at too: a fork of the owner may hold the pipe open after its death.
-        is_owned = os.getppid() == owner and not _is_told_to_end(readable, wakeup)
+        # A fork of the owner may hold the pipe open after its death, so watch the parent too.
+        is_owned = os.getppid() == owner and not _must_end(readable, wakeup)
     if server.poll() is None:
         _end(server, grace_s)
     code = server.returncode
@@ -76,7 +76,7 @@ def _wake_on_signals() -> int:
     return reading
 
 
-def _is_told_to_end(readable: list[int], wakeup: int) -> bool:
+def _must_end(readable: list[int], wakeup: int) -> bool:
     received = b""
     if wakeup in readable:
         with contextlib.suppress(BlockingIOError):
@@ -89,7 +89,7 @@ def _end(server: subprocess.Popen[bytes], grace_s: float) -> None:
     server.send_signal(signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         server.wait(grace_s)
-    # Also what the server left behind; this ends the guard itself.
+    # Includes what the server left behind, and the guard itself.
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 

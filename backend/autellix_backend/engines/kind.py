@@ -1,4 +1,4 @@
-"""What sort of server an engine is, because each takes other fields beside OpenAI's."""
+"""The kinds of engines, which differ in the fields that they accept beside OpenAI's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import aiohttp
 
-# Both spellings: SGLang renamed its path and answers the old one still.
+# SGLang renamed its path and still answers the old one.
 SGLANG_PATHS = ("/get_model_info", "/model_info")
 SGLANG_FIELD = "model_path"
 VLLM_PATH = "/version"
@@ -15,16 +15,16 @@ VLLM_FIELD = "version"
 
 
 class EngineKind(enum.StrEnum):
-    """Whose fields an engine takes."""
+    """The server whose fields an engine accepts."""
 
     VLLM = "vllm"
     SGLANG = "sglang"
     OPENAI = "openai"
-    """OpenAI's only: a hosted API, which refuses what it does not know."""
+    """OpenAI's fields only: a hosted API, which rejects unknown ones."""
 
 
 async def detect_kind(base_url: str, timeout_s: float) -> EngineKind:
-    """Tell by paths that only one sort of server answers; one that answers none takes OpenAI's fields."""
+    """Return a server's kind by paths that only one kind answers; OPENAI if it answers none."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as client:
         for path in SGLANG_PATHS:
             if isinstance((await _object_at(client, base_url + path)).get(SGLANG_FIELD), str):

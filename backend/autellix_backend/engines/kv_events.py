@@ -1,7 +1,7 @@
-"""Listens to what a vLLM engine publishes of its KV cache: blocks stored and evicted (`--kv-events-config`).
+"""A listener to a vLLM engine's KV events: blocks stored and evicted (`--kv-events-config`).
 
-Messages come over ZeroMQ, numbered from the engine's start. Where one is missing, or the first ones were
-missed, nothing is known any more of what was told before.
+Messages arrive over ZeroMQ, numbered from the engine's start. A missing message invalidates everything that
+earlier ones reported.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from autellix_backend.settings import SettingsError
 logger = logging.getLogger(__name__)
 
 DEVICE_MEDIUM = "GPU"
-"""What vLLM calls the memory of the device that computes, a CPU's too."""
+"""vLLM's name for the memory of the computing device, even of a CPU."""
 RECONNECT_MS = 2000
-"""The longest time between two tries to reach an engine that does not publish, or not yet."""
+"""The longest delay between two attempts to connect."""
 _PARTS = 3
-"""Of a message: topic, number, events."""
+"""A message's parts: topic, number, events."""
 
 
 class _Stored(msgspec.Struct, tag="BlockStored"):
@@ -65,22 +65,22 @@ def check_kv_events_installed() -> None:
 
 
 class KvEventReader:
-    """Keeps a map of an engine's cache by its messages."""
+    """Updates a map of an engine's prefix cache from its messages."""
 
     def __init__(self, cache: CacheMap) -> None:
         self._cache = cache
         self._next: int | None = None
 
     def read(self, number: int, payload: bytes) -> None:
-        """Take in a message; one that cannot be read leaves nothing known."""
+        """Apply a message; an unreadable one invalidates the map."""
         if number != self._next or number == 0:
-            # The first of an engine that has just started, or one after a gap.
+            # The engine has just started, or messages are missing.
             self._cache.begin(is_complete=number == 0)
         self._next = number + 1
         try:
             events = _decode(payload).events
         except msgspec.DecodeError as error:
-            logger.warning("KV events that cannot be read: %s", error)
+            logger.warning("cannot read KV events: %s", error)
             self._cache.begin(is_complete=False)
             return
         for event in events:
@@ -90,7 +90,7 @@ class KvEventReader:
         if isinstance(event, _Cleared):
             self._cache.begin(is_complete=True)
             return
-        # Of a hybrid model, the first group of layers stands for all; other memories are slower ones.
+        # The first group of a hybrid model's layers stands for all; other media are slower memories.
         if event.group_idx or event.medium not in {None, DEVICE_MEDIUM}:
             return
         if isinstance(event, _Removed):
@@ -100,10 +100,10 @@ class KvEventReader:
 
 
 class KvEventListener:
-    """A subscription to one engine, from open() to close(); it survives the engine's restarts."""
+    """A subscription to one engine that survives the engine's restarts."""
 
     def __init__(self, endpoint: str, cache: CacheMap) -> None:
-        """Take where the engine publishes (`tcp://10.0.0.1:5557`, `ipc:///path`), and what to keep true."""
+        """Note the engine's address (`tcp://10.0.0.1:5557`, `ipc:///path`) and the map to update."""
         self._endpoint = endpoint
         self._reader = KvEventReader(cache)
         self._task: asyncio.Task[None] | None = None
@@ -121,7 +121,7 @@ class KvEventListener:
                 await task
 
     async def _listen(self) -> None:
-        # An extra, for those who turn it on.
+        # An optional dependency.
         import zmq
         import zmq.asyncio
 

@@ -1,4 +1,4 @@
-"""Finds out early, and in one clear line, whether the engine will find its model."""
+"""An early check that the engine can load its model, with a clear error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HUB_TIMEOUT_S = 10.0
 def check_model(model: str) -> None:
     """Check that the engine can load `model`: a folder, a file, or a Hugging Face id; blocks on the network.
 
-    An address of another store (`s3://...`) is left for the engine to judge.
+    The engine itself checks an address of another store (`s3://...`).
 
     Raises:
         ModelNotFoundError: if it is none of these, or the id is neither cached nor reachable.
@@ -58,5 +58,5 @@ def _check_hub(model: str) -> None:
 
 
 def _network_errors(http_error: type[Exception]) -> tuple[type[Exception], ...]:
-    """Return what the library's HTTP client raises: that client differs between releases of the library."""
+    """Return the errors of the library's HTTP client, which differs between releases."""
     return (OSError, *(base for base in http_error.__bases__ if issubclass(base, Exception)))

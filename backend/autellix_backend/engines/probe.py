@@ -1,4 +1,4 @@
-"""Asks a server over HTTP whether it serves."""
+"""The health probe of a server over HTTP."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import aiohttp
 
 HEALTH_PATH = "/health"
 ANSWERS = (200, 401, 403)
-"""What counts as an answer: a locked door is one too."""
+"""Statuses of a server that works; a refused key is one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """What a probe found."""
+    """The result of a probe."""
 
     problem: str | None = None
-    """What is wrong, as a predicate of the engine; None if it serves."""
+    """The problem, as a predicate of the engine; None if it serves."""
     is_silent: bool = False
-    """Whether it took the connection or the time and said nothing: it may be busy, or it hangs."""
+    """Whether it did not answer in time: it is busy, or it hangs."""
 
 
 async def probe(base_url: str, timeout_s: float, paths: Sequence[str] = (HEALTH_PATH,)) -> Health:
-    """Ask the paths in turn until one answers; each may take the timeout."""
+    """Probe the paths in turn until one answers; each may take the timeout."""
     health = Health(problem="does not answer")
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     async with aiohttp.ClientSession(timeout=timeout) as client:

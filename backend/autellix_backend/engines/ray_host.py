@@ -1,8 +1,8 @@
-"""Runs on a node of a Ray cluster: an actor that has one vLLM server and is asked about it from afar.
+"""The Ray actor that runs one vLLM server on a node of the cluster.
 
-The server is a child of the actor's process, under its guard, so it ends with the actor: when the gateway
-that placed it ends, however it does. What the scheduler tells in datagrams is kept here until the gateway
-fetches it. Between the two travel plain values only: errors become text here.
+The server is a child of the actor's process, under its guard, so it ends with the actor: whenever the gateway
+that placed it ends. The scheduler's datagrams wait here until the gateway fetches them. Only plain values
+cross the two processes: errors become text here.
 """
 
 from __future__ import annotations
@@ -24,30 +24,29 @@ from autellix_backend.settings import Settings, SettingsError
 WATCH_PERIOD_S = 0.1
 MAX_DATAGRAM_BYTES = 64 * 1024
 MAX_KEPT_DATAGRAMS = 4096
-"""Kept for a gateway that does not fetch them; the oldest go first."""
+"""The oldest are dropped if the gateway does not fetch them."""
 RECEIVE_BUFFER_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where Ray has put an actor."""
+    """The node and process of an actor."""
 
     node: str
-    """Ray's id of the node."""
+    """Ray's id."""
     pid: int
-    """Of the actor's process there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What came of a start: an address, or the problem."""
+    """The result of a start: an address, or a problem."""
 
     base_url: str = ""
     problem: str | None = None
 
 
 class ReplicaHost:
-    """The actor's class; its methods may be called at the same time."""
+    """The actor's class; its methods may run concurrently."""
 
     def __init__(self, settings: Settings, name: str, server: Sequence[str] = VLLM_SERVER) -> None:
         self._settings = settings
@@ -57,7 +56,7 @@ class ReplicaHost:
         self._inbox = _Inbox()
 
     async def place(self) -> Place:
-        """Return where the actor is; that it can be asked tells that it has its place."""
+        """Return the actor's place, which it has once it answers."""
         import ray
 
         return Place(node=ray.get_runtime_context().get_node_id(), pid=os.getpid())
@@ -65,7 +64,7 @@ class ReplicaHost:
     async def start(self) -> Start:
         """Start the server and return when it is ready."""
         try:
-            # In a thread: it may have to generate the demo model.
+            # In a thread: it may generate the demo model.
             self._replica = await asyncio.to_thread(self._make_replica)
             if self._replica.report_socket is not None:
                 self._inbox.open(self._replica.report_socket)
@@ -76,23 +75,23 @@ class ReplicaHost:
         return Start(base_url=self._replica.base_url)
 
     async def ended(self) -> str:
-        """Return when the server has ended, with the reason in one line."""
+        """Wait for the server's end and return its reason in one line."""
         replica = self._started()
         while replica.is_alive():  # noqa: ASYNC110 - the process is polled
             await asyncio.sleep(WATCH_PERIOD_S)
         return replica.failure() or f"{self._name} was stopped"
 
     async def datagrams(self) -> list[bytes]:
-        """Return what the scheduler has told since the last time; wait until there is something."""
+        """Wait for datagrams of the scheduler and return them."""
         return await self._inbox.take()
 
     async def stop(self) -> None:
-        """Let running calls end within the engine's bound, then end the server."""
+        """Drain and end the server."""
         await self._started().stop()
         self._inbox.close()
 
     async def kill(self, reason: str) -> None:
-        """End the server at once."""
+        """Kill the server."""
         await self._started().kill(reason)
         self._inbox.close()
 
@@ -103,7 +102,7 @@ class ReplicaHost:
         spec = replace(
             replica_spec(self._settings, name=self._name),
             host=ray.util.get_node_ip_address(),
-            # Others reach this server, too, so it wants the key that the gateway shows.
+            # Others can reach this server, so it requires the gateway's key.
             environment={} if key is None else {"VLLM_API_KEY": key},
         )
         return VllmReplica(spec, name=self._name, server=self._server)
@@ -114,7 +113,7 @@ class ReplicaHost:
 
 
 class _Inbox:
-    """A bound datagram socket, and what has come."""
+    """A bound datagram socket and its received datagrams."""
 
     def __init__(self) -> None:
         self._datagrams: deque[bytes] = deque(maxlen=MAX_KEPT_DATAGRAMS)

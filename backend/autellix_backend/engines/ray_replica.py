@@ -1,8 +1,8 @@
-"""A vLLM server of ours that Ray places on one of its nodes, as an Engine.
+"""A vLLM server that Ray places on one of its nodes, as an Engine.
 
-Ray finds the node; whether and when a dead server is started again is its supervisor's decision, as for any
-engine of ours. Each start is a new actor, so a restart may find another node. The scheduler's accounts come
-back through the actor and go to the same socket as those of an engine on this machine.
+Ray chooses the node. The supervisor decides whether and when to restart a dead server, as for any engine that
+we own. Each start creates a new actor, so a restart may choose another node. The scheduler's reports return
+through the actor to the same kind of socket that an engine on this machine uses.
 """
 
 from __future__ import annotations
@@ -11,17 +11,14 @@ import asyncio
 import contextlib
 import logging
 import socket
-import tempfile
-import uuid
 from collections.abc import Awaitable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from autellix_backend.engines.base import EngineError
 from autellix_backend.engines.kind import EngineKind
 from autellix_backend.engines.probe import Health, probe
 from autellix_backend.engines.ray_host import Place, ReplicaHost, Start
-from autellix_backend.engines.replica import SHUTDOWN_TIMEOUT_S
+from autellix_backend.engines.replica import SHUTDOWN_TIMEOUT_S, new_report_socket
 from autellix_backend.engines.shares import workers_of_one
 from autellix_backend.engines.vllm_command import VLLM_SERVER, is_cpu_engine
 from autellix_backend.settings import ANY_CLUSTER, RaySettings, Settings
@@ -29,7 +26,7 @@ from autellix_backend.settings import ANY_CLUSTER, RaySettings, Settings
 PLACEMENT_TIMEOUT_S = 60.0
 """A cluster with room places an actor in seconds; a longer wait would hide that it has none."""
 MARGIN_S = 15.0
-"""How much longer than the server's own bound an answer of its actor may take."""
+"""Added to the server's own bounds for the answers of its actor."""
 SEND_PERIOD_S = 0.001
 CONNECT_TIMEOUT_S = 5.0
 
@@ -37,11 +34,11 @@ Answer = TypeVar("Answer")
 
 
 class RayError(EngineError):
-    """Ray is missing, has no cluster or no room, or lost the node."""
+    """Ray is not installed, has no cluster or no room, or lost the node."""
 
 
 class RayCluster:
-    """The connection of this process to a Ray cluster, made when the first engine starts."""
+    """This process's connection to a Ray cluster, opened when the first engine starts."""
 
     def __init__(self, settings: RaySettings) -> None:
         self._settings = settings
@@ -55,11 +52,11 @@ class RayCluster:
         """
         async with self._lock:
             await self._check_head()
-            # In a thread: it takes seconds, and only there Ray leaves our handlers of signals alone.
+            # In a thread: it takes seconds, and elsewhere Ray replaces our signal handlers.
             return await asyncio.to_thread(self._connect)
 
     async def _check_head(self) -> None:
-        """Find out what Ray would try for minutes, without a way to stop it."""
+        """Fail early: Ray would retry the address for minutes, and could not be cancelled."""
         address = self._settings.address
         if address is None or address == ANY_CLUSTER:
             return
@@ -69,7 +66,7 @@ class RayCluster:
                 _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
         except (OSError, TimeoutError) as error:
             raise RayError(
-                f"ray.address: nothing answers at {address!r}; expected the address that `ray start` tells"
+                f"ray.address: nothing answers at {address!r}; expected the address that `ray start` prints"
             ) from error
         writer.close()
 
@@ -93,16 +90,21 @@ class RayCluster:
 
 
 class RayReplica:
-    """One vLLM server on a node of the cluster; start() and stop() may follow each other at will."""
+    """One vLLM server on a node of the cluster; it can be started and stopped any number of times."""
+
+    kind = EngineKind.VLLM
+    is_owned = True
+    kv_events_endpoint = None
+    """None: the server may be on another machine."""
 
     def __init__(
         self, settings: Settings, cluster: RayCluster, *, name: str, server: Sequence[str] = VLLM_SERVER
     ) -> None:
         self._settings = settings
         self._cluster = cluster
-        self._name = name
+        self.name = name
         self._server = tuple(server)
-        self._accounting_socket = Path(tempfile.gettempdir()) / f"autellix-{uuid.uuid4().hex[:12]}.sock"
+        self.report_socket = new_report_socket()
         self._ray: Any = None
         self._host: Any = None
         self._tasks: tuple[asyncio.Task[None], ...] = ()
@@ -110,48 +112,23 @@ class RayReplica:
         self._is_ready = False
         self._failure: str | None = None
         self.place: Place | None = None
-        """Where it is, or was last."""
-
-    @property
-    def name(self) -> str:
-        """The name that receipts and logs show."""
-        return self._name
+        """Its current or last place."""
 
     @property
     def model(self) -> str:
-        """What it serves, as clients call it."""
+        """Return the name of its model for clients."""
         return str(self._settings.engine.served_model_name or self._settings.engine.model)
 
     @property
     def base_url(self) -> str:
-        """Root of the server; valid after start()."""
+        """Return the server's root; valid after start()."""
         return self._base_url
-
-    @property
-    def kind(self) -> EngineKind:
-        """Whose fields its calls may have: vLLM's."""
-        return EngineKind.VLLM
-
-    @property
-    def report_socket(self) -> Path | None:
-        """Where the accounts arrive that the actor has passed on."""
-        return self._accounting_socket
-
-    @property
-    def kv_events_endpoint(self) -> str | None:
-        """None: it may be on another machine."""
-        return None
-
-    @property
-    def is_owned(self) -> bool:
-        """True: it is started here, if not on this machine."""
-        return True
 
     async def start(self) -> None:
         """Have Ray place an actor, and return when its server answers.
 
         Raises:
-            EngineError: Ray is not there or has no room in time; or as the start on that node says.
+            EngineError: Ray is not installed or has no room in time, or the start on the node failed.
         """
         if self.is_alive():
             return
@@ -168,11 +145,11 @@ class RayReplica:
         self._is_ready = True
         self._tasks = (
             asyncio.create_task(self._watch(self._host)),
-            asyncio.create_task(self._fetch_accounts(self._host)),
+            asyncio.create_task(self._fetch_reports(self._host)),
         )
 
     async def stop(self) -> None:
-        """Drain the server, end it, and give its place back to Ray."""
+        """Drain and end the server, and return its resources to Ray."""
         self._is_ready = False
         if self._host is not None:
             limit_s = SHUTDOWN_TIMEOUT_S + MARGIN_S
@@ -181,25 +158,25 @@ class RayReplica:
             self._drop()
 
     async def kill(self, reason: str) -> None:
-        """End the server at once, and its actor with it."""
+        """Kill the server and its actor."""
         self._is_ready = False
         self._failure = reason
         if self._host is not None:
-            # A node that is gone does not answer; then Ray has ended the actor, or will.
+            # A lost node does not answer; Ray ends its actors by itself.
             with contextlib.suppress(TimeoutError, self._ray.exceptions.RayError):
                 await _within(MARGIN_S, self._host.kill.remote(reason))
             self._drop()
 
     async def probe(self, timeout_s: float) -> Health:
-        """Ask the server's health path."""
+        """Probe the server's health path."""
         return await probe(self._base_url, timeout_s)
 
     def is_alive(self) -> bool:
-        """Say whether the server was ready and nobody has told of its end."""
+        """Return whether the server was ready and its end is not known."""
         return self._is_ready
 
     def failure(self) -> str | None:
-        """Say why the server is gone, if it went by itself."""
+        """Return why the server is gone, if it ended by itself."""
         return self._failure
 
     def _make_host(self) -> Any:
@@ -210,7 +187,7 @@ class RayReplica:
         actor = self._ray.remote(ReplicaHost).options(
             num_cpus=wanted.cpus, num_gpus=gpus, scheduling_strategy="SPREAD", max_restarts=0
         )
-        return actor.remote(self._settings, self._name, self._server)
+        return actor.remote(self._settings, self.name, self._server)
 
     async def _start_on(self, host: Any) -> None:
         engine = self._settings.engine
@@ -218,18 +195,18 @@ class RayReplica:
             place: Place = await _within(PLACEMENT_TIMEOUT_S, host.place.remote())
         except TimeoutError:
             raise RayError(
-                f"{self._name} found no node with room within {PLACEMENT_TIMEOUT_S:g} s; "
+                f"{self.name} found no node with room within {PLACEMENT_TIMEOUT_S:g} s; "
                 "expected one with ray.cpus and ray.gpus of its own free"
             ) from None
         except self._ray.exceptions.RayError as error:
-            raise RayError(f"{self._name} could not be placed: {_first_line(error)}") from error
+            raise RayError(f"{self.name} could not be placed: {_first_line(error)}") from error
         self.place = place
         try:
             start: Start = await _within(engine.startup_timeout_s + MARGIN_S, host.start.remote())
         except TimeoutError:
-            raise RayError(f"{self._name} did not say in time whether it started") from None
+            raise RayError(f"{self.name} did not report its start in time") from None
         except self._ray.exceptions.RayError as error:
-            raise RayError(f"{self._name} was lost as it started: {_first_line(error)}") from error
+            raise RayError(f"{self.name} was lost as it started: {_first_line(error)}") from error
         if start.problem is not None:
             raise RayError(f"on node {place.node}: {start.problem}")
         self._base_url = start.base_url
@@ -238,12 +215,12 @@ class RayReplica:
         try:
             reason: str = await host.ended.remote()
         except self._ray.exceptions.RayError as error:
-            reason = f"{self._name} was lost with its actor: {_first_line(error)}"
+            reason = f"{self.name} was lost with its actor: {_first_line(error)}"
         if self._host is host:
             self._is_ready = False
             self._failure = self._failure or reason
 
-    async def _fetch_accounts(self, host: Any) -> None:
+    async def _fetch_reports(self, host: Any) -> None:
         with (
             contextlib.suppress(self._ray.exceptions.RayError),
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
@@ -252,14 +229,14 @@ class RayReplica:
             while True:
                 datagrams: list[bytes] = await host.datagrams.remote()
                 for datagram in datagrams:
-                    await self._pass_on(sender, datagram)
+                    await self._forward(sender, datagram)
 
-    async def _pass_on(self, sender: socket.socket, datagram: bytes) -> None:
-        # Without a gateway that listens the datagram is lost, as it is on one machine.
+    async def _forward(self, sender: socket.socket, datagram: bytes) -> None:
+        # Without a listening gateway the datagram is lost, as it is on one machine.
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
             while True:
                 try:
-                    sender.sendto(datagram, str(self._accounting_socket))
+                    sender.sendto(datagram, str(self.report_socket))
                 except BlockingIOError:
                     # The gateway reads in this same loop.
                     await asyncio.sleep(SEND_PERIOD_S)
@@ -267,7 +244,7 @@ class RayReplica:
                     return
 
     def _drop(self) -> None:
-        """Let the actor end, and with it whatever is left of the server."""
+        """End the actor, and with it whatever is left of the server."""
         host, self._host = self._host, None
         for task in self._tasks:
             task.cancel()

@@ -1,11 +1,10 @@
-"""An engine that runs elsewhere: any OpenAI-compatible server, known by its address."""
+"""An engine that others run: any OpenAI-compatible server, by its address."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from autellix_backend.engines.base import EngineUnreachableError
@@ -21,7 +20,11 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteEngine:
-    """A server that we neither start nor stop; it sends no accounts."""
+    """A server that we neither start nor stop; it sends no reports."""
+
+    is_owned = False
+    report_socket = None
+    """None: reports travel only within one machine."""
 
     def __init__(
         self,
@@ -32,55 +35,27 @@ class RemoteEngine:
         kind: EngineKind | None = None,
         kv_events_port: int | None = None,
     ) -> None:
-        """Take the address; a `kind` that is None is found out when the server first answers."""
+        """Note the address; a `kind` that is None is detected when the server first answers."""
         self._kv_events_port = kv_events_port
-        self._base_url = url.rstrip("/").removesuffix("/v1")
-        self._name = name
+        self.base_url = url.rstrip("/").removesuffix("/v1")
+        self.name = name
         self._patience_s = DEFAULT_PATIENCE_S if patience_s is None else patience_s
         self._given_kind = kind
-        # Until a server says what it is, it gets what every server takes.
-        self._kind = kind or EngineKind.OPENAI
+        # Until it is detected, only the fields that every server accepts.
+        self.kind = kind or EngineKind.OPENAI
         self._is_started = False
 
     @property
-    def name(self) -> str:
-        """The name that receipts and logs show."""
-        return self._name
-
-    @property
-    def base_url(self) -> str:
-        """Root of the server, without the `/v1` that OpenAI clients need."""
-        return self._base_url
-
-    @property
-    def kind(self) -> EngineKind:
-        """Whose fields its calls may have, as given or as start() found."""
-        return self._kind
-
-    @property
-    def report_socket(self) -> Path | None:
-        """None: accounts travel only within one machine."""
-        return None
-
-    @property
     def kv_events_endpoint(self) -> str | None:
-        """The server's host at the port that was given."""
+        """Return the server's host with the given port."""
         if self._kv_events_port is None:
             return None
-        host = urlsplit(self._base_url).hostname or ""
-        return (
-            f"tcp://[{host}]:{self._kv_events_port}"
-            if ":" in host
-            else f"tcp://{host}:{self._kv_events_port}"
-        )
-
-    @property
-    def is_owned(self) -> bool:
-        """False: somebody else runs it."""
-        return False
+        host = urlsplit(self.base_url).hostname or ""
+        host = f"[{host}]" if ":" in host else host
+        return f"tcp://{host}:{self._kv_events_port}"
 
     async def start(self) -> None:
-        """Return once the server answers its health or models path, and it is known what sort it is.
+        """Return once the server answers its health or models path and its kind is known.
 
         Raises:
             EngineUnreachableError: if it does not within the patience.
@@ -88,28 +63,28 @@ class RemoteEngine:
         deadline = time.monotonic() + self._patience_s
         while (problem := (await self.probe(PROBE_TIMEOUT_S)).problem) is not None:
             if time.monotonic() > deadline:
-                raise EngineUnreachableError(self._base_url, problem)
+                raise EngineUnreachableError(self.base_url, problem)
             await asyncio.sleep(PROBE_PERIOD_S)
         if self._given_kind is None:
-            self._kind = await detect_kind(self._base_url, PROBE_TIMEOUT_S)
-            logger.info("%s takes the fields of %s", self._name, self._kind)
+            self.kind = await detect_kind(self.base_url, PROBE_TIMEOUT_S)
+            logger.info("%s accepts the fields of %s", self.name, self.kind)
         self._is_started = True
 
     async def stop(self) -> None:
-        """Forget the server; it goes on without us."""
+        """Forget the server, which keeps running."""
         self._is_started = False
 
     async def kill(self, reason: str) -> None:
         """Do nothing: it is not ours."""
 
     async def probe(self, timeout_s: float) -> Health:
-        """Ask its health path, and if it has none, its models."""
-        return await probe(self._base_url, timeout_s, PROBE_PATHS)
+        """Probe its health path, and if it has none, its models path."""
+        return await probe(self.base_url, timeout_s, PROBE_PATHS)
 
     def is_alive(self) -> bool:
-        """Say whether start() found it; a later death shows in probes and in the calls themselves."""
+        """Return whether start() reached it; a later failure shows in probes and calls."""
         return self._is_started
 
     def failure(self) -> str | None:
-        """Return None: we do not watch the process of a remote engine."""
+        """Return None: a remote engine's process is not watched."""
         return None

@@ -1,4 +1,4 @@
-"""A vLLM server of our own: started as a child on a free port, watched, drained and stopped.
+"""A local vLLM server: started as a child process on a free port, watched, drained and stopped.
 
 The child is a guard (guard.py) that leads a process group and runs the server, so that nothing outlives us.
 """
@@ -44,20 +44,20 @@ EXIT_PERIOD_S = 0.02
 EXIT_MARGIN_S = 5.0
 SHUTDOWN_TIMEOUT_S = 30.0
 """How long vLLM drains: the gateway has drained its own calls before, so this is for other clients' calls."""
-"""How much longer than the server's grace we wait for the guard to end it."""
+"""Added to the server's grace period before we kill what is left."""
 LOG_TAIL_LINES = 25
 LOG_TAIL_BYTES = 64 * 2**10
 MAX_PORT_TRIES = 3
 PORT_IN_USE = "ddress already in use"
 ERROR_LINE = re.compile(r"\b(?:[A-Za-z_.]*(?:Error|Exception)): \S.*")
 WARNING = " WARNING "
-"""In a line of vLLM's log; what it warns of may be named as an error."""
+"""Marks log lines of vLLM that may mention errors and are none."""
 CONSEQUENCE = "Engine core initialization failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSpec:
-    """What one replica is started with."""
+    """The configuration of one replica."""
 
     model: str | Path
     log_path: Path
@@ -67,77 +67,56 @@ class ReplicaSpec:
     kv_host_gib: float | None = None
     """Host memory for KV blocks; a stock engine uses none."""
     kv_events: bool = False
-    """Whether it publishes what its KV cache holds."""
+    """Whether it publishes the changes of its KV cache."""
     extra_args: tuple[str, ...] = ()
     stock: bool = False
     """Start vLLM without our scheduler."""
     host: str = "127.0.0.1"
-    """The address that it listens on and is reached by."""
+    """The address to listen on and to reach it by."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that win over our own: its share of the machine."""
+    """Variables that override our own: its share of the machine."""
     startup_timeout_s: float = 900.0
     shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S
-    """How long running calls may go on once the server is told to end."""
+    """The time that running calls have once the server must end."""
 
 
 class VllmReplica:
-    """One vLLM server as an Engine; start() and stop() may follow each other any number of times."""
+    """One local vLLM server as an Engine; it can be started and stopped any number of times."""
+
+    kind = EngineKind.VLLM
+    is_owned = True
 
     def __init__(
         self, spec: ReplicaSpec, *, name: str = "replica-0", server: Sequence[str] = VLLM_SERVER
     ) -> None:
-        self._spec = spec
-        self._name = name
+        self.spec = spec
+        self.name = name
         self._server = tuple(server)
-        self._accounting_socket = Path(tempfile.gettempdir()) / f"autellix-{uuid.uuid4().hex[:12]}.sock"
+        self._socket = new_report_socket()
+        self.report_socket = None if spec.stock else self._socket
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
         self._failure: str | None = None
 
     @property
-    def name(self) -> str:
-        """The name that receipts and logs show."""
-        return self._name
-
-    @property
-    def spec(self) -> ReplicaSpec:
-        """What the replica was made from."""
-        return self._spec
-
-    @property
     def base_url(self) -> str:
-        """Root of the server; valid after start()."""
-        host = self._spec.host
+        """Return the server's root; valid after start()."""
+        host = self.spec.host
         return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
 
     @property
-    def kind(self) -> EngineKind:
-        """Whose fields its calls may have: vLLM's."""
-        return EngineKind.VLLM
-
-    @property
-    def report_socket(self) -> Path | None:
-        """Where the plugin sends accounts; None for a stock engine."""
-        return None if self._spec.stock else self._accounting_socket
-
-    @property
     def kv_events_endpoint(self) -> str | None:
-        """A socket beside that of the accounts."""
-        return f"ipc://{self._accounting_socket}.kv" if self._spec.kv_events else None
-
-    @property
-    def is_owned(self) -> bool:
-        """True: the server is our child."""
-        return True
+        """A socket beside that of the reports."""
+        return f"ipc://{self._socket}.kv" if self.spec.kv_events else None
 
     @property
     def pid(self) -> int | None:
-        """Process id of the guard, which is also the process group of all the replica's processes."""
+        """Return the process id of the guard, which is also the group of all the replica's processes."""
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
-        """Start the server and return when it answers its health path.
+        """Start the server and return when its health path answers.
 
         Raises:
             EngineError: the engine is not installed, the model is missing, the server died or was late.
@@ -151,47 +130,47 @@ class VllmReplica:
             try:
                 await self._start_once()
             except EngineStartError as error:
-                # Between our look for a free port and the server's bind somebody else may take it.
+                # Another process may have bound the port since we found it free.
                 if PORT_IN_USE not in error.log_tail or not tries_left:
                     raise
             else:
                 return
 
     async def stop(self) -> None:
-        """Drain the server, end it, and kill what is left of it."""
+        """Drain and end the server, and kill what is left of it."""
         self._is_ready = False
         if self._process is not None:
-            await self._end(self._spec.shutdown_timeout_s + EXIT_MARGIN_S)
+            await self._end(self.spec.shutdown_timeout_s + EXIT_MARGIN_S)
 
     async def kill(self, reason: str) -> None:
-        """Kill the server and all that belongs to it."""
+        """Kill the server and all its processes."""
         self._is_ready = False
         self._failure = reason
         await self._end(0.0)
 
     async def probe(self, timeout_s: float) -> Health:
-        """Ask the server's health path."""
+        """Probe the server's health path."""
         return await probe(self.base_url, timeout_s)
 
     def is_alive(self) -> bool:
-        """Say whether the server was ready and has not ended since."""
+        """Return whether the server was ready and has not ended since."""
         if self._process is None or not self._is_ready:
             return False
         if (code := self._process.poll()) is None:
             return True
         self._is_ready = False
-        self._failure = f"{self._name} ended unexpectedly with exit code {code}{self._cause()}"
+        self._failure = f"{self.name} ended unexpectedly with exit code {code}{self._cause()}"
         _kill_group(self._process.pid)
         return False
 
     def failure(self) -> str | None:
-        """Say why the server is gone, if it went by itself."""
+        """Return why the server is gone, if it ended by itself."""
         self.is_alive()
         return self._failure
 
     def command(self, port: int) -> list[str]:
         """Return the server's command line."""
-        spec, is_cpu = self._spec, is_cpu_engine()
+        spec, is_cpu = self.spec, is_cpu_engine()
         arguments = ["--model", str(spec.model), "--host", spec.host, "--port", str(port)]
         arguments += ["--shutdown-timeout", str(int(spec.shutdown_timeout_s))]
         if spec.served_model_name is not None:
@@ -199,7 +178,7 @@ class VllmReplica:
         if spec.max_num_seqs is not None:
             arguments += ["--max-num-seqs", str(spec.max_num_seqs)]
         if not spec.stock:
-            arguments += plugin_arguments(spec.scheduler, self._accounting_socket)
+            arguments += plugin_arguments(spec.scheduler, self._socket)
             arguments += kv_arguments(spec.kv_host_gib)
         arguments += kv_event_arguments(self.kv_events_endpoint)
         arguments += device_arguments(str(spec.model), spec.extra_args, self._environment(), is_cpu=is_cpu)
@@ -207,16 +186,16 @@ class VllmReplica:
 
     async def _check(self) -> None:
         check_arguments(
-            self._spec.extra_args,
-            offloads_kv=self._spec.kv_host_gib is not None,
-            publishes_kv=self._spec.kv_events,
+            self.spec.extra_args,
+            offloads_kv=self.spec.kv_host_gib is not None,
+            publishes_kv=self.spec.kv_events,
         )
         if self._server == VLLM_SERVER:
             check_engine_installed()
-            await asyncio.to_thread(check_model, str(self._spec.model))
+            await asyncio.to_thread(check_model, str(self.spec.model))
 
     async def _start_once(self) -> None:
-        self._port = _free_port(self._spec.host)
+        self._port = _free_port(self.spec.host)
         self._process = self._spawn()
         try:
             await self._wait_ready(self._process)
@@ -227,35 +206,35 @@ class VllmReplica:
         self._is_ready = True
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        spec = self._spec
+        spec = self.spec
         spec.log_path.parent.mkdir(parents=True, exist_ok=True)
         if spec.log_path.exists():
-            # What the last one said before it died is worth a look after the restart, too.
+            # Keep the last words of the server that is being replaced.
             spec.log_path.replace(spec.log_path.with_suffix(".previous.log"))
         return guard.start(
             self.command(self._port), spec.shutdown_timeout_s, spec.log_path, self._environment()
         )
 
     def _environment(self) -> dict[str, str]:
-        spec, cores = self._spec, len(os.sched_getaffinity(0))
+        spec, cores = self.spec, len(os.sched_getaffinity(0))
         defaults = environment_defaults(str(spec.model), spec.extra_args, is_cpu=is_cpu_engine(), cores=cores)
         return {**child_environment(defaults), **spec.environment}
 
     async def _wait_ready(self, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + self._spec.startup_timeout_s
+        deadline = time.monotonic() + self.spec.startup_timeout_s
         while (await self.probe(PROBE_TIMEOUT_S)).problem is not None:
             if (code := process.poll()) is not None:
                 raise self._start_error(f"ended with exit code {code} before it was ready{self._cause()}")
             if time.monotonic() > deadline:
-                limit_s = self._spec.startup_timeout_s
+                limit_s = self.spec.startup_timeout_s
                 raise self._start_error(f"was not ready within {limit_s:g} s (engine.startup_timeout_s)")
             await asyncio.sleep(PROBE_PERIOD_S)
 
     def _start_error(self, problem: str) -> EngineStartError:
-        return EngineStartError(f"{self._name} {problem}", self._spec.log_path, self._log_tail())
+        return EngineStartError(f"{self.name} {problem}", self.spec.log_path, self._log_tail())
 
     async def _end(self, patience_s: float) -> None:
-        """Close the pipe, on which the guard ends the server; then kill what is left of the group."""
+        """Close the pipe, which makes the guard end the server; then kill what is left of the group."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -263,9 +242,7 @@ class VllmReplica:
             process.stdin.close()
         deadline = time.monotonic() + patience_s
         try:
-            while process.poll() is None:
-                if time.monotonic() > deadline:
-                    break
+            while process.poll() is None and time.monotonic() <= deadline:  # noqa: ASYNC110 - the process is polled
                 await asyncio.sleep(EXIT_PERIOD_S)
         finally:
             _kill_group(process.pid)
@@ -273,7 +250,7 @@ class VllmReplica:
 
     def _log_tail(self) -> str:
         try:
-            with self._spec.log_path.open("rb") as log:
+            with self.spec.log_path.open("rb") as log:
                 size = log.seek(0, os.SEEK_END)
                 log.seek(max(0, size - LOG_TAIL_BYTES))
                 text = log.read().decode(errors="replace")
@@ -282,14 +259,19 @@ class VllmReplica:
         return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
 
     def _cause(self) -> str:
-        """Find the line that names the first error; vLLM buries it under tracebacks of its consequences."""
+        """Return the first error in the log; vLLM buries it under tracebacks of its consequences."""
         try:
-            text = self._spec.log_path.read_text(encoding="utf-8", errors="replace")
+            text = self.spec.log_path.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
         lines = (line for line in text.splitlines() if WARNING not in line and CONSEQUENCE not in line)
         found = [match.group() for line in lines if (match := ERROR_LINE.search(line))]
-        return f": {found[0]}" if found else f"; see {self._spec.log_path}"
+        return f": {found[0]}" if found else f"; see {self.spec.log_path}"
+
+
+def new_report_socket() -> Path:
+    """Return a free path for an engine's report socket."""
+    return Path(tempfile.gettempdir()) / f"autellix-{uuid.uuid4().hex[:12]}.sock"
 
 
 def _free_port(host: str) -> int:

@@ -1,4 +1,4 @@
-"""Turns the settings into what a replica is started with."""
+"""The configuration of a replica, from the settings."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MODEL_GROUP = "autellix.models"
 
 
 def replica_spec(settings: Settings, *, name: str = "replica-0", stock: bool = False) -> ReplicaSpec:
-    """Return what the settings say of a replica.
+    """Return a replica's configuration.
 
-    A model that an installed package generates, such as `demo`, is written first if it is not there.
+    A model that an installed package generates, such as `demo`, is written first if it is missing.
 
     Raises:
         SettingsError: if there is no model.

@@ -1,4 +1,4 @@
-"""When a dead engine is started again: exponential back-off, and a limit within a window.
+"""When a dead engine is restarted: exponential back-off, and a limit within a window.
 
 Pure and without jitter: one gateway restarts one engine, so there is no herd to spread.
 """
@@ -20,9 +20,9 @@ class RestartPlan:
         self._recent_s: deque[float] = deque()
 
     def next_delay_s(self, now: float) -> float | None:
-        """Plan a restart: return how long to wait before it, None if there were too many of late.
+        """Plan a restart and return the delay before it; None if there were too many lately.
 
-        The first within the window is due at once, each further one after twice the delay of the one before.
+        The first within the window is due at once, each further one after twice the previous delay.
         """
         while self._recent_s and now - self._recent_s[0] >= self._window_s:
             self._recent_s.popleft()

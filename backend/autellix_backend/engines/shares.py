@@ -1,4 +1,4 @@
-"""The share of the machine that each of several replicas gets: cores of its own, or GPUs of its own."""
+"""The share of the machine for each of several replicas: its own cores or its own GPUs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _PARALLEL = {
 
 
 def core_shares(replicas: int, cores: Sequence[int], environ: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the variables of each of several CPU replicas: as many cores for one as for another.
+    """Return the variables of each of several CPU replicas, with equally many cores each.
 
-    Cores that the user has bound are left as they are. Replicas of one core or less are not bound, but
-    compute in one thread each: their other processes need a core too, and the operating system finds one.
+    The user's own binding of cores is kept. Replicas with one core or less are not bound but compute in one
+    thread each: their other processes need a core too, which the operating system finds.
     """
     each = len(cores) // replicas
     if THREAD_BINDING in environ or THREADS in environ:
@@ -51,7 +51,7 @@ def gpu_shares(replicas: int, gpus: Sequence[str], gpus_each: int) -> list[dict[
 
 
 def visible_gpus(environ: Mapping[str, str], device_folder: Path = Path("/dev")) -> list[str]:
-    """Return the GPUs that may be used: those of CUDA_VISIBLE_DEVICES, else all of the machine."""
+    """Return the usable GPUs: those of CUDA_VISIBLE_DEVICES, else all of the machine."""
     if GPUS in environ:
         return [name for name in environ[GPUS].split(",") if name]
     count = sum(DEVICE.fullmatch(path.name) is not None for path in device_folder.iterdir())
@@ -59,7 +59,7 @@ def visible_gpus(environ: Mapping[str, str], device_folder: Path = Path("/dev"))
 
 
 def workers_of_one(extra_args: Sequence[str]) -> int:
-    """Return how many workers, each with a device of its own, one replica has by its arguments."""
+    """Return the number of workers, each with its own device, that a replica's arguments ask for."""
     sizes = [1, 1]
     for argument, following in itertools.zip_longest(extra_args, extra_args[1:], fillvalue=""):
         name, is_joined, value = argument.replace("_", "-").partition("=")

@@ -1,11 +1,11 @@
-"""Watches one running engine, and starts it again when it has died or hangs.
+"""Watches one running engine, and restarts it when it has died or hangs.
 
 UP ──a probe is refused──► DOWN ──a probe is answered──► UP
 UP, DOWN ──the process ended, or was killed because it hangs or stalls──► RESTARTING ──► UP
 RESTARTING ──too many restarts, or none wanted──► FAILED, for good
 
-A server that is not ours is probed only: it goes DOWN and comes UP by itself, also if it was not there yet
-when the gateway started.
+A server that we do not own is only probed: it goes DOWN and UP by itself, even if it was not running yet when
+the gateway started.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ PROBE_TIMEOUT_S = 10.0
 MAX_FAILED_PROBES = 3
 """Unanswered probes in a row that make an engine hung; a kill loses its running calls, so not the first."""
 LIVENESS_PERIOD_S = 0.25
-"""How often the process is looked at, which costs no network."""
+"""The period of checks of the process, which need no network."""
 DOWN_PERIOD_S = 1.0
-"""How often, at least, an engine that is down is probed."""
+"""The longest period between probes of an engine that is down."""
 
 logger = logging.getLogger(__name__)
 
 
 class EngineState(enum.Enum):
-    """What can be expected of an engine."""
+    """The state of an engine."""
 
     UP = "up"
     DOWN = "down"
-    """It does not answer; it may again, or be restarted."""
+    """It does not answer; it may recover, or be restarted."""
     RESTARTING = "restarting"
     FAILED = "failed"
-    """It is gone and stays so."""
+    """It is gone for good."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineChange:
-    """An engine is in another state, or restarts once more."""
+    """An engine entered another state, or restarts once more."""
 
     engine: str
     state: EngineState
     reason: str | None
-    """Why, in one line; None when it is up."""
+    """The reason in one line; None when it is up."""
 
 
 class Supervisor:
-    """The watch over one engine, which its owner has started before open() and stops after close()."""
+    """Watches one engine, which its owner starts before open() and stops after close()."""
 
     def __init__(
         self, engine: Engine, settings: EngineSettings, *, clock: Callable[[], float] = time.monotonic
@@ -83,9 +83,9 @@ class Supervisor:
         self._next_probe_s = 0.0
         self.state = EngineState.UP
         self.reason: str | None = None
-        """Why it is not up, in one line."""
+        """The reason in one line why it is not up."""
         self.restarts = 0
-        """Restarts begun so far, those that failed included."""
+        """Restarts so far, failed ones included."""
 
     @property
     def is_up(self) -> bool:
@@ -94,28 +94,28 @@ class Supervisor:
 
     @property
     def problem(self) -> str:
-        """Say in one line why an engine that is not up is not."""
+        """Return in one line why the engine is not up."""
         return self.reason or self._engine.failure() or "it is not running"
 
     def subscribe(self, listener: Callable[[EngineChange], None]) -> None:
-        """Have a listener told of every change; it must not raise."""
+        """Call a listener with every change; it must not raise."""
         self._listeners.append(listener)
 
     def watch_silence(self, silence_s: Callable[[], float]) -> None:
-        """Have the engine killed and restarted when it has told nothing of its calls for too long.
+        """Kill and restart the engine when it has sent no reports or snapshots for too long.
 
         Args:
-            silence_s: For how many seconds it has had calls and told nothing; see `engine.stall_timeout_s`.
+            silence_s: Returns the seconds without a snapshot of its calls; see `engine.stall_timeout_s`.
         """
         self._silence_s = silence_s
 
     def open(self) -> None:
-        """Watch from now on; must be called in the event loop."""
+        """Start watching; must be called in the event loop."""
         self._next_probe_s = self._clock() + self._settings.probe_period_s
         self._watch = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Stop watching; a restart under way is broken off. May be called twice."""
+        """Stop watching and cancel a restart under way. May be called twice."""
         tasks = [task for task in (self._watch, self._check) if task is not None]
         self._watch = self._check = None
         for task in tasks:
@@ -124,11 +124,11 @@ class Supervisor:
                 await task
 
     def suspect(self) -> None:
-        """Look at the engine soon: somebody could not reach it."""
+        """Check the engine soon, because a call could not reach it."""
         self._suspected.set()
 
     async def check(self) -> bool:
-        """Probe the engine at once and say whether it is up; callers at the same time share one probe."""
+        """Probe the engine at once and return whether it is up; concurrent callers share one probe."""
         if self.is_up:
             if self._check is None or self._check.done():
                 self._check = asyncio.create_task(self._check_once())
@@ -144,14 +144,14 @@ class Supervisor:
 
     async def _run(self) -> None:
         while self.state is not EngineState.FAILED:
-            is_suspected = await self._next_look()
+            is_suspected = await self._next_check()
             try:
-                await self._look(is_suspected=is_suspected)
+                await self._check_engine(is_suspected=is_suspected)
             except Exception:
-                # A task's boundary: one failed look must not end the watch.
+                # A task's boundary: one failed check must not end the watch.
                 logger.exception("the watch over %s failed", self._engine.name)
 
-    async def _next_look(self) -> bool:
+    async def _next_check(self) -> bool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LIVENESS_PERIOD_S):
                 await self._suspected.wait()
@@ -159,11 +159,11 @@ class Supervisor:
         self._suspected.clear()
         return is_suspected
 
-    async def _look(self, *, is_suspected: bool) -> None:
+    async def _check_engine(self, *, is_suspected: bool) -> None:
         if not self._engine.is_alive():
             await self._recover(self._engine.failure() or f"{self._engine.name} is not running")
         elif self._is_stalled():
-            await self._replace(f"it told nothing of its calls for {self._settings.stall_timeout_s:g} s")
+            await self._replace(f"it sent no snapshot for {self._settings.stall_timeout_s:g} s")
         elif is_suspected or self._clock() >= self._next_probe_s:
             await self._judge(await self._engine.probe(PROBE_TIMEOUT_S))
             period_s = self._settings.probe_period_s
@@ -200,7 +200,7 @@ class Supervisor:
         if not self._engine.is_owned:
             await self._await_server(reason)
             return
-        while (delay_s := self._delay_s()) is not None:
+        while (delay_s := self._plan.next_delay_s(self._clock())) is not None:
             self._become(EngineState.RESTARTING, reason)
             await asyncio.sleep(delay_s)
             try:
@@ -214,7 +214,7 @@ class Supervisor:
         self._become(EngineState.FAILED, f"{reason}; {self._resignation()}")
 
     async def _await_server(self, reason: str) -> None:
-        """Ask once more for a server that did not answer when the gateway started."""
+        """Try again to reach a server that did not answer when the gateway started."""
         self._become(EngineState.DOWN, self.reason or reason)
         try:
             await self._engine.start()
@@ -223,15 +223,14 @@ class Supervisor:
         else:
             self._become(EngineState.UP, None)
 
-    def _delay_s(self) -> float | None:
-        return self._plan.next_delay_s(self._clock())
-
     def _resignation(self) -> str:
         limit = self._settings.max_restarts
         if not limit:
             return "it is not restarted (engine.max_restarts is 0)"
-        times = f"{limit} times within {RESTART_WINDOW_S:g} s"
-        return f"it is not restarted again, after {times} (engine.max_restarts)"
+        return (
+            f"it is not restarted again after {limit} restarts within {RESTART_WINDOW_S:g} s "
+            "(engine.max_restarts)"
+        )
 
     def _become(self, state: EngineState, reason: str | None) -> None:
         is_attempt = state is EngineState.RESTARTING

