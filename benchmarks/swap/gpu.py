@@ -29,7 +29,7 @@ from gpu_plan import KIB, SLOT_BYTES, Result, cells, job_of, summary
 from autellix_backend.kernels.checks import check_job
 from autellix_backend.kernels.job import Direction, Strategy
 from autellix_backend.kernels.native import SwapLibrary
-from autellix_backend.kernels.plan import coalesced, staged
+from autellix_backend.kernels.plan import coalesced, staged_transfers
 
 ROOT = Path(__file__).resolve().parents[2]
 PLANNED_PAGES = 4096
@@ -69,7 +69,7 @@ def dry_run(*, is_quick: bool) -> None:
             job = job_of(cell, 1 << 40, 1 << 44, direction, Strategy.STAGED)
             checked = check_job(job)
             if cell.blocks * cell.layers <= PLANNED_PAGES:
-                runs = sum(len(chunk.runs) for chunk in staged(checked, SLOT_BYTES))
+                runs = staged_transfers(checked, SLOT_BYTES)
                 counts[1:] = [str(len(coalesced(checked))), str(runs)]
         print(
             f"{cell.page_bytes // KIB:>5} KiB {cell.blocks:>7} {cell.layers:>7}"

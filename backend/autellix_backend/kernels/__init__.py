@@ -1,1 +1,1 @@
-"""Moving KV blocks between memories: the binding of the native library, and a fallback that equals it."""
+"""Copying KV blocks between memories: the binding of the native library, and an equal fallback."""

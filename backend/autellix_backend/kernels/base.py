@@ -1,4 +1,4 @@
-"""What every swapper can do, native or not."""
+"""The interface of swappers, native or not."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from autellix_backend.kernels.job import Job, SwapStats, SwapTable
 class Swapper(Protocol):
     """Runs swap jobs. Any thread may call any method, but nothing may be called during or after `close`.
 
-    A job's pairs and planes are copied when it is given; the memory that its planes describe must stay until
-    the job is done. Jobs of one direction run in the order in which they were submitted.
+    Its pairs and planes are copied at the call; the memory that the planes describe must stay valid until the
+    job is done. Jobs of one direction run in the order of their submission.
     """
 
     @property
     def backend(self) -> str:
-        """Return what does the work: `cuda`, `cpu` or `python`."""
+        """The back end: `cuda`, `cpu` or `python`."""
         ...
 
     def copy(self, job: Job) -> SwapStats:
-        """Do a job and wait for it.
+        """Run a job and wait for it.
 
         Raises:
-            SwapError: the job was refused, and nothing copied; or it failed.
+            SwapError: the job was refused and nothing was copied, or it failed.
         """
         ...
 
@@ -36,15 +36,15 @@ class Swapper(Protocol):
         ...
 
     def poll(self, handle: int) -> SwapStats | None:
-        """Return what a job came to, or None while it is under way. Its end is reported once.
+        """Return the result of a job, None while it runs. The result is reported once.
 
         Raises:
-            SwapError: the job failed, or there is no job of this handle (any more).
+            SwapError: the job failed, or its handle is unknown or was reported.
         """
         ...
 
     def wait(self, handle: int) -> SwapStats:
-        """Wait for a job's end and return what it came to.
+        """Wait for a job and return its result.
 
         Raises:
             SwapError: as in `poll`.
@@ -52,18 +52,18 @@ class Swapper(Protocol):
         ...
 
     def calibrate(self) -> SwapTable:
-        """Measure this machine, for `Strategy.AUTO`. Takes about a second; no job may be under way meanwhile.
+        """Measure this machine for `Strategy.AUTO`, in about a second; no job may run meanwhile.
 
         Raises:
-            SwapError: there is no memory for it.
+            SwapError: there is not enough memory.
         """
         ...
 
     def pin(self, base: int, bytes_: int) -> None:
-        """Page-lock host memory, as fast transfers of a GPU need; does nothing elsewhere.
+        """Page-lock host memory for fast transfers of a GPU; do nothing elsewhere.
 
         Raises:
-            SwapError: the driver refused; nothing is pinned then.
+            SwapError: the driver refused, and nothing is pinned.
         """
         ...
 

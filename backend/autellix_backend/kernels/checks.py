@@ -1,4 +1,4 @@
-"""The fallback's checks of a job: those of the native library, in the same order, with the same errors."""
+"""The fallback's checks of a job: the native library's, in the same order, with the same errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from autellix_backend.kernels.job import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedJob:
-    """A job that is sound, with a copy of its table."""
+    """A valid job with a copy of its pairs."""
 
     sources: tuple[Plane, ...]
     destinations: tuple[Plane, ...]
@@ -39,7 +39,7 @@ class CheckedJob:
 
 
 def check_options(options: SwapOptions) -> None:
-    """Refuse options that no swapper can work with.
+    """Check the options of a swapper.
 
     Raises:
         SwapError: with the field.
@@ -57,10 +57,10 @@ def check_options(options: SwapOptions) -> None:
 
 
 def check_job(job: Job) -> CheckedJob:
-    """Return the job with its table read.
+    """Check a job and return it with its pairs read.
 
     Raises:
-        SwapError: with the field that is to blame.
+        SwapError: with the first invalid field.
     """
     check_words(job)
     numbers = pair_view(job.pairs)
@@ -146,7 +146,7 @@ def _check_overlap(job: Job) -> None:
 
 
 def _check_cluster(planes: Sequence[Plane], cluster: list[int]) -> None:
-    # Planes whose extents overlap are sound if they interleave: one stride, no shared byte of its period.
+    # Planes whose extents overlap are valid if they interleave: one stride, no shared byte of its period.
     if len(cluster) < 2:
         return
     stride = planes[cluster[0]].stride_bytes

@@ -1,4 +1,4 @@
-"""What may be wrong with a swap job, in the words of the native library: one exception, `SwapError`."""
+"""The errors of swap jobs, with the codes and texts of the native library."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Code(IntEnum):
-    """Why a call was refused or failed; the numbers are the native library's."""
+    """The reason of a refusal or failure, by the native library's numbers."""
 
     NULL = 1
     STRUCT = 2
@@ -79,11 +79,11 @@ FIELDS = (
     "stats",
     "memory",
 )
-"""Fields by the native library's numbers; `{}` is the number of the plane or pair."""
+"""Fields by the native library's numbers; `{}` is the index of the plane or pair."""
 
 
 class SwapError(Exception):
-    """A swap job was refused or failed; `code` says why, `field` names the part that is to blame."""
+    """A swap job was refused or failed; `code` is the reason, `field` the invalid part."""
 
     def __init__(self, code: Code, field: str, device_error: int = 0) -> None:
         device = f" (CUDA error {device_error})" if device_error else ""

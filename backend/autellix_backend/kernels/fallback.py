@@ -1,4 +1,7 @@
-"""The swapper without a native library: the same copies in the same order, made by the standard library."""
+"""The swapper without a native library: the standard library makes the same copies.
+
+It needs no staging ring: a staged job is copied page by page and reports the transfers of staging.
+"""
 
 from __future__ import annotations
 
@@ -23,34 +26,29 @@ from autellix_backend.kernels.job import (
     SwapTable,
     check_table,
 )
-from autellix_backend.kernels.plan import Page, bytes_of, choose, coalesced, per_page, staged
+from autellix_backend.kernels.plan import bytes_of, choose, coalesced, per_page, staged_transfers
 
 CALIBRATION_BYTES = 2 << 20
-"""The most that one measure copies; a small share of the native library's, as every copy costs far more."""
+"""The most that one measurement copies: little, as each copy costs far more than a native one."""
 CALIBRATION_COUNTS = (1, 16, 256, 4096)
 
 
 class PythonSwapper:
     """Runs jobs on one worker thread, copying between addresses of this process."""
 
+    backend = "python"
+
     def __init__(self, options: SwapOptions) -> None:
         check_options(options)
         self._slot_bytes = options.slot_bytes
-        # The worker's alone. Made when a staged job first needs it.
-        self._slot: ctypes.Array[ctypes.c_char] | None = None
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="autellix-swap")
         self._lock = threading.Lock()
         self._running: dict[int, Future[SwapStats]] = {}
         self._next_handle = 1
         self._is_closed = False
 
-    @property
-    def backend(self) -> str:
-        """Return `python`."""
-        return "python"
-
     def copy(self, job: Job) -> SwapStats:
-        """Do a job and wait for it."""
+        """Run a job and wait for it."""
         return self._start(job).result()
 
     def submit(self, job: Job) -> int:
@@ -65,14 +63,14 @@ class PythonSwapper:
             return handle
 
     def poll(self, handle: int) -> SwapStats | None:
-        """Return what a job came to, or None while it is under way."""
+        """Return the result of a job, None while it runs."""
         future = self._find(handle)
         return self._finish(handle, future) if future.done() else None
 
     def wait(self, handle: int) -> SwapStats:
-        """Wait for a job's end and return what it came to."""
+        """Wait for a job and return its result."""
         future = self._find(handle)
-        future.exception()  # waits, and leaves the raising to the one who takes the result
+        future.exception()  # Waits; result() raises.
         return self._finish(handle, future)
 
     def calibrate(self) -> SwapTable:
@@ -127,38 +125,17 @@ class PythonSwapper:
 
     def _run(self, job: CheckedJob, strategy: Strategy) -> SwapStats:
         begun_s = time.perf_counter()
-        transfers = self._run_staged(job) if strategy is Strategy.STAGED else _run_direct(job, strategy)
+        pieces = coalesced(job) if strategy is Strategy.COALESCED else per_page(job)
+        for source, destination, size in pieces:
+            ctypes.memmove(destination, source, size)
+        is_staged = strategy is Strategy.STAGED
         return SwapStats(
             strategy=strategy,
-            transfers=transfers,
+            transfers=staged_transfers(job, self._slot_bytes) if is_staged else len(pieces),
             pages=len(job.sources) * len(job.pairs),
             bytes=bytes_of(job),
             seconds=time.perf_counter() - begun_s,
         )
-
-    def _run_staged(self, job: CheckedJob) -> int:
-        if self._slot is None:
-            self._slot = ctypes.create_string_buffer(self._slot_bytes)
-        slot = ctypes.addressof(self._slot)
-        chunks = staged(job, self._slot_bytes)
-        for chunk in chunks:
-            into_slot, out_of_slot = (
-                (chunk.tasks, chunk.runs) if job.direction is Direction.STORE else (chunk.runs, chunk.tasks)
-            )
-            _copy([(address, slot + offset, size) for address, offset, size in into_slot])
-            _copy([(slot + offset, address, size) for address, offset, size in out_of_slot])
-        return sum(len(chunk.runs) for chunk in chunks)
-
-
-def _run_direct(job: CheckedJob, strategy: Strategy) -> int:
-    pieces = per_page(job) if strategy is Strategy.PER_PAGE else coalesced(job)
-    _copy(pieces)
-    return len(pieces)
-
-
-def _copy(pieces: list[Page]) -> None:
-    for source, destination, size in pieces:
-        ctypes.memmove(destination, source, size)
 
 
 def _calibrate(swapper: PythonSwapper) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""What is swapped: planes of blocks, jobs, and what a job has cost.
+"""Swap jobs: planes of blocks, jobs and their results.
 
 A *plane* is a row of equally large blocks: one layer of a cache whose layers lie apart (LBHNC), or the whole
 cache where all layers of a block are adjacent (BLHNC). A job copies, for every pair of its table, the source
@@ -45,20 +45,20 @@ class Strategy(IntEnum):
     STAGED = 2
     """Pages are gathered in near memory; whatever is adjacent in far memory shares a transfer."""
     AUTO = 3
-    """Whichever the job's table says is fastest; COALESCED without a table."""
+    """The fastest by the job's table; COALESCED without a table."""
 
 
 class Direction(IntEnum):
-    """Which way a job goes."""
+    """The direction of a job."""
 
     STORE = 0
-    """Near to far: swap out."""
+    """Near to far: the paper's swap out."""
     LOAD = 1
-    """Far to near: swap in."""
+    """Far to near: the paper's swap in."""
 
 
 class Buffer(Protocol):
-    """Anything whose memory can be viewed: `array('q')`, a numpy array of int64."""
+    """An object whose memory can be viewed: `array('q')`, a numpy array of int64."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
@@ -71,13 +71,13 @@ class Plane:
     """Address of block 0."""
     block_bytes: int
     stride_bytes: int
-    """From one block to the next."""
+    """The distance from one block to the next."""
     blocks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapTable:
-    """Seconds that a piece took on this machine, by direction, size, number of pieces and strategy."""
+    """Measured seconds per piece, by direction, size, number of pieces and strategy."""
 
     backend: str
     seconds: tuple[float, ...]
@@ -89,7 +89,7 @@ class SwapTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One swap: which blocks of which planes go where."""
+    """One swap of blocks between planes."""
 
     sources: tuple[Plane, ...]
     destinations: tuple[Plane, ...]
@@ -99,35 +99,35 @@ class Job:
     strategy: Strategy = Strategy.AUTO
     table: SwapTable | None = None
     after_stream: int | None = None
-    """A `cudaStream_t` whose queued work must end first (0: CUDA's default one). None: wait for nothing."""
+    """A `cudaStream_t` whose queued work must end first (0: CUDA's default stream), None for no wait."""
     is_source_stable: bool = False
-    """Whether nothing that is queued writes the sources; lets CUDA read them early. Never so for a store."""
+    """Whether no queued work writes the sources, so that CUDA may read them early. Never for a store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapStats:
-    """What one job came to."""
+    """The result of a job."""
 
     strategy: Strategy
     transfers: int
     pages: int
     bytes: int
     seconds: float
-    """Of the copies alone, without queueing."""
+    """The time of the copies, without queueing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapOptions:
-    """How a swapper works; the same for every job."""
+    """The options of a swapper, the same for every job."""
 
     device: int = 0
-    """Number of the CUDA device."""
+    """The CUDA device."""
     threads: int = 1
-    """CPU: threads that share one large job."""
+    """CPU: the threads of one large job."""
     slot_bytes: int = 4 << 20
-    """Size of one slot of the staging ring, a multiple of 4,096."""
+    """The size of a slot of the staging ring, a multiple of 4,096."""
     slots: int = 4
-    """CUDA: slots of the ring of each direction."""
+    """CUDA: the slots of each direction's ring."""
 
 
 def pairs_of(blocks: Iterable[tuple[int, int]]) -> array[int]:
@@ -136,7 +136,7 @@ def pairs_of(blocks: Iterable[tuple[int, int]]) -> array[int]:
 
 
 def pair_view(pairs: Buffer) -> memoryview:
-    """Return a table's numbers, one by one, without copying.
+    """Return a view of a table's numbers.
 
     Raises:
         SwapError: the buffer is not a whole number of pairs, or not contiguous.
@@ -148,7 +148,7 @@ def pair_view(pairs: Buffer) -> memoryview:
 
 
 def check_table(table: SwapTable | None, backend: str) -> None:
-    """Refuse a table that was measured with another back end.
+    """Check that a table was measured with this back end.
 
     Raises:
         SwapError: with the field.
@@ -158,7 +158,7 @@ def check_table(table: SwapTable | None, backend: str) -> None:
 
 
 def check_words(job: Job) -> None:
-    """Refuse what the native library could not even be told: numbers beyond a word, lists of two lengths.
+    """Check what the native interface cannot express: numbers beyond a word, lists of different lengths.
 
     Raises:
         SwapError: with the field.

@@ -1,4 +1,4 @@
-"""The binding of the native library, by ctypes: no compiled module, so one library serves every Python."""
+"""The ctypes binding of the native library, which serves every Python version."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from autellix_backend.kernels.job import (
 LIBRARY_PATH = Path(__file__).with_name("libautellix_swap.so")
 VERSION = 1
 BACKENDS = ("cpu", "cuda")
-"""By the library's numbers."""
+"""The back ends by the library's numbers."""
 AFTER_STREAM = 1
 SOURCE_STABLE = 2
 
@@ -98,13 +98,13 @@ class _Options(ctypes.Structure):
 
 
 class SwapLibrary:
-    """The native library, loaded."""
+    """The loaded native library."""
 
     def __init__(self, path: Path = LIBRARY_PATH) -> None:
         """Load the library.
 
         Raises:
-            OSError: there is none at the path, it cannot be loaded, or it is of another version.
+            OSError: there is none at the path, it cannot be loaded, or its version is another.
         """
         self._library = ctypes.CDLL(str(path))
         self._declare()
@@ -125,7 +125,7 @@ class SwapLibrary:
         """Open a swapper.
 
         Raises:
-            SwapError: an option is out of its range, or the back end is not to be had.
+            SwapError: an option is out of its range, or the back end is not available.
         """
         check_options(options)
         given = _Options(
@@ -170,49 +170,38 @@ class NativeSwapper:
     def __init__(self, library: ctypes.CDLL, context: c_void_p, backend: str) -> None:
         self._library = library
         self._context: c_void_p | None = context
-        self._backend = backend
-
-    @property
-    def backend(self) -> str:
-        """Return `cpu` or `cuda`."""
-        return self._backend
+        self.backend = backend
+        """`cpu` or `cuda`."""
 
     def copy(self, job: Job) -> SwapStats:
-        """Do a job and wait for it."""
-        stats, fault = _Stats(struct_bytes=sizeof(_Stats)), _Fault()
-        self._library.ax_copy(self._context, byref(self._given(job)), byref(stats), byref(fault))
-        _raise(fault)
+        """Run a job and wait for it."""
+        stats = _Stats(struct_bytes=sizeof(_Stats))
+        self._call("ax_copy", byref(self._given(job)), byref(stats))
         return _read(stats)
 
     def submit(self, job: Job) -> int:
         """Queue a job and return its handle."""
-        handle, fault = c_uint64(), _Fault()
-        self._library.ax_submit(self._context, byref(self._given(job)), byref(handle), byref(fault))
-        _raise(fault)
+        handle = c_uint64()
+        self._call("ax_submit", byref(self._given(job)), byref(handle))
         return handle.value
 
     def poll(self, handle: int) -> SwapStats | None:
-        """Return what a job came to, or None while it is under way."""
-        stats, fault = _Stats(struct_bytes=sizeof(_Stats)), _Fault()
-        if self._library.ax_poll(self._context, handle, byref(stats), byref(fault)) == Code.PENDING:
-            return None
-        _raise(fault)
-        return _read(stats)
+        """Return the result of a job, None while it runs."""
+        stats = _Stats(struct_bytes=sizeof(_Stats))
+        is_pending = self._call("ax_poll", handle, byref(stats)) == Code.PENDING
+        return None if is_pending else _read(stats)
 
     def wait(self, handle: int) -> SwapStats:
-        """Wait for a job's end and return what it came to."""
-        stats, fault = _Stats(struct_bytes=sizeof(_Stats)), _Fault()
-        self._library.ax_wait(self._context, handle, byref(stats), byref(fault))
-        _raise(fault)
+        """Wait for a job and return its result."""
+        stats = _Stats(struct_bytes=sizeof(_Stats))
+        self._call("ax_wait", handle, byref(stats))
         return _read(stats)
 
     def calibrate(self) -> SwapTable:
         """Measure this machine."""
-        table = _Table(struct_bytes=sizeof(_Table), backend=BACKENDS.index(self._backend))
-        fault = _Fault()
-        self._library.ax_calibrate(self._context, byref(table), byref(fault))
-        _raise(fault)
-        return SwapTable(backend=self._backend, seconds=tuple(table.seconds))
+        table = _Table(struct_bytes=sizeof(_Table), backend=BACKENDS.index(self.backend))
+        self._call("ax_calibrate", byref(table))
+        return SwapTable(backend=self.backend, seconds=tuple(table.seconds))
 
     def pin(self, base: int, bytes_: int) -> None:
         """Page-lock host memory."""
@@ -228,15 +217,20 @@ class NativeSwapper:
         self._library.ax_close(context)
 
     def _given(self, job: Job) -> _Job:
-        check_table(job.table, self._backend)
+        check_table(job.table, self.backend)
         return _native_job(job)
 
     def _change_pins(self, function: str, base: int, bytes_: int) -> None:
         if not 0 <= base < WORD_END or not 0 <= bytes_ < WORD_END:
             raise SwapError(Code.LIMIT, "memory")
+        self._call(function, base, bytes_)
+
+    def _call(self, function: str, *arguments: object) -> int:
         fault = _Fault()
-        getattr(self._library, function)(self._context, base, bytes_, byref(fault))
-        _raise(fault)
+        code: int = getattr(self._library, function)(self._context, *arguments, byref(fault))
+        if code != Code.PENDING:
+            _raise(fault)
+        return code
 
 
 def _native_planes(planes: tuple[Plane, ...]) -> ctypes.Array[_Plane]:
@@ -246,7 +240,7 @@ def _native_planes(planes: tuple[Plane, ...]) -> ctypes.Array[_Plane]:
 def _native_job(job: Job) -> _Job:
     check_words(job)
     numbers = pair_view(job.pairs)
-    # A view of the caller's memory where ctypes can have one: it takes writable buffers only.
+    # A view of the caller's memory where possible: ctypes needs a writable buffer.
     kind = c_int64 * len(numbers)
     pairs = kind.from_buffer_copy(numbers) if numbers.readonly else kind.from_buffer(numbers)
     flags = (job.after_stream is not None) * AFTER_STREAM | job.is_source_stable * SOURCE_STABLE
@@ -255,7 +249,7 @@ def _native_job(job: Job) -> _Job:
         strategy=job.strategy,
         direction=job.direction,
         flags=flags,
-        # ctypes keeps what pointers are made of alive as long as the structure.
+        # ctypes keeps the targets of these pointers alive as long as the structure.
         sources=_native_planes(job.sources),
         destinations=_native_planes(job.destinations),
         plane_count=len(job.sources),

@@ -1,33 +1,18 @@
-"""The fallback's planning: from a checked job to the copies of its strategy. Equals the native library's."""
+"""The fallback's plan of a checked job: the same copies and transfers as the native library's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 from autellix_backend.kernels.checks import CheckedJob
 from autellix_backend.kernels.job import TABLE_COUNTS, TABLE_SIZES, Direction, Plane, Strategy, SwapTable
-
-TASK_BYTES = 32 << 10
-"""The largest task of a staged plan."""
 
 Page = tuple[int, int, int]
 """Source address, destination address, bytes."""
 
 
-@dataclass(slots=True)
-class Chunk:
-    """What goes through the staging slot at a time."""
-
-    tasks: list[Page] = field(default_factory=list)
-    """Between near memory and the slot: near address, offset in the slot, bytes."""
-    runs: list[Page] = field(default_factory=list)
-    """Between the slot and far memory, one transfer each: far address, offset in the slot, bytes."""
-    bytes: int = 0
-
-
 def bytes_of(job: CheckedJob) -> int:
-    """Return how many bytes a job moves."""
+    """Return the number of bytes that a job moves."""
     return sum(plane.block_bytes for plane in job.sources) * len(job.pairs)
 
 
@@ -49,20 +34,24 @@ def coalesced(job: CheckedJob) -> list[Page]:
     return pieces
 
 
-def staged(job: CheckedJob, slot_bytes: int) -> list[Chunk]:
-    """Return what goes through the slot, in far memory's order."""
+def staged_transfers(job: CheckedJob, slot_bytes: int) -> int:
+    """Return the transfers of staging: runs of adjacent pages in far memory, cut at the slots of the ring."""
     is_load = job.direction is Direction.LOAD
     far = job.sources if is_load else job.destinations
     order = sorted(range(len(job.pairs)), key=lambda k: job.pairs[k][0 if is_load else 1])
-    chunks: list[Chunk] = []
+    transfers, free, run_end = 0, 0, -1
     for source, destination, size in _pages(job, _by_base(far), order, is_block_major=_is_interleaved(far)):
-        near_at, far_at = (destination, source) if is_load else (source, destination)
-        _stage(chunks, near_at, far_at, size, slot_bytes)
-    return chunks
+        begin = source if is_load else destination
+        # A page begins a run unless it follows the last one, and one more in each slot that it reaches into.
+        transfers += free > 0 and begin != run_end
+        run_end, entered = begin + size, -(-max(0, size - free) // slot_bytes)
+        transfers += entered
+        free += entered * slot_bytes - size
+    return transfers
 
 
 def choose(job: CheckedJob, strategy: Strategy, table: SwapTable | None, slot_bytes: int) -> Strategy:
-    """Return the strategy to run: the one asked for, or what the table expects to be fastest."""
+    """Return the requested strategy; for AUTO the one that the table expects to be fastest."""
     if strategy is not Strategy.AUTO:
         return strategy
     if table is None or not job.pairs:
@@ -104,22 +93,6 @@ def _is_interleaved(planes: Sequence[Plane]) -> bool:
 
 def _by_base(planes: Sequence[Plane]) -> list[int]:
     return sorted(range(len(planes)), key=lambda i: planes[i].base)
-
-
-def _stage(chunks: list[Chunk], near: int, far: int, size: int, slot_bytes: int) -> None:
-    while size:
-        if not chunks or chunks[-1].bytes == slot_bytes:
-            chunks.append(Chunk())
-        chunk = chunks[-1]
-        part = min(size, slot_bytes - chunk.bytes, TASK_BYTES)
-        chunk.tasks.append((near, chunk.bytes, part))
-        if chunk.runs and chunk.runs[-1][0] + chunk.runs[-1][2] == far:
-            begin, offset, before = chunk.runs[-1]
-            chunk.runs[-1] = (begin, offset, before + part)
-        else:
-            chunk.runs.append((far, chunk.bytes, part))
-        chunk.bytes += part
-        near, far, size = near + part, far + part, size - part
 
 
 def _expected_s(table: SwapTable, direction: Direction, strategy: Strategy, pieces: int, total: int) -> float:

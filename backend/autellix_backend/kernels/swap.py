@@ -1,4 +1,4 @@
-"""Opening a swapper: the best that this machine and this installation have."""
+"""The choice of a swapper: the best that this machine and this installation have."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ CHOICES = ("auto", "cuda", "cpu", "python")
 def open_swapper(
     backend: str = "auto", options: SwapOptions | None = None, *, library: Path = LIBRARY_PATH
 ) -> Swapper:
-    """Open a swapper; `auto` takes CUDA where a device answers, else the CPU, else plain Python.
+    """Open a swapper; `auto` chooses CUDA where a device answers, else the CPU, else plain Python.
 
-    Its `backend` says which it became. A job for GPU memory needs `cuda`; the other two copy host memory.
+    A job for GPU memory needs `cuda`; the other two copy host memory.
 
     Raises:
-        SwapError: an option is out of its range, or the back end that is asked for is not to be had.
+        SwapError: an option is out of its range, or the requested back end is not available.
     """
     if backend not in CHOICES:
         raise SwapError(Code.CHOICE, "backend")
