@@ -1,4 +1,4 @@
-"""Makes the store that the settings ask for."""
+"""Creates the store that the settings describe."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def make_store(
     clock: Callable[[], float],
     on_fallback: Callable[[], None],
 ) -> ProgramStore:
-    """Build a store; nothing is opened yet.
+    """Create a store; nothing is opened yet.
 
     Args:
         settings: The tree of settings.
-        session_ttl_s: How long a session may be silent before it ends.
-        clock: The clock of the moments that the store is given.
-        on_fallback: Told of each operation that had to do without the shared table.
+        session_ttl_s: The time without a heartbeat after which a session ends.
+        clock: The clock of the times that the store receives.
+        on_fallback: Called for each operation that the gateway's copy alone answers.
 
     Raises:
-        SettingsError: if the client of the server is not installed.
+        SettingsError: if the client of Redis is not installed.
     """
     policy = make_policy(settings.scheduler.policy)
     program_idle_s = settings.gateway.program_idle_s
@@ -62,7 +62,7 @@ def _make_replicated(
         lease_s=store.lease_s,
         clock=TableClock(clock),
     )
-    # Heartbeats go to any gateway: that none came here does not mean that a client is gone.
+    # Heartbeats go to any gateway, so a session without one here may be alive.
     copy_ttl_s = max(session_ttl_s, program_idle_s)
     local = LocalCopy(policy, program_idle_s=program_idle_s, session_ttl_s=copy_ttl_s)
     return ReplicatedStore(shared, local, policy, on_fallback=on_fallback)

@@ -1,11 +1,10 @@
 """The process table of many gateways, in Redis or Valkey: one script per start of a call, one per end.
 
-Every gateway is the equal of the others and keeps nothing of its own here but a lease, which it renews with
-each round of its reaper. The running calls of a gateway without a lease are settled as `lost` by any other.
-What the policies' rules need of a program is added, or the greater is kept, inside the scripts; everything
-else about policies happens here. The scripts' first part lists the keys.
+All gateways are equal. Each holds a lease, which every round of its reaper renews; any other gateway settles
+the running calls of one without a lease as `lost`. The scripts add service or keep the greater, by the
+policy's rule; everything else about policies happens here. `scripts/common.lua` lists the keys.
 
-Moments come in on the gateway's own clock and are kept on Redis's, by a difference that each round measures.
+Times are converted from the gateway's clock to Redis's, by a difference that each round measures.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ from autellix_backend.stores.table_clock import TableClock
 LOST = "lost"
 """The outcome of a call whose gateway is gone."""
 MAX_REAPED = 500
-"""What one script of the reaper removes of a kind at most: Redis does nothing else meanwhile."""
+"""The most entries of a kind that one reaper script removes, as Redis does nothing else meanwhile."""
 MAX_VIEWS = 200
-"""Programs that one script reads."""
+"""The most programs that one script reads."""
 NO_EVENT = "0-0"
 
 
@@ -75,11 +74,11 @@ class RedisStore:
         self._own_ids: set[str] = set()
         self._last_event = NO_EVENT
         self.epoch = ""
-        """A word that says which table this is: another one after its data were lost."""
+        """The table's identity, which changes when its data are lost."""
         self._end_subscribers: list[Callable[[str], None]] = []
 
     async def open(self) -> None:
-        """Enter the table under an id of its own; again after an error, to take over what it held.
+        """Join the table under a new id; after an error, take over the calls of the previous id.
 
         Raises:
             StoreUnavailableError: if the table cannot be reached.
@@ -95,7 +94,7 @@ class RedisStore:
         self._own_ids.add(gateway)
 
     def disconnect(self, error: StoreUnavailableError) -> None:
-        """Drop the connection; whoever waits for an answer gets this error."""
+        """Drop the connection; pending operations raise this error."""
         self._link.reset(error)
 
     async def close(self) -> None:
@@ -110,11 +109,11 @@ class RedisStore:
             await self._link.close()
 
     def failure(self) -> str | None:
-        """Return nothing: this store raises instead."""
+        """Return None: this store raises instead."""
         return None
 
     async def begin(self, call: CallStart, now: float) -> Inherited:
-        """Enter a call; its program inherits to it."""
+        """Add a running call."""
         now_s = self.clock.shared(now)
         start: dict[str, Any] = {
             "program": call.program_id,
@@ -163,11 +162,11 @@ class RedisStore:
         return self._estimator.expect(name, attained_s, hint)
 
     async def settle(self, end: CallEnd, now: float) -> None:
-        """Charge a call to its program by the policy's rule."""
+        """Charge a running call to its program."""
         name = await self._settle(end, now, owner=self._gateway)
         if name is None:
             raise UnknownCallError(end.key)
-        # The cost of a class's calls is learned from those that end here, its programs' from all.
+        # A class's cost per call is learned from the calls settled here, its cost per program from all ends.
         self._estimator.observe_call(name, end.service_s, end.output_tokens or 0)
 
     async def open_session(self, session_id: str, now: float) -> bool:
@@ -179,23 +178,23 @@ class RedisStore:
         return await self._beat(session_id, now, "refresh")
 
     async def merge_session(self, session_id: str, now: float) -> None:
-        """Start a session, or refresh it unless it had a later heartbeat."""
+        """Start a session or refresh it, keeping a later heartbeat."""
         await self._beat(session_id, now, "merge")
 
     async def close_session(self, session_id: str, now: float) -> bool:  # noqa: ARG002
-        """End a session with the programs that it alone keeps."""
+        """End a session and the programs that it alone keeps."""
         was_there, gone = await self._link.run("close", self._gateway, session_id)
-        self._learn(gone)
+        self._publish_ends(gone)
         return bool(was_there)
 
     async def end_program(self, program_id: str, now: float) -> bool:  # noqa: ARG002
         """End a program."""
         was_there, gone = await self._link.run("end", self._gateway, program_id)
-        self._learn(gone)
+        self._publish_ends(gone)
         return bool(was_there)
 
     async def reap(self, now: float) -> Reaped:
-        """Remove what is stale and settle what is lost, renew the lease, and hear what others removed."""
+        """Remove stale entries, settle lost calls, renew the lease, and learn of ends at other gateways."""
         programs: list[str] = []
         sessions: list[str] = []
         is_full = True
@@ -206,11 +205,11 @@ class RedisStore:
         return Reaped(programs=tuple(programs), sessions=tuple(sessions))
 
     async def absorb(self, delta: dict[str, Any]) -> bool:
-        """Merge what happened to a program out of the table's sight; return whether the table has it now."""
+        """Merge a delta of a program; return whether the program is in the table afterwards."""
         answer = await self._link.run("absorb", self._gateway, msgspec.json.encode(delta))
         if answer == 0:
             return False
-        self._learn(answer)
+        self._publish_ends(answer)
         return not answer
 
     async def program(self, program_id: str) -> ProgramView | None:
@@ -243,9 +242,9 @@ class RedisStore:
         self._end_subscribers.append(on_end)
 
     async def _settle(self, end: CallEnd, now: float, *, owner: str) -> str | None:
-        """Settle a call of this gateway or of one that is gone; return its program's name.
+        """Settle a call of this gateway or of a lost one; return its program's name.
 
-        None means that no such call is running.
+        Return None if no such call is running.
         """
         ending = {
             **encode_charge(self._policy, end),
@@ -261,12 +260,12 @@ class RedisStore:
         if answer == 0:
             return None
         name, gone = answer
-        self._learn(gone)
+        self._publish_ends(gone)
         return str(name.decode())
 
     async def _beat(self, session_id: str, now: float, manner: str) -> bool:
-        moment = repr(self.clock.shared(now))
-        return bool(await self._link.run("beat", self._gateway, session_id, moment, manner))
+        time = repr(self.clock.shared(now))
+        return bool(await self._link.run("beat", self._gateway, session_id, time, manner))
 
     async def _reap_some(self, now: float) -> tuple[list[str], list[str], bool]:
         now_s, sent_s = self.clock.shared(now), self.clock.own_now()
@@ -279,22 +278,24 @@ class RedisStore:
         )
         server_time, sessions, ended, idle, gone, lost, news = answer
         self.clock.measured(server_time, sent_s, self.clock.own_now())
-        self._learn(gone)
+        self._publish_ends(gone)
         for gateway, key, program_id in lost:
             await self._settle(_lost_end(key, program_id), now, owner=gateway.decode())
-        self._hear(news)
+        self._publish_news(news)
         is_full = max(len(sessions), len(idle), len(lost), len(news)) >= MAX_REAPED
         return [name.decode() for name in (*ended, *idle)], [name.decode() for name in sessions], is_full
 
-    def _hear(self, news: Sequence[Any]) -> None:
-        """Learn from the ends of programs that other gateways brought about."""
+    def _publish_news(self, news: Sequence[Any]) -> None:
+        """Publish the ends of programs that other gateways brought about."""
         for event, flat in news:
             self._last_event = event.decode()
             event_of = dict(zip(flat[::2], flat[1::2], strict=True))
             if event_of[b"gateway"].decode() not in self._own_ids:
-                self._learn([[event_of[name] for name in (b"program", b"name", b"service", b"finished")]])
+                self._publish_ends(
+                    [[event_of[name] for name in (b"program", b"name", b"service", b"finished")]]
+                )
 
-    def _learn(self, gone: Sequence[Sequence[bytes]]) -> None:
+    def _publish_ends(self, gone: Sequence[Sequence[bytes]]) -> None:
         for program_id, name, service_s, finished in gone:
             if int(finished) and name:
                 self._estimator.observe_program(name.decode(), float(service_s))

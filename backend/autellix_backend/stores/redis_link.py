@@ -1,7 +1,7 @@
-"""One gateway's line to Redis: scripts in, answers out, and never a long wait.
+"""One gateway's connection to Redis, which runs scripts within a bounded time.
 
-All that waits goes as one pipeline over one connection, so that many calls at a time cost few packets. A line
-on which anything went wrong is dropped with all that waits on it; the next script opens another.
+Pending scripts are sent as one pipeline over one connection, so that many concurrent calls need few packets.
+After any error the connection is dropped with everything pending; the next script opens another.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Argument = str | bytes | int | float
 
 
 class NotMemberError(StoreUnavailableError):
-    """The table does not know this gateway: its lease ended, or the table was lost."""
+    """The gateway is not in the table: its lease ended, or the table was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script with the name that Redis knows it by."""
+    """A script with its name and its hash in Redis."""
 
     name: str
     text: str
@@ -43,14 +43,14 @@ class Script:
 
 @cache
 def load_script(name: str) -> Script:
-    """Read a script of this package, with what all of them share before it."""
+    """Read a script of this package, after the common part."""
     folder = resources.files("autellix_backend.stores") / "scripts"
     text = "\n".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", name))
     return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
+class _ScriptRun:
     script: Script
     arguments: tuple[Argument, ...]
     answer: asyncio.Future[Any]
@@ -60,17 +60,17 @@ class RedisLink:
     """Runs scripts on the table of one prefix."""
 
     def __init__(self, url: str, *, key_prefix: str, timeout_s: float) -> None:
-        """Note where Redis is; nothing is opened yet.
+        """Note the address; nothing is opened yet.
 
         Args:
-            url: Its address, `redis://…` or `rediss://…`.
-            key_prefix: What all keys begin with, in braces.
-            timeout_s: The longest wait for an answer, a connection included.
+            url: The address, `redis://…` or `rediss://…`.
+            key_prefix: The prefix of all keys, without its braces.
+            timeout_s: The longest wait for an answer, connecting included.
         """
         self.url = url
         self.tag = "{" + key_prefix + "}"
         self._timeout_s = timeout_s
-        self._waiting: deque[_Request] = deque()
+        self._waiting: deque[_ScriptRun] = deque()
         self._client: Redis | None = None
         self._worker: asyncio.Task[None] | None = None
         self._endings: set[asyncio.Task[None]] = set()
@@ -79,10 +79,10 @@ class RedisLink:
         """Run a script and return its answer.
 
         Raises:
-            StoreUnavailableError: if there is none in time; the script may have run all the same.
+            StoreUnavailableError: if it does not answer in time; the script may have run all the same.
             NotMemberError: if the script refused, because the gateway has no lease.
         """
-        request = _Request(load_script(name), arguments, asyncio.get_running_loop().create_future())
+        request = _ScriptRun(load_script(name), arguments, asyncio.get_running_loop().create_future())
         self._waiting.append(request)
         if self._worker is None:
             self._worker = asyncio.create_task(self._work())
@@ -95,7 +95,7 @@ class RedisLink:
             raise error from None
 
     def reset(self, error: StoreUnavailableError) -> None:
-        """Drop the connection; whatever waits for an answer gets this error."""
+        """Drop the connection; pending scripts raise this error."""
         waiting, self._waiting = self._waiting, deque()
         worker, self._worker = self._worker, None
         client, self._client = self._client, None
@@ -114,7 +114,7 @@ class RedisLink:
         await asyncio.gather(*self._endings)
 
     async def _work(self) -> None:
-        batch: list[_Request] = []
+        batch: list[_ScriptRun] = []
         try:
             while self._waiting:
                 batch = [self._waiting.popleft() for _ in range(min(MAX_PIPELINE, len(self._waiting)))]
@@ -130,14 +130,14 @@ class RedisLink:
                 _fail(request, error)
             self.reset(error)
 
-    async def _exchange(self, batch: Sequence[_Request]) -> None:
+    async def _exchange(self, batch: Sequence[_ScriptRun]) -> None:
         client = self._client = self._client or self._connect()
         answers = await self._execute(client, [("EVALSHA", one.script.sha, one) for one in batch])
         unknown = [
             one for one, answer in zip(batch, answers, strict=True) if isinstance(answer, NoScriptError)
         ]
         if unknown:
-            # Redis was started anew, or its scripts were flushed; this also loads them.
+            # Redis was restarted, or its scripts were flushed; this also loads them.
             loaded = iter(await self._execute(client, [("EVAL", one.script.text, one) for one in unknown]))
             answers = [next(loaded) if isinstance(answer, NoScriptError) else answer for answer in answers]
         for request, answer in zip(batch, answers, strict=True):
@@ -146,7 +146,7 @@ class RedisLink:
             elif not request.answer.done():
                 request.answer.set_result(answer)
 
-    async def _execute(self, client: Redis, commands: Sequence[tuple[str, str, _Request]]) -> list[Any]:
+    async def _execute(self, client: Redis, commands: Sequence[tuple[str, str, _ScriptRun]]) -> list[Any]:
         async with client.pipeline(transaction=False) as pipeline:
             for command, script, request in commands:
                 pipeline.execute_command(command, script, 1, self.tag, *request.arguments)
@@ -156,7 +156,7 @@ class RedisLink:
         return Redis.from_url(
             self.url,
             max_connections=1,
-            # A command that is repeated could count twice, and the time is bounded elsewhere.
+            # A repeated command could count twice, and the timeout is elsewhere.
             retry=Retry(NoBackoff(), 0),
             socket_timeout=None,
             socket_connect_timeout=self._timeout_s,
@@ -171,11 +171,11 @@ async def _close(client: Redis, worker: asyncio.Task[None] | None) -> None:
         await client.aclose()
         await client.connection_pool.disconnect()
     except (RedisError, OSError):
-        # It is gone already.
+        # It is closed already.
         return
 
 
-def _fail(request: _Request, error: StoreUnavailableError) -> None:
+def _fail(request: _ScriptRun, error: StoreUnavailableError) -> None:
     if not request.answer.done():
         request.answer.set_exception(error)
 

@@ -1,5 +1,5 @@
--- Takes in what happened to a program at a gateway that could not reach the table.
--- Returns 0 if the program ended meanwhile and stays so, else a list with what left of it, if it ends here.
+-- Merges the delta of a program from a gateway that could not reach the table.
+-- Returns 0 if the program ended meanwhile and stays ended, else a list with its removed entry if it ends here.
 -- ARGV: gateway, JSON {program, version, writer, is_known, base?, rule, services, wait_s, sums, path_ends_s,
 -- name?, flags, most_flags, sessions, entries, most_entries, running, settled, is_ended, created, event}
 if not is_member(ARGV[1]) then
@@ -14,18 +14,18 @@ if call('EXISTS', p) == 0 and has_ended then
   if next(delta.running) == nil then
     return 0
   end
-  -- Its calls run on, and it ends with them.
+  -- It ends with its calls, which are still running.
   is_gone = true
 end
 ensure(program, text(delta.created))
 local seen = 'seen:' .. delta.writer
--- An answer that got lost makes its gateway ask again.
+-- A gateway repeats a delta whose answer was lost.
 local is_repeated = number(call('HGET', p, seen)) >= delta.version
 if not is_repeated then
   call('HSET', p, seen, delta.version)
   if delta.base then
-    -- The table was lost. Each gateway's copy of a sum was right at some moment before: the greatest is the
-    -- latest. What came after adds up, so the difference to the last base is added.
+    -- The table was lost. Each gateway's copy of a sum was right at some time before: the greatest is the
+    -- latest. Later changes add up, so add the difference to the last base.
     for field, value in pairs(delta.base) do
       local old = number(call('HGET', p, 'base:' .. field))
       if value > old then
@@ -44,7 +44,7 @@ if not is_repeated then
     remember(program, entry, delta.most_entries)
   end
   for _, ending in ipairs(delta.settled) do
-    -- Begun before the gateway lost sight of the table. Where it is neither running nor lost, its end arrived,
+    -- Begun while the gateway could reach the table. If it is neither running nor lost, its end arrived,
     -- unless the table was lost.
     local was_lost = call('HDEL', key('l', program), ending.key) == 1
     local was_running = call('HDEL', r, ending.key) == 1
@@ -71,7 +71,7 @@ for _, session in ipairs(delta.sessions) do
   end
 end
 is_forsaken = is_forsaken and call('EXISTS', key('ps', program)) == 0
--- What it runs here is what it says that it runs.
+-- Remove the gateway's running calls that the delta does not list.
 for _, id in ipairs(call('HKEYS', r)) do
   if not delta.running[id] and call('HDEL', key('g', gateway), id) == 1 then
     call('HDEL', r, id)

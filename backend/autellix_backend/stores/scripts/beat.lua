@@ -1,4 +1,4 @@
--- A heartbeat of a session. Returns whether it was known. ARGV: gateway, session, moment, then `open` to
+-- Records a heartbeat of a session. Returns whether it existed. ARGV: gateway, session, time, then `open` to
 -- start it, `merge` to start it and keep a later heartbeat, or `refresh` to do nothing if it is unknown.
 if not is_member(ARGV[1]) then
   return redis.error_reply(NOT_MEMBER)

@@ -1,4 +1,4 @@
--- A call starts. Returns 0 if its key runs already, else what its program passes on.
+-- Starts a call. Returns 0 if its key is running already, else the values that it inherits from its program.
 -- ARGV: gateway, JSON {program, key, now, start, session?, name?, flags, most_flags, intercepted_s,
 -- interceptions?, hint?, parents?}
 if not is_member(ARGV[1]) then

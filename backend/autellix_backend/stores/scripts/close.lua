@@ -1,4 +1,4 @@
--- A session ends. Returns whether there was anything, and what left. ARGV: gateway, session
+-- Ends a session. Returns whether it existed, and the removed entries. ARGV: gateway, session
 if not is_member(ARGV[1]) then
   return redis.error_reply(NOT_MEMBER)
 end

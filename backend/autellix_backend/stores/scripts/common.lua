@@ -1,25 +1,25 @@
--- What the scripts share; it is put before each of them.
+-- The common part, which precedes each script.
 --
 -- KEYS[1] is the table's hash tag, `{prefix}`. All keys begin with it, so that they lie in one slot of a
 -- cluster, and a script may change several of them at once:
---   epoch                 a word that says which table this is; another one after the table was lost
---   gateways              sorted set: gateway -> when its lease ends
---   gone                  set: gateways whose lease ended, until their calls are settled
+--   epoch                 the table's identity, which changes when the table is lost
+--   gateways              sorted set: gateway -> end of its lease
+--   gone                  set: gateways whose lease ended and whose calls are not settled yet
 --   programs              sorted set: program -> number of its arrival
 --   active, idle          sorted sets: programs with running calls -> number; without -> last event
 --   sessions              sorted set: session -> last heartbeat
---   ends                  stream of the programs that left, the last ones
---   ended                 sorted set: program -> when it left, or was ended without being here; the last ones
---   closed                sorted set: session -> when it was closed; the last ones
---   p:<program>           hash: everything that is one value
+--   ends                  stream of the latest ends of programs
+--   ended                 sorted set: program -> time of its end, even if it was not here; the latest ones
+--   closed                sorted set: session -> time of its end; the latest ones
+--   p:<program>           hash: its single values
 --   r:<program>           hash: running call -> order and start
---   l:<program>           hash: calls that were given up with their gateway
+--   l:<program>           hash: calls that were lost with their gateway
 --   h:<program>           list: finished calls
 --   e:<program>           hash: call -> end of its path, for policies that read parents
 --   ps:<program>          sorted set: sessions that keep it
 --   sp:<session>          sorted set: programs that it keeps
 --   g:<gateway>           hash: running call -> program
--- Times are seconds of the table's clock. Numbers go as text with 17 digits: Lua's own text has 14.
+-- Times are seconds of the table's clock. Numbers are stored as text with 17 digits: Lua prints 14.
 local call = redis.call
 local tag = KEYS[1]
 
@@ -32,7 +32,7 @@ local SESSIONS, ENDS = tag .. ':sessions', tag .. ':ends'
 local ENDED, CLOSED = tag .. ':ended', tag .. ':closed'
 local GATEWAYS, GONE = tag .. ':gateways', tag .. ':gone'
 local KEPT_ENDS = 10000
--- By how much a busy gateway may be wrong about the time here.
+-- The greatest error of a busy gateway about the time here.
 local CLOCK_ERROR_S = 1
 
 local function text(number)
@@ -47,8 +47,7 @@ local function is_member(gateway)
   return call('ZSCORE', GATEWAYS, gateway)
 end
 
--- Every script refuses a gateway without a lease: it may not know what was decided without it, or that the
--- table is another one.
+-- Every script rejects a gateway without a lease: it may have missed decisions, or that the table was lost.
 local NOT_MEMBER = 'NOTMEMBER the gateway has no lease'
 
 -- The rules of the policies: `add` for sums, `max` for paths.
@@ -67,7 +66,7 @@ local function next_number()
   return call('INCR', tag .. ':numbers')
 end
 
--- Make a program's entry if there is none.
+-- Create a program's entry if there is none.
 local function ensure(program, now)
   local p = key('p', program)
   if call('HSETNX', p, 'created', now) == 1 then
@@ -79,7 +78,7 @@ local function ensure(program, now)
   return p
 end
 
--- Put a program among the active or the idle ones, as its running calls say.
+-- Move a program to the active or idle ones, depending on its running calls.
 local function place(program, now)
   if call('EXISTS', key('r', program)) == 1 then
     call('ZREM', IDLE, program)
@@ -110,7 +109,7 @@ local function add_flags(p, flags, most)
   for _, flag in ipairs(known) do
     has[flag] = true
   end
-  -- As many of them are looked at as there is room, known ones too.
+  -- The first flags that fit are considered, known ones included.
   for index = 1, math.min(#flags, most - #known) do
     if not has[flags[index]] then
       has[flags[index]] = true
@@ -127,7 +126,7 @@ local function remember(program, entry, most)
   call('LTRIM', key('h', program), -most, -1)
 end
 
--- Charge a call that ended to its program. ending: services, wait_s, sums, path_id?, path_end_s
+-- Charge a finished call to its program. ending: services, wait_s, sums, path_id?, path_end_s
 local function charge(program, rule, ending)
   local p = key('p', program)
   local service = number(call('HGET', p, 'service_s'))
@@ -144,21 +143,20 @@ local function charge(program, rule, ending)
   end
 end
 
--- Remember that a program ended or a session was closed, for gateways that come back later and had it out of
--- the table's sight.
+-- Record the end of a program or session for gateways that reconnect later.
 local function note_end(ends, id)
   local now = call('TIME')
   call('ZADD', ends, text(now[1] + now[2] / 1e6), id)
   call('ZREMRANGEBYRANK', ends, 0, -KEPT_ENDS - 1)
 end
 
--- Say whether that was after a moment that a gateway tells.
+-- Return whether it ended after a gateway's time.
 local function ended_since(ends, id, moment)
   local ended = call('ZSCORE', ends, id)
   return ended and number(ended) >= moment - CLOCK_ERROR_S
 end
 
--- Remove a program; return what its class learns from it.
+-- Remove a program; return the values that its class learns from.
 local function drop(program, gateway)
   local known = call('HMGET', key('p', program), 'name', 'total_service_s', 'finished')
   for _, session in ipairs(call('ZRANGE', key('ps', program), 0, -1)) do
@@ -177,7 +175,7 @@ local function drop(program, gateway)
   return gone
 end
 
--- End a program, at once or with its last running call; return whether there was one, and what left.
+-- End a program, at once or with its last running call; return whether it existed, and its removed entry.
 local function finish(program, gateway)
   local p = key('p', program)
   if call('EXISTS', p) == 0 then
@@ -190,7 +188,7 @@ local function finish(program, gateway)
   return true, drop(program, gateway)
 end
 
--- Close a session; put the programs that ended into `ended`, and what left into `gone`.
+-- End a session; append the programs that ended to `ended` and the removed entries to `gone`.
 local function close(session, gateway, ended, gone)
   local was_open = call('ZREM', SESSIONS, session) == 1
   note_end(CLOSED, session)

@@ -1,4 +1,4 @@
--- A program ends. Returns whether there was one, and what left. ARGV: gateway, program
+-- Ends a program. Returns whether it existed, and its removed entry. ARGV: gateway, program
 if not is_member(ARGV[1]) then
   return redis.error_reply(NOT_MEMBER)
 end

@@ -1,6 +1,6 @@
--- A gateway enters under an id that it has not used before, and takes over what it held under its last one;
--- what it sent under that one and has not arrived yet will be refused. Returns the table's epoch, and the last
--- entry of the stream of ends. ARGV: last id or nothing, id, lease's end, epoch of a table that is empty
+-- A gateway joins under a new id and takes over the calls of its previous one, whose late commands will be
+-- rejected. Returns the table's epoch and the last entry of the stream of ends. ARGV: previous id or nothing,
+-- id, lease's end, epoch for an empty table
 local old, new = ARGV[1], ARGV[2]
 if call('SETNX', tag .. ':epoch', ARGV[4]) == 1 then
   old = ''

@@ -1,4 +1,4 @@
--- A gateway without running calls leaves; one with some is left to its lease. ARGV: gateway
+-- Removes a gateway without running calls; the lease removes any other. ARGV: gateway
 if call('EXISTS', key('g', ARGV[1])) == 0 then
   call('ZREM', GATEWAYS, ARGV[1])
 end

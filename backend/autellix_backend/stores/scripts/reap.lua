@@ -1,8 +1,8 @@
 -- A round of the reaper, at most `most` things of a kind; it renews the gateway's lease.
 -- ARGV: gateway, now, lease's end, last heartbeat of a silent session, last event of an idle program, most,
 -- last entry of the stream of ends that the gateway has seen
--- Returns the time here, silent sessions, programs that ended with them, idle programs, what left, the running
--- calls of gateways without a lease ({gateway, call, program}), and the ends that others brought about.
+-- Returns the time here, lost sessions, programs that ended with them, idle programs, removed entries, the
+-- running calls of gateways without a lease ({gateway, call, program}), and new entries of the stream of ends.
 if not is_member(ARGV[1]) then
   return redis.error_reply(NOT_MEMBER)
 end

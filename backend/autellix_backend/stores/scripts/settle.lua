@@ -1,4 +1,4 @@
--- A call ends. Returns 0 if it does not run, else its program's name, and what left if the program has ended.
+-- Ends a call. Returns 0 if it is not running, else its program's name and, if that has ended, its removed entry.
 -- ARGV: gateway, the gateway that runs it, JSON {program, key, now, entry, most_entries, rule, services, wait_s,
 -- sums, is_final, is_lost, path_end_s?}
 if not is_member(ARGV[1]) then
@@ -16,7 +16,7 @@ call('HDEL', key('g', ARGV[2]), ending.key)
 if ending.is_lost then
   call('HSET', key('l', program), ending.key, 1)
 end
--- The order of its start, which comes first, has no meaning in the history.
+-- The history does not keep the order of its start, which comes first.
 local start = string.sub(running, string.find(running, '\n', 1, true) + 1)
 remember(program, start .. '\n' .. now .. '\n' .. ending.entry, ending.most_entries)
 if ending.path_end_s then
