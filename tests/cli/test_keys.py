@@ -13,7 +13,7 @@ from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.settings import TenantLimits
 
 
-def test_a_new_key_opens_the_door_once_its_lines_are_in_the_file(
+def test_a_new_key_authenticates_once_its_lines_are_in_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is printed is a key and, word for word, what the file needs."""
@@ -25,7 +25,7 @@ def test_a_new_key_opens_the_door_once_its_lines_are_in_the_file(
 
     tenants = Tenants(read_tenants(path, TenantLimits()))
 
-    assert tenants.admit({"x-api-key": key}).name == "research"
+    assert tenants.authenticate({"x-api-key": key}).name == "research"
     assert key not in path.read_text()
 
 

@@ -83,7 +83,7 @@ async def serve(settings: Settings) -> int:
             ready_line = _ready_line(settings, engines, listener)
             server = _Server(_server_config(app), ready_line, app, settings.gateway.shutdown_grace_s)
             # Without a tenants file SIGHUP ends the process, as it does when a terminal closes.
-            reloads = () if tenants.is_open else (signal.SIGHUP,)
+            reloads = (signal.SIGHUP,) if tenants.has_keys else ()
             with server.signals_end(), _on_signals(lambda: _reload(tenants), *reloads):
                 await server.serve(sockets=[listener])
             if server.is_cut_short:

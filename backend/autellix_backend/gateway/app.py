@@ -61,7 +61,7 @@ def create_app(
         title="Autellix", openapi_url=None, lifespan=partial(_lifespan, parts), redirect_slashes=False
     )
     install_error_handlers(app)
-    if not parts.tenants.is_open:
+    if parts.tenants.has_keys:
         on_refusal = parts.metrics.refusals.labels("", InvalidKeyError.code).inc
         app.add_middleware(Authentication, tenants=parts.tenants, on_refusal=on_refusal)
     app.router.routes.extend(_engine_routes(parts))

@@ -159,7 +159,7 @@ def _make_handle(
             settings.gateway,
             metrics.retries.labels(engine.name).inc,
             api_key=settings.engine.api_key,
-            hides_keys=not tenants.is_open,
+            hides_keys=tenants.has_keys,
             session_header=settings.engine.session_header,
         ),
         telemetry=EngineTelemetry(clock),
@@ -243,7 +243,7 @@ def _make_recorder(
 def _make_limiter(
     settings: Settings, tenants: Tenants, metrics: GatewayMetrics, clock: Callable[[], float]
 ) -> Limiter | None:
-    if tenants.is_open and settings.limits == TenantLimits():
+    if not tenants.has_keys and settings.limits == TenantLimits():
         return None
     return Limiter(
         epoch_s=time.time() - clock(),

@@ -6,7 +6,7 @@ from autellix_backend.settings.base import (
     client_environment,
     default_cache_dir,
 )
-from autellix_backend.settings.fields import HTTP_URL, RawValue, Setting, convert
+from autellix_backend.settings.fields import HTTP_URL, RawValue, Rule, Setting, convert
 from autellix_backend.settings.load import (
     Layer,
     all_settings,
@@ -42,6 +42,7 @@ __all__ = [
     "ObserveSettings",
     "RawValue",
     "RaySettings",
+    "Rule",
     "Setting",
     "Settings",
     "SettingsError",

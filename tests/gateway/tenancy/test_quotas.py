@@ -18,11 +18,11 @@ from autellix_backend.gateway.calls.body import parse_body
 from autellix_backend.gateway.calls.body_limits import bounded
 from autellix_backend.gateway.calls.dialects import BY_PATH
 from autellix_backend.gateway.errors import BodyTooLargeError, InvalidRequestError, LimitError
-from autellix_backend.gateway.tenancy.limiter import Limiter, Permit
+from autellix_backend.gateway.tenancy.limiter import Limiter, Reservation
 from autellix_backend.gateway.tenancy.quotas import (
     DAY_S,
-    ProgramUse,
-    TenantUse,
+    ProgramUsage,
+    TenantUsage,
     capacity,
     duration_text,
     full_bucket,
@@ -47,14 +47,16 @@ def make_limiter(refusals: list[tuple[str, str]] | None = None) -> Limiter:
     return Limiter(epoch_s=0.0, on_refusal=lambda *refused: noted.append(refused))
 
 
-def admit(limiter: Limiter, tenant: Tenant, program: str = "p", now: float = 0.0, size: int = 1) -> Permit:
-    permit = limiter.admit(tenant, f"call-{next(KEYS)}", program, size, now)
-    assert permit is not None
-    return permit
+def admit(
+    limiter: Limiter, tenant: Tenant, program: str = "p", now: float = 0.0, size: int = 1
+) -> Reservation:
+    reservation = limiter.admit(tenant, f"call-{next(KEYS)}", program, size, now)
+    assert reservation is not None
+    return reservation
 
 
-def charge(limiter: Limiter, permit: Permit, now: float = 0.0, **changes: Any) -> None:
-    limiter.charge(permit, now, **{"tokens": 0, "service_s": 0.0, **changes})
+def charge(limiter: Limiter, reservation: Reservation, now: float = 0.0, **changes: Any) -> None:
+    limiter.charge(reservation, now, **{"tokens": 0, "service_s": 0.0, **changes})
 
 
 @UNTIMED
@@ -91,11 +93,11 @@ def test_tokens_pass_up_to_the_bucket_its_filling_and_one_call(
     for step_s, tokens in calls:
         now += step_s
         try:
-            permit = admit(limiter, tenant, now=now)
+            reservation = admit(limiter, tenant, now=now)
         except LimitError as error:
             assert float(error.headers["retry-after-ms"]) > 0
             continue
-        charge(limiter, permit, now, tokens=tokens)
+        charge(limiter, reservation, now, tokens=tokens)
         total += tokens
         assert total - tokens <= per_minute + per_minute * now / 60 + 1e-6
 
@@ -133,19 +135,19 @@ def test_each_limit_refuses_at_its_bound_and_not_below(
     code: str,
     retry_after_s: float | None,
 ) -> None:
-    used = None if program is None else ProgramUse(**program)
-    reason = refusal(TenantLimits(**limit), TenantUse(**tenant), used, 10)
+    used = None if program is None else ProgramUsage(**program)
+    reason = refusal(TenantLimits(**limit), TenantUsage(**tenant), used, 10)
     assert reason is not None
     assert (reason.code, reason.retry_after_s, reason.limit) == (code, retry_after_s, next(iter(limit)))
     assert reason.should_retry == (retry_after_s is not None and retry_after_s <= 60)
     looser = {name: value + 1 for name, value in limit.items()}
-    assert refusal(TenantLimits(**looser), TenantUse(**tenant), used, 10) is None
-    assert refusal(TenantLimits(), TenantUse(**tenant), used, 10) is None
+    assert refusal(TenantLimits(**looser), TenantUsage(**tenant), used, 10) is None
+    assert refusal(TenantLimits(), TenantUsage(**tenant), used, 10) is None
 
 
 def test_a_program_that_is_there_needs_no_further_place() -> None:
-    full = TenantUse(programs=2)
-    assert refusal(TenantLimits(max_programs=2), full, ProgramUse(), 0) is None
+    full = TenantUsage(programs=2)
+    assert refusal(TenantLimits(max_programs=2), full, ProgramUsage(), 0) is None
 
 
 def test_a_call_that_no_engine_took_is_given_back() -> None:
@@ -153,7 +155,7 @@ def test_a_call_that_no_engine_took_is_given_back() -> None:
     limiter, tenant = make_limiter(), Tenant(limits=limits)
     charge(limiter, admit(limiter, tenant), is_refunded=True)
     charge(limiter, admit(limiter, tenant))
-    with pytest.raises(LimitError, match="program has used its budget"):
+    with pytest.raises(LimitError, match="program has used up its budget"):
         admit(limiter, tenant)
     with pytest.raises(LimitError, match="rate of 1 requests per minute"):
         admit(limiter, tenant, "other")
@@ -161,9 +163,9 @@ def test_a_call_that_no_engine_took_is_given_back() -> None:
 
 def test_what_is_given_back_never_overfills_the_bucket() -> None:
     limiter, tenant = make_limiter(), Tenant(limits=TenantLimits(requests_per_minute=2))
-    permit = admit(limiter, tenant)
+    reservation = admit(limiter, tenant)
     # The bucket is full again by now.
-    charge(limiter, permit, 3600.0, is_refunded=True)
+    charge(limiter, reservation, 3600.0, is_refunded=True)
     for _ in range(2):
         charge(limiter, admit(limiter, tenant, now=3600.0), 3600.0)
     with pytest.raises(LimitError):
@@ -239,19 +241,19 @@ class LimiterBesideStore(RuleBasedStateMachine):
         self.tenant = Tenant(limits=TenantLimits(max_calls=1000))
         self.store = MemoryStore(make_policy("plas"), program_idle_s=10.0, session_ttl_s=1e9)
         self.store.subscribe(self.limiter.on_program_ended)
-        self.running: list[tuple[Any, Permit]] = []
+        self.running: list[tuple[Any, Reservation]] = []
 
     @rule(program=ids, session=sessions)
     def begin(self, program: str, session: str | None) -> None:
-        permit = admit(self.limiter, self.tenant, program, self.now, 3)
+        reservation = admit(self.limiter, self.tenant, program, self.now, 3)
         start = CallStart(
-            key=f"{self.now}-{len(self.running)}-{id(permit)}",
+            key=f"{self.now}-{len(self.running)}-{id(reservation)}",
             call_id="c",
             program_id=program,
             session_id=session,
         )
         asyncio.run(self.store.begin(start, self.now))
-        self.running.append((start, permit))
+        self.running.append((start, reservation))
 
     @rule(program=ids)
     def begin_in_vain(self, program: str) -> None:
@@ -265,8 +267,8 @@ class LimiterBesideStore(RuleBasedStateMachine):
         self.settle_one(number, is_final=is_final, is_refunded=is_refunded)
 
     def settle_one(self, number: int, *, is_final: bool, is_refunded: bool) -> None:
-        start, permit = self.running.pop(number)
-        charge(self.limiter, permit, self.now, tokens=5, is_refunded=is_refunded)
+        start, reservation = self.running.pop(number)
+        charge(self.limiter, reservation, self.now, tokens=5, is_refunded=is_refunded)
         end = CallEnd(
             key=start.key,
             program_id=start.program_id,

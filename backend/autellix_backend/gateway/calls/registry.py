@@ -27,7 +27,7 @@ from autellix_backend.gateway.calls.open_call import (
 from autellix_backend.gateway.calls.receipt import Receipt
 from autellix_backend.gateway.engines.queue import QueuedCall
 from autellix_backend.gateway.lifecycle import CallBegan, Lifecycle, Outcome, Usage
-from autellix_backend.gateway.tenancy.limiter import Limiter, Permit
+from autellix_backend.gateway.tenancy.limiter import Limiter, Reservation
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.stores.base import Inherited, ProgramStore
 
@@ -95,18 +95,18 @@ class CallRegistry:
         """
         now = self._clock()
         key = self._new_key(request.identity.call)
-        permit = None
+        reservation = None
         if self._limiter is not None:
-            permit = self._limiter.admit(
+            reservation = self._limiter.admit(
                 request.tenant, key, request.identity.program, request.body_bytes, now
             )
         try:
             inherited = await self._store.begin(request.start(key), now)
         except BaseException:
-            if self._limiter is not None and permit is not None:
-                self._limiter.cancel(permit, now)
+            if self._limiter is not None and reservation is not None:
+                self._limiter.cancel(reservation, now)
             raise
-        call = self._open_call(key, request, inherited, permit, now)
+        call = self._open_call(key, request, inherited, reservation, now)
         self._open[key] = call
         self._is_idle.clear()
         self._lifecycle.on_call_began(call.began)
@@ -190,7 +190,12 @@ class CallRegistry:
         return receipt
 
     def _open_call(
-        self, key: str, request: CallRequest, inherited: Inherited, permit: Permit | None, now: float
+        self,
+        key: str,
+        request: CallRequest,
+        inherited: Inherited,
+        reservation: Reservation | None,
+        now: float,
     ) -> OpenCall:
         identity = request.identity
         entry_service_s = self._policy.inherit(inherited.service_s)
@@ -210,7 +215,7 @@ class CallRegistry:
             began=began,
             inherited=inherited,
             queued=QueuedCall(make_arrival(key, request, inherited)),
-            rate_headers={} if permit is None else permit.headers,
+            rate_headers={} if reservation is None else reservation.headers,
             engine=request.engine,
             engine_key=key,
         )

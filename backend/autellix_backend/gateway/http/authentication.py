@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from autellix_backend.gateway.errors import InvalidKeyError
 from autellix_backend.gateway.http.errors import error_response
 from autellix_backend.gateway.http.requests import read_headers
-from autellix_backend.gateway.tenancy.tenants import Tenants, mark
+from autellix_backend.gateway.tenancy.tenants import Tenants, set_tenant
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """Paths that load balancers ask without a key."""
@@ -27,7 +27,7 @@ class Authentication:
         """Pass one request on with its tenant, or answer it with 401."""
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             try:
-                mark(scope, self._tenants.admit(read_headers(scope)))
+                set_tenant(scope, self._tenants.authenticate(read_headers(scope)))
             except InvalidKeyError as error:
                 self._on_refusal()
                 await error_response(error, scope["path"])(scope, receive, send)

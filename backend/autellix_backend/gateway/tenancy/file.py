@@ -1,69 +1,63 @@
-"""The tenants file: TOML with one `[[tenant]]` for each, read whole or refused with the place named."""
+"""The tenants file: TOML with one `[[tenant]]` per tenant; any error names its place."""
 
 from __future__ import annotations
 
 import re
-import tomllib
 import typing
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from autellix_backend.gateway.tenancy.tenants import DIGEST_PREFIX, KeyHolder, Tenant, Tenants
-from autellix_backend.settings import RawValue, Settings, SettingsError, TenantLimits, convert
+from autellix_backend.gateway.tenancy.tenants import DIGEST_PREFIX, Tenant, Tenants
+from autellix_backend.settings import (
+    RawValue,
+    Rule,
+    Settings,
+    SettingsError,
+    TenantLimits,
+    convert,
+    read_toml,
+)
 
 UNLIMITED = "none"
-"""What a limit says to lift a default of the settings."""
+"""The value of a limit that lifts a default of the settings."""
 MAX_WEIGHT = 1000.0
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
 _KEY = re.compile(re.escape(DIGEST_PREFIX) + r"([0-9a-f]{64})")
+_WEIGHT = Rule(f"a number above 0, up to {MAX_WEIGHT:g}", lambda weight: 0 < weight <= MAX_WEIGHT)
 _FIELDS = ("name", "weight", "admin", "keys", "limits")
 _LIMITS = typing.get_type_hints(TenantLimits)
+del _LIMITS["section"]
 
 
 def load_tenants(settings: Settings) -> Tenants:
-    """Return the tenants of the settings' file, or an open door if there is none.
+    """Return the tenants of the settings' file; without one, a single tenant and no authentication.
 
     Raises:
         SettingsError: naming file, tenant and field.
     """
     path = settings.gateway.tenants_file
     if path is None:
-        return Tenants(open_tenant=Tenant(is_admin=True, limits=settings.limits))
+        return Tenants(only_tenant=Tenant(is_admin=True, limits=settings.limits))
     return Tenants(read_tenants(path, settings.limits), read=lambda: read_tenants(path, settings.limits))
 
 
-def read_tenants(path: Path, defaults: TenantLimits) -> tuple[KeyHolder, ...]:
-    """Read the file; raises as load_tenants() does."""
+def read_tenants(path: Path, defaults: TenantLimits) -> dict[bytes, Tenant]:
+    """Return the file's tenants by the digests of their keys; raises as load_tenants() does."""
+    document = read_toml(path, "gateway.tenants_file")
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError("gateway.tenants_file", f"cannot read {path}: {error}") from error
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise SettingsError("gateway.tenants_file", f"{path} is not TOML: {error}") from error
-    try:
-        return _holders(document, defaults)
+        return _tenants_by_key(document, defaults)
     except SettingsError as error:
         raise SettingsError(error.field, error.problem, error.expected, str(path)) from error
-
-
-def _holders(document: Mapping[str, object], defaults: TenantLimits) -> tuple[KeyHolder, ...]:
-    tables = document.get("tenant")
-    if not (isinstance(tables, list) and tables and all(isinstance(table, dict) for table in tables)):
-        raise SettingsError("tenant", "is missing or no list of tables", "one [[tenant]] or more")
-    if unknown := sorted(document.keys() - {"tenant"}):
-        raise SettingsError(unknown[0], "is unknown", "[[tenant]] tables only")
-    holders = tuple(_holder(table, number, defaults) for number, table in enumerate(tables, 1))
-    _check_distinct(holders)
-    return holders
 
 
 def check_name(name: object, field_name: str) -> str:
     """Return a tenant's name.
 
     Raises:
-        SettingsError: if it is none.
+        SettingsError: if it is not a valid name.
     """
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
         problem = "is missing" if name is None else f"is {name!r}"
@@ -71,32 +65,37 @@ def check_name(name: object, field_name: str) -> str:
     return name
 
 
-def _holder(table: Mapping[str, object], number: int, defaults: TenantLimits) -> KeyHolder:
+def _tenants_by_key(document: Mapping[str, object], defaults: TenantLimits) -> dict[bytes, Tenant]:
+    tables = document.get("tenant")
+    if not (isinstance(tables, list) and tables and all(isinstance(table, dict) for table in tables)):
+        raise SettingsError("tenant", "is missing or not a list of tables", "one [[tenant]] or more")
+    if unknown := sorted(document.keys() - {"tenant"}):
+        raise SettingsError(unknown[0], "is unknown", "[[tenant]] tables only")
+    names: set[str] = set()
+    owners: dict[bytes, Tenant] = {}
+    for number, table in enumerate(tables, 1):
+        tenant = _tenant(table, number, defaults)
+        where = f'tenant "{tenant.name}"'
+        if tenant.name in names:
+            raise SettingsError(f"{where}: name", "is there twice", "each name once")
+        names.add(tenant.name)
+        for digest in _digests(table, where):
+            owner = owners.setdefault(digest, tenant)
+            if owner is not tenant:
+                problem = f'holds a key that tenant "{owner.name}" has too'
+                raise SettingsError(f"{where}: keys", problem, "keys of its own")
+    return owners
+
+
+def _tenant(table: Mapping[str, object], number: int, defaults: TenantLimits) -> Tenant:
     name = check_name(table.get("name"), f"tenant {number}: name")
     where = f'tenant "{name}"'
     if unknown := [key for key in table if key not in _FIELDS]:
         raise SettingsError(f"{where}: {unknown[0]}", "is unknown", f"one of {', '.join(_FIELDS)}")
-    tenant = Tenant(
-        name=name,
-        weight=_weight(table, where),
-        is_admin=_is_admin(table, where),
-        limits=_limits(table, where, defaults),
-    )
-    return KeyHolder(tenant, _digests(table, where))
-
-
-def _weight(table: Mapping[str, object], where: str) -> float:
-    weight = table.get("weight", 1.0)
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= MAX_WEIGHT:
-        raise SettingsError(f"{where}: weight", f"is {weight!r}", f"a number above 0, up to {MAX_WEIGHT:g}")
-    return float(weight)
-
-
-def _is_admin(table: Mapping[str, object], where: str) -> bool:
-    is_admin = table.get("admin", False)
-    if not isinstance(is_admin, bool):
-        raise SettingsError(f"{where}: admin", f"is {is_admin!r}", "true or false")
-    return is_admin
+    weight: Any = convert(f"{where}: weight", RawValue(table.get("weight", 1.0), ""), float)
+    _WEIGHT.check(f"{where}: weight", weight)
+    is_admin: Any = convert(f"{where}: admin", RawValue(table.get("admin", False), ""), bool)
+    return Tenant(name=name, weight=weight, is_admin=is_admin, limits=_limits(table, where, defaults))
 
 
 def _digests(table: Mapping[str, object], where: str) -> tuple[bytes, ...]:
@@ -108,8 +107,8 @@ def _digests(table: Mapping[str, object], where: str) -> tuple[bytes, ...]:
     for number, key in enumerate(keys, 1):
         match = _KEY.fullmatch(key) if isinstance(key, str) else None
         if match is None:
-            # Its value is not shown: it may be a key in the clear, put there by mistake.
-            raise SettingsError(f"{where}: keys", f"number {number} is no digest of a key", expected)
+            # The value is not shown: it may be a key in clear text, entered by mistake.
+            raise SettingsError(f"{where}: keys", f"number {number} is not the digest of a key", expected)
         digests.append(bytes.fromhex(match[1]))
     return tuple(digests)
 
@@ -133,18 +132,3 @@ def _limits(table: Mapping[str, object], where: str, defaults: TenantLimits) -> 
         return replace(defaults, **values)  # type: ignore[arg-type]
     except SettingsError as error:
         raise SettingsError(f"{where}: {error.field}", error.problem, error.expected) from error
-
-
-def _check_distinct(holders: tuple[KeyHolder, ...]) -> None:
-    names: set[str] = set()
-    owners: dict[bytes, str] = {}
-    for holder in holders:
-        name = holder.tenant.name
-        if name in names:
-            raise SettingsError(f'tenant "{name}": name', "is there twice", "each name once")
-        names.add(name)
-        for digest in holder.digests:
-            owner = owners.setdefault(digest, name)
-            if owner != name:
-                problem = f'holds a key that tenant "{owner}" has too'
-                raise SettingsError(f'tenant "{name}": keys', problem, "keys of its own")

@@ -1,9 +1,9 @@
-"""What limits allow: buckets, budgets and caps as arithmetic over plain values, with time as an argument.
+"""Rate limits, budgets and caps as arithmetic over plain values; time is an argument.
 
-A rate is a bucket that holds what one minute allows and is filled evenly, so that over any time t no more
-than the bucket and t's share pass. Tokens are known only when a call has ended: it is admitted while the
-bucket is not in debt, and charged with what it took, which may leave a debt to wait for. Budgets and caps
-are compared with what is used already.
+A rate limit is a bucket that holds one minute's worth and is refilled evenly, so over any time t at most the
+bucket and t's share pass. Tokens are known only when a call has ended: a call is admitted while the bucket is
+not in debt, and its charge may leave a debt that later calls wait for. Budgets and caps are compared with the
+usage so far.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from autellix_backend.settings import TenantLimits
 MINUTE_S = 60.0
 DAY_S = 86400.0
 SOON_S = 1.0
-"""When to come back for a place among the calls or programs: nobody knows when one will be free."""
+"""The retry time at a cap: when a call or program will end is unknown."""
 PATIENCE_S = 60.0
-"""The longest wait that OpenAI's clients obey; they make no second attempt where it would be longer."""
+"""The longest wait that OpenAI's clients obey; they do not retry after a longer one."""
 
 DUST_S = 1e-6
-"""What the arithmetic of floats may be off; who waited as told must not be refused for it."""
+"""Rounding error of floats; a client that waited as told must not be refused for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """What a rate has left at a moment; below zero it is in debt."""
+    """The level of a rate limit at a moment; below zero it is in debt."""
 
     level: float
     at_s: float
@@ -37,7 +37,7 @@ class Bucket:
         return Bucket(min(level, capacity(per_minute)), now)
 
     def less(self, amount: float) -> Bucket:
-        """Return the bucket without an amount; with it again, if that is negative."""
+        """Return the bucket minus an amount, which may be negative."""
         return replace(self, level=self.level - amount)
 
     def wait_s(self, amount: float, per_minute: float) -> float:
@@ -46,32 +46,34 @@ class Bucket:
 
 
 def capacity(per_minute: float) -> float:
-    """Return what a bucket holds at most: a minute's worth, and one request at least."""
+    """Return the size of a bucket: a minute's worth, and at least one request."""
     return max(1.0, per_minute)
 
 
 def full_bucket(per_minute: float, now: float) -> Bucket:
-    """Return the bucket of whom nobody has seen yet."""
+    """Return a full bucket for a new tenant."""
     return Bucket(capacity(per_minute), now)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TenantUse:
-    """What a tenant uses at a moment; a bucket is None where there is no such limit."""
+@dataclass(slots=True, kw_only=True)
+class TenantUsage:
+    """The usage of a tenant at a moment; a bucket is None without such a limit."""
 
     calls: int = 0
     call_bytes: int = 0
     programs: int = 0
     requests: Bucket | None = None
     tokens: Bucket | None = None
+    day: int = -1
+    """Its number since 1970, UTC."""
     day_tokens: int = 0
     day_service_s: float = 0.0
     day_left_s: float = DAY_S
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramUse:
-    """What a program has used so far."""
+@dataclass(slots=True, kw_only=True)
+class ProgramUsage:
+    """The usage of a program so far."""
 
     calls: int = 0
     tokens: int = 0
@@ -80,7 +82,7 @@ class ProgramUse:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a call may not begin: the limit, and when it is worth coming back (None: never)."""
+    """Why a call is refused: the limit, and when to retry (None is never)."""
 
     code: str
     kind: str
@@ -90,23 +92,23 @@ class Refusal:
 
     @property
     def should_retry(self) -> bool:
-        """Say whether a client should try again by itself."""
+        """Whether a client should retry by itself."""
         return self.retry_after_s is not None and self.retry_after_s <= PATIENCE_S
 
 
 def refusal(
-    limits: TenantLimits, tenant: TenantUse, program: ProgramUse | None, body_bytes: int
+    limits: TenantLimits, tenant: TenantUsage, program: ProgramUsage | None, body_bytes: int
 ) -> Refusal | None:
-    """Return why a call may not begin; None if it may. `program` is None for a program that would be new."""
+    """Return why a call is refused, None if it is admitted; `program` is None if it would be new."""
     return (
-        _program_budget(limits, program or ProgramUse())
+        _program_budget(limits, program or ProgramUsage())
         or _tenant_budget(limits, tenant)
         or _caps(limits, tenant, body_bytes, is_new=program is None)
         or _rates(limits, tenant)
     )
 
 
-def _program_budget(limits: TenantLimits, used: ProgramUse) -> Refusal | None:
+def _program_budget(limits: TenantLimits, used: ProgramUsage) -> Refusal | None:
     for name, unit, value in (
         ("program_calls", "calls", used.calls),
         ("program_tokens", "tokens", used.tokens),
@@ -114,24 +116,24 @@ def _program_budget(limits: TenantLimits, used: ProgramUse) -> Refusal | None:
     ):
         limit = getattr(limits, name)
         if limit is not None and value >= limit:
-            message = f"the program has used its budget: {value:g} of {limit:g} {unit}"
+            message = f"the program has used up its budget: {value:g} of {limit:g} {unit}"
             return Refusal("program_budget_exceeded", "insufficient_quota", name, message, None)
     return None
 
 
-def _tenant_budget(limits: TenantLimits, used: TenantUse) -> Refusal | None:
+def _tenant_budget(limits: TenantLimits, used: TenantUsage) -> Refusal | None:
     for name, unit, value in (
         ("day_tokens", "tokens", used.day_tokens),
         ("day_service_s", "seconds of service", used.day_service_s),
     ):
         limit = getattr(limits, name)
         if limit is not None and value >= limit:
-            message = f"the budget of this day (UTC) is used: {value:g} of {limit:g} {unit}"
+            message = f"the budget of this day (UTC) is used up: {value:g} of {limit:g} {unit}"
             return Refusal("tenant_budget_exceeded", "insufficient_quota", name, message, used.day_left_s)
     return None
 
 
-def _caps(limits: TenantLimits, used: TenantUse, body_bytes: int, *, is_new: bool) -> Refusal | None:
+def _caps(limits: TenantLimits, used: TenantUsage, body_bytes: int, *, is_new: bool) -> Refusal | None:
     for name, code, what, value in (
         ("max_calls", "too_many_calls", "calls in flight", used.calls + 1),
         ("max_call_bytes", "too_many_call_bytes", "bytes of calls in flight", used.call_bytes + body_bytes),
@@ -139,25 +141,25 @@ def _caps(limits: TenantLimits, used: TenantUse, body_bytes: int, *, is_new: boo
     ):
         limit = getattr(limits, name)
         if limit is not None and value > limit:
-            message = f"there may be {limit} {what} at once, and this would make {value}"
+            message = f"at most {limit} {what} at once are allowed, and this would make {value}"
             return Refusal(code, "rate_limit_error", name, message, SOON_S)
     return None
 
 
-def _rates(limits: TenantLimits, used: TenantUse) -> Refusal | None:
+def _rates(limits: TenantLimits, used: TenantUsage) -> Refusal | None:
     for name, kind, bucket, needed in (
         ("requests_per_minute", "requests", used.requests, 1.0),
         ("tokens_per_minute", "tokens", used.tokens, 0.0),
     ):
         limit = getattr(limits, name)
         if limit is not None and bucket is not None and (wait_s := bucket.wait_s(needed, limit)) > DUST_S:
-            message = f"the rate of {limit:g} {kind} per minute is reached; there is room in {wait_s:.3g} s"
+            message = f"the rate limit of {limit:g} {kind} per minute is reached; retry in {wait_s:.3g} s"
             return Refusal("rate_limit_exceeded", kind, name, message, wait_s)
     return None
 
 
-def rate_headers(limits: TenantLimits, tenant: TenantUse) -> dict[str, str]:
-    """Return OpenAI's headers about the rates: limit, what remains, and when the bucket is full again."""
+def rate_headers(limits: TenantLimits, tenant: TenantUsage) -> dict[str, str]:
+    """Return OpenAI's rate limit headers: the limit, the rest, and when the bucket is full again."""
     headers: dict[str, str] = {}
     for kind, limit, bucket in (
         ("requests", limits.requests_per_minute, tenant.requests),

@@ -1,11 +1,11 @@
-"""Who may come in: tenants, known by the keys of their clients, and the names that keep them apart.
+"""Tenants and their API keys.
 
-Keys are kept as SHA-256 digests. A slow, salted hash protects passwords, which people choose and which can
-therefore be guessed; a key holds 256 random bits, which nobody can guess at any speed, and it is checked at
-each call. A presented key is compared with all known ones in a time that says nothing about them.
+Keys are stored as SHA-256 digests. A slow, salted hash protects passwords, which people choose and others can
+guess; a key holds 256 random bits, which nobody can guess at any speed, and it is checked at each call. The
+comparison with the known keys takes the same time for every key.
 
-Within the backend an id of a tenant has the tenant's name before it (`research/run-7`). Names hold no slash,
-so no two tenants can share an id, whatever their clients choose.
+Within the backend an id carries its tenant's name (`research/run-7`). Names hold no slash, so no two tenants
+can share an id, whatever their clients choose.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import hmac
 import secrets
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from autellix_backend.gateway.errors import AdminOnlyError, InvalidKeyError
@@ -30,52 +31,40 @@ _SCOPE_KEY = "autellix.tenant"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """One tenant; the one of an open door has no name, and its ids stay as they are."""
+    """One tenant; without authentication the only one, which has no name and leaves ids unchanged."""
 
     name: str = ""
     weight: float = 1.0
     is_admin: bool = False
-    """Whether it sees what is not its own: other tenants' programs, engines, settings and metrics."""
+    """Whether it sees other tenants' programs, engines, settings and metrics."""
     limits: TenantLimits = field(default_factory=TenantLimits)
 
     def scoped(self, own_id: str) -> str:
-        """Return the id that the backend knows a client's id by."""
+        """Return the backend's id for a client's id."""
         return f"{self.name}{SEPARATOR}{own_id}" if self.name else own_id
 
     def owns(self, scoped_id: str) -> bool:
-        """Say whether an id of the backend is this tenant's."""
+        """Return whether an id of the backend is this tenant's."""
         return not self.name or scoped_id.startswith(self.name + SEPARATOR)
 
     @property
     def visible_prefix(self) -> str:
-        """Return what the ids begin with that the tenant may see: nothing common, for an admin."""
+        """The common prefix of the ids that the tenant may see, empty for an admin."""
         return "" if self.is_admin or not self.name else self.name + SEPARATOR
 
     def shown(self, scoped_id: str) -> str:
-        """Return an id of the backend as the tenant is to see it: others' ids, for an admin, in full."""
+        """Return an id of the backend as the tenant sees it: without its own name."""
         return scoped_id.removeprefix(self.name + SEPARATOR) if self.name else scoped_id
 
     def candidates(self, shown_id: str) -> tuple[str, ...]:
-        """Return what an id that the tenant asks for may stand for, its own id first."""
+        """Return the backend's ids that a requested id may mean, the tenant's own first."""
         own = self.scoped(shown_id)
         return (own, shown_id) if self.is_admin and self.name else (own,)
 
     def check_admin(self, what: str) -> None:
-        """Refuse who is no admin.
-
-        Raises:
-            AdminOnlyError: naming what was asked for.
-        """
+        """Raise an AdminOnlyError that names the resource unless the tenant is an admin."""
         if not self.is_admin:
             raise AdminOnlyError(what)
-
-
-@dataclass(frozen=True, slots=True)
-class KeyHolder:
-    """A tenant and the digests of its keys."""
-
-    tenant: Tenant
-    digests: tuple[bytes, ...]
 
 
 class Tenants:
@@ -83,78 +72,77 @@ class Tenants:
 
     def __init__(
         self,
-        holders: tuple[KeyHolder, ...] = (),
+        keys: Mapping[bytes, Tenant] = MappingProxyType({}),
         *,
-        open_tenant: Tenant | None = None,
-        read: Callable[[], tuple[KeyHolder, ...]] | None = None,
+        only_tenant: Tenant | None = None,
+        read: Callable[[], Mapping[bytes, Tenant]] | None = None,
     ) -> None:
-        """Take the tenants.
+        """Set the tenants.
 
         Args:
-            holders: Who may come in.
-            open_tenant: Who everybody is, if the door is open; then nobody needs a key.
-            read: Reads the tenants anew; None if they cannot change.
+            keys: Tenants by the digests of their API keys.
+            only_tenant: The tenant of every request; then authentication is off.
+            read: Reads `keys` again; None if they cannot change.
         """
-        self._holders = holders
-        self._open_tenant = open_tenant
+        self._keys = keys
+        self._only_tenant = only_tenant
         self._read = read
 
     @property
-    def is_open(self) -> bool:
-        """Say whether everybody may come in."""
-        return self._open_tenant is not None
+    def has_keys(self) -> bool:
+        """Whether requests need an API key."""
+        return self._only_tenant is None
 
     def reload(self) -> None:
-        """Read the tenants anew; calls that are running keep what they began with.
+        """Read the tenants again; running calls keep their tenant's earlier limits.
 
         Raises:
             SettingsError: if they cannot be read; then nothing changes.
         """
         if self._read is not None:
-            self._holders = self._read()
+            self._keys = self._read()
 
-    def admit(self, headers: Mapping[str, str]) -> Tenant:
-        """Return whose key a request shows; `headers` has lower-case names.
+    def authenticate(self, headers: Mapping[str, str]) -> Tenant:
+        """Return the tenant of a request's API key; `headers` has lower-case names.
 
         Raises:
-            InvalidKeyError: if it shows none, or one that nobody has.
+            InvalidKeyError: if the key is missing or unknown.
         """
-        if self._open_tenant is not None:
-            return self._open_tenant
+        if self._only_tenant is not None:
+            return self._only_tenant
         key = _presented_key(headers)
         if key is None:
             raise InvalidKeyError("is missing")
         digest = _digest(key)
         found: Tenant | None = None
-        for holder in self._holders:
-            for known in holder.digests:
-                # To the end, even if it is found: the time must not tell where.
-                if hmac.compare_digest(digest, known):
-                    found = holder.tenant
+        for known, tenant in self._keys.items():
+            # To the end even after a match: the time must not depend on its place.
+            if hmac.compare_digest(digest, known):
+                found = tenant
         if found is None:
             raise InvalidKeyError("is not known")
         return found
 
     def of(self, scope: Mapping[str, Any]) -> Tenant:
-        """Return the tenant of a request that the door has let in."""
-        if self._open_tenant is not None:
-            return self._open_tenant
+        """Return the tenant of an authenticated request."""
+        if self._only_tenant is not None:
+            return self._only_tenant
         tenant: Tenant = scope[_SCOPE_KEY]
         return tenant
 
 
-def mark(scope: MutableMapping[str, Any], tenant: Tenant) -> None:
-    """Note on a request whose it is."""
+def set_tenant(scope: MutableMapping[str, Any], tenant: Tenant) -> None:
+    """Attach its tenant to a request."""
     scope[_SCOPE_KEY] = tenant
 
 
 def new_key() -> str:
-    """Return a fresh key: 256 random bits behind a prefix that secret scanners can look for."""
+    """Return a new API key: 256 random bits behind a prefix for secret scanners."""
     return KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
 def key_line(key: str) -> str:
-    """Return a key as the tenants file has it."""
+    """Return a key's digest as the tenants file holds it."""
     return DIGEST_PREFIX + _digest(key).hex()
 
 
@@ -163,7 +151,7 @@ def _digest(key: str) -> bytes:
 
 
 def _presented_key(headers: Mapping[str, str]) -> str | None:
-    """Return the key that OpenAI clients send as a bearer, and Anthropic's in a header of its own."""
+    # OpenAI's clients send it as a bearer token, Anthropic's in a header of their own.
     scheme, _, credentials = headers.get("authorization", "").strip().partition(" ")
     bearer = credentials.strip() if scheme.lower() == "bearer" else ""
     return bearer or headers.get("x-api-key", "").strip() or None
