@@ -33,7 +33,7 @@ def ledger(soak: Any, **outcomes: int) -> Any:
 
 
 def test_the_gateway_keeps_nothing_of_programs_that_fail_leave_and_end_in_every_way() -> None:
-    command = [sys.executable, str(BENCHMARKS / "soak.py"), "--programs", "256", "--calls", "2000"]
+    command = [sys.executable, str(BENCHMARKS / "soak.py"), "--programs", "256", "--calls", "1200"]
     run = subprocess.run(
         [*command, "--think", "0.5", "--idle", "6", "--json"],
         capture_output=True,
@@ -45,7 +45,7 @@ def test_the_gateway_keeps_nothing_of_programs_that_fail_leave_and_end_in_every_
     assert report["complaints"] == []
     assert run.returncode == 0
     assert report["programs_at_once"] > 200
-    assert report["after"]["begun"] == report["after"]["settled"] > 1900
+    assert report["after"]["begun"] == report["after"]["settled"] > 1140
     # Every kind of fault was there.
     assert {"200", "500", "503", "broken", "left"} <= report["outcomes"].keys()
     assert len(report["endings"]) == 5

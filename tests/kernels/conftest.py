@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import sys
 from collections.abc import Iterator
@@ -37,8 +38,14 @@ def library(builder: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Sw
     tools = builder.find_toolchain()
     if tools.cxx is None:
         pytest.skip("no C++ compiler")
-    made = tmp_path_factory.mktemp("native") / "libautellix_swap.so"
-    builder.compile_library(builder.command(ROOT, "cpu", tools, made))
+    root = tmp_path_factory.getbasetemp()
+    # All workers of one run share it.
+    folder = root.parent if root.name.startswith("popen-") else root
+    made = folder / "libautellix_swap.so"
+    with (folder / "native.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            builder.compile_library(builder.command(ROOT, "cpu", tools, made))
     return SwapLibrary(made)
 
 

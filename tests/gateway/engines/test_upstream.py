@@ -115,7 +115,7 @@ async def test_an_engine_that_takes_no_connection_gives_a_503_in_time(
                 assert response.headers["Retry-After"] == "1"
                 error = (await response.json())["error"]
             assert error["code"] == "engine_unavailable"
-            assert time.monotonic() - started_s < 3
+            assert time.monotonic() - started_s < 4.5
 
 
 async def test_a_stream_of_tool_call_deltas_passes_byte_for_byte(serve: Any) -> None:

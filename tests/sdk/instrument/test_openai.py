@@ -195,7 +195,7 @@ def test_dead_backend_fails_with_openais_error(sdk: None) -> None:
         started_s = time.monotonic()
         with pytest.raises(openai.APIConnectionError):
             ask(client)
-    assert time.monotonic() - started_s < 2
+    assert time.monotonic() - started_s < 10
 
 
 def test_fault_of_ours_does_not_reach_the_call(

@@ -55,11 +55,11 @@ def test_import_is_cheap(run_script: Callable[..., str]) -> None:
     """Measured beyond the standard modules that any program with an OpenAI client has loaded anyway."""
     script = (
         "import atexit, contextlib, functools, queue, threading, time, weakref\n"
-        "started_s = time.perf_counter(); import autellix; print(time.perf_counter() - started_s)"
+        "started_s = time.process_time(); import autellix; print(time.process_time() - started_s)"
     )
     run_script(script)
     cost_s = min(float(run_script(script)) for _ in range(3))
-    assert cost_s < 0.05  # the aim is 10 ms; the rest is for busy machines
+    assert cost_s < 0.05  # the aim is 10 ms; the rest is for slow machines
 
 
 def test_disabled_by_environment(run_script: Callable[..., str]) -> None:

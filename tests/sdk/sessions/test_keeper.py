@@ -72,11 +72,11 @@ def test_no_call_no_session(sdk: None, backend: Recording) -> None:
 
 
 def test_call_does_not_wait_for_the_session(sdk: None, make_backend: Callable[..., Recording]) -> None:
-    slow = make_backend(control_delay_s=1.0)
+    slow = make_backend(control_delay_s=3.0)
     autellix.configure(slow.url)
     started_s = time.monotonic()
     ask(slow)
-    assert time.monotonic() - started_s < 0.9
+    assert time.monotonic() - started_s < 2.9
 
 
 def test_leaving_a_program_ends_it_at_the_backend(sdk: None, backend: Recording) -> None:
@@ -118,13 +118,18 @@ def test_foreign_backend_never_gets_headers(sdk: None, make_backend: Callable[..
 def test_host_that_is_slow_to_tell_costs_a_moment_once(
     sdk: None, make_backend: Callable[..., Recording], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "PROBE_WAIT_S", 0.4)
+    waits: list[object] = []
+    wait = calls.wait_for_probe
+
+    def count_wait(host: origins.Backend) -> None:
+        waits.append(host)
+        wait(host)
+
+    monkeypatch.setattr(calls, "PROBE_WAIT_S", 0.1)
+    monkeypatch.setattr(calls, "wait_for_probe", count_wait)
     slow = make_backend(control_delay_s=1.5)
-    ask(slow, count=1)
-    started_s = time.monotonic()
-    ask(slow, count=3)
-    # Three more moments would be 1.2 s.
-    assert time.monotonic() - started_s < 1.0
+    ask(slow, count=4)
+    assert waits == [record_of(slow)]
     assert all("x-autellix-call-id" not in call for call in slow.calls)
     wait_until(lambda: record_of(slow).state == origins.KNOWN)
     ask(slow)
@@ -261,7 +266,7 @@ def test_dead_backend_costs_a_bounded_exit(run_script: Callable[..., str]) -> No
             "    except openai.APITimeoutError:\n        print(time.time())"
         )
         failed_at_s = float(run_script(script, f"http://127.0.0.1:{port}/v1"))
-        assert time.time() - failed_at_s < 2.5
+        assert time.time() - failed_at_s < 5
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
