@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.deploy.chart import DEPLOY
 
-from autellix_backend.cli.serve import LAST_WORDS_S
+from autellix_backend.cli.serve import FLUSH_TIMEOUT_S
 from autellix_backend.engines.replica import EXIT_MARGIN_S, SHUTDOWN_TIMEOUT_S
 from autellix_backend.engines.vllm_command import RESERVED_ARGUMENTS, SCHEDULER_CLASS
 from autellix_backend.settings import Settings, load_settings
@@ -64,7 +64,7 @@ def test_the_gateways_variables_are_settings(tmp_path: Path) -> None:
 def test_a_gateway_has_the_time_to_drain_that_it_takes() -> None:
     """With engines of its own too."""
     settings = Settings()
-    longest_s = settings.gateway.shutdown_grace_s + LAST_WORDS_S
+    longest_s = settings.gateway.shutdown_grace_s + FLUSH_TIMEOUT_S
     longest_s += SHUTDOWN_TIMEOUT_S + EXIT_MARGIN_S
     assert int(directives(GATEWAY)["TimeoutStopSec"]) >= longest_s
 

@@ -1,4 +1,4 @@
-"""`autellix config`: `show` prints the settings in force and their sources, `check` reads a file only."""
+"""`autellix config`: `show` prints the settings in force and their sources, `check` checks a file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _show(args: argparse.Namespace) -> None:
     table = Table("setting", "value", "source", box=None, pad_edge=False)
     for name, entry in shown.items():
         table.add_row(name, json.dumps(entry["value"]), str(entry["source"]))
-    # Not cut to the terminal: whoever reads it through a pipe wants whole values.
+    # A pipe gets whole values, not lines cut to a terminal's width.
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else 500, highlight=False).print(table)
 
 

@@ -1,4 +1,4 @@
-"""`autellix keys new TENANT`: makes an API key, shown once, and the line of it for the tenants file."""
+"""`autellix keys new TENANT`: print a new API key and its line for the tenants file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autellix_backend.gateway.tenancy.tenants import key_line, new_key
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what is to be done and for whom."""
+    """Declare the action and the tenant."""
     parser.add_argument("action", choices=("new",), help="make a key")
     parser.add_argument("tenant", metavar="TENANT", help="whose key: the tenant's name in the tenants file")
 
@@ -18,7 +18,7 @@ def run(args: argparse.Namespace) -> int:
     """Print a key and its line; nothing is written anywhere.
 
     Raises:
-        SettingsError: if no tenant can have that name.
+        SettingsError: if the name is not valid.
     """
     check_name(args.tenant, "TENANT")
     key = new_key()

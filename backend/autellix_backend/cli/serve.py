@@ -1,4 +1,4 @@
-"""`autellix serve`: starts the engines and, in front of them, the gateway, until a signal ends all."""
+"""`autellix serve`: start the engines and the gateway, and run until a signal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from autellix_backend.settings import GatewaySettings, RawValue, Settings, Setti
 EXIT_INTERRUPTED = 130
 EXIT_FAILURE = 1
 BACKLOG = 2048
-LAST_WORDS_S = 1
+FLUSH_TIMEOUT_S = 1
 ENDS = (signal.SIGINT, signal.SIGTERM)
 SECRET_NAME = "token-secret"
 SECRET_BYTES = 32
@@ -79,7 +79,7 @@ async def serve(settings: Settings) -> int:
                 await _start(engines, must_answer=settings.engine.must_answer)
             app = create_app(_with_token_secret(settings), *engines, tenants=tenants)
             pool = app.state.pool
-            pool.subscribe(_tell)
+            pool.subscribe(_print_change)
             ready_line = _ready_line(settings, engines, listener)
             server = _Server(_server_config(app), ready_line, app, settings.gateway.shutdown_grace_s)
             # Without a tenants file SIGHUP ends the process, as it does when a terminal closes.
@@ -99,7 +99,7 @@ async def serve(settings: Settings) -> int:
 
 
 def _check_outputs(settings: Settings) -> None:
-    """Find out before the slow start of the engine what could not be written or sent."""
+    """Check the outputs before the slow start of the engine."""
     if settings.gateway.record_path is not None:
         recorder.check_writable(settings.gateway.record_path)
     if settings.observe.call_log is not None:
@@ -150,7 +150,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def signals_end(self) -> Generator[None, None, None]:
-        """Let the first signal drain the server, a second one cut that short, and a third ask nobody."""
+        """Drain at the first signal, cut that short at the second, exit at once at the third."""
         with _on_signals(self._end, *ENDS):
             yield
 
@@ -163,7 +163,7 @@ class _Server(uvicorn.Server):
         self._exit()
 
     async def _drain_calls(self) -> None:
-        """Refuse calls, still listening to say so, until the running ones have ended or had their time."""
+        """Refuse new calls, while still listening, until the running ones end or the grace is over."""
         state = self._app.state
         state.pool.shut_down()
         if len(state.registry):
@@ -181,7 +181,7 @@ class _Server(uvicorn.Server):
 async def _start(engines: Sequence[Engine], *, must_answer: bool) -> None:
     """Start all engines at once; the first that fails ends the start of the others.
 
-    A server that is not ours may be missing, if it need not answer: its supervisor waits for it.
+    A remote engine may be missing unless it must answer: its supervisor waits for it.
     """
     for engine in engines:
         if isinstance(engine, VllmReplica):
@@ -210,19 +210,19 @@ async def _start_if_there(engine: Engine) -> None:
         print(f"autellix: {error}; it gets calls once it answers", file=sys.stderr, flush=True)
 
 
-def _tell(change: EngineChange) -> None:
-    """Say what became of the engine; the gateway goes on."""
-    told = {
+def _print_change(change: EngineChange) -> None:
+    """Print an engine's change of state."""
+    messages = {
         EngineState.UP: f"{change.engine} is up again",
         EngineState.DOWN: f"error: {change.reason}; calls wait",
         EngineState.RESTARTING: f"error: {change.reason}; restarting, calls wait",
         EngineState.FAILED: f"error: {change.reason}; calls get status 503",
     }
-    print(f"autellix: {told[change.state]}", file=sys.stderr, flush=True)
+    print(f"autellix: {messages[change.state]}", file=sys.stderr, flush=True)
 
 
 def _reload(tenants: Tenants) -> None:
-    """Read the tenants' file anew; a faulty one changes nothing."""
+    """Reload the tenants file; a faulty one changes nothing."""
     try:
         tenants.reload()
     except SettingsError as error:
@@ -232,7 +232,7 @@ def _reload(tenants: Tenants) -> None:
 
 
 def _with_token_secret(settings: Settings) -> Settings:
-    """Keep the secret of session tokens over restarts, where nobody has set one."""
+    """Return the settings with a token secret that survives restarts."""
     if settings.gateway.token_secret is not None:
         return settings
     path = settings.engine.state_dir / SECRET_NAME
@@ -258,8 +258,8 @@ def _server_config(app: FastAPI) -> uvicorn.Config:
         lifespan="on",
         log_level="warning",
         access_log=False,
-        # Calls had their time before; what is left are answers on their way out.
-        timeout_graceful_shutdown=LAST_WORDS_S,
+        # The drain is over; what is left are answers on their way out.
+        timeout_graceful_shutdown=FLUSH_TIMEOUT_S,
     )
 
 

@@ -157,7 +157,7 @@ def test_a_call_that_no_engine_took_is_given_back() -> None:
     charge(limiter, admit(limiter, tenant))
     with pytest.raises(LimitError, match="program has used up its budget"):
         admit(limiter, tenant)
-    with pytest.raises(LimitError, match="rate of 1 requests per minute"):
+    with pytest.raises(LimitError, match="rate limit of 1 requests per minute"):
         admit(limiter, tenant, "other")
 
 
