@@ -1,4 +1,4 @@
-"""The gateway as an ASGI app: its routes, and what runs while it does."""
+"""The gateway as an ASGI app: its routes and its lifespan."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ def create_app(
 ) -> FastAPI:
     """Build the gateway in front of engines, which the caller starts and stops.
 
-    While the app runs, `app.state.pool` watches the engines and restarts them; close it before they are
-    stopped.
+    While the app runs, `app.state.pool` supervises the engines and restarts them; close it before stopping
+    them.
 
     Args:
         settings: The tree of settings.
         engines: The engines that answer the calls, in the operator's order; more may join later.
-        store: Where programs and sessions live; where the settings say if None.
-        tenants: Who may come in; those of the settings if None.
-        clock: Seconds that only grow.
+        store: The store of programs and sessions; that of the settings if None.
+        tenants: The tenants; those of the settings if None.
+        clock: Monotonic seconds.
 
     Raises:
-        SettingsError: if programs are to be recorded into a file that cannot be written, the tenants' file
-            is malformed, calls cannot be logged, or the extra for traces or for Redis is not installed.
+        SettingsError: if the recording or the call log cannot be written, the tenants file is malformed, or
+            the extra for traces or for Redis is not installed.
     """
     parts = make_components(settings, engines, store=store, tenants=tenants, clock=clock)
     app = FastAPI(

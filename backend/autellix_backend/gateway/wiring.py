@@ -1,4 +1,4 @@
-"""The gateway's parts: what they are, and how they are made from the settings and joined to each other."""
+"""The gateway's components, built from the settings and connected."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ BREAKER_FAILURES = 3
 BREAKER_COOLDOWN_S = 2.0
 """Long enough to spare a dead server, short against the seconds that an engine needs to start."""
 USUAL_SLOTS = 256
-"""vLLM's batch in sequences on most devices, where nothing says how large an engine's is."""
+"""vLLM's default batch slots on most devices, for an engine whose number is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Components:
-    """The parts of one gateway, built but not running."""
+    """The components of one gateway, built but not running."""
 
     settings: Settings
     clock: Callable[[], float]
@@ -78,7 +78,7 @@ def make_components(
     tenants: Tenants | None,
     clock: Callable[[], float],
 ) -> Components:
-    """Build the parts in front of the engines; the arguments are those of `create_app`.
+    """Build the components; the arguments are those of `create_app`.
 
     Raises:
         SettingsError: as `create_app` does.

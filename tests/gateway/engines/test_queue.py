@@ -32,15 +32,15 @@ async def metric(rig: Any, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
-async def held_calls(rig: Any) -> int:
+async def queued_calls(rig: Any) -> int:
     _, answer = await rig.get("/autellix/v1/engines")
     count: int = answer["engines"][0]["queued_calls"]
     return count
 
 
-async def until_held(rig: Any, count: int) -> None:
+async def until_queued(rig: Any, count: int) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while await held_calls(rig) != count:  # noqa: ASYNC110 - it tells when asked
+        while await queued_calls(rig) != count:  # noqa: ASYNC110 - it tells when asked
             await asyncio.sleep(0.01)
 
 
@@ -72,7 +72,7 @@ async def test_a_call_waits_for_the_engines_return(serve: Any, is_streaming: boo
     async with serve(engine_settings={**QUICK, "max_restarts": 1000}) as rig:
         async with kept_down(rig.engine):
             call = asyncio.create_task(post(rig, stream=is_streaming))
-            await until_held(rig, 1)
+            await until_queued(rig, 1)
             assert rig.engine.calls == []
         status, headers, _ = await call
         assert (status, headers["x-autellix-program-id"]) == (200, "p")
@@ -91,7 +91,7 @@ async def test_a_call_whose_engine_died_before_the_first_byte_is_sent_once_more(
         await rig.engine.wait_until(lambda: len(rig.engine.calls) == 1)
         rig.engine.behaviour = FakeBehaviour()
         async with kept_down(rig.engine):
-            await until_held(rig, 1)
+            await until_queued(rig, 1)
         status, _, answer = await call
         assert status == 200
         first, second = (request.xargs["autellix_call"] for request in rig.engine.calls)
@@ -128,7 +128,7 @@ async def test_an_error_of_a_dying_engine_is_no_answer(serve: Any) -> None:
     async with serve(broken, engine_settings=QUICK) as rig:
         call = asyncio.create_task(post(rig))
         await rig.engine.wait_until(lambda: len(rig.engine.calls) == 1)
-        await until_held(rig, 1)
+        await until_queued(rig, 1)
         rig.engine.behaviour = FakeBehaviour()
         assert (await call)[0] == 200
 
@@ -193,15 +193,15 @@ async def test_a_client_that_leaves_while_its_call_waits_takes_it_out(serve: Any
     async with serve(slow, has_socket=False, engine_settings={"max_in_flight": 1}) as rig:
         running = asyncio.create_task(post(rig, "running"))
         await rig.engine.wait_until(lambda: len(rig.engine.calls) == 1)
-        held = asyncio.create_task(post(rig, "held"))
-        await until_held(rig, 1)
-        _, why = await rig.get("/autellix/v1/programs/held/why")
+        queued = asyncio.create_task(post(rig, "queued"))
+        await until_queued(rig, 1)
+        _, why = await rig.get("/autellix/v1/programs/queued/why")
         assert "all 1 slots of fake-0 are taken" in json.dumps(why)
-        held.cancel()
-        await until_held(rig, 0)
+        queued.cancel()
+        await until_queued(rig, 0)
         running.cancel()
         await rig.settled()
-        program = await rig.store.program("held")
+        program = await rig.store.program("queued")
         assert program is not None
         (end,) = [view.end for view in program.calls]
         assert (end.outcome, end.service_s) == ("aborted", 0.0)
@@ -222,7 +222,7 @@ async def test_calls_before_an_engine_without_our_scheduler_are_ordered_here(ser
         await rig.engine.wait_until(lambda: len(rig.engine.calls) == 3)
         for number, program in enumerate(["old", "old", "new", "new"], start=1):
             calls.append(asyncio.create_task(post(rig, program)))
-            await until_held(rig, number)
+            await until_queued(rig, number)
         receipts = [answer["autellix"] for _, _, answer in await asyncio.gather(*calls)]
         order = [request.xargs["autellix_program"] for request in rig.engine.calls[2:]]
         assert order == ["first", "new", "new", "old", "old"]
@@ -265,7 +265,7 @@ async def test_the_breaker_keeps_calls_from_an_engine_that_cannot_be_reached(
         # As a remote engine, which has no process to look at.
         engine.is_alive = lambda: True  # type: ignore[method-assign]
         calls = [asyncio.create_task(post(rig, f"p{number}")) for number in range(5)]
-        await until_held(rig, 5)
+        await until_queued(rig, 5)
         is_down = await metric(rig, "autellix_engine_up") == 0
         assert is_down or await metric(rig, "autellix_engine_breaker_open") == 1
         await engine.start()
@@ -279,10 +279,10 @@ async def test_a_gateway_that_drains_refuses_waiting_and_fresh_calls_and_ends_th
     async with serve(slow, has_socket=False, engine_settings={"max_in_flight": 1}) as rig:
         running = asyncio.create_task(post(rig, "running"))
         await rig.engine.wait_until(lambda: len(rig.engine.calls) == 1)
-        held = asyncio.create_task(post(rig, "held"))
-        await until_held(rig, 1)
+        queued = asyncio.create_task(post(rig, "queued"))
+        await until_queued(rig, 1)
         rig.app.state.pool.shut_down()
-        for status, headers, answer in (await held, await post(rig, "fresh")):
+        for status, headers, answer in (await queued, await post(rig, "fresh")):
             assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
             assert answer["error"]["code"] == "shutting_down"
         assert (await rig.get("/readyz"))[0] == 503

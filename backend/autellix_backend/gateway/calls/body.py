@@ -1,6 +1,6 @@
-"""A call's JSON body: what the gateway reads from it, without touching the rest.
+"""A call's JSON body, of which the gateway decodes only what it needs.
 
-The top level is split into raw slices; messages, tools and unknown fields travel on byte by byte.
+The top level is split into raw slices; messages, tools and unknown fields are passed on byte by byte.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _xargs_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 class CallBody:
     """A body split at its top level.
 
-    `record_count` is the number of requests that the engine makes of it: one for each prompt and choice.
+    `record_count` is the number of engine requests that it becomes: one for each prompt and choice.
     """
 
     fields: dict[str, msgspec.Raw]
@@ -36,7 +36,7 @@ def parse_body(data: bytes, dialect: Dialect) -> CallBody:
     """Split a body.
 
     Raises:
-        InvalidRequestError: if it is not a JSON object, or its vllm_xargs is none.
+        InvalidRequestError: if it or its vllm_xargs is not a JSON object.
     """
     try:
         fields = _fields_decoder.decode(data)
@@ -60,7 +60,7 @@ def _plain(raw: msgspec.Raw | None) -> object:
 
 
 def _record_count(fields: Mapping[str, msgspec.Raw], dialect: Dialect) -> int:
-    """Count prompts times choices; what the engine will refuse counts as one."""
+    """Return prompts times choices; an invalid value, which the engine will refuse, counts as one."""
     choices = _plain(fields.get("n")) if dialect.has_choices else None
     choice_count = choices if isinstance(choices, int) and choices > 0 else 1
     return choice_count * _prompt_count(fields.get(dialect.prompts_field or ""))

@@ -1,4 +1,4 @@
-"""What limits say of a single request: how many messages it may hold, and how many tokens it may ask for."""
+"""A tenant's limits on a single request: its number of messages and its output tokens."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from autellix_backend.gateway.errors import InvalidRequestError
 from autellix_backend.settings import TenantLimits
 
 OUTPUT_FIELDS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
-"""Every name of the bound: engines also take the older one, and some another dialect's."""
+"""Every name of the bound: engines accept the older one too, and some accept another dialect's."""
 
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 def bounded(body: CallBody, limits: TenantLimits, dialect: Dialect) -> CallBody:
-    """Return a body that keeps the limits; one that does not say how many tokens it wants gets the limit.
+    """Return the body within the limits; one without a bound on its output tokens gets the limit.
 
     Raises:
-        InvalidRequestError: naming the field that asks for too much.
+        InvalidRequestError: if a field asks for more than a limit allows.
     """
     if limits.max_messages is not None and dialect.messages_field is not None:
         _check_messages(body, dialect.messages_field, limits.max_messages)
@@ -53,7 +53,7 @@ def _check_output(body: CallBody, limit: int) -> None:
 
 
 def _number(body: CallBody, name: str) -> float | None:
-    """Return a number of the body; what is none is the engine's to refuse."""
+    """Return a number in the body, None if it is absent or invalid; the engine refuses invalid values."""
     raw = body.fields.get(name)
     value = None if raw is None else msgspec.json.decode(raw)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None

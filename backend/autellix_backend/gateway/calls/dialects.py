@@ -1,7 +1,7 @@
-"""Every endpoint of the engine that the gateway offers: one table, and how each speaks.
+"""The table of engine endpoints that the gateway offers, with the dialect of each.
 
-A row with `makes_call` is a call: it belongs to a program, is accounted for, and comes back with a receipt.
-The others are handed to the engine and back as they are.
+A request to a row with `makes_call` is a call: it belongs to a program, is accounted for, and gets a receipt.
+Requests to the other rows are passed through.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ class Dialect:
     """One endpoint of the engine."""
 
     path: str
-    """As a route: `{name}` stands for one segment, `{name:path}` for any rest."""
+    """The route: `{name}` matches one segment, `{name:path}` any rest."""
     summary: str
     method: str = "POST"
     makes_call: bool = True
     takes_identity: bool = True
-    """Whether the engine reads `vllm_xargs` here: its scheduler knows the program, and accounts come."""
+    """Whether the engine reads `vllm_xargs` here, so that its scheduler knows programs and reports."""
     messages_field: str | None = None
-    """The field that may hold a list of messages."""
+    """The field that may be a list of messages."""
     output_field: str | None = None
     """The field that bounds the output, in tokens."""
     prompts_field: str | None = None
-    """The field that may hold several prompts, each of which is a request in the engine."""
+    """The field that may be several prompts, each of which becomes an engine request."""
     has_choices: bool = False
-    """Whether `n` asks for several answers, each of which is a request in the engine."""
+    """Whether `n` asks for several answers, each of which becomes an engine request."""
     stream_ends: tuple[bytes, ...] = ()
-    """How the line begins that opens a stream's last event; none if the endpoint does not stream."""
+    """The beginnings of the line that opens a stream's last event; empty if the endpoint does not stream."""
 
     @property
     def errors(self) -> ErrorShape:

@@ -1,9 +1,8 @@
-"""What leaves towards an engine: the client's body and headers, less what only we may say, plus what we say.
+"""The body and headers for an engine: the client's, without privileged fields, plus the gateway's own.
 
-Engines take orders in fields beside OpenAI's: a place in the queue, a rank, another server's cache. Clients
-must not give such orders past the scheduler and the tenants, so these fields are dropped. Everything else
-goes on as it came; only the names of programs stay behind where the engine is a hosted API, which refuses
-fields that it does not know.
+Engines take privileged fields beside OpenAI's: a priority, a rank, another server's cache. A client must not
+bypass the scheduler or its tenant with them, so they are dropped. Everything else is passed on unchanged,
+except that hosted APIs, which refuse unknown fields, do not get the names of programs.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ SALT_CHARACTERS = 32
 PRIVILEGED_FIELDS = frozenset(
     {
         "priority",
-        # Names inside the engine, also of answers that it keeps: another client could have the same.
+        # Ids inside the engine, also of stored answers: another client could use the same.
         "request_id",
         "rid",
-        # Which server's cache, or which rank
+        # The server whose cache is used, or the rank
         "kv_transfer_params",
         "bootstrap_host",
         "bootstrap_port",
@@ -38,7 +37,7 @@ PRIVILEGED_FIELDS = frozenset(
         "data_parallel_rank",
         "routed_dp_rank",
         "disagg_prefill_dp_rank",
-        # The session's name is ours to give: the program's, under its tenant.
+        # The gateway sets the session to the program under its tenant.
         SESSION_FIELD,
     }
 )
@@ -47,7 +46,7 @@ OWN_PREFIX = "autellix_"
 
 _OPENAI_FIELDS = frozenset({"metadata", "prompt_cache_key"})
 IDENTITY_FIELDS = frozenset(alias.path[0] for alias in ALIASES if alias.path) - _OPENAI_FIELDS
-"""Fields that name programs and are none of OpenAI's, `vllm_xargs` among them."""
+"""Fields that name programs and are not OpenAI's, `vllm_xargs` among them."""
 
 _DROPPED = {
     EngineKind.VLLM: PRIVILEGED_FIELDS,
@@ -65,9 +64,9 @@ def engine_body(
 
     Args:
         body: The client's.
-        kind: Whose fields the engine takes.
-        args: What a vLLM engine is told, in its vllm_xargs.
-        tenant: Whose prefix cache is kept apart by a salt; "" leaves the client's own salt alone.
+        kind: The kind of engine, which decides the fields it takes.
+        args: The arguments for a vLLM engine's scheduler, in its vllm_xargs.
+        tenant: The tenant whose prefix cache a salt keeps apart; "" keeps the client's own salt.
     """
     dropped = _DROPPED[kind]
     fields: dict[str, Any] = {name: raw for name, raw in body.fields.items() if name not in dropped}
@@ -82,7 +81,7 @@ def engine_body(
 def engine_headers(
     headers: Mapping[str, str], kind: EngineKind, program: str, *, session_header: str | None = None
 ) -> dict[str, str]:
-    """Return the headers for an engine, with the program: as vLLM's session, and under a name that is given.
+    """Return the headers for an engine, with the program as vLLM's session and as `session_header`.
 
     Names are in lower case.
     """
@@ -107,7 +106,7 @@ def _tenant_salt(tenant: str, own: msgspec.Raw | None) -> str:
     try:
         salt = "" if own is None else _salt_decoder.decode(own)
     except msgspec.DecodeError:
-        # Engines refuse or ignore what is no text; it must not take the tenant's place.
+        # Engines refuse or ignore a salt that is not text; it must not replace the tenant's.
         salt = ""
     # No tenant's name holds a slash, so no two pairs are spelt alike.
     return hashlib.sha256(f"{tenant}/{salt}".encode()).hexdigest()[:SALT_CHARACTERS]

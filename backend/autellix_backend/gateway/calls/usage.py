@@ -67,15 +67,15 @@ class StreamTail:
     """The last bytes of a relayed stream."""
 
     def __init__(self) -> None:
-        self._held = b""
+        self._kept = b""
 
     def feed(self, data: bytes) -> None:
         """Append the next bytes."""
-        self._held = (self._held + data)[-TAIL_BYTES:]
+        self._kept = (self._kept + data)[-TAIL_BYTES:]
 
     def usage(self, last_event: bytes = b"") -> Usage | None:
         """Return the last usage in the kept bytes and the stream's last event."""
-        for line in reversed((self._held + last_event).splitlines()):
+        for line in reversed((self._kept + last_event).splitlines()):
             if line.startswith(_DATA) and (usage := read_usage(line.removeprefix(_DATA))) is not None:
                 return usage
         return None

@@ -1,7 +1,7 @@
-"""The line of calls before one engine: who is next, and who has gone.
+"""The order of an engine's queue: which call is sent next.
 
-ArrivalOrdering    calls go in the order of their coming, all at once: the engine orders them itself
-PolicyOrdering     so many calls at a time; which one is next says the scheduler's own machine
+ArrivalOrdering    first come, first served, without a bound on calls at the engine, which orders them itself
+PolicyOrdering     a bounded number of calls at the engine; the scheduler's own machine picks the next one
 
 Pure: time is an argument, and nothing waits here.
 """
@@ -18,35 +18,35 @@ from autellix_backend.core.machine import Machine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """How long a call waited in the line."""
+    """How long a call was queued."""
 
     wait_s: float
     counted_s: float
-    """The part that counts against its program's service: that since its last promotion."""
+    """The part that counts for its program's wait/service ratio: the time since its last promotion."""
 
 
 class Ordering(Protocol):
-    """The calls that wait for an engine and those that it has been given."""
+    """The queued calls of an engine and those that were sent to it."""
 
     def enter(self, arrival: Arrival, now: float) -> None:
-        """Let a call wait; its id must not be in the line."""
+        """Queue a call, whose id must not be in use."""
         ...
 
     def next(self, now: float) -> str | None:
-        """Return the key of the waiting call that may go; None if none waits or no slot is free."""
+        """Return the key of the queued call to send next; None if none is queued or no slot is free."""
         ...
 
     def go(self, key: str, now: float) -> Wait:
-        """Give a waiting call a slot; return how long it waited."""
+        """Give a queued call a slot; return how long it waited."""
         ...
 
     def leave(self, key: str, now: float) -> Wait | None:
-        """Take a call out; return how long it waited if it had not gone."""
+        """Remove a call; return how long it waited if it was still queued."""
         ...
 
 
 class ArrivalOrdering:
-    """First come, first served, without a bound on the calls that have gone."""
+    """First come, first served, without a bound on sent calls."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, float] = {}
@@ -65,29 +65,29 @@ class ArrivalOrdering:
         return Wait(wait_s=waited_s, counted_s=waited_s)
 
     def leave(self, key: str, now: float) -> Wait | None:
-        """Forget the call, if it still waits."""
+        """Forget the call if it is still queued."""
         return self.go(key, now) if key in self._waiting else None
 
 
 class PolicyOrdering:
     """Algorithm 1 over the calls at the gateway, for an engine that cannot order them.
 
-    A call that has gone is not called back. It is charged the time that it holds its slot; nobody here sees
-    the engine's steps. The order, the tenants' shares and the promotion of starving calls are the machine's.
+    A sent call is never preempted. It is charged the time that it holds its slot, because the engine's steps
+    are unknown here. The machine decides the order, the tenants' shares and the promotion of starving calls.
     """
 
     def __init__(self, config: SchedulerConfig, slots: int) -> None:
         self._machine = Machine(config)
         self._slots = slots
         self._charged_until_s: dict[str, float] = {}
-        """By each call that has gone."""
+        """By sent call."""
 
     def enter(self, arrival: Arrival, now: float) -> None:
-        """Queue the call by what its program has received."""
+        """Queue the call by its program's attained service."""
         self._machine.arrive(arrival, now)
 
     def next(self, now: float) -> str | None:
-        """Return the first waiting call of the machine's order, if a slot is free."""
+        """Return the first queued call in the machine's order, if a slot is free."""
         if len(self._charged_until_s) >= self._slots:
             return None
         self._charge(now)
@@ -103,7 +103,7 @@ class PolicyOrdering:
         return wait
 
     def leave(self, key: str, now: float) -> Wait | None:
-        """Free the call's slot, if it has one; its program is forgotten with its last call here."""
+        """Free the call's slot, if it has one; forget its program with its last call here."""
         self._charge(now)
         has_gone = self._charged_until_s.pop(key, None) is not None
         record = self._machine.finish(key, now) if has_gone else self._machine.abort(key, now)

@@ -1,8 +1,7 @@
-"""How many tokens a prompt has, estimated before any engine has seen it.
+"""The length of a prompt in tokens, estimated before an engine tokenizes it.
 
-The gateway has no tokenizer. It divides the bytes of the body by the bytes per token that the answers of the
-model have shown so far, 4 until the first one. What is not text in a body (JSON, the options of the call) is
-part of that rate.
+The gateway has no tokenizer. It divides the bytes of the body by the model's bytes per token, learned from
+its answers and 4 until the first one. JSON syntax and the call's options are part of that rate.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 FIRST_BYTES_PER_TOKEN = 4.0
 LEARNING_RATE = 0.05
 MAX_MODELS = 64
-"""Further names, which a server may let clients make up, share one rate."""
+"""Further names share one rate, because some servers accept any name."""
 
 
 class PromptLengths:
@@ -20,11 +19,11 @@ class PromptLengths:
         self._rates: dict[str, float] = {}
 
     def estimate(self, model: str | None, body_bytes: int) -> int:
-        """Return the tokens of a prompt with a body of this size."""
+        """Return the estimated tokens of a prompt whose body has this size."""
         return int(body_bytes / self._rates.get(self._key(model), FIRST_BYTES_PER_TOKEN))
 
     def learn(self, model: str | None, body_bytes: int, prompt_tokens: int) -> None:
-        """Take in what an engine counted."""
+        """Learn from the tokens that an engine counted."""
         if prompt_tokens <= 0:
             return
         key, seen = self._key(model), body_bytes / prompt_tokens

@@ -1,4 +1,4 @@
-"""Receiver of what an engine tells: one unix datagram per finished call, and snapshots of its queues."""
+"""Receiver of an engine's unix datagrams: one report per finished request, and snapshots of its queues."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ RECEIVE_BUFFER_BYTES = 4 * 2**20
 
 
 class ReportReceiver:
-    """A bound datagram socket, read by the running event loop; give it up with close().
+    """A bound datagram socket, read by the running event loop until close().
 
-    `on_malformed` is told of datagrams that are neither, so that they are counted and never raise.
+    `on_malformed` is called for a datagram that is neither a report nor a snapshot.
     """
 
     def __init__(
         self,
         path: Path,
-        on_account: Callable[[EngineReport], None],
+        on_report: Callable[[EngineReport], None],
         on_malformed: Callable[[], None],
         on_snapshot: Callable[[EngineSnapshot], None],
     ) -> None:
         self._path = path
-        self._on_account = on_account
+        self._on_report = on_report
         self._on_snapshot = on_snapshot
         self._on_malformed = on_malformed
         self._socket: socket.socket | None = None
 
     def open(self) -> None:
-        """Bind the socket, replacing what a killed gateway left, and read it from now on."""
+        """Bind the socket, replacing one that a killed gateway left, and start reading."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.unlink(missing_ok=True)
         receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         receiver.setblocking(False)
         receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
         receiver.bind(str(self._path))
-        # The event loops' own datagram support leaves out unix sockets in uvloop; readers work everywhere.
+        # uvloop's datagram support lacks unix sockets; readers work in every event loop.
         asyncio.get_running_loop().add_reader(receiver, self._read)
         self._socket = receiver
 
@@ -66,6 +66,6 @@ class ReportReceiver:
             if EngineSnapshot.is_one(datagram):
                 self._on_snapshot(EngineSnapshot.from_bytes(datagram))
             else:
-                self._on_account(EngineReport.from_bytes(datagram))
+                self._on_report(EngineReport.from_bytes(datagram))
         except (ReportError, SnapshotError):
             self._on_malformed()

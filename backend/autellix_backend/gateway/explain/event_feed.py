@@ -1,7 +1,7 @@
-"""The feed of events: what happens to calls, programs and engines, told to those who listen.
+"""The event feed: what happens to calls, programs and engines, for clients that subscribe.
 
-A listener has a bounded queue. One that reads too slowly misses events and learns how many; nothing here
-waits for it. Without listeners an event costs one look.
+A subscription has a bounded queue. A client that reads too slowly misses events and learns how many; nothing
+waits for it. Without subscriptions an event costs one test.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from autellix_backend.gateway.lifecycle import CallBegan, CallSettled, Lifecycle
 from autellix_backend.gateway.tenancy.tenants import Tenant
 
 MAX_PENDING = 1000
-"""Events that wait for one listener; further ones are counted instead."""
+"""Events that are queued for one subscription; further ones are only counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened, with plain values that tell of it."""
+    """Something that happened, in plain values."""
 
     kind: str
     at_s: float
     """Seconds since 1970."""
     program_id: str | None
-    """By the id that the backend knows; None if it concerns all."""
+    """By the id that the backend knows; None for an event of an engine."""
     facts: dict[str, Any]
 
 
 class Subscription:
-    """One listener's queue."""
+    """One client's queue of events."""
 
     def __init__(self, viewer: Tenant, program_ids: tuple[str, ...] | None) -> None:
         self._viewer = viewer
@@ -45,7 +45,7 @@ class Subscription:
         """Events missed since the last take()."""
 
     def offer(self, event: Event) -> bool:
-        """Queue an event if it is for this listener; return False if it had to be dropped."""
+        """Queue an event if it is for this client; return False if it had to be dropped."""
         if not self._is_for(event):
             return True
         if len(self._pending) >= MAX_PENDING:
@@ -56,7 +56,7 @@ class Subscription:
         return True
 
     async def take(self) -> tuple[list[Event], int]:
-        """Wait for events; return those that have come, and the number of those missed after them."""
+        """Wait for events; return the queued ones, and the number of those missed after them."""
         await self._arrived.wait()
         self._arrived.clear()
         events, dropped = list(self._pending), self.dropped
@@ -66,7 +66,7 @@ class Subscription:
 
     def _is_for(self, event: Event) -> bool:
         if event.program_id is None:
-            # Engines are for admins to know of.
+            # Only admins see engines.
             return self._viewer.is_admin and self._program_ids is None
         if self._program_ids is not None:
             return event.program_id in self._program_ids
@@ -82,12 +82,12 @@ class EventFeed(LifecycleSubscriber):
         wall_clock: Callable[[], float],
         on_drop: Callable[[], None],
     ) -> None:
-        """Begin without listeners.
+        """Create a feed without subscriptions.
 
         Args:
             find_call: Returns the open call of an id in the engine.
             wall_clock: Seconds since 1970.
-            on_drop: Is told of each event that a listener misses.
+            on_drop: Is called for each event that a client misses.
         """
         self._find_call = find_call
         self._wall_clock = wall_clock
@@ -96,16 +96,16 @@ class EventFeed(LifecycleSubscriber):
 
     @property
     def listener_count(self) -> int:
-        """Return how many listen."""
+        """Return the number of subscriptions."""
         return len(self._subscriptions)
 
     @contextlib.contextmanager
     def subscribe(self, viewer: Tenant, program_ids: tuple[str, ...] | None = None) -> Iterator[Subscription]:
-        """Listen while inside.
+        """Queue events while inside.
 
         Args:
-            viewer: Whose events these are to be; an admin gets those of all and of the engines.
-            program_ids: Only events of these programs, by the ids that the backend knows.
+            viewer: The tenant whose events these are; an admin gets all, those of engines too.
+            program_ids: Limits the events to these programs, by the ids that the backend knows.
         """
         subscription = Subscription(viewer, program_ids)
         self._subscriptions.add(subscription)
@@ -142,11 +142,11 @@ class EventFeed(LifecycleSubscriber):
         self._publish("program_ended", program_id, {})
 
     def engine_changed(self, engine: str, state: str, reason: str | None) -> None:
-        """Tell that an engine is in another state."""
+        """Publish an engine's new state."""
         self._publish("engine", None, {"engine": engine, "state": state, "reason": reason})
 
     def snapshot_taken(self, engine: str, before: EngineSnapshot | None, after: EngineSnapshot) -> None:
-        """Tell what the engine's scheduler did with calls between two of its snapshots."""
+        """Publish the promotions and preemptions between two snapshots of an engine."""
         if not self._subscriptions or before is None:
             return
         known = {(call.call_id, call.thread_id): call for call in before.calls}

@@ -25,9 +25,9 @@ from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace, pr
 from autellix_backend.settings import SettingsError
 
 MAX_CALLS = 4096
-"""Calls of one program that are held; a program with more is left out and counted, never cut short."""
+"""Calls of one program that are kept; a program with more is left out and counted, never cut short."""
 MAX_PENDING = 1024
-"""Ended programs that may wait for the disk; further ones are left out and counted."""
+"""Ended programs that may be queued for the disk; further ones are left out and counted."""
 UNNAMED = "unnamed"
 
 logger = logging.getLogger(__name__)
@@ -40,13 +40,13 @@ class _Call:
     start_s: float
     parents: tuple[_Call, ...]
     previous: _Call | None
-    """The last call of its thread that had ended when it began; what its prompt most likely extends."""
+    """The last call of its thread that had ended when it began, whose prompt it most likely extends."""
     finish_s: float = 0.0
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
     is_kept: bool = False
-    """Whether it is in the trace: only a call of which the engine's work is known."""
+    """Whether it is in the trace: only if the engine's work for it is known."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,10 +60,10 @@ class _Program:
     ended_in_thread: dict[str, _Call] = field(default_factory=dict)
     running: int = 0
     problem: str | None = None
-    """Why it cannot be written."""
+    """The reason for leaving it out."""
 
     def leave_out(self, problem: str) -> None:
-        """Give up its calls; the entry stays until the program ends, so that it is counted once."""
+        """Drop its calls; the entry stays until the program ends, so that it is counted once."""
         self.problem = problem
         self.calls.clear()
         self.by_id.clear()
@@ -71,7 +71,7 @@ class _Program:
 
 
 class ProgramRecorder(LifecycleSubscriber):
-    """Follows calls and the ends of programs, and appends one line per ended program to a file.
+    """Appends one line per ended program to a file.
 
     Results are counted in the metric `autellix_recorded_programs`: written, empty (no call reached the
     engine), no_tokens (an answer without token counts), too_long (more than MAX_CALLS calls), dropped (the
@@ -83,7 +83,7 @@ class ProgramRecorder(LifecycleSubscriber):
 
         Args:
             path: The file; lines are appended.
-            registry: Where the metric goes.
+            registry: The registry of the metric.
             origin_s: The moment that arrivals are counted from, on the clock of the calls.
 
         Raises:
@@ -99,7 +99,7 @@ class ProgramRecorder(LifecycleSubscriber):
         )
         self._programs: dict[str, _Program] = {}
         self._running: dict[str, tuple[_Program, _Call]] = {}
-        # Program ids may come back after a program's end and in the next recording; in a file they must not.
+        # A client may reuse a program id after its end or in the next recording; ids in a file are unique.
         self._prefix = secrets.token_hex(3)
         self._count = 0
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="autellix-record")
@@ -109,7 +109,7 @@ class ProgramRecorder(LifecycleSubscriber):
 
     @property
     def held_programs(self) -> int:
-        """Return the number of programs that have not ended."""
+        """Return the number of programs that are kept in memory."""
         return len(self._programs)
 
     def on_call_began(self, call: CallBegan) -> None:
@@ -158,7 +158,7 @@ class ProgramRecorder(LifecycleSubscriber):
             self._finish(program)
 
     async def close(self) -> None:
-        """Write every program that is left, without its running calls, and wait for the disk."""
+        """Write the remaining programs, without their running calls, and wait for the disk."""
         self._running.clear()
         for program in list(self._programs.values()):
             self._finish(program)
@@ -191,7 +191,7 @@ class ProgramRecorder(LifecycleSubscriber):
             append_line(self._path, line.encode())
             self._results.labels("written").inc()
         except Exception as error:
-            # A thread's boundary: whatever fails here must stop neither the recording nor the serving.
+            # A thread's boundary: no failure may stop the recording or the serving.
             self._results.labels("failed").inc()
             if not self._has_complained:
                 self._has_complained = True
@@ -201,7 +201,7 @@ class ProgramRecorder(LifecycleSubscriber):
 
 
 def check_writable(path: Path) -> None:
-    """Make sure that lines can be appended to the file.
+    """Check that lines can be appended to the file.
 
     Raises:
         SettingsError: if they cannot.
@@ -218,7 +218,7 @@ def append_line(path: Path, line: bytes) -> None:
     """Append a line wholly or not at all.
 
     Raises:
-        OSError: if it cannot be written; what was written of it is taken back.
+        OSError: if it cannot be written; a partial line is removed.
     """
     with path.open("ab", buffering=0) as file:
         size_bytes = file.seek(0, 2)
@@ -234,7 +234,7 @@ def append_line(path: Path, line: bytes) -> None:
 def _parents(
     program: _Program, parent_ids: tuple[str, ...] | None, previous: _Call | None
 ) -> tuple[_Call, ...]:
-    """Return the calls that a new call waited for: those it names, else the last one of its thread."""
+    """Return the parents of a new call: those it names, else the last call of its thread."""
     if parent_ids == ():
         return ()
     named = tuple(program.by_id[parent] for parent in parent_ids or () if parent in program.by_id)
@@ -279,7 +279,7 @@ def _call_trace(call: _Call, numbers: dict[_Call, int], start_s: float) -> CallT
 
 
 def _kept(calls: Iterable[_Call]) -> Iterator[_Call]:
-    """Iterate over calls, with the nearest kept ancestors in place of those that are not in the trace."""
+    """Iterate over calls, replacing those that are not in the trace by their nearest kept ancestors."""
     waiting = list(calls)
     seen: set[_Call] = set()
     while waiting:
