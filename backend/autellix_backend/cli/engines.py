@@ -1,4 +1,4 @@
-"""`autellix engines`: the engines of a gateway, and how they join and leave."""
+"""`autellix engines`: list, add, drain, undrain and remove the engines of a gateway."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ACTIONS = ("list", "add", "drain", "undrain", "remove")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the gateway, and what is to be done with which engine."""
+    """Declare the options: the gateway, the action and its engine."""
     add_remote_options(parser)
     parser.add_argument("action", choices=ACTIONS, nargs="?", default="list", help="default: %(default)s")
     parser.add_argument(
@@ -26,14 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL|NAME",
         help="address of a running server to add; name of the engine to drain, undrain or remove",
     )
-    parser.add_argument("--name", help="add: what the engine is called, by default remote-0, remote-1, …")
-    parser.add_argument("--kind", choices=ENGINE_KINDS, help="add: what sort of server it is")
-    parser.add_argument("--no-wait", action="store_true", help="remove: leave before the engine has left")
+    parser.add_argument("--name", help="add: name of the engine, by default remote-0, remote-1, …")
+    parser.add_argument("--kind", choices=ENGINE_KINDS, help="add: kind of the server")
+    parser.add_argument("--no-wait", action="store_true", help="remove: return before the engine has left")
     parser.set_defaults(usage_error=parser.error)
 
 
 def run(args: argparse.Namespace) -> int:
-    """List the engines, or change one and say what became of it."""
+    """List the engines, or change one and print its state."""
     if (args.engine is None) != (args.action == "list"):
         expected = "no engine" if args.action == "list" else "the engine's address or name"
         args.usage_error(f"{args.action}: expected {expected}")

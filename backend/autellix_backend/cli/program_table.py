@@ -1,4 +1,4 @@
-"""Tables of engines and programs, as `autellix ps` and `autellix top` show them."""
+"""Tables of engines and programs for `autellix ps`, `top` and `engines`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from autellix_backend.observe.durations import seconds
 
 PLAIN_WIDTH = 200
-"""The width of tables that go into a file or a pipe."""
+"""The width of tables in a file or a pipe."""
 
 Shown = Mapping[str, Any]
 
@@ -19,13 +19,13 @@ _STATE_STYLES = {"running": "green", "waiting": "yellow", "ending": "magenta", "
 
 
 def make_console() -> Console:
-    """Return a console that cuts nothing off where nobody looks at a terminal."""
+    """Return a console that truncates nothing in a file or a pipe."""
     console = Console()
     return console if console.is_terminal else Console(width=PLAIN_WIDTH)
 
 
 def program_table(programs: list[dict[str, Any]], *, has_more: bool) -> Table:
-    """Return a table with a line for each program."""
+    """Return a table with one line per program."""
     table = Table(box=None, header_style="bold", caption="... and more (--limit)" if has_more else None)
     for heading, _, is_number in _COLUMNS:
         table.add_column(heading, justify="right" if is_number else "left", no_wrap=True)
@@ -36,9 +36,9 @@ def program_table(programs: list[dict[str, Any]], *, has_more: bool) -> Table:
 
 
 def engine_table(engines: list[dict[str, Any]]) -> Table:
-    """Return a table with a line for each engine."""
+    """Return a table with one line per engine."""
     table = Table(box=None, header_style="bold")
-    for heading in ("ENGINE", "STATE", "CALLS", "RUNNING", "SLOTS", "WAITING", "KV", "STEP", "TOLD"):
+    for heading in ("ENGINE", "STATE", "CALLS", "RUNNING", "SLOTS", "WAITING", "KV", "STEP", "SNAPSHOT"):
         table.add_column(heading, no_wrap=True)
     for engine in engines:
         table.add_row(
@@ -50,7 +50,7 @@ def engine_table(engines: list[dict[str, Any]]) -> Table:
             _number(engine["waiting"]),
             _percent(engine["kv_share"]),
             _time(engine["mean_step_s"]),
-            "-" if engine["snapshot_age_s"] is None else f"{seconds(engine['snapshot_age_s'])} ago",
+            "-" if engine["snapshot_age_s"] is None else f"{seconds(engine['snapshot_age_s'])} old",
             style="green" if engine["state"] == "up" else "red",
         )
     return table

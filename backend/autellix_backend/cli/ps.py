@@ -1,4 +1,4 @@
-"""`autellix ps`: the programs that a gateway knows."""
+"""`autellix ps`: the programs of a gateway."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_LIMIT = 50
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the gateway and which programs are shown."""
+    """Declare the options: the gateway, and which programs to show."""
     add_remote_options(parser)
     parser.add_argument("--state", choices=STATES, help="only programs in this state")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Questions to a running gateway over HTTP, for the commands that show what it is doing."""
+"""Requests to a running gateway, for the commands that show or change its state."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ class RemoteError(CommandError):
 
 
 class RemoteGateway:
-    """One gateway, known by its address."""
+    """A running gateway."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-        # Straight to the address: a gateway stands next to its operator, not behind a proxy.
+        # No proxy: a gateway is on the operator's own network.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> RemoteGateway:
-        """Return the gateway that `add_remote_options` declared."""
+        """Return the gateway chosen by the options of `add_remote_options`."""
         return cls(args.url, args.api_key)
 
     def get(self, path: str) -> dict[str, Any]:
-        """Return the answer of an endpoint below /autellix/v1; raises as ask() does."""
+        """Get an endpoint below /autellix/v1; raises as ask() does."""
         return self.ask("GET", path)
 
     def ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        """Send a request to an endpoint below /autellix/v1, with a body if there is one; return the answer.
+        """Send a request to an endpoint below /autellix/v1 and return the JSON answer.
 
         Raises:
-            RemoteError: if there is none, or an error.
+            RemoteError: if the gateway does not answer, or answers with an error.
         """
         data = None if body is None else json.dumps(body).encode()
         try:
@@ -63,12 +63,12 @@ class RemoteGateway:
                 "or its address in --url or AUTELLIX_BASE_URL"
             ) from error
         if not isinstance(answer, dict):
-            raise RemoteError(f"{self.url} is no Autellix gateway: it answers {path} with no JSON object")
+            raise RemoteError(f"{self.url} is no Autellix gateway: its answer to {path} is not a JSON object")
         return answer
 
 
 def add_remote_options(parser: argparse.ArgumentParser) -> None:
-    """Declare which gateway is asked: `url` and `api_key`, and `json`."""
+    """Declare `--url`, `--api-key` and `--json`."""
     url, api_key = client_environment()
     parser.add_argument(
         "--url", default=url, help=f"address of the gateway, by default AUTELLIX_BASE_URL (now {url})"
@@ -76,11 +76,11 @@ def add_remote_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--api-key", metavar="KEY", default=api_key, help="key of a tenant, by default AUTELLIX_API_KEY"
     )
-    parser.add_argument("--json", action="store_true", help="print the gateway's own answer")
+    parser.add_argument("--json", action="store_true", help="print the gateway's JSON answer")
 
 
 def print_json(answer: object) -> None:
-    """Print an answer for programs to read."""
+    """Print an answer as JSON."""
     print(json.dumps(answer, indent=2))
 
 

@@ -22,45 +22,45 @@ from autellix_backend.cli.remote import RemoteError, RemoteGateway, add_remote_o
 
 DEFAULT_PERIOD_S = 1.0
 MARGIN_LINES = 8
-"""Lines of the screen that are not programs."""
+"""Lines of the screen without programs."""
 PLAIN_LIMIT = 50
 QUIT_KEYS = "qQ"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the gateway and how often it is asked."""
+    """Declare the options: the gateway and the refresh period."""
     add_remote_options(parser)
     parser.add_argument(
         "--period",
         type=above_zero,
         default=DEFAULT_PERIOD_S,
         metavar="S",
-        help="seconds between two looks (default: %(default)s)",
+        help="seconds between refreshes (default: %(default)s)",
     )
-    parser.add_argument("--once", action="store_true", help="print one look and end; so it is in a pipe")
+    parser.add_argument("--once", action="store_true", help="print once and exit; the default in a pipe")
 
 
 def run(args: argparse.Namespace) -> int:
     """Show the gateway until q or Ctrl-C."""
     gateway, console = RemoteGateway.from_args(args), make_console()
     if args.json:
-        print_json(_look(gateway, PLAIN_LIMIT))
+        print_json(_fetch(gateway, PLAIN_LIMIT))
     elif args.once or not console.is_terminal:
-        console.print(screen(gateway.url, _look(gateway, PLAIN_LIMIT)))
+        console.print(screen(gateway.url, _fetch(gateway, PLAIN_LIMIT)))
     else:
         with contextlib.suppress(KeyboardInterrupt):
             _follow(gateway, console, args.period)
     return 0
 
 
-def screen(url: str, look: dict[str, Any]) -> RenderableType:
-    """Return what one look shows."""
-    programs = program_table(look["programs"], has_more=look["has_more"])
-    title = Text(f"Autellix at {url}   {time.strftime('%H:%M:%S')}   q ends", style="bold")
-    return Group(title, "", engine_table(look["engines"]), "", programs)
+def screen(url: str, state: dict[str, Any]) -> RenderableType:
+    """Return the screen for one state of the gateway."""
+    programs = program_table(state["programs"], has_more=state["has_more"])
+    title = Text(f"Autellix at {url}   {time.strftime('%H:%M:%S')}   q quits", style="bold")
+    return Group(title, "", engine_table(state["engines"]), "", programs)
 
 
-def _look(gateway: RemoteGateway, limit: int) -> dict[str, Any]:
+def _fetch(gateway: RemoteGateway, limit: int) -> dict[str, Any]:
     listed = gateway.get(f"/programs?limit={limit}")
     return {"engines": gateway.get("/engines")["engines"], **listed}
 
@@ -69,9 +69,9 @@ def _follow(gateway: RemoteGateway, console: Console, period_s: float) -> None:
     with Live(console=console, screen=True, auto_refresh=False) as live, _single_keys():
         while True:
             try:
-                shown = screen(gateway.url, _look(gateway, max(1, console.height - MARGIN_LINES)))
+                shown = screen(gateway.url, _fetch(gateway, max(1, console.height - MARGIN_LINES)))
             except RemoteError as error:
-                # It may come back: an engine's restart is worth watching.
+                # Keep running: the gateway may come back.
                 shown = Text(f"{error}", style="red")
             live.update(shown, refresh=True)
             if _quits(period_s):
@@ -80,7 +80,7 @@ def _follow(gateway: RemoteGateway, console: Console, period_s: float) -> None:
 
 @contextlib.contextmanager
 def _single_keys() -> Iterator[None]:
-    """Have keys come one by one, without Enter, where there is a keyboard."""
+    """Deliver keys one by one, without Enter, if standard input is a terminal."""
     if not sys.stdin.isatty():
         yield
         return
@@ -93,7 +93,7 @@ def _single_keys() -> Iterator[None]:
 
 
 def _quits(period_s: float) -> bool:
-    """Wait for the next look; return True if the user wants no more."""
+    """Wait for the next refresh; return whether the user pressed a quit key."""
     if not sys.stdin.isatty():
         time.sleep(period_s)
         return False

@@ -1,4 +1,4 @@
-"""`autellix why PROGRAM`: the scheduler's decision about each of a program's calls, in words."""
+"""`autellix why PROGRAM`: explain why each of a program's calls waits or runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the program and the gateway."""
+    """Declare the options: the program and the gateway."""
     parser.add_argument("program", metavar="PROGRAM", help="id of the program, as `autellix ps` shows it")
     add_remote_options(parser)
 
