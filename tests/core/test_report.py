@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -26,8 +27,8 @@ RECORD = CallRecord(
     inherited_service_s=0.25,
     is_aborted=False,
 )
-ACCOUNT = EngineReport.of(
-    RECORD,
+REPORT = EngineReport(
+    **asdict(RECORD),
     request_id="chatcmpl-1",
     prompt_tokens=10,
     output_tokens=20,
@@ -40,29 +41,29 @@ ACCOUNT = EngineReport.of(
 )
 
 
-def test_an_account_survives_the_wire() -> None:
-    assert EngineReport.from_bytes(ACCOUNT.to_bytes()) == ACCOUNT
+def test_a_report_survives_the_wire() -> None:
+    assert EngineReport.from_bytes(REPORT.to_bytes()) == REPORT
 
 
-def test_an_account_fits_a_small_datagram() -> None:
-    assert len(ACCOUNT.to_bytes()) < 1024
+def test_a_report_fits_a_small_datagram() -> None:
+    assert len(REPORT.to_bytes()) < 1024
 
 
 def test_an_unfinished_call_has_no_finish_reason() -> None:
-    message = json.loads(ACCOUNT.to_bytes()) | {"finish_reason": None}
+    message = json.loads(REPORT.to_bytes()) | {"finish_reason": None}
 
     assert EngineReport.from_bytes(json.dumps(message).encode()).finish_reason is None
 
 
 def test_keys_of_a_later_version_are_ignored() -> None:
-    message = json.loads(ACCOUNT.to_bytes()) | {"energy_j": 3}
+    message = json.loads(REPORT.to_bytes()) | {"energy_j": 3}
 
-    assert EngineReport.from_bytes(json.dumps(message).encode()) == ACCOUNT
+    assert EngineReport.from_bytes(json.dumps(message).encode()) == REPORT
 
 
 @pytest.mark.parametrize("datagram", [b"{", b"\xff", b"[]", b"{}", b'"x"'])
-def test_what_is_no_account_is_refused(datagram: bytes) -> None:
-    with pytest.raises(ReportError, match=r"^not a call account: "):
+def test_what_is_no_report_is_refused(datagram: bytes) -> None:
+    with pytest.raises(ReportError, match=r"^not an engine report: "):
         EngineReport.from_bytes(datagram)
 
 
@@ -71,7 +72,7 @@ def test_what_is_no_account_is_refused(datagram: bytes) -> None:
     [("level", "2"), ("level", True), ("service_s", None), ("is_aborted", 0), ("call_id", 7)],
 )
 def test_a_field_of_another_type_is_refused(name: str, value: object) -> None:
-    message = json.loads(ACCOUNT.to_bytes()) | {name: value}
+    message = json.loads(REPORT.to_bytes()) | {name: value}
 
     with pytest.raises(ReportError, match=f"{name} is "):
         EngineReport.from_bytes(json.dumps(message).encode())

@@ -15,10 +15,10 @@ from autellix_backend.core.errors import SnapshotError
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.snapshot import (
     MAX_SNAPSHOT_BYTES,
-    CallStanding,
+    CallSnapshot,
     EngineSnapshot,
-    KvSwapTotals,
-    standing_of,
+    KvOffloadTotals,
+    snapshot_of,
 )
 
 
@@ -26,8 +26,8 @@ def machine_of(**config: Any) -> Machine:
     return Machine(SchedulerConfig(**{"policy": "plas", "bounds": (1.0, 4.0), "beta": 8.0, **config}))
 
 
-def standing(machine: Machine, call_id: str, now: float) -> CallStanding:
-    return standing_of(machine, machine.call(call_id), now, place=1, call_id="client-" + call_id)
+def standing(machine: Machine, call_id: str, now: float) -> CallSnapshot:
+    return snapshot_of(machine, machine.call(call_id), now, place=1, call_id="client-" + call_id)
 
 
 def snapshot(count: int = 3, id_length: int = 8) -> EngineSnapshot:
@@ -35,7 +35,7 @@ def snapshot(count: int = 3, id_length: int = 8) -> EngineSnapshot:
     for number in range(count):
         machine.arrive(Arrival(f"{number:0{id_length}}", f"p{number:0{id_length}}", service_s=2.0), 0.0)
     calls = tuple(
-        standing_of(machine, call, 1.0, place=place, call_id=call.call_id)
+        snapshot_of(machine, call, 1.0, place=place, call_id=call.call_id)
         for place, call in enumerate(machine, start=1)
     )
     return EngineSnapshot(
@@ -59,7 +59,7 @@ def test_a_snapshot_survives_the_wire() -> None:
 
 
 def test_what_was_swapped_survives_the_wire() -> None:
-    swapping = replace(snapshot(), kv_swap=KvSwapTotals(4096, 2, 0.25, 2048, 1, 0.125, 3, 0))
+    swapping = replace(snapshot(), kv_offload=KvOffloadTotals(4096, 2, 0.25, 2048, 1, 0.125, 3, 0))
 
     assert swapping == EngineSnapshot.from_bytes(swapping.to_bytes())
 
@@ -158,9 +158,9 @@ def test_what_is_no_snapshot_is_refused(datagram: bytes) -> None:
         ("calls", None),
         ("calls", [3]),
         ("calls", [[]]),
-        ("kv_swap", 3),
-        ("kv_swap", [4096]),
-        ("kv_swap", ["4096", 2, 0.25, 2048, 1, 0.125, 3, 0]),
+        ("kv_offload", 3),
+        ("kv_offload", [4096]),
+        ("kv_offload", ["4096", 2, 0.25, 2048, 1, 0.125, 3, 0]),
     ],
 )
 def test_a_field_of_another_type_is_refused(name: str, value: object) -> None:

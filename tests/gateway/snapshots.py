@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from autellix_backend.core.snapshot import CallStanding, EngineSnapshot
+from autellix_backend.core.snapshot import CallSnapshot, EngineSnapshot
 from autellix_backend.gateway.explain.overview import EngineView, OpenCallView, Overview
 from autellix_backend.stores.base import ProgramView
 
 ENGINE = "replica-0"
 
 
-def standing(program_id: str, *, place: int, level: int, **fields: Any) -> CallStanding:
+def standing(program_id: str, *, place: int, level: int, **fields: Any) -> CallSnapshot:
     """Return a waiting call of a program, with the id KEY-place."""
     defaults: dict[str, Any] = {
         "call_id": f"key-{place}",
@@ -30,10 +30,10 @@ def standing(program_id: str, *, place: int, level: int, **fields: Any) -> CallS
         "preemptions": 0,
         "promotions": 0,
     }
-    return CallStanding(program_id=program_id, place=place, level=level, **{**defaults, **fields})
+    return CallSnapshot(program_id=program_id, place=place, level=level, **{**defaults, **fields})
 
 
-def snapshot(*calls: CallStanding, **fields: Any) -> EngineSnapshot:
+def snapshot(*calls: CallSnapshot, **fields: Any) -> EngineSnapshot:
     """Return a snapshot of an engine with two slots."""
     running = sum(call.is_running for call in calls)
     defaults: dict[str, Any] = {

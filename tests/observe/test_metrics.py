@@ -7,7 +7,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from tests.observe.facts import facts
 
-from autellix_backend.core.snapshot import EngineSnapshot, KvSwapTotals
+from autellix_backend.core.snapshot import EngineSnapshot, KvOffloadTotals
 from autellix_backend.observe.metrics import (
     CallMetrics,
     GatewayMetrics,
@@ -85,9 +85,9 @@ def test_a_snapshot_becomes_gauges_until_it_is_cleared() -> None:
     assert (value("slots"), value("calls", state="running")) == (None, None)
 
 
-FIRST = KvSwapTotals(4096, 2, 0.25, 2048, 1, 0.125, 3, 1)
-SECOND = KvSwapTotals(8192, 5, 0.75, 2048, 1, 0.125, 3, 1)
-ANEW = KvSwapTotals(1024, 1, 0.5, 0, 0, 0.0, 0, 0)
+FIRST = KvOffloadTotals(4096, 2, 0.25, 2048, 1, 0.125, 3, 1)
+SECOND = KvOffloadTotals(8192, 5, 0.75, 2048, 1, 0.125, 3, 1)
+ANEW = KvOffloadTotals(1024, 1, 0.5, 0, 0, 0.0, 0, 0)
 
 
 def values(registry: CollectorRegistry, name: str) -> tuple[float | None, ...]:

@@ -235,7 +235,7 @@ def _report(scheduler: Any, free_before: int) -> dict[str, Any]:
         manager = scheduler.connector.manager
         manager._policy.retention.check()
         report["swap"] = {".".join(key): value for key, value in manager.tally.items()}
-        report["swap_totals"] = scheduler.connector.swap_totals()._asdict()
+        report["offload_totals"] = scheduler.connector.offload_totals()._asdict()
         report["swap_calls_left"] = len(manager._calls)
     return report
 

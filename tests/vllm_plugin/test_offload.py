@@ -76,9 +76,9 @@ def test_preempted_calls_come_back_from_host_memory(
     assert expected == run["outputs"]
     assert run["slot_preemptions"] + run["block_preemptions"] >= 250
     assert run["swap"]["jobs.load"] >= 200
-    assert run["swap"]["bytes.load"] == run["swap_totals"]["loaded_bytes"] > 0
-    assert run["swap"]["bytes.store"] == run["swap_totals"]["stored_bytes"] > 0
-    assert run["swap"]["hit_chunks"] == run["swap_totals"]["hit_chunks"] > 0
+    assert run["swap"]["bytes.load"] == run["offload_totals"]["loaded_bytes"] > 0
+    assert run["swap"]["bytes.store"] == run["offload_totals"]["stored_bytes"] > 0
+    assert run["swap"]["hit_chunks"] == run["offload_totals"]["hit_chunks"] > 0
     assert run["swap"].get("failures.load", 0) + run["swap"].get("failures.store", 0) == 0
 
 

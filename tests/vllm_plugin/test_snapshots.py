@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.core.snapshot import EngineSnapshot, KvSwapTotals
+from autellix_backend.core.snapshot import EngineSnapshot, KvOffloadTotals
 from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.settings import PluginSettings
 from autellix_backend.vllm_plugin.snapshots import (
@@ -23,7 +23,7 @@ from autellix_backend.vllm_plugin.snapshots import (
 )
 from autellix_backend.vllm_plugin.tracker import CallTracker, Usage
 
-SWAPPED = KvSwapTotals(4096, 2, 0.25, 2048, 1, 0.125, 3, 0)
+SWAPPED = KvOffloadTotals(4096, 2, 0.25, 2048, 1, 0.125, 3, 0)
 LOAD = SchedulerLoad(
     running=1,
     slots=4,
@@ -31,7 +31,7 @@ LOAD = SchedulerLoad(
     kv_total_blocks=10,
     kv_block_tokens=16,
     is_block_short=False,
-    kv_swap=SWAPPED,
+    kv_offload=SWAPPED,
 )
 DONE = Usage(prompt_tokens=10, output_tokens=3, finish_reason="stop", is_aborted=False)
 
@@ -93,7 +93,7 @@ def test_a_snapshot_tells_the_queue_in_order(tracker: CallTracker, receiver: soc
         told.left_out,
     ) == (6, 10, 16, (1, 1, 0), 0)
     assert told.mean_step_s == pytest.approx(0.03)
-    assert told.kv_swap == SWAPPED
+    assert told.kv_offload == SWAPPED
     assert [
         (call.call_id, call.program_id, call.place, call.is_running, call.kv_blocks) for call in told.calls
     ] == [("c-first", "p-first", 1, True, 6), ("c-late", "p-late", 2, False, 0)]
@@ -103,11 +103,11 @@ def test_a_snapshot_tells_the_queue_in_order(tracker: CallTracker, receiver: soc
 
 @pytest.mark.parametrize(
     ("connector", "expected"),
-    [(None, None), (object(), None), (SimpleNamespace(swap_totals=lambda: SWAPPED), SWAPPED)],
+    [(None, None), (object(), None), (SimpleNamespace(offload_totals=lambda: SWAPPED), SWAPPED)],
     ids=["no connector", "a stock connector", "ours"],
 )
 def test_only_our_connector_tells_what_was_swapped(
-    tracker: CallTracker, connector: object, expected: KvSwapTotals | None
+    tracker: CallTracker, connector: object, expected: KvOffloadTotals | None
 ) -> None:
     pool = SimpleNamespace(num_gpu_blocks=11, get_num_free_blocks=lambda: 4)
     scheduler = SimpleNamespace(
@@ -118,7 +118,7 @@ def test_only_our_connector_tells_what_was_swapped(
     )
     load = load_of(scheduler, tracker, 3, is_block_short=False)
 
-    assert (load.kv_swap, load.kv_used_blocks, load.kv_total_blocks) == (expected, 6, 10)
+    assert (load.kv_offload, load.kv_used_blocks, load.kv_total_blocks) == (expected, 6, 10)
 
 
 def test_the_tail_of_a_long_queue_is_counted_only(tracker: CallTracker) -> None:

@@ -41,7 +41,7 @@ class CoreError(Exception):
 
 
 class CallError(CoreError):
-    """A call was used in a way its state does not allow."""
+    """A call is used in a way that its state does not allow."""
 
 
 class UnknownCallError(CallError, KeyError):
@@ -59,7 +59,7 @@ class DuplicateCallError(CallError, ValueError):
 
 
 class IllegalMoveError(CallError, ValueError):
-    """A call was asked to move in a way its state does not allow."""
+    """A call cannot move so from its state."""
 
     def __init__(self, call_id: str, move: str, state: str, story: str) -> None:
         super().__init__(f"cannot {move} call {call_id!r} while it is {state} ({story})")
@@ -94,10 +94,10 @@ class NoEngineError(CoreError):
 
 
 class ReportError(CoreError, ValueError):
-    """A datagram does not hold the account of a call."""
+    """A datagram does not hold the report of a call."""
 
     def __init__(self, problem: str) -> None:
-        super().__init__(f"not a call account: {problem}")
+        super().__init__(f"not an engine report: {problem}")
 
 
 class SnapshotError(CoreError, ValueError):

@@ -1,18 +1,19 @@
-"""What an engine's queues look like at one moment, as the engine tells the gateway: one JSON datagram."""
+"""The snapshot of an engine's queues that it sends to the gateway: one JSON datagram."""
 
 from __future__ import annotations
 
 import json
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 from autellix_backend.core.call import Call
+from autellix_backend.core.datagram import checked, checked_row, fields_of, kinds_of, read_object
 from autellix_backend.core.errors import SnapshotError
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.starvation import totals
 
-__all__ = ["MAX_SNAPSHOT_BYTES", "CallStanding", "EngineSnapshot", "KvSwapTotals", "standing_of"]
+__all__ = ["MAX_SNAPSHOT_BYTES", "CallSnapshot", "EngineSnapshot", "KvOffloadTotals", "snapshot_of"]
 
 MAX_SNAPSHOT_BYTES = 60 * 1024
 """The largest datagram, a margin below what the gateway reads at once."""
@@ -22,44 +23,43 @@ _PREFIX = b'{"snapshot":1,'
 _DIGITS = 4
 
 
-class CallStanding(NamedTuple):
-    """Where one call stands in an engine's queues; the choices of an `n > 1` call stand apart.
+class CallSnapshot(NamedTuple):
+    """One call in an engine's queues; the choices of an `n > 1` call are listed one by one.
 
-    A tuple, because an engine makes hundreds of them twice a second between two of its steps.
+    A tuple, because an engine makes hundreds of them twice a second between two steps.
     """
 
     call_id: str
     program_id: str
     thread_id: str
     place: int
-    """Its place in the order of all active calls, running ones included; 1 is the first."""
+    """Its place in the order of all active calls, running ones included, from 1."""
     level: int
     is_running: bool
     since_s: float
-    """How long it has been running, or waiting, without a break."""
+    """How long it has been running or waiting, since it last got or lost a slot."""
     wait_s: float
     """All its waiting."""
     service_s: float
-    """The engine's time that it received itself."""
+    """Its own service."""
     inherited_service_s: float
     program_service_s: float
-    """Its program's service and waiting of completed calls, as the engine has them."""
+    """The service and waiting of its program's completed calls, as the engine has them."""
     program_wait_s: float
     ratio: float | None
-    """Waiting over service, of program and call together, as anti-starvation counts them; None without any
-    service."""
+    """Waiting over service of program and call, as anti-starvation counts them; None without service."""
     promotion_s: float | None
-    """Seconds of further waiting after which anti-starvation lifts it into the first level; None if it is in
-    that already, is running, or promotions are off."""
+    """Seconds of further waiting after which it is promoted; None in the first level, while it is running, or
+    where promotions are off."""
     quantum_s: float | None
-    """Service that is left to it in its level; None if the level has no bound."""
+    """The rest of its quantum; None if unbounded."""
     kv_blocks: int
     preemptions: int
     promotions: int
 
 
-class KvSwapTotals(NamedTuple):
-    """What an engine has moved between its own and the host's memory since it started."""
+class KvOffloadTotals(NamedTuple):
+    """KV blocks that an engine has stored in host memory and loaded back since it started."""
 
     stored_bytes: int
     stored_transfers: int
@@ -69,9 +69,9 @@ class KvSwapTotals(NamedTuple):
     loaded_transfers: int
     loaded_s: float
     hit_chunks: int
-    """Chunks that were found in host memory and loaded."""
+    """Chunks found in host memory and loaded."""
     refused_chunks: int
-    """Chunks that were not stored: host memory was full of others in use."""
+    """Chunks not stored, because host memory was full of others in use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +81,11 @@ class EngineSnapshot:
     step: int
     """Steps executed since the engine started."""
     mean_step_s: float | None
-    """Mean duration of the steps since the snapshot before; None if there were none."""
+    """Mean duration of the steps since the last snapshot; None without steps."""
     running: int
     waiting: int
     slots: int
-    """How many calls the engine runs at once."""
+    """The calls that the engine runs at once."""
     kv_used_blocks: int
     kv_total_blocks: int
     kv_block_tokens: int
@@ -94,14 +94,14 @@ class EngineSnapshot:
     """Whether a waiting call was refused KV blocks in the latest step."""
     level_calls: tuple[int, ...]
     """The number of calls in each level, running ones included; empty without calls."""
-    calls: tuple[CallStanding, ...]
+    calls: tuple[CallSnapshot, ...]
     left_out: int = 0
-    """Calls behind those in `calls`, for which the datagram had no room."""
-    kv_swap: KvSwapTotals | None = None
-    """None where the engine keeps no KV blocks in host memory by our connector."""
+    """Calls behind those in `calls`, for which the datagram has no room."""
+    kv_offload: KvOffloadTotals | None = None
+    """None where the engine does not offload KV blocks by our connector."""
 
     def to_bytes(self, limit_bytes: int = MAX_SNAPSHOT_BYTES) -> bytes:
-        """Return the snapshot as one datagram, with as many of its calls as have room in it."""
+        """Return the snapshot as one datagram, with as many of its calls as fit."""
         rows = [[round(v, _DIGITS) if type(v) is float else v for v in call] for call in self.calls]
         while len(datagram := self._encode(rows)) > limit_bytes:
             # Ids differ in length: a margin saves most further rounds.
@@ -110,7 +110,7 @@ class EngineSnapshot:
 
     @staticmethod
     def is_one(datagram: bytes) -> bool:
-        """Tell a snapshot from the account of a call."""
+        """Return whether a datagram is a snapshot, and not the report of a call."""
         return datagram.startswith(_PREFIX)
 
     @classmethod
@@ -120,48 +120,47 @@ class EngineSnapshot:
         Raises:
             SnapshotError: the datagram is not a JSON object with every field of its type.
         """
-        try:
-            message = json.loads(datagram)
-        except (ValueError, RecursionError) as error:
-            raise SnapshotError(str(error)) from error
-        if not isinstance(message, dict):
-            raise SnapshotError(f"a JSON {type(message).__name__} instead of an object")
-        head = {name: _checked(name, message.get(name), kinds) for name, kinds in _HEAD_KINDS.items()}
-        levels = tuple(_checked("level_calls", count, (int,)) for count in head.pop("level_calls"))
-        swap = message.get("kv_swap")
+        message = read_object(datagram, SnapshotError)
+        head = fields_of(message, _HEAD_KINDS, SnapshotError)
+        levels = (checked("level_calls", size, (int,), SnapshotError) for size in head.pop("level_calls"))
+        rows = checked("calls", message.get("calls"), (list,), SnapshotError)
+        calls = (checked_row("a call", row, _CALL_KINDS, SnapshotError) for row in rows)
+        offload = message.get("kv_offload")
+        if offload is not None:
+            offload = checked_row("kv_offload", offload, _OFFLOAD_KINDS, SnapshotError)
         return cls(
             **head,
-            level_calls=levels,
-            calls=_standings(message.get("calls")),
-            kv_swap=None if swap is None else KvSwapTotals._make(_row("kv_swap", swap, _SWAP_KINDS)),
+            level_calls=tuple(levels),
+            calls=tuple(map(CallSnapshot._make, calls)),
+            kv_offload=None if offload is None else KvOffloadTotals._make(offload),
         )
 
     def _encode(self, rows: list[list[Any]]) -> bytes:
         head = {name: getattr(self, name) for name in _HEAD_KINDS}
         head["left_out"] += len(self.calls) - len(rows)
-        message = {**head, "kv_swap": self.kv_swap, "calls": rows}
+        message = {**head, "kv_offload": self.kv_offload, "calls": rows}
         return _PREFIX + json.dumps(message, separators=(",", ":"))[1:].encode()
 
 
-def standing_of(
+def snapshot_of(
     machine: Machine, call: Call, now: float, *, place: int, call_id: str, kv_blocks: int = 0
-) -> CallStanding:
-    """Return where one of a machine's active calls stands.
+) -> CallSnapshot:
+    """Return the snapshot of one of a machine's active calls.
 
     Args:
         machine: The machine that holds the call.
         call: The call.
         now: The time on the machine's clock.
         place: Its place in the machine's order, from 1.
-        call_id: The id by which others know it.
+        call_id: The id by which the gateway knows it.
         kv_blocks: The KV blocks that it holds.
     """
     program = machine.table[call.program_id]
     service_s, wait_s = totals(call, program, now)
     running_since_s = call.running_since_s if call.is_running else None
-    lacks_s = machine.config.beta * service_s - wait_s
-    can_be_promoted = call.level > 1 and not call.is_running and service_s > 0 and lacks_s < math.inf
-    return CallStanding(
+    missing_s = machine.config.beta * service_s - wait_s
+    can_be_promoted = call.level > 1 and not call.is_running and service_s > 0 and missing_s < math.inf
+    return CallSnapshot(
         call_id=call_id,
         program_id=call.program_id,
         thread_id=call.thread_id,
@@ -175,7 +174,7 @@ def standing_of(
         program_service_s=program.service_s,
         program_wait_s=program.wait_s,
         ratio=wait_s / service_s if service_s > 0 else None,
-        promotion_s=max(0.0, lacks_s) if can_be_promoted else None,
+        promotion_s=max(0.0, missing_s) if can_be_promoted else None,
         quantum_s=call.quantum_s if call.quantum_s < math.inf else None,
         kv_blocks=kv_blocks,
         preemptions=call.preemptions,
@@ -183,43 +182,6 @@ def standing_of(
     )
 
 
-_TYPES: dict[Any, tuple[type, ...]] = {
-    str: (str,),
-    int: (int,),
-    float: (float, int),
-    float | None: (float, int, type(None)),
-    bool: (bool,),
-    tuple[int, ...]: (list,),
-}
-
-
-def _columns(kind: type, *others: str) -> dict[str, tuple[type, ...]]:
-    return {name: _TYPES[hint] for name, hint in get_type_hints(kind).items() if name not in others}
-
-
-_HEAD_KINDS = _columns(EngineSnapshot, "calls", "kv_swap")
-_CALL_KINDS = _columns(CallStanding)
-_SWAP_KINDS = _columns(KvSwapTotals)
-
-
-def _standings(rows: object) -> tuple[CallStanding, ...]:
-    if not isinstance(rows, list):
-        raise SnapshotError(f"calls is {rows!r}")
-    return tuple(CallStanding._make(_row("a call", row, _CALL_KINDS)) for row in rows)
-
-
-def _row(what: str, row: object, columns: dict[str, tuple[type, ...]]) -> list[Any]:
-    """Return the values of these columns; a later version may have more."""
-    if not isinstance(row, list) or len(row) < len(columns):
-        raise SnapshotError(f"{what} is {row!r}")
-    for (name, kinds), value in zip(columns.items(), row, strict=False):
-        if type(value) not in kinds:
-            raise SnapshotError(f"{name} of {what} is {value!r}")
-    return row[: len(columns)]
-
-
-def _checked(name: str, value: Any, kinds: tuple[type, ...]) -> Any:
-    # By the exact type: bool is an int to isinstance, and a number to nobody else.
-    if type(value) not in kinds:
-        raise SnapshotError(f"{name} is {value!r}")
-    return value
+_HEAD_KINDS = kinds_of(EngineSnapshot, "calls", "kv_offload")
+_CALL_KINDS = kinds_of(CallSnapshot)
+_OFFLOAD_KINDS = kinds_of(KvOffloadTotals)

@@ -13,13 +13,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics import MetricWrapperBase
 
-from autellix_backend.core.snapshot import EngineSnapshot, KvSwapTotals
+from autellix_backend.core.snapshot import EngineSnapshot, KvOffloadTotals
 from autellix_backend.observe.call_facts import CallFacts
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 LATENCY_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
-_NOTHING = KvSwapTotals(0, 0, 0.0, 0, 0, 0.0, 0, 0)
+_NOTHING = KvOffloadTotals(0, 0, 0.0, 0, 0, 0.0, 0, 0)
 
 M = TypeVar("M", bound=MetricWrapperBase)
 
@@ -157,15 +157,15 @@ class OffloadMetrics:
         self._seconds = counter("seconds", "Seconds of the copies, without queueing.", "direction")
         self._hits = counter("hit_chunks", "Chunks found in host memory and loaded.")
         self._refused = counter("refused_chunks", "Chunks not stored because host memory was in use.")
-        self._counted: dict[str, KvSwapTotals] = {}
+        self._counted: dict[str, KvOffloadTotals] = {}
 
-    def advance(self, engine: str, totals: KvSwapTotals) -> None:
+    def advance(self, engine: str, totals: KvOffloadTotals) -> None:
         """Count the difference to an engine's last totals."""
         before = self._counted.get(engine, _NOTHING)
         if any(new < old for new, old in zip(totals, before, strict=True)):
             # The engine was restarted and counts from zero.
             before = _NOTHING
-        fresh = KvSwapTotals._make(new - old for new, old in zip(totals, before, strict=True))
+        fresh = KvOffloadTotals._make(new - old for new, old in zip(totals, before, strict=True))
         self._counted[engine] = totals
         self._bytes.labels(engine, "store").inc(fresh.stored_bytes)
         self._bytes.labels(engine, "load").inc(fresh.loaded_bytes)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from autellix_backend.core.snapshot import EngineSnapshot, KvSwapTotals, standing_of
+from autellix_backend.core.snapshot import EngineSnapshot, KvOffloadTotals, snapshot_of
 from autellix_backend.vllm_plugin.tracker import CallTracker
 
 __all__ = ["MAX_SHARE", "MAX_STANDINGS", "PERIOD_S", "SchedulerLoad", "SnapshotReporter", "load_of"]
@@ -32,7 +32,7 @@ class SchedulerLoad:
     kv_total_blocks: int
     kv_block_tokens: int
     is_block_short: bool
-    kv_swap: KvSwapTotals | None
+    kv_offload: KvOffloadTotals | None
 
 
 def load_of(scheduler: Any, tracker: CallTracker, free_slots: int, *, is_block_short: bool) -> SchedulerLoad:
@@ -40,7 +40,7 @@ def load_of(scheduler: Any, tracker: CallTracker, free_slots: int, *, is_block_s
     pool = scheduler.kv_cache_manager.block_pool
     total_blocks = pool.num_gpu_blocks - 1  # One is vLLM's null block.
     # Only our connector has them.
-    swap_totals = getattr(getattr(scheduler, "connector", None), "swap_totals", None)
+    offload_totals = getattr(getattr(scheduler, "connector", None), "offload_totals", None)
     return SchedulerLoad(
         # Requests that have just finished may still be in vLLM's list.
         running=sum(request.request_id in tracker for request in scheduler.running),
@@ -49,7 +49,7 @@ def load_of(scheduler: Any, tracker: CallTracker, free_slots: int, *, is_block_s
         kv_total_blocks=total_blocks,
         kv_block_tokens=scheduler.block_size,
         is_block_short=is_block_short,
-        kv_swap=swap_totals() if swap_totals is not None else None,
+        kv_offload=offload_totals() if offload_totals is not None else None,
     )
 
 
@@ -96,7 +96,7 @@ class SnapshotReporter:
         """Return the snapshot of this moment."""
         tracker, machine = self._tracker, self._tracker.machine
         standings = tuple(
-            standing_of(
+            snapshot_of(
                 machine,
                 call,
                 now,
@@ -119,5 +119,5 @@ class SnapshotReporter:
             level_calls=machine.shares.level_sizes(),
             calls=standings,
             left_out=len(tracker) - len(standings),
-            kv_swap=load.kv_swap,
+            kv_offload=load.kv_offload,
         )

@@ -7,7 +7,7 @@ request share one call id; the report carries the caller's call id beside it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.call import Call
@@ -170,8 +170,8 @@ class CallTracker:
         leave = self.machine.abort if usage.is_aborted else self.machine.finish
         record = leave(request_id, now)
         self._drop_program(request_id, call.identity)
-        report = EngineReport.of(
-            replace(record, call_id=call.identity.call_id),
+        report = EngineReport(
+            **asdict(record) | {"call_id": call.identity.call_id},
             request_id=request_id,
             prompt_tokens=usage.prompt_tokens,
             output_tokens=usage.output_tokens,

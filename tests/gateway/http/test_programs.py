@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.gateway.snapshots import snapshot, standing
 
-from autellix_backend.core.snapshot import CallStanding
+from autellix_backend.core.snapshot import CallSnapshot
 from autellix_lab.fakes.engine import FakeBehaviour
 
 PROGRAMS = "/autellix/v1/programs"
@@ -32,7 +32,7 @@ async def stop(tasks: list[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def two_programs(keys: dict[str, str]) -> tuple[CallStanding, CallStanding]:
+def two_programs(keys: dict[str, str]) -> tuple[CallSnapshot, CallSnapshot]:
     return (
         standing("fast", place=1, level=1, is_running=True, kv_blocks=3, call_id=keys["fast"]),
         standing("slow", place=2, level=2, call_id=keys["slow"], promotion_s=7.0),

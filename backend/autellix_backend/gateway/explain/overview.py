@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from autellix_backend.core.snapshot import CallStanding, EngineSnapshot
+from autellix_backend.core.snapshot import CallSnapshot, EngineSnapshot
 from autellix_backend.stores.base import ProgramView
 
 
@@ -75,7 +75,7 @@ class Overview:
         self._calls: dict[str, list[OpenCallView]] = {}
         for call in calls:
             self._calls.setdefault(call.program_id, []).append(call)
-        self._in_engines: dict[str, CallStanding] = {}
+        self._in_engines: dict[str, CallSnapshot] = {}
         for engine in engines.values():
             # In queue order: of parallel choices the last one counts.
             for entry in engine.snapshot.calls if engine.snapshot is not None else ():
@@ -89,7 +89,7 @@ class Overview:
         """Return the engines of a program's open calls by name; None for one that has left."""
         return {call.engine: self.engines.get(call.engine) for call in self.calls_of(program_id)}
 
-    def in_engine(self, call: OpenCallView) -> CallStanding | None:
+    def in_engine(self, call: OpenCallView) -> CallSnapshot | None:
         """Return the call's entry in its engine's last snapshot."""
         return self._in_engines.get(call.key)
 

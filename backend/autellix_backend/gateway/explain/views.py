@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
-from autellix_backend.core.snapshot import CallStanding
+from autellix_backend.core.snapshot import CallSnapshot
 from autellix_backend.gateway.explain.overview import OpenCallView, Overview, ProgramState
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.stores.base import CallRecord, ProgramView
@@ -140,7 +140,7 @@ def critical_path_s(calls: Iterable[CallRecord]) -> float:
     return max(ends.values(), default=0.0)
 
 
-def _level(view: ProgramView, entries: list[CallStanding], config: SchedulerConfig) -> int:
+def _level(view: ProgramView, entries: list[CallSnapshot], config: SchedulerConfig) -> int:
     if entries:
         return min(entry.level for entry in entries)
     policy = make_policy(config.policy)
@@ -149,7 +149,7 @@ def _level(view: ProgramView, entries: list[CallStanding], config: SchedulerConf
     return bisect_right(config.bounds, policy.inherit(view.service_s)) + 1
 
 
-def _kv_share(program_id: str, entries: list[CallStanding], overview: Overview) -> float | None:
+def _kv_share(program_id: str, entries: list[CallSnapshot], overview: Overview) -> float | None:
     engines = overview.engines_of(program_id).values()
     total = sum(engine.snapshot.kv_total_blocks for engine in engines if engine and engine.snapshot)
     return sum(entry.kv_blocks for entry in entries) / total if total else None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
-from autellix_backend.core.snapshot import CallStanding, EngineSnapshot
+from autellix_backend.core.snapshot import CallSnapshot, EngineSnapshot
 from autellix_backend.gateway.explain.overview import (
     EngineView,
     OpenCallState,
@@ -211,7 +211,7 @@ def _sent_text(call: OpenCallView, engine: EngineView | None) -> str:
 
 def _explain_waiting(
     explanation: CallExplanation,
-    entry: CallStanding,
+    entry: CallSnapshot,
     snapshot: EngineSnapshot,
     config: SchedulerConfig,
     viewer: Tenant,
@@ -237,7 +237,7 @@ def _explain_waiting(
 
 def _explain_running(
     explanation: CallExplanation,
-    entry: CallStanding,
+    entry: CallSnapshot,
     snapshot: EngineSnapshot,
     config: SchedulerConfig,
     viewer: Tenant,
@@ -263,7 +263,7 @@ def _explain_running(
 
 
 def _programs_ahead(
-    entry: CallStanding, calls: Iterable[CallStanding], viewer: Tenant
+    entry: CallSnapshot, calls: Iterable[CallSnapshot], viewer: Tenant
 ) -> tuple[ProgramAhead, ...]:
     """Return the other programs with calls before this one, in the engine's order."""
     found: dict[str, ProgramAhead] = {}
@@ -291,7 +291,7 @@ def _shortage(snapshot: EngineSnapshot) -> str | None:
     return "kv_blocks" if snapshot.is_block_short else None
 
 
-def _place_text(explanation: CallExplanation, entry: CallStanding, snapshot: EngineSnapshot) -> str:
+def _place_text(explanation: CallExplanation, entry: CallSnapshot, snapshot: EngineSnapshot) -> str:
     history = ""
     if entry.preemptions:
         preempted = _count(entry.preemptions, "time")
@@ -300,7 +300,7 @@ def _place_text(explanation: CallExplanation, entry: CallStanding, snapshot: Eng
     return f"{seconds(entry.since_s)}{history} {where}"
 
 
-def _level_text(entry: CallStanding, config: SchedulerConfig) -> str:
+def _level_text(entry: CallSnapshot, config: SchedulerConfig) -> str:
     bounds = level_bounds(config, entry.level)
     if bounds is None:
         where = f"Policy {config.policy} has no levels of attained service"
@@ -343,7 +343,7 @@ def _shortage_text(short_of: str | None, snapshot: EngineSnapshot) -> str:
     return "Slots and KV blocks are free: it should start within a few steps."
 
 
-def _promotion_text(entry: CallStanding, config: SchedulerConfig) -> str:
+def _promotion_text(entry: CallSnapshot, config: SchedulerConfig) -> str:
     if entry.promotion_s is None:
         return ""
     promotes = f"Anti-starvation (beta {config.beta:g}) promotes it to level 1"

@@ -94,8 +94,8 @@ def _measure_engines(page: GatewayMetrics, inspector: Inspector) -> None:
     for name, view in inspector.overview().engines.items():
         if view.snapshot is not None and view.age_s is not None:
             page.engines.set(name, view.snapshot, view.age_s)
-            if view.snapshot.kv_swap is not None:
-                page.offload.advance(name, view.snapshot.kv_swap)
+            if view.snapshot.kv_offload is not None:
+                page.offload.advance(name, view.snapshot.kv_offload)
 
 
 def _problem(pool: EnginePool) -> str:

@@ -24,7 +24,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
 from autellix_backend.core.preemption import PreemptionCosts, Resume, ResumeKind
-from autellix_backend.core.snapshot import KvSwapTotals
+from autellix_backend.core.snapshot import KvOffloadTotals
 from autellix_backend.vllm_plugin.identity import read_identity
 from autellix_backend.vllm_plugin.offload.manager import ProgramOffloadingManager
 from autellix_backend.vllm_plugin.offload.transfers import TransferReport
@@ -120,7 +120,7 @@ class ProgramOffloadingConnector(OffloadingConnector):
         stored = full_block_tokens if self.manager.is_stored(request.request_id) else 0
         return self._resume(request.num_computed_tokens, stored)
 
-    def swap_totals(self) -> KvSwapTotals:
+    def offload_totals(self) -> KvOffloadTotals:
         """Return what all workers have stored and loaded so far."""
         return self.manager.totals()
 

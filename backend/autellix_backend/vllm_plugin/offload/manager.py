@@ -10,7 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import Offl
 from vllm.v1.kv_offload.base import LoadStoreSpec, LookupResult, OffloadKey, PrepareStoreOutput, ReqContext
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
-from autellix_backend.core.snapshot import KvSwapTotals
+from autellix_backend.core.snapshot import KvOffloadTotals
 from autellix_backend.vllm_plugin.offload.metrics import add_counts
 from autellix_backend.vllm_plugin.offload.policy import ProgramCachePolicy
 from autellix_backend.vllm_plugin.offload.transfers import TransferReport
@@ -125,10 +125,10 @@ class ProgramOffloadingManager(CPUOffloadingManager):
         add_counts(stats, fresh)
         return stats
 
-    def totals(self) -> KvSwapTotals:
+    def totals(self) -> KvOffloadTotals:
         """Return what was counted since the start, as far as a gateway is told of it."""
         tally = self.tally
-        return KvSwapTotals(
+        return KvOffloadTotals(
             stored_bytes=tally["bytes", "store"],
             stored_transfers=tally["transfers", "store"],
             stored_s=float(tally["seconds", "store"]),
