@@ -30,7 +30,7 @@ _NEEDS_NO_KEY: dict[str, Any] = {"security": []}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
+class GatewayHealth:
     """Whether the gateway runs, or can answer calls."""
 
     status: str
@@ -51,20 +51,20 @@ async def config(settings: SettingsTree) -> dict[str, Any]:
 
 
 @router.get("/healthz", response_model_exclude_none=True, openapi_extra=_NEEDS_NO_KEY)
-async def healthz() -> Health:
+async def healthz() -> GatewayHealth:
     """Report that the gateway runs."""
-    return Health(status="ok")
+    return GatewayHealth(status="ok")
 
 
 @router.get("/readyz", response_model_exclude_none=True, responses=refusals(503), openapi_extra=_NEEDS_NO_KEY)
-async def readyz(pool: Pool, store: Store) -> Health:
+async def readyz(pool: Pool, store: Store) -> GatewayHealth:
     """Report whether calls can be answered; status `degraded` comes with the reason."""
     if pool.is_shutting_down:
         raise ShuttingDownError
     if not any(member.supervisor.is_up and not member.is_draining for member in pool):
         raise EngineUnavailableError(_problem(pool))
     problem = store.failure()
-    return Health(status="ready" if problem is None else "degraded", reason=problem)
+    return GatewayHealth(status="ready" if problem is None else "degraded", reason=problem)
 
 
 @router.get(
