@@ -1,4 +1,4 @@
-"""Hatchling's hook: an installation and a wheel get the native library where it can be built."""
+"""Hatchling's build hook: compiles the native library for an installation or a wheel where possible."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Compiles `csrc/` before an editable installation or a wheel is made."""
+    """Compiles `csrc/` before an editable installation or a wheel is built."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build, and mark the wheel as one for this platform if there is a library in it."""
+        """Build, and tag a wheel with a library for this platform."""
         root = Path(self.root)
         native = _builder(root)
         made = native.build(root, os.environ.get("AUTELLIX_NATIVE", "auto"))
         self.app.display_info(f"swap kernel: {made}")
         if version == "standard" and made != "off":
-            # The library is plain C, so one wheel serves every Python of the platform.
+            # The library has a C interface, so one wheel serves every Python of the platform.
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{platform}"
@@ -33,7 +33,7 @@ def _builder(root: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("build_native", root / "scripts" / "build_native.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up by name.
+    # Dataclasses look up their module by name.
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Compile `csrc/` into the backend's `kernels/` folder where this machine can; elsewhere Python serves.
+"""Compile `csrc/` into the backend's `kernels/` folder if this machine can; else Python serves.
 
 AUTELLIX_NATIVE=auto|cpu|cuda|off
-    auto (default): CUDA where nvcc works, else the CPU back end alone, else nothing; cpu and cuda: that or an
-    error; off: nothing, and what was built before goes.
+    auto (default): CUDA where nvcc works, else the CPU back end alone, else nothing; cpu and cuda: that back
+    end or an error; off: nothing, and an earlier build is removed.
 CXX, NVCC
     The compilers to use.
-Nothing is compiled again while sources, flags and compilers are the same.
+Unchanged sources, flags and compilers are not compiled again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LIBRARY = Path("backend/autellix_backend/kernels/libautellix_swap.so")
 MODES = ("auto", "cpu", "cuda", "off")
 WARNINGS = ("-Wall", "-Wextra")
-# Real code for the two data-centre generations, and PTX that later devices compile for themselves.
+# Machine code for the two data-centre generations, and PTX for later devices.
 ARCHITECTURES = (
     "arch=compute_80,code=sm_80",
     "arch=compute_90,code=sm_90",
@@ -35,7 +35,7 @@ COMPILE_TIMEOUT_S = 600
 
 
 class BuildError(Exception):
-    """The library could not be built; the message says what was missing or what the compiler said."""
+    """The library could not be built; the message has the missing part or the compiler's output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,16 +47,16 @@ class Toolchain:
 
 
 def find_toolchain() -> Toolchain:
-    """Return the compilers that the environment names, or that are on the path."""
+    """Return the compilers of the environment's variables, or those on the path."""
     cxx = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     return Toolchain(cxx=cxx, nvcc=os.environ.get("NVCC") or shutil.which("nvcc"))
 
 
 def build(root: Path = ROOT, mode: str = "auto", tools: Toolchain | None = None) -> str:
-    """Build what the mode asks for and return what there is: `cuda`, `cpu` or `off`.
+    """Build by the mode and return the result: `cuda`, `cpu` or `off`.
 
     Raises:
-        BuildError: the mode asks for a back end that cannot be built here.
+        BuildError: the mode requires a back end that cannot be built here.
     """
     if mode not in MODES:
         raise BuildError(f"AUTELLIX_NATIVE is {mode!r}; expected one of {', '.join(MODES)}")
@@ -72,7 +72,7 @@ def build(root: Path = ROOT, mode: str = "auto", tools: Toolchain | None = None)
             problems.append(f"{backend}: {error}")
         else:
             return backend
-    # A library of older sources would be worse than none.
+    # A library of older sources is worse than none.
     _remove(root)
     if mode != "auto":
         raise BuildError("; ".join(problems))
@@ -83,7 +83,7 @@ def command(root: Path, backend: str, tools: Toolchain, output: Path, extra: Seq
     """Return the compiler's command line for a back end.
 
     Raises:
-        BuildError: the compiler is not there.
+        BuildError: the compiler is missing.
     """
     source = root / "csrc"
     common = [
@@ -128,7 +128,7 @@ def compile_library(words: Sequence[str]) -> None:
     """Run a compiler.
 
     Raises:
-        BuildError: with what it said.
+        BuildError: with its output.
     """
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
@@ -146,7 +146,7 @@ def _build_one(root: Path, backend: str, tools: Toolchain) -> None:
     fingerprint = _fingerprint(root, command(root, backend, tools, library))
     if library.exists() and mark.exists() and mark.read_text() == fingerprint:
         return
-    # Built beside its place and moved there, so that a process that runs the old one keeps it whole.
+    # Build beside the old library and move, so that running processes keep theirs.
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         made = Path(folder) / library.name
         compile_library(command(root, backend, tools, made))
@@ -182,7 +182,7 @@ def _is_program(name: str) -> bool:
 
 
 def main() -> int:
-    """Build by the environment's mode and say what came of it."""
+    """Build by the environment's mode and print the result."""
     try:
         made = build(mode=os.environ.get("AUTELLIX_NATIVE", "auto"))
     except BuildError as error:

@@ -1,4 +1,4 @@
-// What a back end offers to the context: places to keep memory, and jobs that run in order.
+// The interface of back ends: memory, and jobs that run in order.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ class Ticket {
 
 class Backend {
  public:
-  // Waits for what is under way.
+  // Waits for running jobs.
   virtual ~Backend() = default;
   // Queues a checked job whose strategy is decided. A null ticket means that `fault` says why not.
   virtual std::shared_ptr<Ticket> start(Job job, ax_fault &fault) = 0;

@@ -8,12 +8,12 @@ namespace ax {
 
 namespace {
 
-// Enough that a bulk copy reaches its speed, little enough that a start-up does not notice the whole table.
+// Enough for a bulk copy to reach its speed, and little enough for a fast start-up.
 constexpr uint64_t MOST_BYTES = 16 << 20;
 constexpr uint64_t COUNTS[AX_TABLE_COUNTS] = {1, 16, 256, 4096};
 constexpr int ROUNDS = 2;
 
-// Memory that goes back however the measure ends.
+// Memory that is released however the measurement ends.
 class Arena {
  public:
   Arena(Backend &backend, bool is_near)

@@ -1,4 +1,4 @@
-// Calibration: times every strategy for each class of the table, on the memory and the machine that will be used.
+// Calibration: times every strategy for each class of the table, on this machine and its memory.
 #pragma once
 
 #include "backend.hpp"

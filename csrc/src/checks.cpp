@@ -111,7 +111,7 @@ std::vector<Extent> extents(const Job &job) {
   return all;
 }
 
-// Planes whose extents overlap are sound only if they interleave: one stride, and no two share a byte of its period.
+// Planes whose extents overlap are valid only if they interleave: one stride, and no two share a byte of its period.
 int32_t check_cluster(const Job &job, std::vector<uint64_t> &cluster, ax_fault &fault) {
   if (cluster.size() < 2) return AX_OK;
   const uint64_t stride = job.destinations[cluster[0]].stride_bytes;

@@ -1,4 +1,4 @@
-// Checking a job: what comes in is a caller's memory, what goes out is owned, bounded and known to be sound.
+// Checking a job: the input is a caller's memory, the output is owned, bounded and valid.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The C interface: contexts, handles, and the line that no exception crosses.
+// The C interface: contexts, handles, and the boundary that no exception crosses.
 #include <map>
 #include <mutex>
 #include <new>
@@ -18,13 +18,13 @@ namespace {
 
 using ax::fail;
 
-// Runs `body(fault)`, reports its fault, and turns what it throws into a code.
+// Runs `body(fault)`, reports its fault, and turns its exceptions into a code.
 template <typename Body>
 int32_t guarded(ax_fault *out, Body body) noexcept {
   ax_fault fault{};
   try {
     body(fault);
-  } catch (...) {  // the standard library throws for want of memory or threads
+  } catch (...) {  // the standard library throws without memory or threads
     fail(fault, AX_MEMORY, AX_FIELD_MEMORY);
   }
   if (out != nullptr) *out = fault;
@@ -57,7 +57,7 @@ void finish(ax_context *context, uint64_t handle, ax_stats *stats, ax_fault &fau
   {
     std::lock_guard<std::mutex> lock(context->mutex);
     const auto found = context->tickets.find(handle);
-    // A null ticket is a place that ax_submit holds for a job that has not started.
+    // A null ticket is a handle that ax_submit reserves for a job that has not started.
     if (found == context->tickets.end() || found->second == nullptr)
       return void(fail(fault, AX_HANDLE, AX_FIELD_HANDLE));
     ticket = found->second;
@@ -154,7 +154,7 @@ int32_t ax_submit(ax_context *context, const ax_job *job, uint64_t *handle, ax_f
     if (handle == nullptr) return void(fail(fault, AX_NULL, AX_FIELD_HANDLE));
     uint64_t mine = 0;
     {
-      // The place in the table is taken before the job starts, so that a job that runs always has a handle.
+      // The handle is reserved before the job starts, so that a running job always has one.
       std::lock_guard<std::mutex> lock(context->mutex);
       if (context->tickets.size() >= AX_MAX_PENDING) return void(fail(fault, AX_BUSY, AX_FIELD_HANDLE));
       mine = context->next_handle++;

@@ -1,4 +1,4 @@
-// The CPU back end: one worker thread takes jobs in order; large ones it may share with others.
+// The CPU back end: one worker thread runs jobs in order and may share large ones with others.
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -17,7 +17,7 @@ namespace ax {
 
 namespace {
 
-// Below this, starting threads costs more than they save.
+// Below this size threads cost more than they save.
 constexpr uint64_t SHARED_JOB_BYTES = 16 << 20;
 
 double now_s() {
@@ -60,7 +60,7 @@ void copy_pieces(const Piece *pieces, size_t count) {
     std::memcpy(pointer(pieces[i].destination), pointer(pieces[i].source), pieces[i].bytes);
 }
 
-// Shares of about equal bytes, so that one long piece does not leave the others idle for want of a cut inside it.
+// Shares of about equal bytes, so that one long piece does not leave the others idle.
 std::vector<Piece> cut(const std::vector<Piece> &pieces, uint64_t most_bytes) {
   std::vector<Piece> parts;
   for (const Piece &piece : pieces)
@@ -114,7 +114,7 @@ class CpuBackend : public Backend {
 
   void *allocate(uint64_t bytes, bool) override {
     void *memory = std::malloc(bytes);
-    // Touched, so that the measure does not pay for the first use of pages.
+    // Touched, so that the measurement excludes the first use of pages.
     if (memory != nullptr) std::memset(memory, 1, bytes);
     return memory;
   }

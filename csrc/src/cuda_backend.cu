@@ -17,11 +17,11 @@ namespace {
 
 // Drivers limit how much one registration may pin.
 constexpr uint64_t PIN_BYTES = UINT64_C(16) << 30;
-// A few blocks outrun the bus; the rest of the device is for the model that decodes meanwhile.
+// A few blocks are faster than the bus; the rest of the device is for decoding.
 constexpr uint32_t MOST_KERNEL_BLOCKS = 24;
 constexpr uint32_t KERNEL_THREADS = 256;
 constexpr size_t LEAST_TASKS = 4096;
-// A flag of our own, beside the caller's: far memory that is not pinned, which the batch call need not take.
+// Our own flag beside the caller's: far memory that is not pinned, which the batch call may reject.
 constexpr uint32_t FAR_IS_PAGEABLE = 1u << 31;
 
 struct CudaError {
@@ -30,7 +30,7 @@ struct CudaError {
 
 void must(cudaError_t error) {
   if (error == cudaSuccess) return;
-  cudaGetLastError();  // else the next call that is checked, perhaps not ours, would see it
+  cudaGetLastError();  // else the next checked call, perhaps not ours, would see it
   throw CudaError{error};
 }
 
@@ -40,7 +40,7 @@ int32_t fail_device(ax_fault &fault, cudaError_t error) {
   return fault.code;
 }
 
-// The thread's device belongs to the caller: ours for the length of one call.
+// The thread's device belongs to the caller: borrowed for one call.
 class DeviceScope {
  public:
   explicit DeviceScope(int device) {
@@ -99,7 +99,7 @@ void launch(const Task *tasks, uint32_t count, char *slot, bool is_gather, cudaS
   must(cudaGetLastError());
 }
 
-// Tasks where the kernels read them, and the pinned memory that they come from.
+// Tasks in the kernels' memory, and their source in pinned memory.
 struct TaskBuffer {
   size_t capacity = 0;
   Task *host = nullptr;
@@ -128,7 +128,7 @@ class CudaTicket : public Ticket {
 
   bool is_done() override {
     if (cudaEventQuery(ended_.get()) != cudaErrorNotReady) return true;
-    cudaGetLastError();  // else the check after this thread's next kernel would take it for a failure
+    cudaGetLastError();  // else the check after this thread's next kernel would report it as a failure
     return false;
   }
   void wait() override { cudaEventSynchronize(ended_.get()); }
@@ -194,7 +194,7 @@ class CudaBackend : public Backend {
       try {
         enqueue(job, lane, *ticket);
       } catch (...) {
-        // What is queued already uses the ticket's buffers.
+        // Queued work already uses the ticket's buffers.
         cudaStreamSynchronize(lane.copies);
         cudaStreamSynchronize(lane.kernels);
         throw;
@@ -247,7 +247,7 @@ class CudaBackend : public Backend {
     return error == cudaSuccess ? AX_OK : fail_device(fault, error);
   }
 
-  // A ticket's tasks come back to be used again.
+  // A ticket's tasks are returned for reuse.
   void give_back(const TaskBuffer &buffer) {
     std::lock_guard<std::mutex> lock(spare_mutex_);
     spare_.push_back(buffer);
@@ -385,7 +385,7 @@ class CudaBackend : public Backend {
     return pieces.size();
   }
 
-  // No copy may reach over the border of two registrations.
+  // No copy may cross the border of two registrations.
   std::vector<Piece> cut_at_edges(std::vector<Piece> pieces) const {
     if (edges_.empty()) return pieces;
     std::vector<Piece> parts;

@@ -1,4 +1,4 @@
-// Faults that a build plants in itself, so that the tests can show that they would see one. Empty in every other build.
+// Faults for test builds, with which the tests prove that they detect one. Empty in every other build.
 #pragma once
 
 #include <vector>

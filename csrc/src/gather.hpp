@@ -1,4 +1,4 @@
-// The reference of the gather and scatter kernels, in plain C++: what the CPU back end runs, and what a kernel must equal.
+// The reference of the gather and scatter kernels, in plain C++: the CPU back end runs it, and a kernel must equal it.
 #pragma once
 
 #include <cstdint>

@@ -105,7 +105,7 @@ class StagedBuilder {
   uint64_t slot_bytes_;
 };
 
-// Where a piece of so many bytes, one of so many, stands in the table: its classes, and its size in units of its class.
+// The place in the table of a piece by its bytes and the number of pieces: its classes, and its size in units of its class.
 double expected_s(const ax_table &table, uint32_t direction, uint32_t strategy, uint64_t pieces, uint64_t bytes) {
   const uint64_t each = std::max<uint64_t>(bytes / pieces, 1);
   uint32_t size = 0;
