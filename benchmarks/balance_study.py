@@ -1,4 +1,4 @@
-"""Simulate the balancers on recorded programs, and how the rate at one latency grows with the engines.
+"""Simulates the balancers on recorded programs, and how the rate at one latency grows with the engines.
 
     balance_study.py traces DATA    four balancers on 4 equal engines, and on 2 slow and 2 fast ones
     balance_study.py scaling DATA   the highest rate at one latency, for 1 to 64 engines
@@ -16,23 +16,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from recorded import (
-    FEW_SLOTS,
-    LEAST_PROGRAMS,
-    fit_note,
-    load_programs,
-    show,
-    study_parser,
-    write_results,
-)
-
 from autellix_backend.core.balance import BALANCER_NAMES
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.sim.experiment import Sweep, SweepResult, drain_rate_per_s, run_sweep, summarise_runs
+from autellix_lab.sim.markdown import markdown_table
 from autellix_lab.sim.presets import PRESETS
+from autellix_lab.sim.recorded import (
+    FEW_SLOTS,
+    LEAST_PROGRAMS,
+    fit_note,
+    load_programs,
+    study_parser,
+    write_results,
+)
 from autellix_lab.sim.simulation import SimSettings
-from autellix_lab.sim.table import load_at
+from autellix_lab.sim.table import format_interval, load_at
 
 PRESET = PRESETS["llama3.1-8b-a100"]
 SLOTS = 16
@@ -40,9 +39,9 @@ KV_SHARE = 0.25
 """Share of the engine's KV blocks: with few slots, as much for each call as large batches leave."""
 BASELINE = "round_robin"
 OURS = "locality-bounded"
-TOLD = "locality-bounded, KV events"
-"""Ours, told what engines have cached."""
-CASES = (*BALANCER_NAMES, TOLD)
+WITH_KV_EVENTS = "locality-bounded, KV events"
+"""Ours, with the cached tokens of each engine."""
+CASES = (*BALANCER_NAMES, WITH_KV_EVENTS)
 ENGINE_SETS = {"4 equal": (1.0, 1.0, 1.0, 1.0), "2 slow, 2 fast": (0.6, 0.6, 1.4, 1.4)}
 """Speeds; the sum is the same, so a load is the same rate."""
 COUNTS = {"chat": 300, "tools": 120, "tree": 20, "mixed": 60, "coding": 40}
@@ -78,8 +77,8 @@ def settings(case: str, speeds: Sequence[float], slots: int) -> SimSettings:
         scheduler=SchedulerConfig(preemption="always"),
         engines=len(speeds),
         engine_speeds=tuple(speeds),
-        balancer=OURS if case == TOLD else case,
-        kv_events=case == TOLD,
+        balancer=OURS if case == WITH_KV_EVENTS else case,
+        kv_events=case == WITH_KV_EVENTS,
     )
 
 
@@ -92,16 +91,16 @@ def excess(result: SweepResult, load: float, metric: str) -> float:
 def trace_table(result: SweepResult) -> list[str]:
     """Return one table: loads by balancers."""
     titles = ("load", "balancer", "cached", *METRICS)
-    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    rows = []
     for load in LOADS:
         for name in CASES:
             cells = []
             for metric in METRICS.values():
                 mark = " (!)" if name == OURS and excess(result, load, metric) > TOLERANCE else ""
-                cells.append(show(result.ratio(name, BASELINE, load, metric)) + mark)
+                cells.append(format_interval(result.ratio(name, BASELINE, load, metric)) + mark)
             cached = f"{result.interval(name, load, CACHED).mean:.0%}"
-            lines.append(f"| {load:g} | {name} | {cached} | " + " | ".join(cells) + " |")
-    return lines
+            rows.append((f"{load:g}", name, cached, *cells))
+    return markdown_table(titles, rows)
 
 
 def run_traces(arguments: argparse.Namespace) -> None:
@@ -181,16 +180,18 @@ def run_scaling(arguments: argparse.Namespace) -> None:
 
 def scaling_table(rates: Mapping[tuple[str, int], float], engines: Sequence[int]) -> list[str]:
     """Return the table: engines by balancers, with the straight line through one engine's rate."""
-    titles = ["engines", *(f"{name}, programs/s | each | over the straight line" for name in SCALED)]
-    lines = ["| " + " | ".join(titles) + " |", "|---" * (1 + 3 * len(SCALED)) + "|"]
+    titles = ["engines"]
+    for name in SCALED:
+        titles += [f"{name}, programs/s", "each", "over the straight line"]
+    rows = []
     for number in engines:
-        cells = []
+        cells = [str(number)]
         for name in SCALED:
             rate, each = rates[name, number], rates[name, number] / number
             line = each / rates[name, 1] if (name, 1) in rates else math.nan
-            cells.append(f"{rate:.2f} | {each:.3f} | {line:.3f}")
-        lines.append(f"| {number} | " + " | ".join(cells) + " |")
-    return lines
+            cells += [f"{rate:.2f}", f"{each:.3f}", f"{line:.3f}"]
+        rows.append(cells)
+    return markdown_table(titles, rows)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Simulate the policies on recorded programs, and the scheduler's settings one at a time.
+"""Simulates the policies on recorded programs, and the scheduler's settings one at a time.
 
     policy_study.py traces DATA       all policies over offered loads, on the traces in DATA/public
     policy_study.py sensitivity DATA  one setting after the other, at one load
@@ -16,13 +16,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from recorded import FEW_SLOTS, Chapter, fit_note, study_parser, study_workloads
-
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.sim.experiment import Sweep, SweepResult, run_sweep, summarise_runs
+from autellix_lab.sim.markdown import markdown_table
 from autellix_lab.sim.presets import PRESETS
+from autellix_lab.sim.recorded import FEW_SLOTS, Chapter, fit_note, study_parser, study_workloads
 from autellix_lab.sim.simulation import SimSettings
+from autellix_lab.sim.table import format_interval
 from autellix_lab.workload.statistics import Interval
 
 PRESET = PRESETS["llama3.1-8b-a100"]
@@ -83,15 +84,6 @@ def on_engine_of(workload: str, cases: Mapping[str, SimSettings]) -> dict[str, S
     }
 
 
-def show(interval: Interval) -> str:
-    """Write a ratio with its interval."""
-    return (
-        f"{interval.mean:.2f} ± {interval.half_width:.2f}"
-        if interval.half_width < 9
-        else f"{interval.mean:.2f}"
-    )
-
-
 def verdict(ratio: Interval) -> str:
     """Call a ratio to the baseline a win, equal or a loss; its whole interval must lie on that side."""
     if ratio.mean + ratio.half_width < 1 - SAME:
@@ -112,18 +104,13 @@ def page(
         shown = ", ".join(f"{title} {interval.mean:.3g} s" for title, interval in base.items())
         busy = result.interval("fcfs", load, "utilisation").mean
         lines += [f"**Load {load:g}**: `fcfs` has {shown}; the engine is busy {busy:.0%} of the time.", ""]
-        lines += [
-            "| ratio to fcfs | " + " | ".join(METRICS) + " | preemptions per call | verdict on the mean |"
-        ]
-        lines += ["|---" * (len(METRICS) + 3) + "|"]
+        rows = []
         for case in cases[1:]:
             ratios = [result.ratio(case, "fcfs", load, metric) for metric in METRICS.values()]
             preemptions = result.interval(case, load, "preemptions_per_call").mean
-            cells = [show(ratio) for ratio in ratios]
-            lines.append(
-                f"| {case} | " + " | ".join(cells) + f" | {preemptions:.2f} | {verdict(ratios[0])} |"
-            )
-        lines.append("")
+            rows.append((case, *map(format_interval, ratios), f"{preemptions:.2f}", verdict(ratios[0])))
+        titles = ("ratio to fcfs", *METRICS, "preemptions per call", "verdict on the mean")
+        lines += [*markdown_table(titles, rows), ""]
     return lines
 
 

@@ -1,9 +1,9 @@
-"""Simulate when a running call should make room: always, at its price or never, with memory ample and short.
+"""Simulates when a running call makes room (always, at its price, or never) with ample and short memory.
 
     preemption_study.py DATA       on the traces in DATA/public
 
 Ratios to `fcfs` are taken seed by seed, between runs with the same programs and arrivals. Writes JSON and a
-page of tables, and says which cells of the default are more than 3 % above those of the paper's way.
+page of tables, and prints the cells in which the default is more than 3 % above the paper's way.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from recorded import Chapter, show, study_parser, study_workloads
-
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.sim.experiment import Sweep, SweepResult, run_sweep, summarise_runs
+from autellix_lab.sim.markdown import markdown_table
 from autellix_lab.sim.presets import PRESETS
+from autellix_lab.sim.recorded import Chapter, study_parser, study_workloads
 from autellix_lab.sim.simulation import SimSettings
+from autellix_lab.sim.table import format_interval
 
 PRESET = PRESETS["llama3.1-8b-a100"]
 SLOTS = 16
@@ -30,6 +31,16 @@ BRANCHING = ("mixed", "tree")
 """Where `atlas` orders otherwise than `plas`."""
 METRICS = ("token_latency_s.mean", "latency_s.mean", "token_latency_s.p99")
 EXTRA = ("preemptions_per_call", "cached_share")
+TITLES = (
+    "KV blocks",
+    "load",
+    "case",
+    "token latency, mean",
+    "latency, mean",
+    "token latency, p99",
+    "preemptions per call",
+    "cached",
+)
 WORSE = 1.03
 
 
@@ -66,15 +77,14 @@ def worse_cells(result: SweepResult, names: Sequence[str], where: str) -> list[s
     return found
 
 
-def table(result: SweepResult, names: Sequence[str], memory: str) -> list[str]:
+def table_rows(result: SweepResult, names: Sequence[str], memory: str) -> list[tuple[str, ...]]:
     """Return the rows of one workload with one memory."""
     rows = []
     for name in names[1:]:
         for load in LOADS:
-            ratios = [show(result.ratio(name, "fcfs", load, metric)) for metric in METRICS]
+            ratios = [format_interval(result.ratio(name, "fcfs", load, metric)) for metric in METRICS]
             extra = [result.interval(name, load, metric).mean for metric in EXTRA]
-            cells = [memory, f"{load:g}", name, *ratios, f"{extra[0]:.2f}", f"{extra[1]:.0%}"]
-            rows.append("| " + " | ".join(cells) + " |")
+            rows.append((memory, f"{load:g}", name, *ratios, f"{extra[0]:.2f}", f"{extra[1]:.0%}"))
     return rows
 
 
@@ -84,9 +94,7 @@ def main() -> None:
     worse: list[str] = []
 
     def chapter(workload: str, programs: Sequence[ProgramTrace], count: int) -> Chapter:
-        titles = ("KV blocks", "load", "case", "token latency, mean", "latency, mean", "token latency, p99")
-        lines = [f"## {workload}", "", f"{count} programs per run.", ""]
-        lines += ["| " + " | ".join((*titles, "preemptions per call", "cached")) + " |", "|---" * 8 + "|"]
+        cells: list[tuple[str, ...]] = []
         rows: Mapping[str, Any] = {}
         for memory, kv_blocks in memories(workload).items():
             settings = cases(workload, kv_blocks)
@@ -99,9 +107,11 @@ def main() -> None:
             )
             result = run_sweep(sweep, workers=arguments.workers)
             rows = {**rows, memory: summarise_runs(result, [*METRICS, *EXTRA])}
-            lines += table(result, list(settings), memory)
+            cells += table_rows(result, list(settings), memory)
             worse.extend(worse_cells(result, list(settings), f"{workload}, {memory}"))
-        return Chapter({"memories": rows}, [*lines, ""])
+        note = f"{count} programs per run."
+        lines = [f"## {workload}", "", note, "", *markdown_table(TITLES, cells), ""]
+        return Chapter({"memories": rows}, lines)
 
     study_workloads(arguments, "preemption", COUNTS, chapter)
     print("\n".join(worse) or "no cell is worse")

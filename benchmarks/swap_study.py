@@ -1,11 +1,11 @@
-"""Simulate what becomes of preempted calls' KV blocks: moved to the host, read again, or nobody preempted.
+"""Simulates three ways to treat running calls: swap their KV blocks, recompute them, or never preempt.
 
     swap_study.py DATA                  stated costs, of an A100
     swap_study.py DATA --costs FILE     costs that swap_costs.py has measured on the CPU engine
 
-DATA/public has the traces. KV blocks are few, so that they run out before slots do. Two measures: the mean
-token latency beyond saturation, and the tokens per second of a batch of programs that are all there from the
-start. Ratios are taken seed by seed, with Student's 95 % interval. Writes JSON and a page of tables.
+DATA/public has the traces. KV blocks run out before slots do. Measures are the mean token latency beyond
+saturation, and the tokens per second of a batch of programs that all arrive at the start. Ratios are taken
+seed by seed, with Student's 95 % interval. Writes JSON and a page of tables.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from recorded import FITS, Chapter, fit_note, show, study_parser, study_workloads
-
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.sim.experiment import Sweep, SweepResult, run_sweep, summarise_runs
+from autellix_lab.sim.markdown import markdown_table
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.presets import LLAMA_31_8B, MEMCPY_LAUNCH_S, PRESETS
+from autellix_lab.sim.recorded import FITS, Chapter, fit_note, study_parser, study_workloads
 from autellix_lab.sim.simulation import SimSettings
+from autellix_lab.sim.table import format_interval
 from autellix_lab.workload.fit import RECORDED_GAPS, Fit
 
 PRESET = PRESETS["llama3.1-8b-a100"]
@@ -37,7 +38,7 @@ MEASURED_KV_TOKENS = 3072
 """One and a half of the longest contexts below, for the measured engine's slots together."""
 MEASURED_CONTEXT_TOKENS = 2048
 MEASURED_SCALE = 0.25
-"""Of lengths, as in the demo: the measured engine's contexts are those that were measured."""
+"""Factor on lengths: contexts stay within those that were measured."""
 MEASURED_COUNTS = {"chat": 100, "tools": 60, "tree": 8, "coding": 24}
 
 BASELINE = "plas, recompute"
@@ -62,9 +63,9 @@ class Costs:
     name: str
     engine: EngineModel
     storing: EngineModel
-    """The same where blocks are stored beside the steps, which may make them longer."""
+    """The same with blocks stored beside the steps, which may lengthen them."""
     block_transfer_s: float
-    """What starting the copies of one block costs, where blocks move one by one."""
+    """Time to start the copies of one block, where blocks move one by one."""
     counts: Mapping[str, int]
     fits: Mapping[str, Fit]
 
@@ -136,18 +137,18 @@ def table(open_loop: SweepResult, at_once: SweepResult, names: Sequence[str]) ->
         "swapping",
         "cached",
     )
-    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
-    for name in names:
-        cells = (
+    rows = [
+        (
             name,
-            show(open_loop.ratio(name, BASELINE, LOAD, LATENCY)),
-            show(at_once.ratio(name, BASELINE, 1.0, THROUGHPUT), 3),
+            format_interval(open_loop.ratio(name, BASELINE, LOAD, LATENCY)),
+            format_interval(at_once.ratio(name, BASELINE, 1.0, THROUGHPUT), 3),
             f"{open_loop.interval(name, LOAD, 'preemptions_per_call').mean:.2f}",
             f"{open_loop.interval(name, LOAD, 'swap_share').mean:.1%}",
             f"{open_loop.interval(name, LOAD, 'cached_share').mean:.0%}",
         )
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+        for name in names
+    ]
+    return markdown_table(titles, rows)
 
 
 def run(arguments: argparse.Namespace, costs: Costs) -> None:

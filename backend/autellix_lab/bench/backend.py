@@ -1,4 +1,4 @@
-"""One `autellix serve` child: started from a settings file, ready when it says so, gone when we are."""
+"""One `autellix serve` child process, started from a settings file and ended with its parent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Measure an engine's speed under full batches, so that offered load can be stated as a share of it.
 
 The calibration plays some of the workload's own programs, all arriving at once, and looks at the time when
-enough of them are under way to fill the batch.
+enough of them run to fill the batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FIRST_LEVEL_CALLS = 2.0
 
 
 class CalibrationError(Exception):
-    """The measurement gives no speed."""
+    """The measurement yields no speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ PROBE_WORDS = (16, 272)
 
 
 class ProgramScope(Protocol):
-    """`autellix.program`: gives every call inside the block one program id."""
+    """`autellix.program`: assigns every call in the block to one program."""
 
     def __call__(self, name: str) -> AbstractContextManager[object]:
         """Open a program of this name."""
@@ -119,7 +119,7 @@ class Player:
         )
 
     async def complete(self, prompt: str, output_tokens: int) -> ChatCompletion:
-        """Ask for an answer of exactly `output_tokens` tokens, or of at most so many where that is all."""
+        """Request an answer of exactly `output_tokens` tokens; backends other than vLLM may stop earlier."""
         return await self.client.chat.completions.create(
             model=self.model,
             messages=[{"role": "user", "content": prompt}],
@@ -167,7 +167,7 @@ async def run_job(job: Mapping[str, Any], scope: ProgramScope) -> None:
 
 
 async def _probe(client: AsyncOpenAI, model: str) -> tuple[PromptLength, bool]:
-    """Measure prompt lengths, and find out whether the backend takes vLLM's own fields."""
+    """Measure prompt lengths, and whether the backend accepts vLLM's own fields."""
     try:
         return await probe_length(client, model, is_exact=True), True
     except (openai.BadRequestError, openai.UnprocessableEntityError):

@@ -46,7 +46,7 @@ class Target:
 
 
 Follow = Callable[[str, int], Callable[[CallResult], None]]
-"""Given a run's title and number of calls, returns what is told each result; for progress bars."""
+"""Starts a progress bar with a run's title and number of calls; returns a function that receives results."""
 
 
 def calibrate(
@@ -55,8 +55,8 @@ def calibrate(
     """Measure a backend's speed with the batch full.
 
     Args:
-        tokens: How many are generated, at least.
-        salt: Another for every measurement on a backend, whose prefix cache would know the prompts.
+        tokens: Least number of generated tokens.
+        salt: Different for every measurement on a backend, so that no prompt is in its prefix cache.
 
     Raises:
         ReplayError, CalibrationError: if there is nothing to measure.
@@ -86,8 +86,8 @@ def compare(
 ) -> list[LoadComparison]:
     """Play every load on every target, policies taking turns (A B A B), one at a time.
 
-    The speed is measured anew in each round: a machine that has become slower or faster since is offered the
-    load that its speed of now makes of rho. `measure_speed` gets a name for the round.
+    The speed is measured in each round, so that rho refers to the machine's current speed. `measure_speed`
+    receives a name for the round.
 
     Raises:
         ReplayError: if the client could not play at all.

@@ -103,7 +103,7 @@ async def _replay(job: ReplayJob, on_result: Callable[[CallResult], None]) -> li
 
 async def _feed(stdin: asyncio.StreamWriter | None, data: bytes) -> None:
     assert stdin is not None
-    # A client that dies at once closes the pipe; its exit code and log tell why.
+    # A client that dies at once closes the pipe; its exit code and log name the reason.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         stdin.write(data)
         await stdin.drain()

@@ -1,4 +1,4 @@
-"""Show a comparison of policies: a table, a plot, a JSON file."""
+"""Reports of a comparison of policies: a table, a plot, a JSON file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ UNITS: dict[str, tuple[str, str]] = {
 """Token latency and latency in each unit."""
 LATENCIES = tuple(name for names in UNITS.values() for name in names)
 SPEED = "service_per_token_s"
-"""What tells of the machine's own speed in a turn."""
+"""The metric that shows the machine's own speed in a turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ def _add_metric(table: Table, load: LoadComparison, name: str) -> None:
 
 
 def verdicts(load: LoadComparison, *, goal: float | None, tolerance: float) -> list[str]:
-    """Say in plain sentences what the comparison shows, also what got worse.
+    """Return sentences about the results of the comparison, including what got worse.
 
     Args:
         goal: the ratio of mean program token latency that every round should reach; None asks for none.
@@ -174,7 +174,7 @@ def _what_got_worse(load: LoadComparison, policy: str, tolerance: float) -> list
 
 
 def report_mapping(loads: Sequence[LoadComparison], setting: Mapping[str, Any]) -> dict[str, Any]:
-    """Return everything measured as plain JSON values."""
+    """Return all results as plain JSON values."""
     return {
         "setting": dict(setting),
         "loads": [

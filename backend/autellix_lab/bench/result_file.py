@@ -1,4 +1,4 @@
-"""Replay results as JSON files: everything that a comparison needs, written whole and read with checks."""
+"""Replay results as JSON files with everything that a comparison needs, checked when read."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class ResultFileError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult:
-    """One replay: what was played, and what its programs experienced."""
+    """One replay: its setting, and the outcomes of its programs."""
 
     setting: Mapping[str, Any]
-    """What was played, where and how; plain JSON values."""
+    """The trace, endpoint and options, as plain JSON values."""
     programs: int
     """Programs played; those without a lost call have an outcome."""
     calls: int
     lost_calls: int
     calls_without_report: int
-    """Answered calls without an account of the engine in a receipt."""
+    """Answered calls without an engine report."""
     duration_s: float
     """From the start of the run to the last answer."""
     errors: tuple[str, ...]

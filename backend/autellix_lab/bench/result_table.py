@@ -14,12 +14,12 @@ from autellix_lab.workload.statistics import jain_index
 
 UNKNOWN = "n/a"
 PLACE = ("url", "model", "when")
-"""Settings that say where and when a run was, not what was played."""
+"""Settings of place and time, which may differ between comparable runs."""
 PLOTTED = (("token_latency_s", "latency_s"), ("token_latency_steps", "latency_steps"))
 
 
 def figures(result: ReplayResult) -> dict[str, float | None]:
-    """Return what is one number for a whole run; None where the endpoint did not tell it.
+    """Return the figures of a whole run; None where the endpoint did not report them.
 
     `fairness` is Jain's index over the programs' token latencies.
     """

@@ -20,9 +20,9 @@ class CallResult:
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int | None = None
-    """Prompt tokens found in the prefix cache, by the receipt or the usage; None if nobody says."""
+    """Cached prompt tokens, by the receipt or the usage; None if neither reports them."""
     receipt: Mapping[str, Any] | None = None
-    """What the backend says about the call, as it came; None if it said nothing."""
+    """The backend's receipt, unchanged; None if there was none."""
     error: str | None = None
 
     @property
@@ -32,7 +32,7 @@ class CallResult:
 
     @property
     def has_engine_report(self) -> bool:
-        """Whether the receipt holds the engine's own account, and not an estimate."""
+        """Whether the receipt comes from an engine report, and is not an estimate."""
         return self.receipt is not None and self.receipt.get("estimated") is not True
 
     def receipt_number(self, field: str) -> float | None:

@@ -48,7 +48,7 @@ def add_fit_options(parser: argparse.ArgumentParser, *, max_context: int, max_co
 def add_load_options(parser: argparse.ArgumentParser) -> None:
     """Declare how trace files are read: `format`, `tokenizer` and `answers`."""
     add = parser.add_argument
-    add("--format", choices=LOADERS, help="format of the input (default: told from the file)")
+    add("--format", choices=LOADERS, help="format of the input (default: detected from the file)")
     add(
         "--tokenizer",
         metavar="NAME_OR_PATH",

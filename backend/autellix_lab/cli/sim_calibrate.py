@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-num-seqs",
         type=count,
         metavar="N",
-        help="the engine's batch size (default: what the gateway's settings say)",
+        help="the engine's batch size (default: from the gateway's settings)",
     )
     add("--seconds", type=above_zero, default=60.0, metavar="S", help="time to play (default: 60)")
     add("--answer-tokens", type=count, default=128, metavar="N", help="of a long answer (default: 128)")

@@ -1,4 +1,4 @@
-"""Options that the actions of `autellix sim` share, and what is built from them."""
+"""Options that the actions of `autellix sim` share, and the settings built from them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ DEFAULT_PROGRAMS = 200
 MAX_CONTEXT_TOKENS = 131072
 """Context window of Llama 3.1, the presets' models."""
 OFFERED_LOAD = (
-    "offered load: arriving work over what full batches do if every shared prefix is in the cache; an engine "
-    "that finds less there saturates below 1"
+    "offered load: arriving work over the capacity with full batches and a perfect prefix cache; an engine "
+    "with fewer cache hits saturates below 1"
 )
 CLAIRVOYANT = "knows what each program still needs, which no engine can: a bound to compare with"
 
@@ -40,7 +40,7 @@ _OVERRIDES = ("max_num_seqs", "token_budget", "kv_blocks", "resume", "swap")
 
 
 def add_source_options(parser: argparse.ArgumentParser) -> None:
-    """Declare which programs are simulated, and how they are fitted."""
+    """Declare the programs and how they are fitted."""
     add = parser.add_argument
     add("source", metavar="SOURCE", help=f"{', '.join(WORKLOADS)} to generate, or a trace file or folder")
     add(
@@ -89,7 +89,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--hints",
         type=float,
         metavar="SIGMA",
-        help="hinted: clients tell the tokens to come with a log-normal error of this spread; 0 is exact "
+        help="hinted: clients hint the remaining tokens with a log-normal error of this sigma; 0 is exact "
         "(default: no hints)",
     )
 
@@ -99,7 +99,7 @@ def load_pool(args: argparse.Namespace, runs: int = 1) -> list[ProgramTrace]:
 
     Args:
         args: of `add_source_options`.
-        runs: how many runs pick; so many times the programs of one are generated.
+        runs: number of runs; as many times the programs of one run are generated.
 
     Raises:
         TraceError, TokenizerError: if a trace cannot be read.
@@ -122,7 +122,7 @@ def run_size(args: argparse.Namespace, pool: Sequence[ProgramTrace]) -> int:
 
 
 def fit_note(args: argparse.Namespace) -> str:
-    """Return the line that says how the programs were fitted."""
+    """Return one line about how the programs were fitted."""
     return describe_fit(_fit(args))
 
 
@@ -160,7 +160,7 @@ def clairvoyant_notes(policies: Sequence[str]) -> list[str]:
 
 
 def describe_settings(args: argparse.Namespace, settings: SimSettings) -> dict[str, object]:
-    """Return what was simulated as plain JSON values."""
+    """Return the setting as plain JSON values."""
     return {
         "source": args.source,
         "fit": fit_note(args),
@@ -177,7 +177,7 @@ def describe_settings(args: argparse.Namespace, settings: SimSettings) -> dict[s
 
 
 def describe_engines(settings: SimSettings) -> str:
-    """Return one line of what the programs run on."""
+    """Return one line about the engines and the scheduler."""
     model, scheduler = settings.model, settings.scheduler
     copies = f"{settings.engines} x {model.name}, {settings.balancer}" if settings.engines > 1 else model.name
     if settings.engine_speeds:

@@ -89,7 +89,7 @@ def run_comparison(
     options: DemoOptions,
     programs: Sequence[ProgramTrace],
     follow: Follow,
-    tell: Callable[[str], None],
+    report_progress: Callable[[str], None],
 ) -> Comparison:
     """Start a backend for each policy and play the programs on all of them in turn.
 
@@ -110,15 +110,15 @@ def run_comparison(
             slots, tokens = options.max_num_seqs, options.calibration_tokens
             return calibrate(target, programs, slots, tokens, follow, salt=salt)
 
-        targets = {baseline: _ready(_launch(stack, options, baseline, None), tell)}
+        targets = {baseline: _ready(_launch(stack, options, baseline, None), report_progress)}
         first = targets[baseline]
         # A CPU engine decodes its first thousands of tokens at half speed: the first measurement warms it up.
         speed_of(first, "warm-up")
         calibration = speed_of(first, "first")
         bounds = choose_bounds(calibration, programs)
-        tell(_description(options, programs, calibration, bounds))
+        report_progress(_description(options, programs, calibration, bounds))
         backends = {policy: _launch(stack, options, policy, bounds) for policy in others}
-        targets |= {policy: _ready(backend, tell) for policy, backend in backends.items()}
+        targets |= {policy: _ready(backend, report_progress) for policy, backend in backends.items()}
         for policy in others:
             speed_of(targets[policy], "warm-up")
         compared = compare(
@@ -165,8 +165,8 @@ def _launch(
     return backend
 
 
-def _ready(backend: BackendProcess, tell: Callable[[str], None]) -> Target:
-    tell(f"starting the {backend.name} backend, log in {backend.log_path}")
+def _ready(backend: BackendProcess, report_progress: Callable[[str], None]) -> Target:
+    report_progress(f"starting the {backend.name} backend, log in {backend.log_path}")
     backend.wait_ready()
     return Target(base_url=backend.base_url, model=backend.model())
 

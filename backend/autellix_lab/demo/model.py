@@ -1,7 +1,7 @@
 """Makes `autellix.demo-model`: a Llama of about one million random parameters with its own tokenizer.
 
-It says nothing sensible, but it is a real model to a real engine: it loads in a moment, needs no download
-and no GPU, and takes chat messages and tools.
+Its answers make no sense, but to an engine it is a real model: it loads in a moment, needs no download and no
+GPU, and accepts chat messages and tools.
 """
 
 from __future__ import annotations

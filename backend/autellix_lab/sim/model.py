@@ -15,46 +15,46 @@ SWAP_KINDS = ("per_block", "bulk")
 class EngineModel:
     """One engine; a bad value raises ValueError that names the field.
 
-    A step in which `d` calls write a token, `p` prompt tokens are read and `a` calls are let in takes
+    A step with `d` decoding calls, `p` prefill tokens and `a` admitted calls takes
 
         step_s + d * decode_s + p * prefill_s + a * call_s   seconds,
 
-    and the time of the swaps that it waits for.
+    plus the time of the swaps that it waits for.
     """
 
     name: str = "custom"
     max_num_seqs: int = 64
-    """Calls in one step at most."""
+    """Most calls in one step."""
     token_budget: int = 2048
-    """Tokens in one step at most, read and written; longer prompts are read in chunks."""
+    """Most tokens in one step, prefill and decode; longer prompts are prefilled in chunks."""
     step_s: float = 0.010
     decode_s: float = 0.0001
     prefill_s: float = 0.0001
     call_s: float = 0.0
-    """What a call costs once each time it is let in: the host's work that steps wait for."""
+    """Cost of each admission of a call: host work that steps wait for."""
     block_tokens: int = 16
     kv_blocks: int | None = None
-    """KV blocks of the engine; None is as many as are ever needed."""
+    """KV blocks of the engine; None is unbounded."""
     has_prefix_cache: bool = True
     resume: str = "recompute"
-    """How a preempted call comes by its context again: its KV blocks are left to the prefix cache, and what
-    that has lost is read again, or they move to the host and back (`swap`).
+    """How a preempted call gets its context back.
 
-    With `host` they are left to the prefix cache, and the host has a copy of the full ones, made beside the
-    steps. What the cache has lost when the call comes back is loaded or read again, whichever costs less.
+    `recompute`: its KV blocks stay in the prefix cache, and evicted ones are recomputed. `swap`: they move to
+    the host and back. `host`: they stay in the prefix cache, and the host stores a copy of the full ones
+    beside the steps; evicted ones are loaded or recomputed, whichever costs less.
     """
     swap: str = "bulk"
     """How blocks move: one copy for each, or gathered into one transfer (section 4.2.2)."""
     swap_block_s: float = 0.0
-    """Time of one block's bytes on the way."""
+    """Time to transfer one block's bytes."""
     swap_transfer_s: float = 0.0
-    """What starting a transfer costs; `per_block` pays it for each block."""
+    """Time to start a transfer; `per_block` pays it for each block."""
     overprovisions: bool = True
-    """Whether a slot freed between decisions is refilled at once."""
+    """Whether a slot that becomes free between decisions is refilled at once."""
     holds_arrivals: bool = False
-    """Whether a call that arrives between decisions is not seen before the next one."""
+    """Whether calls that arrive between decisions wait for the next one."""
     source: str = ""
-    """Where the numbers come from."""
+    """Source of the numbers."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "token_budget", "block_tokens"):
@@ -76,7 +76,7 @@ class EngineModel:
 
     @property
     def has_equal_steps(self) -> bool:
-        """Whether every step takes the same time, whatever is in it."""
+        """Whether every step takes the same time."""
         return self.decode_s == 0 and self.prefill_s == 0 and self.call_s == 0
 
     def step_time_s(self, decodes: int, prefill_tokens: int, starts: int = 0) -> float:
@@ -91,17 +91,17 @@ class EngineModel:
         return transfers * self.swap_transfer_s + blocks * self.swap_block_s
 
     def call_time_s(self, prompt_tokens: int, output_tokens: int) -> float:
-        """Return the model time of a call in a full batch: what a clairvoyant expects it to be charged."""
+        """Return the model time of a call in a full batch, as a clairvoyant policy expects it."""
         step_s = self.step_time_s(self.max_num_seqs, 0)
         return self.call_s + prompt_tokens * self.prefill_s + output_tokens * step_s
 
     def tokens_per_s(self, prompt_tokens: float, output_tokens: float) -> float:
-        """Return the tokens written per second by a full batch of calls that read and write so many each."""
+        """Return the decoded tokens per second of a full batch of calls with these lengths."""
         decode_s = (self.step_s + self.max_num_seqs * self.decode_s) / self.max_num_seqs
         return output_tokens / (output_tokens * decode_s + prompt_tokens * self.prefill_s + self.call_s)
 
     def times_as_fast(self, speed: float) -> EngineModel:
-        """Return an engine of the same memory whose steps take so many times less."""
+        """Return an engine with the same memory and steps that are `speed` times as fast."""
         if speed == 1:
             return self
         times = ("step_s", "decode_s", "prefill_s", "call_s")
@@ -122,4 +122,4 @@ UNIT = EngineModel(
     holds_arrivals=True,
     source="the paper's unit-step examples: every step takes one unit of time",
 )
-"""Every step is equal, and nothing but slots is scarce; set max_num_seqs."""
+"""Equal steps, with only slots scarce; set max_num_seqs."""

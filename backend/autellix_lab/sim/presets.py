@@ -1,7 +1,7 @@
 """Named engines, derived from published numbers by one function; and engines read from a file.
 
-`derive_engine` holds the whole derivation. Decoding is taken to be bound by memory bandwidth and reading
-prompts by arithmetic, which is how dense models behave at usual batch sizes:
+`derive_engine` holds the whole derivation. It assumes that memory bandwidth bounds decode and arithmetic
+bounds prefill, as for dense models at usual batch sizes:
 
     step_s           weight bytes / (BANDWIDTH_EFFICIENCY x bandwidth): each step reads all weights once
     decode_s         KV bytes of a typical context / (BANDWIDTH_EFFICIENCY x bandwidth): attention reads them
@@ -10,8 +10,8 @@ prompts by arithmetic, which is how dense models behave at usual batch sizes:
     swap_block_s     block bytes / (BANDWIDTH_EFFICIENCY x host link)
     swap_transfer_s  MEMCPY_LAUNCH_S
 
-Several GPUs count as one with the sum of their bandwidth, arithmetic, memory and links: tensor parallelism
-without the time of its all-reduces, so a little too fast.
+Several GPUs count as one with the sum of their bandwidth, arithmetic, memory and links. All-reduces of tensor
+parallelism take no time, so the result is a little too fast.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 BANDWIDTH_EFFICIENCY = 0.8
 """Assumed share of the peak bandwidth that kernels and copies reach."""
 MODEL_FLOPS_UTILISATION = 0.5
-"""Assumed share of the dense peak that reading long prompts reaches."""
+"""Assumed share of the dense peak that prefill of long prompts reaches."""
 MEMORY_UTILISATION = 0.92
 """Share of the memory for weights and KV blocks: vLLM's default, gpu_memory_utilization."""
 BYTES_PER_VALUE = 2
@@ -108,15 +108,15 @@ def derive_engine(
     token_budget: int = 2048,
     context_tokens: int = TYPICAL_CONTEXT_TOKENS,
 ) -> EngineModel:
-    """Return the engine that this model makes on this hardware, as the module's first lines say.
+    """Return the engine that this model makes on this hardware, by the rules of the module's docstring.
 
     Args:
         name: of the engine.
-        hardware: what it runs on.
-        model: what it runs.
-        max_num_seqs: calls in one step at most, an operator's choice.
-        token_budget: tokens in one step at most, an operator's choice.
-        context_tokens: tokens whose keys and values a writing call reads in a step.
+        hardware: its GPUs.
+        model: its transformer.
+        max_num_seqs: most calls in one step, an operator's choice.
+        token_budget: most tokens in one step, an operator's choice.
+        context_tokens: context of a decoding call, whose keys and values each step reads.
 
     Raises:
         ValueError: if the weights leave no memory for a KV block.
@@ -201,7 +201,7 @@ _TYPES = typing.get_type_hints(EngineModel)
 
 
 def find_engine(name: str) -> EngineModel:
-    """Return a preset, or the engine in a .json file.
+    """Return a preset, or the engine of a .json file.
 
     Raises:
         ModelError: if there is no such preset, or the file cannot be used.

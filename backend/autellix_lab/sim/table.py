@@ -1,4 +1,4 @@
-"""Sweep results as numbers to read: ratios to a baseline, and throughput at equal latency."""
+"""Sweep results: ratios to a baseline, and throughput at equal latency."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class RatioRow:
 
 @dataclass(frozen=True, slots=True)
 class EqualLatency:
-    """The load at which a case has the wanted latency; None where that is not inside the measured range."""
+    """The load at which a case has the wanted latency; None outside the measured range."""
 
     case: str
     load: Interval | None
     below: int
-    """Seeds in which the latency is above the wanted one at the lowest load already."""
+    """Seeds whose latency exceeds the wanted one even at the lowest load."""
     above: int
-    """Seeds in which it stays below the wanted one up to the highest load."""
+    """Seeds whose latency stays below it up to the highest load."""
 
 
 def loads_of(result: SweepResult) -> list[float]:
@@ -68,7 +68,7 @@ def cases_of(result: SweepResult) -> list[str]:
 
 
 def nearest_load(loads: Sequence[float], wanted: float = 1.0) -> float:
-    """Return the load nearest to the wanted one; of two as near, the lower."""
+    """Return the load nearest to the wanted one; the lower one of a tie."""
     return min(loads, key=lambda load: (abs(load - wanted), load))
 
 
@@ -91,10 +91,10 @@ def load_at(curve: Sequence[tuple[float, float]], latency_s: float) -> float:
 
     Args:
         curve: at least one point, in rising order of load.
-        latency_s: the latency that is looked for.
+        latency_s: the wanted latency.
 
     Returns:
-        The load; -inf if the first point is above already, inf if no point reaches it.
+        The load; -inf if the first point is above, inf if no point reaches it.
     """
     if curve[0][1] > latency_s:
         return -math.inf
@@ -114,7 +114,7 @@ def equal_latency(
 
     Args:
         result: of a sweep over two loads or more.
-        baseline: the case whose latency at the load nearest 1 is wanted, each seed's for itself.
+        baseline: its latency at the load nearest 1 is wanted, seed by seed.
         latency_s: wanted latency (s per token) in place of the baseline's.
     """
     loads = loads_of(result)
@@ -130,17 +130,17 @@ def equal_latency(
             for seed, target in enumerate(wanted)
         ]
         below, above = found.count(-math.inf), found.count(math.inf)
-        # A mean over the seeds that are inside alone would flatter or slander the case.
+        # A mean over only the seeds inside the range would be biased.
         inside = None if below or above else confidence_interval(found)
         rows.append(EqualLatency(case, inside, below, above))
     return rows
 
 
-def format_interval(interval: Interval) -> str:
-    """Show a mean with its half width; a single seed has none."""
+def format_interval(interval: Interval, digits: int = 2) -> str:
+    """Return a mean with its half width; a single seed has none."""
     if math.isinf(interval.half_width):
-        return f"{interval.mean:.2f}"
-    return f"{interval.mean:.2f} ± {interval.half_width:.2f}"
+        return f"{interval.mean:.{digits}f}"
+    return f"{interval.mean:.{digits}f} ± {interval.half_width:.{digits}f}"
 
 
 def interval_mapping(interval: Interval | None) -> dict[str, float | None] | None:

@@ -1,4 +1,4 @@
-"""How the calls of a generated program hang together: one function a kind of program.
+"""The call graphs of generated programs: one function for each kind.
 
 The tree follows LATS as run on HotpotQA (see docs/workloads.md for the measured likeness). A round samples
 `TREE_WIDTH` answers to one prompt, so the samples after the first repeat it all but for its last block. Then
@@ -170,7 +170,7 @@ def _add_samples(program: CallList, count: int, parents: tuple[int, ...]) -> tup
 
 
 def _add_from_examples(program: CallList, kind: str, parents: tuple[int, ...], like: int | None) -> int:
-    """Append a call whose prompt begins as the first value's does; the first brings that prompt itself."""
+    """Append a call that shares the prompt of the first value; the first value itself shares nothing."""
     thread = f"{kind}.{len(program.calls)}"
     if like is None:
         return program.add(thread, kind, parents)

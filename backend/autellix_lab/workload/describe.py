@@ -34,7 +34,7 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperRow:
-    """One row of the paper's table; None where it gives no number."""
+    """One row of the paper's table; None where it has no number."""
 
     name: str
     calls_per_program: float

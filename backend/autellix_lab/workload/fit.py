@@ -1,4 +1,4 @@
-"""Bring program traces to the size of a small engine: scale lengths, bound contexts, say how gaps play."""
+"""Fits program traces to a small engine: scaled lengths, bounded contexts, and a rule for gaps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 class GapRule:
     """How long a call waits after its last parent: what was recorded, but at most `cap_s` seconds.
 
-    A cap of zero plays no gaps, an infinite one plays them as recorded. Unknown gaps play as zero.
+    A cap of zero removes gaps, an infinite one keeps them as recorded. Unknown gaps are zero.
     """
 
     cap_s: float
@@ -40,7 +40,7 @@ RECORDED_GAPS = GapRule(math.inf)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What is done to each program before it is played."""
+    """Changes to each program before it is played."""
 
     length_scale: float = 1.0
     """Factor on the new and the generated tokens of each call."""

@@ -16,7 +16,7 @@ ESTIMATE = f"estimate: {BYTES_PER_TOKEN} bytes per token"
 
 
 class TokenizerError(ValueError):
-    """A tokenizer that cannot be loaded; says what to install or to give instead."""
+    """A tokenizer that cannot be loaded; names what to install or to pass instead."""
 
 
 def estimate_tokens(text: str) -> int:

@@ -1,4 +1,4 @@
-"""What a figure is made of: panels to draw, claims to judge, tables to print."""
+"""The parts of a figure: panels to draw, claims to judge, tables to print."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ EQUAL_WITHIN = 0.02
 
 
 class Verdict(StrEnum):
-    """How a number of ours stands to the paper's."""
+    """How our number compares with the paper's."""
 
     REACHED = "reached"
     DIRECTION = "direction equal"
     NOT_REACHED = "not reached"
     OPEN = "open"
-    """The interval over the seeds holds no gain as well."""
+    """The interval over the seeds includes no gain."""
     NOT_BRACKETED = "not bracketed"
     """The two curves have no latency in common."""
     NOT_SIMULATED = "cannot be simulated"
@@ -59,7 +59,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One set of axes; with `is_bars`, its one series is drawn as bars, whose names are `groups`."""
+    """One set of axes; with `is_bars`, one series drawn as bars that are named by `groups`."""
 
     title: str
     x_label: str
@@ -83,7 +83,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Gantt:
-    """Who held which slot when."""
+    """The calls in each slot over time."""
 
     title: str
     bars: tuple[Bar, ...]
@@ -100,7 +100,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A figure with what it shows of the paper's claims."""
+    """A figure and the paper's claims that it tests."""
 
     name: str
     """As on the command line, such as `12` or `today`."""
@@ -109,7 +109,7 @@ class Figure:
     claims: tuple[PaperClaim, ...] = ()
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
-    """What was simulated, and what that leaves out."""
+    """The setting, and what it leaves out."""
 
 
 def judge(ours: Interval | None, paper: float) -> Verdict:
@@ -129,7 +129,7 @@ def judge(ours: Interval | None, paper: float) -> Verdict:
 
 
 def shown(value: Interval | None, digits: int = 2, unit: str = "") -> str:
-    """Return a mean with its half width, the latter only where there are several runs."""
+    """Return a mean, with its half width if there are several runs."""
     if value is None:
         return "not bracketed"
     if not math.isfinite(value.half_width):

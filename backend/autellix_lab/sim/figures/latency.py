@@ -1,4 +1,4 @@
-"""Figures 12 and 13, and ours: latency over the arrival rate on one engine, and who wins where."""
+"""Figures 12 and 13, and ours: latency over the arrival rate on one engine, with wins and losses."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def figure_13(study: Study, run: RunSweep) -> Figure:
 
 
 def figure_today(study: Study, run: RunSweep) -> Figure:
-    """Hold Autellix against today's vLLM, tuned, at every rate and metric: wins, draws and losses."""
+    """Compare Autellix with today's vLLM, tuned, at every rate and metric."""
     panels, rows = [], []
     totals = {"win": 0, "equal": 0, "lose": 0, "open": 0}
     for workload in WORKLOADS:

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autellix_backend.core.config import CALL_LEVELS
-from autellix_lab.sim.figures.base import Figure, PaperClaim, Table
+from autellix_lab.sim.figures.base import Figure, PaperClaim
 from autellix_lab.sim.figures.study import WORKLOADS, Study
+from autellix_lab.sim.markdown import markdown_table
 
 __all__ = ["page", "report"]
 
@@ -30,7 +31,7 @@ def page(figures: Sequence[Figure], study: Study, source: str, pictures: Mapping
         if figure.name in pictures:
             parts.append(f"![{_heading(figure)}]({pictures[figure.name]})")
         for table in figure.tables:
-            parts += [f"{table.title}:", _table(table)]
+            parts += [f"{table.title}:", "\n".join(markdown_table(table.header, table.rows))]
         parts += figure.notes
     return "\n\n".join(parts) + "\n"
 
@@ -79,20 +80,11 @@ def _heading(figure: Figure) -> str:
 
 def _claims(figures: Sequence[Figure]) -> str:
     rows = [_claim(figure, claim) for figure in figures for claim in figure.claims]
-    return _grid(("figure", "claim", "paper", "ours", "verdict"), rows)
+    return "\n".join(markdown_table(("figure", "claim", "paper", "ours", "verdict"), rows))
 
 
 def _claim(figure: Figure, claim: PaperClaim) -> tuple[str, ...]:
     return (figure.name, claim.what, claim.paper, claim.ours, claim.verdict)
-
-
-def _table(table: Table) -> str:
-    return _grid(table.header, table.rows)
-
-
-def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What all figures share: the programs, the engine, how much is run, and the systems that are compared."""
+"""The shared setting of all figures: programs, engine, size of the runs and compared systems."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TITLES = {
 
 MODEL = "llama3.1-8b-a100"
 SLOTS = 16
-"""Calls in one step at most: few, so that a run needs few programs to fill them."""
+"""Batch size: small, so that a run needs few programs to fill it."""
 
 COUNTS = {"chat": 300, "react": 300, "tree": 60, "mixed": 120}
 """Programs of one run on one engine."""
@@ -40,15 +40,14 @@ LOADS = {
     "tree": (0.1, 0.3, 0.7, 1.0, 1.4),
     "mixed": (0.05, 0.2, 0.6, 1.0, 1.4),
 }
-"""Work that arrives over what an engine with a perfect cache can do (see `sim.experiment`); the lowest are
-for vLLM without a cache, which is saturated early."""
+"""Offered loads (see `sim.experiment`); the lowest are for vLLM without a cache, which saturates early."""
 QUICK_COUNTS = {"chat": 40, "react": 40, "tree": 6, "mixed": 12}
 QUICK_LOADS = {name: (loads[0], loads[-1]) for name, loads in LOADS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """How much is run, and with what; a bad value raises ValueError that names the field."""
+    """Size and setting of the runs; a bad value raises ValueError that names the field."""
 
     pools: Mapping[str, Sequence[ProgramTrace]]
     """The programs that each seed picks from, by workload."""
@@ -56,7 +55,7 @@ class Study:
     size: float = 1.0
     """Factor on the number of programs of each run."""
     is_quick: bool = False
-    """A few programs at two loads: shows that all parts work, and measures nothing."""
+    """A few programs at two loads: a check that all parts work, not a measurement."""
     model: EngineModel = field(default_factory=lambda: replace(PRESETS[MODEL], max_num_seqs=SLOTS))
 
     def __post_init__(self) -> None:

@@ -129,13 +129,13 @@ def _play(
 
 
 def _bars(log: Sequence[Decision], call_names: Sequence[str] = ()) -> tuple[Bar, ...]:
-    """Return who held which slot; a freed slot goes to the next that starts.
+    """Return the calls in each slot; a freed slot goes to the next call that starts.
 
     Calls are named by their program and number, unless names are given for those of a single program.
     """
     held: dict[str, tuple[int, float]] = {}
     bars = []
-    # At one time, slots are freed before they are taken.
+    # At the same time, slots are freed before they are taken.
     moves = [decision for decision in log if decision[0] in ("start", "preempt", "finish")]
     moves.sort(key=lambda decision: (decision[2], decision[0] == "start"))
     for event, call_id, at in moves:

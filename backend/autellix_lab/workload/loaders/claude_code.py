@@ -25,7 +25,7 @@ from autellix_lab.workload.loaders.base import LoadOptions, Record, as_record, r
 MAIN = "main"
 DEFAULT_BLOCK_TOKENS = 64
 CLOCK_S = 1.0
-"""Times of requests are whole seconds, so one may seem to start before what it waited for has ended."""
+"""Times of requests are whole seconds, so a request may seem to start before its parent has ended."""
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ def _add_thread(
         elif not _is_repeated(entry, entries[position + 1 : position + 2]):
             ended = [agent for agent in running if _has_ended(session, agent, entry, origin_s)]
             last = _add_call(session, entry, thread, origin_s, (*parents, *ended), last)
-            # Who still runs works in the background: nothing shows that a later call waits.
+            # A subagent that still runs works in the background: later calls do not wait for it.
             running = []
     # An agent that ends with its subagents has ended when the last of them has.
     return running[-1] if running else last

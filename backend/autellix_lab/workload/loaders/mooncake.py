@@ -3,7 +3,7 @@
 Source: github.com/kvcache-ai/Mooncake, FAST25-release/traces, read at commit 3b5a594. Timestamps are
 milliseconds; each hash id stands for a block of 512 prompt tokens together with all before it.
 
-The trace does not say which requests belong together. A request continues the program that holds the longest
+The trace does not relate requests to each other. A request continues the program that holds the longest
 prefix of its blocks, looking at requests in order of time, and the latest program where several do; blocks of
 more than 1 % of all requests are system prompts and do not count. A program is a chain: a call waits for its
 program's last. Prompts are shared as far as the blocks agree. How long requests took is unknown, so gaps are

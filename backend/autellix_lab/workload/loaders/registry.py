@@ -27,7 +27,7 @@ LOADERS: dict[str, Loader] = {
 }
 """Loader by name of its format."""
 
-_TELLING_FIELDS = {
+_DISTINCT_FIELDS = {
     "recorded": {"calls"},
     "bfcl": {"question", "involved_classes"},
     "mooncake": {"timestamp", "input_length", "output_length", "hash_ids"},
@@ -43,11 +43,11 @@ def load(
 
     Args:
         path: the file or folder.
-        format_name: a key of `LOADERS`; by default it is told from the file.
+        format_name: a key of `LOADERS`; by default detected from the file.
         options: how to count tokens, and files beside the first.
 
     Raises:
-        TraceError: if the format is unknown or cannot be told, or the file breaks it.
+        TraceError: if the format is unknown or not detected, or the file breaks it.
     """
     name = detect_format(path) if format_name is None else format_name
     if name not in LOADERS:
@@ -56,7 +56,7 @@ def load(
 
 
 def detect_format(path: Path) -> str:
-    """Tell the format of a file from its name and first object.
+    """Detect the format of a file by its name and first object.
 
     Raises:
         TraceError: if the file cannot be read or fits no format.
@@ -69,7 +69,7 @@ def detect_format(path: Path) -> str:
     if text.startswith("["):
         return "sharegpt"
     fields = _first_fields(text)
-    found = [name for name, telling in _TELLING_FIELDS.items() if telling <= fields]
+    found = [name for name, distinct in _DISTINCT_FIELDS.items() if distinct <= fields]
     if len(found) != 1:
         raise TraceError("format", f"cannot be told; expected --format {'|'.join(LOADERS)}", str(path))
     return found[0]

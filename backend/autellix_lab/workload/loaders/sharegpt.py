@@ -57,7 +57,7 @@ def _conversation(record: Record, index: int, options: LoadOptions) -> Iterator[
 
 
 def _exchanges(record: Record, options: LoadOptions) -> Iterator[tuple[int, int]]:
-    """Give the tokens of each prompt and of the answer to it."""
+    """Yield the tokens of each prompt and its answer."""
     prompt_tokens = answer_tokens = 0
     has_answer = False
     for message in record.records("conversations"):

@@ -1,9 +1,10 @@
-"""What the studies on recorded programs share: the programs, the loop over workloads, and what it writes."""
+"""Studies on recorded programs: the programs, the loop over workloads, and its output files."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from typing import Any
 
 from autellix_backend.gateway.recording.trace import ProgramTrace, read_traces
 from autellix_lab.workload.fit import Fit, GapRule, apply_fit, describe_fit
-from autellix_lab.workload.statistics import Interval
 
 SOURCES = {
     "chat": ("sharegpt_en", "sharegpt_zh"),
@@ -21,24 +21,24 @@ SOURCES = {
     "coding": ("claude_code",),
 }
 FITS = {
-    # Prompts of 119,000 tokens on average: brought to a fiftieth, so that one engine holds several programs.
+    # Prompts average 119,000 tokens; a fiftieth lets one engine hold several programs.
     "coding": Fit(length_scale=0.02, max_context_tokens=8_000, gap_rule=GapRule(0.0)),
 }
 FEW_SLOTS = {"coding": 4}
-"""Batch of the engine where programs are so long that only few can be played."""
+"""Batch size for workloads whose programs are so long that only few can run."""
 LEAST_PROGRAMS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Chapter:
-    """What a study found on one workload."""
+    """The results of one workload: JSON rows and lines of Markdown."""
 
     rows: Mapping[str, Any]
     lines: Sequence[str]
 
 
 def load_programs(data: Path, workload: str, fits: Mapping[str, Fit] = FITS) -> list[ProgramTrace]:
-    """Read a workload's programs and fit them to the engine; mixed takes equal shares of the first three."""
+    """Read a workload's programs and fit them to the engine; mixed has equal shares of the first three."""
     if workload == "mixed":
         pools = [load_programs(data, name, fits) for name in ("chat", "tools", "tree")]
         share = min(len(pool) for pool in pools)
@@ -53,7 +53,7 @@ def load_programs(data: Path, workload: str, fits: Mapping[str, Fit] = FITS) -> 
 
 
 def fit_note(workload: str, fits: Mapping[str, Fit] = FITS) -> str:
-    """Say how lengths and gaps were changed."""
+    """Return how lengths and gaps were changed."""
     fit = fits.get(workload)
     return "lengths and gaps as recorded" if fit is None else describe_fit(fit)
 
@@ -61,7 +61,7 @@ def fit_note(workload: str, fits: Mapping[str, Fit] = FITS) -> str:
 def study_parser(
     description: str | None, workloads: Iterable[str], *, studies: Sequence[str] = (), workers: int = 1
 ) -> argparse.ArgumentParser:
-    """Return a parser of what all studies are told; a study adds its own arguments."""
+    """Return a parser of the arguments of all studies; a study adds its own."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -84,14 +84,14 @@ def study_workloads(
     *,
     fits: Mapping[str, Fit] = FITS,
 ) -> None:
-    """Study one workload after the other, and write the results as they come.
+    """Study the workloads in turn, and write the results after each.
 
     Args:
         arguments: of study_parser().
         name: of the files.
-        counts: programs of a run, by workload, before they are scaled.
-        chapter_of: studies a workload, given its name, its programs and how many make a run.
-        fits: how programs are brought to the engine's size, by workload.
+        counts: programs in a run by workload, before scaling.
+        chapter_of: studies a workload, given its name, its programs and their number in a run.
+        fits: how programs are fitted to the engine, by workload.
     """
     rows: dict[str, Any] = {}
     lines: list[str] = []
@@ -102,7 +102,7 @@ def study_workloads(
         rows[workload] = {"count": count, "fit": fit_note(workload, fits), **chapter.rows}
         lines += chapter.lines
         write_results(arguments.out, name, rows, lines)
-        print(f"{workload}: {time.perf_counter() - started_s:.0f} s", flush=True)
+        sys.stderr.write(f"{workload}: {time.perf_counter() - started_s:.0f} s\n")
 
 
 def write_results(folder: Path, name: str, rows: Mapping[str, Any], lines: Sequence[str]) -> None:
@@ -110,8 +110,3 @@ def write_results(folder: Path, name: str, rows: Mapping[str, Any], lines: Seque
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     (folder / f"{name}-tables.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def show(interval: Interval, digits: int = 2) -> str:
-    """Write a mean with its interval."""
-    return f"{interval.mean:.{digits}f} ± {interval.half_width:.{digits}f}"
