@@ -11,6 +11,12 @@ import autellix
 from autellix.testing import RecordingBackend
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Run async tests on asyncio, also where tests/conftest.py is not loaded."""
+    return "asyncio"
+
+
 @pytest.fixture
 def sdk() -> Iterator[None]:
     """The client, switched on for this test only."""

@@ -59,7 +59,7 @@ def contents(backend: RecordingBackend) -> dict[str, tuple[str, ...] | None]:
     }
 
 
-def test_openai_agents(backend: RecordingBackend) -> None:
+async def test_openai_agents(backend: RecordingBackend) -> None:
     """One program: parallel tools are branches, and the answer depends on both."""
     agents: Any = pytest.importorskip("agents")
     import openai
@@ -67,36 +67,30 @@ def test_openai_agents(backend: RecordingBackend) -> None:
     backend.answer = script
     agents.set_tracing_disabled(True)
 
-    async def main() -> None:
-        async with openai.AsyncOpenAI(base_url=backend.url, api_key="key") as client:
-            model = agents.OpenAIChatCompletionsModel(model="m", openai_client=client)
-            tools = [agents.function_tool(tool) for tool in make_tools(client).values()]
-            agent = agents.Agent(name="researcher", instructions="Help.", model=model, tools=tools)
-            with autellix.program("researcher"):
-                result = await agents.Runner.run(agent, "question")
-            assert result.final_output == "done"
-
-    asyncio.run(main())
+    async with openai.AsyncOpenAI(base_url=backend.url, api_key="key") as client:
+        model = agents.OpenAIChatCompletionsModel(model="m", openai_client=client)
+        tools = [agents.function_tool(tool) for tool in make_tools(client).values()]
+        agent = agents.Agent(name="researcher", instructions="Help.", model=model, tools=tools)
+        with autellix.program("researcher"):
+            result = await agents.Runner.run(agent, "question")
+        assert result.final_output == "done"
     check(backend)
 
 
-def test_microsoft_agent_framework(backend: RecordingBackend) -> None:
+async def test_microsoft_agent_framework(backend: RecordingBackend) -> None:
     framework: Any = pytest.importorskip("agent_framework")
     clients: Any = pytest.importorskip("agent_framework_openai")
     import openai
 
     backend.answer = script
 
-    async def main() -> None:
-        async with openai.AsyncOpenAI(base_url=backend.url, api_key="key") as client:
-            chat = clients.OpenAIChatCompletionClient(model="m", async_client=client)
-            tools = list(make_tools(client).values())
-            agent = framework.Agent(client=chat, name="researcher", instructions="Help.", tools=tools)
-            with autellix.program("researcher"):
-                answer = await agent.run("question")
-            assert answer.text == "done"
-
-    asyncio.run(main())
+    async with openai.AsyncOpenAI(base_url=backend.url, api_key="key") as client:
+        chat = clients.OpenAIChatCompletionClient(model="m", async_client=client)
+        tools = list(make_tools(client).values())
+        agent = framework.Agent(client=chat, name="researcher", instructions="Help.", tools=tools)
+        with autellix.program("researcher"):
+            answer = await agent.run("question")
+        assert answer.text == "done"
     check(backend)
 
 

@@ -20,6 +20,12 @@ from autellix._instrument import calls
 from autellix.testing import RecordingBackend
 
 
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Run async tests on asyncio, also where tests/conftest.py is not loaded."""
+    return "asyncio"
+
+
 class Recording(RecordingBackend):
     """The recording backend, with the headers of calls as plain mappings."""
 

@@ -336,81 +336,73 @@ def test_subprocess(agent: Agent, run_script: Callable[..., str]) -> None:
 
 @row("`asyncio.create_task`, `ensure_future`", "the task carries its program")
 @pytest.mark.parametrize("spawn", [asyncio.create_task, asyncio.ensure_future])
-def test_task(agent: Agent, spawn: Callable[..., Any]) -> None:
+async def test_task(agent: Agent, spawn: Callable[..., Any]) -> None:
     async def branch(call: Callable[[], Coroutine[Any, Any, str]]) -> None:
         await spawn(call())
 
-    asyncio.run(in_program_async(agent, branch))
+    await in_program_async(agent, branch)
     agent.expect(ONE_BRANCH)
 
 
 @row("`asyncio.gather`", "each coroutine becomes a task")
-def test_gather(agent: Agent) -> None:
-    async def main() -> None:
-        async with autellix.program("agent"):
-            await agent.aask("root")
-            await asyncio.gather(agent.aask("a"), agent.aask("b"))
-            await agent.aask("end")
+async def test_gather(agent: Agent) -> None:
 
-    asyncio.run(main())
+    async with autellix.program("agent"):
+        await agent.aask("root")
+        await asyncio.gather(agent.aask("a"), agent.aask("b"))
+        await agent.aask("end")
     agent.expect(FORK_JOIN)
 
 
 @row("`asyncio.TaskGroup`", "as tasks")
-def test_task_group(agent: Agent) -> None:
-    async def main() -> None:
-        async with autellix.program("agent"):
-            await agent.aask("root")
-            async with asyncio.TaskGroup() as group:
-                group.create_task(agent.aask("a"))
-                group.create_task(agent.aask("b"))
-            await agent.aask("end")
+async def test_task_group(agent: Agent) -> None:
 
-    asyncio.run(main())
+    async with autellix.program("agent"):
+        await agent.aask("root")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(agent.aask("a"))
+            group.create_task(agent.aask("b"))
+        await agent.aask("end")
     agent.expect(FORK_JOIN)
 
 
 @row("a race: `asyncio.wait(…, FIRST_COMPLETED)`", "only the finished branch is a parent")
-def test_race(agent: Agent) -> None:
-    async def main() -> None:
-        async with autellix.program("agent"):
-            await agent.aask("root")
-            gate = asyncio.Event()
-            fast = asyncio.create_task(agent.aask("fast"))
+async def test_race(agent: Agent) -> None:
 
-            async def slow() -> None:
-                await gate.wait()
-                await agent.aask("slow")
+    async with autellix.program("agent"):
+        await agent.aask("root")
+        gate = asyncio.Event()
+        fast = asyncio.create_task(agent.aask("fast"))
 
-            loser = asyncio.create_task(slow())
-            await asyncio.wait({fast, loser}, return_when=asyncio.FIRST_COMPLETED)
-            await agent.aask("end")
-            gate.set()
-            await loser
+        async def slow() -> None:
+            await gate.wait()
+            await agent.aask("slow")
 
-    asyncio.run(main())
+        loser = asyncio.create_task(slow())
+        await asyncio.wait({fast, loser}, return_when=asyncio.FIRST_COMPLETED)
+        await agent.aask("end")
+        gate.set()
+        await loser
     agent.expect({"root": (), "fast": ("root",), "end": ("fast",), "slow": ("root",)})
 
 
 @row("`loop.run_in_executor`, `asyncio.to_thread`", "both submit to a pool")
-def test_executor_of_the_loop(agent: Agent) -> None:
-    async def main() -> None:
-        async with autellix.program("agent"):
-            await agent.aask("root")
-            await asyncio.get_running_loop().run_in_executor(None, agent.ask, "first")
-            await asyncio.to_thread(agent.ask, "second")
+async def test_executor_of_the_loop(agent: Agent) -> None:
 
-    asyncio.run(main())
+    async with autellix.program("agent"):
+        await agent.aask("root")
+        await asyncio.get_running_loop().run_in_executor(None, agent.ask, "first")
+        await asyncio.to_thread(agent.ask, "second")
     agent.expect({"root": (), "first": ("root",), "second": ("first",)})
 
 
 @row("`asyncio.run_coroutine_threadsafe`", "the task is a branch of the thread that submits it")
-def test_run_coroutine_threadsafe(agent: Agent) -> None:
+async def test_run_coroutine_threadsafe(agent: Agent) -> None:
     async def branch(call: Callable[[], Coroutine[Any, Any, str]]) -> None:
         loop = asyncio.get_running_loop()
         await asyncio.to_thread(lambda: asyncio.run_coroutine_threadsafe(call(), loop).result())
 
-    asyncio.run(in_program_async(agent, branch))
+    await in_program_async(agent, branch)
     agent.expect(ONE_BRANCH)
 
 
@@ -442,14 +434,14 @@ def test_loop_callbacks(agent: Agent, loop: str, how: str) -> None:
     "not patched, because every step of every task passes there; wrap the callback in `autellix.propagate`",
     "limit",
 )
-def test_call_soon(agent: Agent) -> None:
+async def test_call_soon(agent: Agent) -> None:
     async def branch(call: Callable[[], Coroutine[Any, Any, str]]) -> None:
         loop = asyncio.get_running_loop()
         tasks: asyncio.Queue[asyncio.Task[str]] = asyncio.Queue()
         loop.call_soon(autellix.propagate(lambda: tasks.put_nowait(loop.create_task(call()))))
         await (await tasks.get())
 
-    asyncio.run(in_program_async(agent, branch))
+    await in_program_async(agent, branch)
     agent.expect(ONE_BRANCH)
 
 
@@ -466,60 +458,53 @@ def test_uvloop(agent: Agent) -> None:
 
 
 @row("many programs as tasks of one thread", "each task has its own; an `await` copies nothing")
-def test_interleaved_programs(agent: Agent) -> None:
+async def test_interleaved_programs(agent: Agent) -> None:
     async def program(name: str) -> None:
         async with autellix.program(name):
             await agent.aask(name + "1")
             await asyncio.gather(*(agent.aask(name + str(number)) for number in (2, 3)))
 
-    async def main() -> None:
-        await asyncio.gather(*(program(name) for name in "xyz"))
-
-    asyncio.run(main())
+    await asyncio.gather(*(program(name) for name in "xyz"))
     programs = agent.programs()
     assert len(programs) == 9
     assert all(name[0] == program for name, program in programs.items())
 
 
 @row("fire-and-forget tasks", "they keep their program after its scope is left")
-def test_fire_and_forget(agent: Agent) -> None:
-    async def main() -> None:
-        gate = asyncio.Event()
+async def test_fire_and_forget(agent: Agent) -> None:
 
-        async def later() -> None:
-            await gate.wait()
-            await agent.aask("late")
+    gate = asyncio.Event()
 
-        async with autellix.program("agent"):
-            await agent.aask("root")
-            task = asyncio.create_task(later())
-        gate.set()
-        await task
+    async def later() -> None:
+        await gate.wait()
+        await agent.aask("late")
 
-    asyncio.run(main())
+    async with autellix.program("agent"):
+        await agent.aask("root")
+        task = asyncio.create_task(later())
+    gate.set()
+    await task
     agent.expect({"root": (), "late": ("root",)})
 
 
 @row("a cancelled task", "its calls so far are parents; nothing else changes")
-def test_cancelled_task(agent: Agent) -> None:
-    async def main() -> None:
-        async with autellix.program("agent"):
-            await agent.aask("root")
-            called = asyncio.Event()
+async def test_cancelled_task(agent: Agent) -> None:
 
-            async def hang() -> None:
-                await agent.aask("branch")
-                called.set()
-                await asyncio.Event().wait()
+    async with autellix.program("agent"):
+        await agent.aask("root")
+        called = asyncio.Event()
 
-            task = asyncio.create_task(hang())
-            await called.wait()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            await agent.aask("end")
+        async def hang() -> None:
+            await agent.aask("branch")
+            called.set()
+            await asyncio.Event().wait()
 
-    asyncio.run(main())
+        task = asyncio.create_task(hang())
+        await called.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await agent.aask("end")
     agent.expect(ONE_BRANCH)
 
 
@@ -642,17 +627,14 @@ def test_generator_over_threads(agent: Agent) -> None:
 
 
 @row("an async generator with a scope inside", "as with a generator; what it spawns is a branch of it")
-def test_scope_in_an_async_generator(agent: Agent) -> None:
+async def test_scope_in_an_async_generator(agent: Agent) -> None:
     async def steps() -> AsyncIterator[str]:
         async with autellix.program("generator"):
             yield await agent.aask("inside1")
             yield await asyncio.create_task(agent.aask("inside2"))
 
-    async def main() -> None:
-        async for name in steps():
-            await agent.aask(name + ", outside")
-
-    asyncio.run(main())
+    async for name in steps():
+        await agent.aask(name + ", outside")
     assert agent.programs() == {
         "inside1": "generator",
         "inside1, outside": None,
@@ -703,18 +685,15 @@ def test_scope_in_a_context_manager(agent: Agent) -> None:
 
 
 @row("`@asynccontextmanager` around a scope", "likewise")
-def test_scope_in_an_async_context_manager(agent: Agent) -> None:
+async def test_scope_in_an_async_context_manager(agent: Agent) -> None:
     @contextlib.asynccontextmanager
     async def helper() -> AsyncIterator[None]:
         async with autellix.program("agent"):
             yield
 
-    async def main() -> None:
-        async with helper():
-            await asyncio.create_task(agent.aask("inside"))
-        await agent.aask("after")
-
-    asyncio.run(main())
+    async with helper():
+        await asyncio.create_task(agent.aask("inside"))
+    await agent.aask("after")
     assert agent.programs() == {"inside": "agent", "after": None}
 
 
@@ -796,13 +775,13 @@ def test_program_of_several_turns(agent: Agent) -> None:
     "`autellix.propagate(function)`",
     "every run is a branch of the place where it was wrapped; sync and async functions",
 )
-def test_propagate(agent: Agent) -> None:
+async def test_propagate(agent: Agent) -> None:
     with autellix.program("agent"):
         agent.ask("root")
         sync, asynchronous = autellix.propagate(agent.ask), autellix.propagate(agent.aask)
         with autellix.program("other"):
             sync("a")
-            asyncio.run(asynchronous("b"))
+            await asynchronous("b")
         agent.ask("end")
     agent.expect(FORK_JOIN)
 

@@ -44,14 +44,12 @@ def make_app(agent: Agent) -> FastAPI:
     return app
 
 
-def test_each_asgi_request_is_a_program(agent: Agent) -> None:
-    async def main() -> None:
-        transport = httpx.ASGITransport(app=make_app(agent))
-        async with httpx.AsyncClient(transport=transport, base_url="http://app") as client:
-            await asyncio.gather(*(client.get(f"/{kind}/{kind}7") for kind in ("sync", "async", "stream")))
-            await client.get("/sync/again")
+async def test_each_asgi_request_is_a_program(agent: Agent) -> None:
 
-    asyncio.run(main())
+    transport = httpx.ASGITransport(app=make_app(agent))
+    async with httpx.AsyncClient(transport=transport, base_url="http://app") as client:
+        await asyncio.gather(*(client.get(f"/{kind}/{kind}7") for kind in ("sync", "async", "stream")))
+        await client.get("/sync/again")
     calls = agent.backend.by_content()
     programs = {name: call["x-autellix-program-id"] for name, call in calls.items()}
     assert len(set(programs.values())) == 4
@@ -141,7 +139,7 @@ class Request:
     path = "/chats/17/turns"
 
 
-def test_each_django_request_is_a_program(agent: Agent) -> None:
+async def test_each_django_request_is_a_program(agent: Agent) -> None:
     def view(request: Request) -> str | None:
         return autellix.current().name
 
@@ -152,4 +150,4 @@ def test_each_django_request_is_a_program(agent: Agent) -> None:
     middleware = web.DjangoMiddleware(async_view)
     assert asyncio.iscoroutinefunction(middleware)
     assert web.DjangoMiddleware(view)(Request()) == "POST /chats/{id}/turns"
-    assert asyncio.run(middleware(Request())) == "POST /chats/{id}/turns"
+    assert await middleware(Request()) == "POST /chats/{id}/turns"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import pytest
@@ -66,7 +65,7 @@ def test_model_info_of_unknown_models_only() -> None:
     assert AutellixChatCompletionClient(model="gpt-4o").model_info["vision"] is True
 
 
-def test_it_calls_the_backend(backend: RecordingBackend) -> None:
+async def test_it_calls_the_backend(backend: RecordingBackend) -> None:
     client = AutellixChatCompletionClient(model="recording", base_url=backend.url)
 
     async def work() -> object:
@@ -74,7 +73,7 @@ def test_it_calls_the_backend(backend: RecordingBackend) -> None:
         await client.close()
         return result.content
 
-    assert asyncio.run(work()) == "hello"
+    assert await work() == "hello"
     assert backend.recorded[0].program_id is not None
 
 

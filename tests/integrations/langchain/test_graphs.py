@@ -111,7 +111,7 @@ def test_example_programs_by_themselves(name: str, backend: RecordingBackend, sd
 
 
 @pytest.mark.parametrize("name", ["map_reduce", "supervisor"])
-def test_runs_at_once_are_programs_of_their_own(
+async def test_runs_at_once_are_programs_of_their_own(
     name: str, chat: ChatOpenAI, backend: RecordingBackend
 ) -> None:
     """Ten runs of one graph on one loop: ten programs, each with the whole DAG."""
@@ -121,7 +121,7 @@ def test_runs_at_once_are_programs_of_their_own(
     async def run_all() -> None:
         await asyncio.gather(*(graph.ainvoke(INPUTS[name]) for _ in range(10)))
 
-    asyncio.run(run_all())
+    await run_all()
     programs = backend.programs()
     assert len(programs) == 10
     for calls in programs.values():
@@ -131,19 +131,19 @@ def test_runs_at_once_are_programs_of_their_own(
 
 
 @pytest.mark.parametrize("make", [asks, asks_async])
-def test_branches_of_several_calls(make: Any, chat: ChatOpenAI, backend: RecordingBackend) -> None:
+async def test_branches_of_several_calls(make: Any, chat: ChatOpenAI, backend: RecordingBackend) -> None:
     nodes = {
         "a": make(chat, "a"),
         "b": make(chat, "b1", "b2"),
         "c": make(chat, "c"),
         "d": make(chat, "d"),
     }
-    asyncio.run(compiled(nodes, DIAMOND, "diamond").ainvoke({"parts": []}))
+    await compiled(nodes, DIAMOND, "diamond").ainvoke({"parts": []})
     assert backend.dag() == {"a": (), "b1": ("a",), "b2": ("b1",), "c": ("a",), "d": ("b2", "c")}
     assert len({call.thread_id for call in backend.recorded if call.content in "b1c"}) == 2
 
 
-def test_async_map_reduce(chat: ChatOpenAI, backend: RecordingBackend) -> None:
+async def test_async_map_reduce(chat: ChatOpenAI, backend: RecordingBackend) -> None:
     async def write(item: dict[str, str]) -> Parts:
         return {"parts": [str((await chat.ainvoke(item["subject"])).content)]}
 
@@ -154,7 +154,7 @@ def test_async_map_reduce(chat: ChatOpenAI, backend: RecordingBackend) -> None:
     graph.add_edge(START, "plan")
     graph.add_conditional_edges("plan", lambda state: [Send("write", {"subject": f"{n}"}) for n in range(20)])
     graph.add_edge("write", "choose")
-    asyncio.run(graph.compile().ainvoke({"parts": []}))
+    await graph.compile().ainvoke({"parts": []})
     numbers = [str(number) for number in range(20)]
     assert backend.dag() == {
         "plan": (),
@@ -292,9 +292,9 @@ def test_agent_with_parallel_tools(drive: Drive, chat: ChatOpenAI, backend: Reco
     assert backend.dag() == AGENT
 
 
-def test_agent_with_parallel_async_tools(chat: ChatOpenAI, backend: RecordingBackend) -> None:
+async def test_agent_with_parallel_async_tools(chat: ChatOpenAI, backend: RecordingBackend) -> None:
     agent = agent_of(chat, backend)(is_async=True)
-    asyncio.run(agent.ainvoke({"messages": [HumanMessage("go")]}))
+    await agent.ainvoke({"messages": [HumanMessage("go")]})
     assert backend.dag() == AGENT
 
 

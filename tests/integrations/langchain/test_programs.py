@@ -94,7 +94,7 @@ def test_run_inside_a_web_request_is_a_program(chat: ChatOpenAI, backend: Record
     assert names == {"before": "POST /chat", "a1": "a", "a2": "a", "after": "POST /chat"}
 
 
-def test_chain_group_is_a_program(chat: ChatOpenAI, backend: RecordingBackend) -> None:
+async def test_chain_group_is_a_program(chat: ChatOpenAI, backend: RecordingBackend) -> None:
     with trace_as_chain_group("sync") as group:
         two_steps(chat, "a").invoke({"parts": []}, {"callbacks": group})
         chat.invoke("bare")
@@ -105,7 +105,7 @@ def test_chain_group_is_a_program(chat: ChatOpenAI, backend: RecordingBackend) -
             await two_steps(chat, "b").ainvoke({"parts": []}, {"callbacks": agroup})
         await chat.ainvoke("after all")
 
-    asyncio.run(run())
+    await run()
     names = {call.content: call.program_name for call in backend.recorded}
     assert names == {
         **dict.fromkeys(["a1", "a2", "bare"], "sync"),
@@ -185,14 +185,14 @@ def test_consumer_is_outside_the_program(chat: ChatOpenAI, backend: RecordingBac
     assert backend.dag()["a2"] == ("a1",)
 
 
-def test_async_consumer_is_outside_the_program(chat: ChatOpenAI, backend: RecordingBackend) -> None:
+async def test_async_consumer_is_outside_the_program(chat: ChatOpenAI, backend: RecordingBackend) -> None:
     async def consume() -> None:
         number = 0
         async for _ in two_steps(chat, "a").astream({"parts": []}):
             await chat.ainvoke(f"consumer{number}")
             number += 1
 
-    asyncio.run(consume())
+    await consume()
     found = ids(backend)
     assert found["consumer0"] == found["consumer1"] != found["a1"] == found["a2"]
     assert backend.dag()["a2"] == ("a1",)
@@ -208,7 +208,7 @@ def test_interleaved_streams_do_not_mix(chat: ChatOpenAI, backend: RecordingBack
     assert len(backend.programs()) == 2
 
 
-def test_interleaved_async_streams_do_not_mix(chat: ChatOpenAI, backend: RecordingBackend) -> None:
+async def test_interleaved_async_streams_do_not_mix(chat: ChatOpenAI, backend: RecordingBackend) -> None:
     async def consume() -> None:
         left = two_steps(chat, "a").astream({"parts": []})
         right = two_steps(chat, "b").astream({"parts": []})
@@ -217,7 +217,7 @@ def test_interleaved_async_streams_do_not_mix(chat: ChatOpenAI, backend: Recordi
         await left.aclose()
         await right.aclose()
 
-    asyncio.run(consume())
+    await consume()
     assert backend.dag() == {"a1": (), "a2": ("a1",), "b1": (), "b2": ("b1",)}
     assert len(backend.programs()) == 2
 
@@ -235,7 +235,7 @@ def test_abandoned_stream_ends_its_program(kind: str, chat: ChatOpenAI, backend:
 
 
 @pytest.mark.parametrize("kind", ["graph", "sequence"])
-def test_abandoned_async_stream_ends_its_program(
+async def test_abandoned_async_stream_ends_its_program(
     kind: str, chat: ChatOpenAI, backend: RecordingBackend
 ) -> None:
     runnable = two_steps(chat, "a") if kind == "graph" else RunnableLambda(lambda _: "a1") | chat
@@ -245,7 +245,7 @@ def test_abandoned_async_stream_ends_its_program(
             break
         await chat.ainvoke("after")
 
-    asyncio.run(consume())
+    await consume()
     gc.collect()
     found = ids(backend)
     assert found["after"] != found["a1"]
@@ -353,7 +353,7 @@ def test_failing_graph(drive: Any, chat: ChatOpenAI, backend: RecordingBackend) 
     assert ids(backend)["after"] != ids(backend)["a1"]
 
 
-def test_cancelled_run(chat: ChatOpenAI, backend: RecordingBackend) -> None:
+async def test_cancelled_run(chat: ChatOpenAI, backend: RecordingBackend) -> None:
     async def node(state: Parts) -> Parts:
         await chat.ainvoke("a1")
         await asyncio.sleep(60)
@@ -363,16 +363,13 @@ def test_cancelled_run(chat: ChatOpenAI, backend: RecordingBackend) -> None:
     graph.add_node("a", node)
     graph.add_edge(START, "a")
 
-    async def main() -> None:
-        run = asyncio.create_task(graph.compile().ainvoke({"parts": []}))
-        while not backend.recorded:  # noqa: ASYNC110 - the backend runs in a thread
-            await asyncio.sleep(0.001)
-        run.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await run
-        await chat.ainvoke("after")
-
-    asyncio.run(main())
+    run = asyncio.create_task(graph.compile().ainvoke({"parts": []}))
+    while not backend.recorded:  # noqa: ASYNC110 - the backend runs in a thread
+        await asyncio.sleep(0.001)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    await chat.ainvoke("after")
     assert ids(backend)["after"] != ids(backend)["a1"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -48,17 +47,15 @@ def test_call_carries_identity(sdk: None, backend: Recording) -> None:
     assert "x-autellix-program-name" not in call
 
 
-def test_async_call_carries_identity(sdk: None, backend: Recording) -> None:
-    async def main() -> None:
-        client = openai.AsyncOpenAI(base_url=backend.url, api_key="key")
-        async with client, autellix.program("agent"):
-            await client.chat.completions.create(model="m", messages=MESSAGES)
+async def test_async_call_carries_identity(sdk: None, backend: Recording) -> None:
 
-    asyncio.run(main())
+    client = openai.AsyncOpenAI(base_url=backend.url, api_key="key")
+    async with client, autellix.program("agent"):
+        await client.chat.completions.create(model="m", messages=MESSAGES)
     assert backend.calls[0]["x-autellix-program-name"] == "agent"
 
 
-def test_streams_carry_identity_and_arrive_whole(sdk: None, backend: Recording) -> None:
+async def test_streams_carry_identity_and_arrive_whole(sdk: None, backend: Recording) -> None:
     async def main() -> int:
         async with openai.AsyncOpenAI(base_url=backend.url, api_key="key") as client:
             stream = await client.chat.completions.create(model="m", messages=MESSAGES, stream=True)
@@ -66,7 +63,7 @@ def test_streams_carry_identity_and_arrive_whole(sdk: None, backend: Recording) 
 
     with make_client(backend) as client:
         chunks = list(ask(client, stream=True))
-    assert (len(chunks), asyncio.run(main())) == (2, 2)
+    assert (len(chunks), await main()) == (2, 2)
     assert all("x-autellix-call-id" in call for call in backend.calls)
 
 
@@ -103,14 +100,11 @@ def test_an_expectation_is_a_whole_number(value: Any) -> None:
         autellix.program(expected_calls=value)
 
 
-def test_async_retries_keep_the_call_id(sdk: None, backend: Recording) -> None:
+async def test_async_retries_keep_the_call_id(sdk: None, backend: Recording) -> None:
     backend.statuses = [500]
 
-    async def main() -> None:
-        async with openai.AsyncOpenAI(base_url=backend.url, api_key="key", max_retries=1) as client:
-            await client.chat.completions.create(model="m", messages=MESSAGES)
-
-    asyncio.run(main())
+    async with openai.AsyncOpenAI(base_url=backend.url, api_key="key", max_retries=1) as client:
+        await client.chat.completions.create(model="m", messages=MESSAGES)
     assert len(backend.calls) == 2
     assert len({call["x-autellix-call-id"] for call in backend.calls}) == 1
 

@@ -126,7 +126,7 @@ async def ahere() -> tuple[str | None, int]:
     return here()
 
 
-def test_gathered_tasks_keep_programs_apart(sdk: None) -> None:
+async def test_gathered_tasks_keep_programs_apart(sdk: None) -> None:
     """Tasks interleave inside one thread, each with its own program."""
 
     async def agent(name: str) -> list[str | None]:
@@ -136,10 +136,10 @@ def test_gathered_tasks_keep_programs_apart(sdk: None) -> None:
     async def main() -> list[list[str | None]]:
         return await asyncio.gather(*(agent(str(number)) for number in range(20)))
 
-    assert asyncio.run(main()) == [[str(number)] * 5 for number in range(20)]
+    assert await main() == [[str(number)] * 5 for number in range(20)]
 
 
-def test_eager_tasks_follow(sdk: None) -> None:
+async def test_eager_tasks_follow(sdk: None) -> None:
     """A task that runs inside create_task, before it can be linked, is linked at its first look-up."""
     names = []
 
@@ -156,15 +156,12 @@ def test_eager_tasks_follow(sdk: None) -> None:
             asyncio.tasks._leave_task(loop, self)
             asyncio.tasks._enter_task(loop, current)
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_task_factory(lambda loop, coro, **kwargs: EagerTask(coro, loop=loop, **kwargs))
-        with autellix.program("a"):
-            assert here() == ("a", 0)
-            names.append(await loop.create_task(ahere()))
-        loop.set_task_factory(None)
-
-    asyncio.run(main())
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(lambda loop, coro, **kwargs: EagerTask(coro, loop=loop, **kwargs))
+    with autellix.program("a"):
+        assert here() == ("a", 0)
+        names.append(await loop.create_task(ahere()))
+    loop.set_task_factory(None)
     assert names == [("a", 1), ("a", 1)]
 
 

@@ -31,14 +31,14 @@ def test_every_run_of_a_function_is_a_program(sdk: None) -> None:
     assert (agent.__name__, agent.__doc__) == ("agent", "Docs.")
 
 
-def test_coroutine_function_runs_as_a_program(sdk: None) -> None:
+async def test_coroutine_function_runs_as_a_program(sdk: None) -> None:
     @autellix.program("agent")
     async def agent() -> str | None:
         await asyncio.sleep(0)
         return name_here()
 
     assert inspect.iscoroutinefunction(agent)
-    assert asyncio.run(agent()) == "agent"
+    assert await agent() == "agent"
 
 
 def test_generators_keep_their_scope_to_themselves(sdk: None) -> None:
@@ -103,7 +103,7 @@ def test_scope_opened_inside_a_generator_waits_with_it(sdk: None) -> None:
     assert seen == ["inner", "inner", "outer"]
 
 
-def test_async_generators_keep_their_scope_to_themselves(sdk: None) -> None:
+async def test_async_generators_keep_their_scope_to_themselves(sdk: None) -> None:
     closed = []
 
     @autellix.program("generator")
@@ -115,18 +115,15 @@ def test_async_generators_keep_their_scope_to_themselves(sdk: None) -> None:
         finally:
             closed.append(name_here())
 
-    async def main() -> None:
-        async for name in steps():
-            assert (name, name_here()) == ("generator", None)
-        abandoned = steps()
-        await anext(abandoned)
-        await abandoned.aclose()  # type: ignore[attr-defined]
-        failing = steps()
-        await anext(failing)
-        with pytest.raises(KeyError):
-            await failing.athrow(KeyError())  # type: ignore[attr-defined]
-
-    asyncio.run(main())
+    async for name in steps():
+        assert (name, name_here()) == ("generator", None)
+    abandoned = steps()
+    await anext(abandoned)
+    await abandoned.aclose()  # type: ignore[attr-defined]
+    failing = steps()
+    await anext(failing)
+    with pytest.raises(KeyError):
+        await failing.athrow(KeyError())  # type: ignore[attr-defined]
     assert closed == ["generator"] * 3
 
 
