@@ -9,7 +9,6 @@ from functools import partial
 
 from autellix import _environment
 from autellix._faults import log_debug
-from autellix._instrument import httpx, openai, processes, spawns
 from autellix._instrument.patches import ImportHook, Patches
 from autellix._programs import running
 from autellix._programs.registry import programs
@@ -23,30 +22,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from types import ModuleType
 
-    Instrument = Callable[[Patches, ModuleType], None]
-
-INSTRUMENTORS: dict[str, Instrument] = {
-    "anthropic._base_client": openai.instrument_client,
-    "anyio._backends._asyncio": spawns.instrument_anyio,
-    "asyncio.base_events": spawns.instrument_asyncio,
-    "concurrent.futures._base": spawns.instrument_futures,
-    "concurrent.futures.process": processes.instrument_process_pool,
-    "concurrent.futures.thread": spawns.instrument_pool,
-    "multiprocessing.pool": processes.instrument_multiprocessing_pool,
-    "multiprocessing.process": processes.instrument_processes,
-    "openai._base_client": openai.instrument_client,
-    "threading": spawns.instrument_threading,
-    "uvloop": spawns.instrument_uvloop,
+INSTRUMENTORS = {
+    "anthropic._base_client": "autellix._instrument.openai:instrument_client",
+    "anyio._backends._asyncio": "autellix._instrument.spawns:instrument_anyio",
+    "asyncio.base_events": "autellix._instrument.spawns:instrument_asyncio",
+    "concurrent.futures._base": "autellix._instrument.spawns:instrument_futures",
+    "concurrent.futures.process": "autellix._instrument.processes:instrument_process_pool",
+    "concurrent.futures.thread": "autellix._instrument.spawns:instrument_pool",
+    "multiprocessing.pool": "autellix._instrument.processes:instrument_multiprocessing_pool",
+    "multiprocessing.process": "autellix._instrument.processes:instrument_processes",
+    "openai._base_client": "autellix._instrument.openai:instrument_client",
+    "threading": "autellix._instrument.spawns:instrument_threading",
+    "uvloop": "autellix._instrument.spawns:instrument_uvloop",
+    # Integrations patch several modules of a framework by one function.
+    "autogen_agentchat.agents": "autellix_autogen:instrument",
+    "autogen_agentchat.teams": "autellix_autogen:instrument",
+    "autogen_core": "autellix_autogen:instrument",
+    "autogen_ext.models.openai": "autellix_autogen:instrument",
+    "langchain_core.callbacks.base": "autellix_langchain:instrument",
 }
-RAW_HTTP = {"httpx._client": httpx.instrument_httpx, "httpx2._client": httpx.instrument_httpx}
-INTEGRATIONS = {
-    "langchain_core.callbacks.base": "autellix_langchain",
-    "autogen_agentchat.agents": "autellix_autogen",
-    "autogen_agentchat.teams": "autellix_autogen",
-    "autogen_core": "autellix_autogen",
-    "autogen_ext.models.openai": "autellix_autogen",
-}
-"""The integration of each framework module: a package of ours with `instrument(patches, module)`."""
+"""The function that patches each module, as `module:function(patches, module)`; imported with the module."""
+RAW_HTTP = dict.fromkeys(("httpx._client", "httpx2._client"), "autellix._instrument.httpx:instrument_httpx")
 
 
 class _Switch:
@@ -78,9 +74,6 @@ def instrument(*, raw_http: bool = False) -> None:
             propagation.is_on = True
             _switch.has_raw_http = False
             _patch_when_imported(INSTRUMENTORS)
-            _patch_when_imported(
-                {name: partial(_integrate, package) for name, package in INTEGRATIONS.items()}
-            )
             atexit.register(keeper.end_at_exit)
             _register_fork_hooks()
         if (raw_http or _environment.is_set(_environment.RAW_HTTP_VARIABLE)) and not _switch.has_raw_http:
@@ -131,21 +124,21 @@ def start() -> None:
     instrument()
 
 
-def _patch_when_imported(instruments: Mapping[str, Instrument]) -> None:
-    for name, patch in instruments.items():
-        _switch.hook.when_imported(name, partial(patch, _switch.patches))
+def _patch_when_imported(instrumentors: Mapping[str, str]) -> None:
+    for name, instrumentor in instrumentors.items():
+        _switch.hook.when_imported(name, partial(_patch, instrumentor))
 
 
-def _integrate(package: str, patches: Patches, module: ModuleType) -> None:
-    from importlib import import_module
-
+def _patch(instrumentor: str, module: ModuleType) -> None:
+    package, _, function = instrumentor.partition(":")
     try:
-        integration = import_module(package)
+        # Not importlib: loading it takes as long as several of our modules.
+        patching = __import__(package, fromlist=(function,))
     except ImportError as error:
-        # The integration is not installed, or is for another version of the framework.
-        log_debug("%s is not integrated: %s", module.__name__, error)
+        # An integration is not installed, or is for another version of the framework.
+        log_debug("%s is not instrumented: %s", module.__name__, error)
         return
-    integration.instrument(patches, module)
+    getattr(patching, function)(_switch.patches, module)
 
 
 def _register_fork_hooks() -> None:

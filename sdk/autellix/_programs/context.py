@@ -1,29 +1,34 @@
-"""Defines what travels with work to another process, and back."""
+"""Defines what travels with work to another process, and back; both are pickled."""
 
 from __future__ import annotations
 
-from collections import namedtuple
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NamedTuple
+class RemoteContext:
+    """The propagation context of work in another process; unpickling it imports the client there."""
 
-    class RemoteContext(NamedTuple):
-        """The propagation context of work in another process; unpickling it imports the client there."""
+    __slots__ = ("frontier", "is_implicit", "name", "program_id", "session_id")
 
-        program_id: str
-        name: str | None
-        is_implicit: bool
-        session_id: str | None
-        frontier: tuple[str, ...] | None
+    def __init__(
+        self,
+        program_id: str,
+        name: str | None,
+        session_id: str | None,
+        frontier: tuple[str, ...] | None,
+        *,
+        is_implicit: bool,
+    ) -> None:
+        self.program_id = program_id
+        self.name = name
+        self.session_id = session_id
+        self.frontier = frontier
+        self.is_implicit = is_implicit
 
-    class Progress(NamedTuple):
-        """The frontier that a thread has reached, and the frontier that it inherited."""
 
-        frontier: tuple[str, ...] | None
-        inherited: tuple[str, ...] | None
+class Progress:
+    """The frontier that a thread has reached, and the frontier that it inherited."""
 
-else:
-    # Importing typing would cost more than the rest of the import.
-    RemoteContext = namedtuple("RemoteContext", "program_id name is_implicit session_id frontier")
-    Progress = namedtuple("Progress", "frontier inherited")
+    __slots__ = ("frontier", "inherited")
+
+    def __init__(self, frontier: tuple[str, ...] | None, inherited: tuple[str, ...] | None) -> None:
+        self.frontier = frontier
+        self.inherited = inherited

@@ -95,7 +95,11 @@ class ProgramThread:
         program = self.program
         session_id = None if self.session is None else self.session.session_id
         return RemoteContext(
-            program.program_id, program.name, program.is_implicit, session_id, self.branch_frontier()
+            program.program_id,
+            program.name,
+            session_id,
+            self.branch_frontier(),
+            is_implicit=program.is_implicit,
         )
 
     def after_fork_in_child(self) -> None:
@@ -144,7 +148,7 @@ class ProgramThread:
         # A thread that waits for this one depends on it too, even if this one makes no call of its own.
         self._join_ancestors()
         with self.program.lock:
-            self._follow(*progress)
+            self._follow(progress.frontier, progress.inherited)
 
     def _follow(self, frontier: tuple[str, ...] | None, inherited: tuple[str, ...] | None) -> None:
         implied = set(inherited or ()) - set(frontier or ())
