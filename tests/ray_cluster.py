@@ -28,9 +28,8 @@ def running_cluster() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in VARIABLES.items():
             patch.setenv(name, value)
-        from ray.cluster_utils import Cluster
-
         import ray
+        from ray.cluster_utils import Cluster
 
         node = {"num_cpus": 1, "object_store_memory": OBJECT_STORE_BYTES}
         cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
