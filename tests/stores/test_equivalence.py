@@ -15,11 +15,11 @@ from autellix_backend.core.estimate import LEAST_PROGRAMS, Hint
 from autellix_backend.core.policies import make_policy
 from autellix_backend.stores.base import (
     CallEnd,
-    CallRecord,
     CallStart,
     ProgramStore,
     ProgramView,
     Reaped,
+    StoredCall,
 )
 from autellix_backend.stores.memory import MAX_FLAGS, MemoryStore
 
@@ -140,7 +140,7 @@ def test_every_field_of_a_view_comes_back(table: Table) -> None:
         expected, view = await memory.program("p"), await store.program("p")
         assert view == expected
         assert unused_fields(view, ProgramView) == set()
-        assert unused_fields(view.calls[0], CallRecord) == set()
+        assert unused_fields(view.calls[0], StoredCall) == set()
         assert unused_fields(view.calls[0].start, CallStart) == {"hint"}
         assert unused_fields(view.calls[0].end, CallEnd) == set()
 

@@ -21,7 +21,7 @@ from autellix_backend.vllm_plugin.snapshots import (
     SnapshotReporter,
     load_of,
 )
-from autellix_backend.vllm_plugin.tracker import CallTracker, Usage
+from autellix_backend.vllm_plugin.tracker import CallTracker, RequestUsage
 
 SWAPPED = KvOffloadTotals(4096, 2, 0.25, 2048, 1, 0.125, 3, 0)
 LOAD = SchedulerLoad(
@@ -33,7 +33,7 @@ LOAD = SchedulerLoad(
     is_block_short=False,
     kv_offload=SWAPPED,
 )
-DONE = Usage(prompt_tokens=10, output_tokens=3, finish_reason="stop", is_aborted=False)
+DONE = RequestUsage(prompt_tokens=10, output_tokens=3, finish_reason="stop", is_aborted=False)
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import pytest
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.settings import PluginSettings
-from autellix_backend.vllm_plugin.tracker import PROGRAM_IDLE_S, UNRANKED, CallTracker, Usage
+from autellix_backend.vllm_plugin.tracker import PROGRAM_IDLE_S, UNRANKED, CallTracker, RequestUsage
 
-DONE = Usage(prompt_tokens=10, output_tokens=3, finish_reason="stop", is_aborted=False)
+DONE = RequestUsage(prompt_tokens=10, output_tokens=3, finish_reason="stop", is_aborted=False)
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_tick_names_the_calls_that_moved(tracker: CallTracker) -> None:
 def test_an_aborted_call_says_so(tracker: CallTracker) -> None:
     """An abort while waiting is accounted for."""
     tracker.arrive("r", identity(), 0.0)
-    usage = Usage(prompt_tokens=1, output_tokens=0, finish_reason="abort", is_aborted=True)
+    usage = RequestUsage(prompt_tokens=1, output_tokens=0, finish_reason="abort", is_aborted=True)
     assert tracker.close("r", 1.0, usage).is_aborted
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from autellix_backend.core.policies import Policy
-from autellix_backend.stores.base import CallEnd, CallRecord, CallStart, StoreUnavailableError
+from autellix_backend.stores.base import CallEnd, CallStart, StoredCall, StoreUnavailableError
 from autellix_backend.stores.deltas import Delta
 from autellix_backend.stores.local_copy import LocalCopy
 from autellix_backend.stores.redis import RedisStore
@@ -80,7 +80,7 @@ class Backlog:
         self._shared_keys.discard(key)
         return is_shared
 
-    def charge(self, call: CallRecord, end: CallEnd, now: float, base: Sums, *, is_shared: bool) -> None:
+    def charge(self, call: StoredCall, end: CallEnd, now: float, base: Sums, *, is_shared: bool) -> None:
         """Note the end of a call; `is_shared` if the table has it as running."""
         delta = self.delta(end.program_id, now, base)
         finished = replace(call, end=end, finish_s=now)

@@ -80,7 +80,7 @@ class CallEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallRecord:
+class StoredCall:
     """A call as the store keeps it; `end` and `finish_s` are None while it runs."""
 
     start: CallStart
@@ -102,7 +102,7 @@ class ProgramView:
     finished_calls: int
     first_arrival_s: float
     last_event_s: float
-    calls: tuple[CallRecord, ...] = ()
+    calls: tuple[StoredCall, ...] = ()
     flags: tuple[str, ...] = ()
     """The flags of its calls, each once."""
     intercepted_s: float = 0.0

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autellix_backend.core.policies import Policy
-from autellix_backend.stores.base import CallEnd, CallRecord, ProgramView
+from autellix_backend.stores.base import CallEnd, ProgramView, StoredCall
 from autellix_backend.stores.memory import HISTORY_CALLS, MAX_FLAGS
 from autellix_backend.stores.redis_records import (
     call_sums,
@@ -52,13 +52,13 @@ class Delta:
     wait_s: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
     path_ends_s: dict[str, float] = field(default_factory=dict)
-    folded: deque[CallRecord] = field(default_factory=lambda: deque(maxlen=HISTORY_CALLS))
+    folded: deque[StoredCall] = field(default_factory=lambda: deque(maxlen=HISTORY_CALLS))
     """The latest finished calls that are unknown to the table."""
-    settled: list[CallRecord] = field(default_factory=list)
+    settled: list[StoredCall] = field(default_factory=list)
     """Finished calls that the table has as running."""
     event_s: float
 
-    def fold(self, policy: Policy, call: CallRecord) -> None:
+    def fold(self, policy: Policy, call: StoredCall) -> None:
         """Add a finished call that is unknown to the table."""
         end = _end(call)
         for service_s in end.services_s or (0.0,):
@@ -123,16 +123,16 @@ class Delta:
             self.sums[name] = self.sums.get(name, 0) + value
 
 
-def _end(call: CallRecord) -> CallEnd:
+def _end(call: StoredCall) -> CallEnd:
     assert call.end is not None
     return call.end
 
 
-def _running(copy: ProgramView | None) -> Iterable[CallRecord]:
+def _running(copy: ProgramView | None) -> Iterable[StoredCall]:
     return () if copy is None else (call for call in copy.calls if call.end is None)
 
 
-def _settled(policy: Policy, call: CallRecord, shared: Clock) -> dict[str, Any]:
+def _settled(policy: Policy, call: StoredCall, shared: Clock) -> dict[str, Any]:
     charge = encode_charge(policy, _end(call))
     if "path_end_s" in charge:
         charge["path_id"] = call.start.call_id

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autellix_backend.stores.base import CallRecord, ProgramView
+from autellix_backend.stores.base import ProgramView, StoredCall
 from autellix_backend.stores.memory import MemoryStore
 
 
@@ -26,7 +26,7 @@ class LocalCopy(MemoryStore):
         program = self._table.get(program_id)
         return None if program is None else {"service_s": program.service_s, "wait_s": program.wait_s}
 
-    def running(self, program_id: str, key: str) -> CallRecord | None:
+    def running(self, program_id: str, key: str) -> StoredCall | None:
         """Return a running call, None if there is none of this key."""
         entry = self._entries.get(program_id)
         return None if entry is None else entry.running.get(key)

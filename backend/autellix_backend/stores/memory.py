@@ -13,12 +13,12 @@ from autellix_backend.core.policies import Policy
 from autellix_backend.core.table import ProcessTable, Program
 from autellix_backend.stores.base import (
     CallEnd,
-    CallRecord,
     CallStart,
     Counts,
     Inherited,
     ProgramView,
     Reaped,
+    StoredCall,
 )
 
 MAX_FLAGS = 8
@@ -33,8 +33,8 @@ class _Entry:
     name: str | None = None
     # A dict serves as a set that keeps its order.
     session_ids: dict[str, None] = field(default_factory=dict)
-    running: dict[str, CallRecord] = field(default_factory=dict)
-    history: deque[CallRecord] = field(default_factory=lambda: deque(maxlen=HISTORY_CALLS))
+    running: dict[str, StoredCall] = field(default_factory=dict)
+    history: deque[StoredCall] = field(default_factory=lambda: deque(maxlen=HISTORY_CALLS))
     finished_calls: int = 0
     total_service_s: float = 0.0
     prompt_tokens: int = 0
@@ -75,7 +75,7 @@ class MemoryStore:
         """Add a running call."""
         program = self._table.begin(call.program_id, call.key, now, thread_id=call.thread_id)
         entry = self._entries.setdefault(call.program_id, _Entry())
-        entry.running[call.key] = CallRecord(start=call, start_s=now)
+        entry.running[call.key] = StoredCall(start=call, start_s=now)
         entry.name = entry.name or call.name
         for flag in call.flags[: MAX_FLAGS - len(entry.flags)]:
             entry.flags[flag] = None
@@ -247,7 +247,7 @@ class MemoryStore:
             on_end(program_id)
 
 
-def _view(program: Program, entry: _Entry, calls: tuple[CallRecord, ...] = ()) -> ProgramView:
+def _view(program: Program, entry: _Entry, calls: tuple[StoredCall, ...] = ()) -> ProgramView:
     return ProgramView(
         program_id=program.program_id,
         name=entry.name,

@@ -10,7 +10,7 @@ import msgspec
 
 from autellix_backend.core.estimate import Hint
 from autellix_backend.core.policies import Policy
-from autellix_backend.stores.base import CallEnd, CallRecord, CallStart, ProgramView
+from autellix_backend.stores.base import CallEnd, CallStart, ProgramView, StoredCall
 
 Values = Mapping[str, str]
 """The fields of a program's hash."""
@@ -28,7 +28,7 @@ def encode_end(end: CallEnd) -> str:
     return to_text(_lean(end))
 
 
-def encode_record(call: CallRecord, shared: Clock) -> str:
+def encode_record(call: StoredCall, shared: Clock) -> str:
     """Return a finished call as an entry of the history; the scripts join the same three lines."""
     assert call.end is not None and call.finish_s is not None
     start = encode_start(call.start, shared(call.start_s))
@@ -128,12 +128,12 @@ def _order(running: bytes) -> int:
     return int(running.partition(b"\n")[0])
 
 
-def _decode_start(raw: bytes, own: Clock) -> CallRecord:
-    call = msgspec.json.decode(raw, type=CallRecord)
+def _decode_start(raw: bytes, own: Clock) -> StoredCall:
+    call = msgspec.json.decode(raw, type=StoredCall)
     return dataclasses.replace(call, start_s=own(call.start_s))
 
 
-def _decode_finished(raw: bytes, own: Clock) -> CallRecord:
+def _decode_finished(raw: bytes, own: Clock) -> StoredCall:
     start, finish, end = raw.split(b"\n")
     return dataclasses.replace(
         _decode_start(start, own),

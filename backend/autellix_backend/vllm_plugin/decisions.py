@@ -5,7 +5,7 @@ from __future__ import annotations
 from vllm.v1.request import Request, RequestStatus
 
 from autellix_backend.core.call import Call
-from autellix_backend.vllm_plugin.engine_state import EngineState
+from autellix_backend.vllm_plugin.engine_state import SchedulerState
 from autellix_backend.vllm_plugin.preemption import PreemptionPrices
 from autellix_backend.vllm_plugin.tracker import CallTracker
 
@@ -19,7 +19,7 @@ _COOLING_STEPS = 16
 class StepDecisions:
     """Keeps vLLM's queues in the machine's order, and chooses the requests to preempt."""
 
-    def __init__(self, engine: EngineState, tracker: CallTracker, prices: PreemptionPrices) -> None:
+    def __init__(self, engine: SchedulerState, tracker: CallTracker, prices: PreemptionPrices) -> None:
         self._engine = engine
         self._tracker = tracker
         self._machine = tracker.machine

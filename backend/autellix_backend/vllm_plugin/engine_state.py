@@ -17,7 +17,7 @@ from autellix_backend.vllm_plugin.shortage import BlockShortage, keeps_contexts,
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
 
-__all__ = ["EngineState"]
+__all__ = ["SchedulerState"]
 
 # vLLM 0.32 and 0.33 name their waiting queues differently; those that exist are ours to order.
 _QUEUE_NAMES = ("waiting", "skipped_waiting", "kv_holding_waiting")
@@ -26,7 +26,7 @@ _READY_STATUSES = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 _priority = attrgetter("priority")
 
 
-class EngineState:
+class SchedulerState:
     """Questions about the requests, slots and blocks of one scheduler, and the changes that we make to it."""
 
     def __init__(self, scheduler: Scheduler) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm.v1.request import Request, RequestStatus
 
-from autellix_backend.vllm_plugin.tracker import Usage
+from autellix_backend.vllm_plugin.tracker import RequestUsage
 
 __all__ = ["cached_tokens_of", "is_last_token_in_flight", "usage_of"]
 
@@ -18,10 +18,10 @@ def cached_tokens_of(request: Request) -> int:
     return max(0, int(cached or 0))
 
 
-def usage_of(request: Request) -> Usage:
+def usage_of(request: Request) -> RequestUsage:
     """Return the usage of a request that leaves."""
     reason = request.get_finished_reason()
-    return Usage(
+    return RequestUsage(
         prompt_tokens=request.num_prompt_tokens,
         output_tokens=request.num_output_tokens,
         finish_reason=str(reason) if reason is not None else "unknown",

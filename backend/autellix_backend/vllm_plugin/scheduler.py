@@ -26,7 +26,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from autellix_backend.vllm_plugin.decisions import StepDecisions
-from autellix_backend.vllm_plugin.engine_state import EngineState
+from autellix_backend.vllm_plugin.engine_state import SchedulerState
 from autellix_backend.vllm_plugin.identity import read_identity
 from autellix_backend.vllm_plugin.preemption import PreemptionPrices
 from autellix_backend.vllm_plugin.request_facts import cached_tokens_of, usage_of
@@ -61,7 +61,7 @@ class ProgramSchedulerMixin(_Host):
         machine = self.tracker.machine
         self.is_degraded = False
         self.prices = PreemptionPrices(getattr(self, "connector", None), machine, self.block_size)
-        self._engine = EngineState(self)
+        self._engine = SchedulerState(self)
         self.decisions = StepDecisions(self._engine, self.tracker, self.prices)
         self._reporter = SnapshotReporter(self.tracker)
         self._steps = StepTimes()

@@ -17,7 +17,7 @@ from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.report_sender import ReportSender
 from autellix_backend.vllm_plugin.settings import PluginSettings
 
-__all__ = ["UNRANKED", "CallTracker", "Usage"]
+__all__ = ["UNRANKED", "CallTracker", "RequestUsage"]
 
 PROGRAM_IDLE_S = 600.0
 _EXPIRE_PERIOD_S = 30.0
@@ -31,7 +31,7 @@ UNRANKED = 1 << (_SEQUENCE_BITS + _KEY_BITS + 16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class RequestUsage:
     """The usage of a call that left the engine."""
 
     prompt_tokens: int
@@ -163,7 +163,7 @@ class CallTracker:
             call_id for call_id in {**old, **self._places} if old.get(call_id) != self._places.get(call_id)
         ]
 
-    def close(self, request_id: str, now: float, usage: Usage) -> EngineReport:
+    def close(self, request_id: str, now: float, usage: RequestUsage) -> EngineReport:
         """Close a call that finished or was aborted, and send its report."""
         call = self._calls.pop(request_id)
         self._places.pop(request_id, None)

@@ -8,14 +8,14 @@ from tests.gateway.snapshots import open_call, overview, program, snapshot, stan
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.explain.views import call_rows, critical_path_s, program_row
 from autellix_backend.gateway.tenancy.tenants import Tenant
-from autellix_backend.stores.base import CallEnd, CallRecord, CallStart
+from autellix_backend.stores.base import CallEnd, CallStart, StoredCall
 
 CONFIG = SchedulerConfig(policy="atlas", bounds=(1.0, 2.0, 8.0))
 
 
 def finished(
     call_id: str, service_s: float, parents: tuple[str, ...] | None = None, thread_id: str = "0"
-) -> CallRecord:
+) -> StoredCall:
     end = CallEnd(
         key=call_id,
         program_id="p",
@@ -28,11 +28,11 @@ def finished(
         cached_tokens=3,
     )
     start = CallStart(key=call_id, call_id=call_id, program_id="p", thread_id=thread_id, parents=parents)
-    return CallRecord(start=start, start_s=101.0, finish_s=104.0, end=end)
+    return StoredCall(start=start, start_s=101.0, finish_s=104.0, end=end)
 
 
-def unfinished(call_id: str) -> CallRecord:
-    return CallRecord(start=CallStart(key=call_id, call_id=call_id, program_id="p"), start_s=105.0)
+def unfinished(call_id: str) -> StoredCall:
+    return StoredCall(start=CallStart(key=call_id, call_id=call_id, program_id="p"), start_s=105.0)
 
 
 def test_a_running_program_shows_its_best_level_and_its_share_of_the_blocks() -> None:

@@ -10,7 +10,7 @@ from autellix_backend.settings import EngineSettings
 
 
 @dataclass(slots=True, eq=False)
-class Admission:
+class QueueSpace:
     """A call's share of the bounds, until the first byte of its answer."""
 
     bounds: AdmissionBounds
@@ -40,7 +40,7 @@ class AdmissionBounds:
         """Return whether another call with a body of this size is within the bounds."""
         return self.calls < self._max_calls and self.size_bytes + size_bytes <= self._max_bytes
 
-    def admit(self, size_bytes: int) -> Admission:
+    def admit(self, size_bytes: int) -> QueueSpace:
         """Admit a call with a body of this size.
 
         Raises:
@@ -54,8 +54,8 @@ class AdmissionBounds:
             raise OverloadedError(self._engine, f"{self._max_bytes} bytes (engine.max_waiting_bytes)")
         return self.take(size_bytes)
 
-    def take(self, size_bytes: int) -> Admission:
+    def take(self, size_bytes: int) -> QueueSpace:
         """Admit a call whatever the bounds, because another engine's bounds admitted it before."""
         self.calls += 1
         self.size_bytes += size_bytes
-        return Admission(self, size_bytes)
+        return QueueSpace(self, size_bytes)

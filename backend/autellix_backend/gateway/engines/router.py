@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from autellix_backend.core.balance import Balancer, FinishedCall
 from autellix_backend.core.balance.speed import fastest
 from autellix_backend.core.errors import NoEngineError
-from autellix_backend.gateway.engines.bounds import Admission
+from autellix_backend.gateway.engines.bounds import QueueSpace
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.prompt_lengths import PromptLengths
@@ -25,7 +25,7 @@ class Assignment:
     """The engine of a call, and the call's share of the engine's bounds."""
 
     handle: EngineHandle
-    admission: Admission
+    admission: QueueSpace
     program_id: str
     prompt_tokens: int
     """The estimated length of its prompt."""

@@ -11,7 +11,7 @@ from autellix_backend.core.policies import make_policy
 from autellix_backend.core.snapshot import CallSnapshot
 from autellix_backend.gateway.explain.overview import OpenCallView, Overview, ProgramState
 from autellix_backend.gateway.tenancy.tenants import Tenant
-from autellix_backend.stores.base import CallRecord, ProgramView
+from autellix_backend.stores.base import ProgramView, StoredCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ def call_rows(view: ProgramView, overview: Overview, now: float) -> tuple[CallRo
     )
 
 
-def critical_path_s(calls: Iterable[CallRecord]) -> float:
+def critical_path_s(calls: Iterable[StoredCall]) -> float:
     """Return the service (s) of the longest chain of dependent finished calls.
 
     A call whose parents are unknown depends on the call before it in its thread.
@@ -156,7 +156,7 @@ def _kv_share(program_id: str, entries: list[CallSnapshot], overview: Overview) 
 
 
 def _call_row(
-    call: CallRecord, origin_s: float, overview: Overview, found: OpenCallView | None, now: float
+    call: StoredCall, origin_s: float, overview: Overview, found: OpenCallView | None, now: float
 ) -> CallRow:
     start, end = call.start, call.end
     state = "finished" if end else overview.call_state(found) if found else "running"

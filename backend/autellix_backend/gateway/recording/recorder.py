@@ -34,12 +34,12 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class _RecordedCall:
     call_id: str
     thread: str
     start_s: float
-    parents: tuple[_Call, ...]
-    previous: _Call | None
+    parents: tuple[_RecordedCall, ...]
+    previous: _RecordedCall | None
     """The last call of its thread that had ended when it began, whose prompt it most likely extends."""
     finish_s: float = 0.0
     prompt_tokens: int = 0
@@ -50,14 +50,14 @@ class _Call:
 
 
 @dataclass(slots=True, eq=False)
-class _Program:
+class _RecordedProgram:
     program_id: str
     number: int
     start_s: float
     name: str | None = None
-    calls: list[_Call] = field(default_factory=list)
-    by_id: dict[str, _Call] = field(default_factory=dict)
-    ended_in_thread: dict[str, _Call] = field(default_factory=dict)
+    calls: list[_RecordedCall] = field(default_factory=list)
+    by_id: dict[str, _RecordedCall] = field(default_factory=dict)
+    ended_in_thread: dict[str, _RecordedCall] = field(default_factory=dict)
     running: int = 0
     problem: str | None = None
     """The reason for leaving it out."""
@@ -97,8 +97,8 @@ class ProgramRecorder(LifecycleSubscriber):
             ("result",),
             registry=registry,
         )
-        self._programs: dict[str, _Program] = {}
-        self._running: dict[str, tuple[_Program, _Call]] = {}
+        self._programs: dict[str, _RecordedProgram] = {}
+        self._running: dict[str, tuple[_RecordedProgram, _RecordedCall]] = {}
         # A client may reuse a program id after its end or in the next recording; ids in a file are unique.
         self._prefix = secrets.token_hex(3)
         self._count = 0
@@ -118,7 +118,7 @@ class ProgramRecorder(LifecycleSubscriber):
         program.name = program.name or call.program_name
         program.running += 1
         previous = program.ended_in_thread.get(call.thread_id)
-        entry = _Call(
+        entry = _RecordedCall(
             call_id=call.call_id,
             thread=call.thread_id,
             start_s=call.at_s,
@@ -164,15 +164,15 @@ class ProgramRecorder(LifecycleSubscriber):
             self._finish(program)
         await asyncio.to_thread(self._writer.shutdown)
 
-    def _program(self, program_id: str, now: float) -> _Program:
+    def _program(self, program_id: str, now: float) -> _RecordedProgram:
         program = self._programs.get(program_id)
         if program is None:
-            program = _Program(program_id, self._count, now)
+            program = _RecordedProgram(program_id, self._count, now)
             self._programs[program_id] = program
             self._count += 1
         return program
 
-    def _finish(self, program: _Program) -> None:
+    def _finish(self, program: _RecordedProgram) -> None:
         del self._programs[program.program_id]
         if program.problem is not None:
             self._results.labels(program.problem).inc()
@@ -183,7 +183,7 @@ class ProgramRecorder(LifecycleSubscriber):
         else:
             self._results.labels("dropped").inc()
 
-    def _write(self, program: _Program) -> None:
+    def _write(self, program: _RecordedProgram) -> None:
         """Write one program; runs in the writer's thread."""
         try:
             trace = _trace(program, self._origin_s, f"{program.program_id}~{self._prefix}-{program.number}")
@@ -232,8 +232,8 @@ def append_line(path: Path, line: bytes) -> None:
 
 
 def _parents(
-    program: _Program, parent_ids: tuple[str, ...] | None, previous: _Call | None
-) -> tuple[_Call, ...]:
+    program: _RecordedProgram, parent_ids: tuple[str, ...] | None, previous: _RecordedCall | None
+) -> tuple[_RecordedCall, ...]:
     """Return the parents of a new call: those it names, else the last call of its thread."""
     if parent_ids == ():
         return ()
@@ -241,8 +241,8 @@ def _parents(
     return named or (() if previous is None else (previous,))
 
 
-def _trace(program: _Program, origin_s: float, unique_id: str) -> ProgramTrace:
-    numbers: dict[_Call, int] = {}
+def _trace(program: _RecordedProgram, origin_s: float, unique_id: str) -> ProgramTrace:
+    numbers: dict[_RecordedCall, int] = {}
     for call in program.calls:
         if call.is_kept:
             numbers[call] = len(numbers)
@@ -254,7 +254,7 @@ def _trace(program: _Program, origin_s: float, unique_id: str) -> ProgramTrace:
     )
 
 
-def _call_trace(call: _Call, numbers: dict[_Call, int], start_s: float) -> CallTrace:
+def _call_trace(call: _RecordedCall, numbers: dict[_RecordedCall, int], start_s: float) -> CallTrace:
     parents = list(dict.fromkeys(_kept(call.parents)))
     ready_s = max((parent.finish_s for parent in parents), default=start_s)
     shared_tokens, prefix = 0, None
@@ -278,10 +278,10 @@ def _call_trace(call: _Call, numbers: dict[_Call, int], start_s: float) -> CallT
     )
 
 
-def _kept(calls: Iterable[_Call]) -> Iterator[_Call]:
+def _kept(calls: Iterable[_RecordedCall]) -> Iterator[_RecordedCall]:
     """Iterate over calls, replacing those that are not in the trace by their nearest kept ancestors."""
     waiting = list(calls)
-    seen: set[_Call] = set()
+    seen: set[_RecordedCall] = set()
     while waiting:
         call = waiting.pop(0)
         if call in seen:
