@@ -55,7 +55,7 @@ class Swapper(Protocol):
         """Measure this machine for `Strategy.AUTO`, in about a second; no job may run meanwhile.
 
         Raises:
-            SwapError: there is not enough memory.
+            SwapError: there is not enough memory, or the back end has only one strategy.
         """
         ...
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from autellix_backend.kernels.errors import Code, SwapError
 from autellix_backend.kernels.job import (
@@ -28,16 +27,6 @@ from autellix_backend.kernels.job import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedJob:
-    """A valid job with a copy of its pairs."""
-
-    sources: tuple[Plane, ...]
-    destinations: tuple[Plane, ...]
-    pairs: tuple[tuple[int, int], ...]
-    direction: Direction
-
-
 def check_options(options: SwapOptions) -> None:
     """Check the options of a swapper.
 
@@ -56,8 +45,8 @@ def check_options(options: SwapOptions) -> None:
         raise SwapError(Code.LIMIT, "slots")
 
 
-def check_job(job: Job) -> CheckedJob:
-    """Check a job and return it with its pairs read.
+def check_job(job: Job) -> tuple[tuple[int, int], ...]:
+    """Check a job and return its pairs.
 
     Raises:
         SwapError: with the first invalid field.
@@ -80,9 +69,7 @@ def check_job(job: Job) -> CheckedJob:
     pairs = tuple(zip(numbers[::2].tolist(), numbers[1::2].tolist(), strict=True))
     _check_pairs(pairs, job)
     _check_overlap(job)
-    return CheckedJob(
-        sources=job.sources, destinations=job.destinations, pairs=pairs, direction=Direction(job.direction)
-    )
+    return pairs
 
 
 def _check_plane(plane: Plane, name: str) -> None:

@@ -1,6 +1,6 @@
-"""The swapper without a native library: the standard library makes the same copies.
+"""The swapper without a native library, so that everything works where there is no compiler.
 
-It needs no staging ring: a staged job is copied page by page and reports the transfers of staging.
+It copies every job page by page, whatever the strategy, and reports that.
 """
 
 from __future__ import annotations
@@ -8,29 +8,21 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from autellix_backend.kernels.checks import CheckedJob, check_job, check_options
+from autellix_backend.kernels.checks import check_job, check_options
 from autellix_backend.kernels.errors import Code, SwapError
 from autellix_backend.kernels.job import (
     MAX_PENDING,
-    TABLE_COUNTS,
-    TABLE_SIZES,
     WORD_END,
-    Direction,
     Job,
-    Plane,
     Strategy,
     SwapOptions,
     SwapStats,
     SwapTable,
     check_table,
 )
-from autellix_backend.kernels.plan import bytes_of, choose, coalesced, per_page, staged_transfers
-
-CALIBRATION_BYTES = 2 << 20
-"""The most that one measurement copies: little, as each copy costs far more than a native one."""
-CALIBRATION_COUNTS = (1, 16, 256, 4096)
 
 
 class PythonSwapper:
@@ -40,7 +32,6 @@ class PythonSwapper:
 
     def __init__(self, options: SwapOptions) -> None:
         check_options(options)
-        self._slot_bytes = options.slot_bytes
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="autellix-swap")
         self._lock = threading.Lock()
         self._running: dict[int, Future[SwapStats]] = {}
@@ -74,8 +65,8 @@ class PythonSwapper:
         return self._finish(handle, future)
 
     def calibrate(self) -> SwapTable:
-        """Measure this machine."""
-        return SwapTable(backend=self.backend, seconds=_calibrate(self))
+        """Refuse: with one strategy there is nothing to choose."""
+        raise SwapError(Code.BACKEND, "table")
 
     def pin(self, base: int, bytes_: int) -> None:
         """Do nothing: there is no device."""
@@ -104,9 +95,7 @@ class PythonSwapper:
     def _start(self, job: Job) -> Future[SwapStats]:
         self._check_open()
         check_table(job.table, self.backend)
-        checked = check_job(job)
-        strategy = choose(checked, Strategy(job.strategy), job.table, self._slot_bytes)
-        return self._worker.submit(self._run, checked, strategy)
+        return self._worker.submit(_copy_pages, job, check_job(job))
 
     def _find(self, handle: int) -> Future[SwapStats]:
         self._check_open()
@@ -123,45 +112,21 @@ class PythonSwapper:
                 raise SwapError(Code.HANDLE, "handle")
         return future.result()
 
-    def _run(self, job: CheckedJob, strategy: Strategy) -> SwapStats:
-        begun_s = time.perf_counter()
-        pieces = coalesced(job) if strategy is Strategy.COALESCED else per_page(job)
-        for source, destination, size in pieces:
-            ctypes.memmove(destination, source, size)
-        is_staged = strategy is Strategy.STAGED
-        return SwapStats(
-            strategy=strategy,
-            transfers=staged_transfers(job, self._slot_bytes) if is_staged else len(pieces),
-            pages=len(job.sources) * len(job.pairs),
-            bytes=bytes_of(job),
-            seconds=time.perf_counter() - begun_s,
-        )
 
-
-def _calibrate(swapper: PythonSwapper) -> tuple[float, ...]:
-    near = ctypes.create_string_buffer(2 * CALIBRATION_BYTES + 8)
-    far = ctypes.create_string_buffer(2 * CALIBRATION_BYTES + 8)
-    bases = tuple(ctypes.addressof(memory) + -ctypes.addressof(memory) % 8 for memory in (near, far))
-    seconds: list[float] = []
-    for direction in Direction:
-        for size in range(TABLE_SIZES):
-            for count in range(TABLE_COUNTS):
-                seconds.extend(_measure(swapper, bases, 4096 << size, count, direction))
-    return tuple(seconds)
-
-
-def _measure(
-    swapper: PythonSwapper, bases: tuple[int, ...], size: int, count: int, direction: Direction
-) -> list[float]:
-    # Every second block of near memory, adjacent blocks of far memory: only staging can merge anything.
-    pieces = max(min(CALIBRATION_COUNTS[count], CALIBRATION_BYTES // size), 1)
-    planes = (Plane(bases[0], size, 2 * size, pieces), Plane(bases[1], size, size, pieces))
-    source, destination = planes if direction is Direction.STORE else planes[::-1]
-    job = CheckedJob(
-        sources=(source,),
-        destinations=(destination,),
-        pairs=tuple((k, k) for k in range(pieces)),
-        direction=direction,
+def _copy_pages(job: Job, pairs: Sequence[tuple[int, int]]) -> SwapStats:
+    begun_s = time.perf_counter()
+    for source, destination in zip(job.sources, job.destinations, strict=True):
+        for from_block, to_block in pairs:
+            ctypes.memmove(
+                destination.base + to_block * destination.stride_bytes,
+                source.base + from_block * source.stride_bytes,
+                source.block_bytes,
+            )
+    pages = len(job.sources) * len(pairs)
+    return SwapStats(
+        strategy=Strategy.PER_PAGE,
+        transfers=pages,
+        pages=pages,
+        bytes=len(pairs) * sum(plane.block_bytes for plane in job.sources),
+        seconds=time.perf_counter() - begun_s,
     )
-    strategies = (Strategy.PER_PAGE, Strategy.COALESCED, Strategy.STAGED)
-    return [min(swapper._run(job, one).seconds for _ in range(2)) / pieces for one in strategies]
