@@ -31,8 +31,7 @@ import uvloop
 from redis import Redis
 
 from autellix_backend.core.policies import make_policy
-from autellix_backend.settings import Settings
-from autellix_backend.settings.store import StoreSettings
+from autellix_backend.settings import Settings, StoreSettings
 from autellix_backend.stores.base import CallEnd, CallStart, ProgramStore
 from autellix_backend.stores.factory import make_store
 from autellix_backend.stores.redis import RedisStore

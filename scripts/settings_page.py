@@ -7,13 +7,17 @@
 from __future__ import annotations
 
 import json
-import typing
 from pathlib import Path
 
-from autellix_backend.settings.base import default_cache_dir
-from autellix_backend.settings.fields import Setting, describe_type
-from autellix_backend.settings.load import SECTIONS, settings_of, settings_to_mapping
-from autellix_backend.settings.sections import SchedulerConfig, Settings
+from autellix_backend.cli.options import OPTIONS
+from autellix_backend.settings import (
+    Settings,
+    declaration_of,
+    default_cache_dir,
+    settings_to_mapping,
+    texts_of,
+)
+from autellix_backend.settings.fields import describe_type, rules_of, types_of
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "settings.md"
 HEAD = """# Settings
@@ -34,29 +38,31 @@ $ autellix config check autellix.toml            # whether the file can be used;
 In the environment and in options, lists are written `0.5,2,8`, words as in a shell. An empty default
 means not set.
 """
-SCHEDULER = "The order of calls in the engine, and in the gateway for engines without our scheduler."
 ROW = "| setting | default | accepts | option | meaning |\n|---|---|---|---|---|"
 
 
 def page() -> str:
     """Return the page."""
-    return HEAD + "".join(_section(name, kind) for name, kind in SECTIONS.items())
+    sections = settings_to_mapping(Settings())
+    return HEAD + "".join(_section(name, defaults) for name, defaults in sections.items())
 
 
-def _section(section: str, kind: type[typing.Any]) -> str:
-    about = SCHEDULER if kind is SchedulerConfig else " ".join((kind.__doc__ or "").split())
-    rows = [_row(section, kind, name, declared) for name, declared in settings_of(section).items()]
+def _section(section: str, defaults: dict[str, object]) -> str:
+    about = " ".join((declaration_of(section).__doc__ or "").split())
+    rows = [_row(section, name, default) for name, default in defaults.items()]
     return "\n".join([f"\n## `[{section}]`\n", about, "", ROW, *rows, ""])
 
 
-def _row(section: str, kind: type[typing.Any], name: str, declared: Setting) -> str:
-    accepts = declared.rule.expected if declared.rule else describe_type(typing.get_type_hints(kind)[name])
-    option = f"`{declared.option}`" if declared.option else ""
-    return f"| `{section}.{name}` | {_default(section, name)} | {accepts} | {option} | {declared.text} |"
+def _row(section: str, name: str, default: object) -> str:
+    declaration = declaration_of(section)
+    rule = rules_of(declaration).get(name)
+    accepts = rule.expected if rule else describe_type(types_of(declaration)[name])
+    option = next((f"`{option}`" for option, field in OPTIONS.items() if field == f"{section}.{name}"), "")
+    text = texts_of(declaration)[name]
+    return f"| `{section}.{name}` | {_default(default)} | {accepts} | {option} | {text} |"
 
 
-def _default(section: str, name: str) -> str:
-    value = settings_to_mapping(Settings())[section][name]
+def _default(value: object) -> str:
     if value == str(default_cache_dir()):
         return "`~/.cache/autellix`"
     return "" if value is None else f"`{json.dumps(value)}`"

@@ -14,8 +14,7 @@ from tests.redis_server import RedisServer
 from tests.serving import listening
 
 from autellix_backend.gateway.app import create_app
-from autellix_backend.settings import GatewaySettings, Settings
-from autellix_backend.settings.store import StoreSettings
+from autellix_backend.settings import GatewaySettings, Settings, StoreSettings
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 IDS = {"X-Autellix-Program-ID": "shared", "X-Autellix-Session-ID": "s"}

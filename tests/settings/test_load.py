@@ -16,12 +16,12 @@ from autellix_backend.settings import (
     RawValue,
     Settings,
     SettingsError,
+    StoreSettings,
     child_environment,
     default_cache_dir,
     load_settings,
     settings_to_mapping,
 )
-from autellix_backend.settings.store import StoreSettings
 
 
 def load(

@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from autellix_backend.settings import Settings, SettingsError
-from autellix_backend.settings.store import StoreSettings
+from autellix_backend.settings import Settings, SettingsError, StoreSettings
 from autellix_backend.stores.base import ProgramStore
 from autellix_backend.stores.factory import make_store
 from autellix_backend.stores.memory import MemoryStore

@@ -1,4 +1,4 @@
-"""Command-line options of settings: names, help and defaults come from the settings themselves."""
+"""Command-line options of settings: their texts and defaults come from the settings themselves."""
 
 from __future__ import annotations
 
@@ -7,19 +7,48 @@ import re
 from pathlib import Path
 
 from autellix_backend.settings import (
+    ANY_CLUSTER,
     Layer,
     RawValue,
-    Setting,
     Settings,
-    all_settings,
     build_settings,
+    declaration_of,
     merged_layer,
     settings_to_mapping,
+    texts_of,
 )
 
 PREFIX = "setting:"
-OPTIONS = {declared.option: field for field, declared in all_settings().items() if declared.option}
+OPTIONS = {
+    "--host": "gateway.host",
+    "--port": "gateway.port",
+    "--record": "gateway.record_path",
+    "--tenants": "gateway.tenants_file",
+    "--served-model-name": "engine.served_model_name",
+    "--max-num-seqs": "engine.max_num_seqs",
+    "--kv-host-gib": "engine.kv_host_gib",
+    "--kv-events": "engine.kv_events",
+    "--kv-events-port": "engine.kv_events_port",
+    "--engine-args": "engine.extra_args",
+    "--replicas": "engine.replicas",
+    "--engine": "engine.urls",
+    "--startup-timeout": "engine.startup_timeout_s",
+    "--balancer": "balancer.name",
+    "--policy": "scheduler.policy",
+    "--bounds": "scheduler.bounds",
+    "--quanta": "scheduler.quanta",
+    "--beta": "scheduler.beta",
+    "--period-steps": "scheduler.period_steps",
+    "--preemption": "scheduler.preemption",
+    "--call-log": "observe.call_log",
+    "--otlp-endpoint": "observe.otlp_endpoint",
+    "--store": "store.url",
+    "--ray": "ray.address",
+}
 """Dotted field by option."""
+IMPLIED = {"--kv-events": "true", "--ray": ANY_CLUSTER}
+"""The values of options that may stand without one."""
+REPEATED = ("--engine",)
 
 _LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
 
@@ -27,23 +56,20 @@ _LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
 def add_setting_options(parser: argparse.ArgumentParser, *names: str) -> None:
     """Declare `--config` and the named options, all when none is named."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
-    declared, defaults = all_settings(), settings_to_mapping(Settings())
+    defaults = settings_to_mapping(Settings())
+    texts = {section: texts_of(declaration_of(section)) for section in defaults}
     for name in names or OPTIONS:
         section, _, key = OPTIONS[name].partition(".")
-        _add_option(parser, name, declared[OPTIONS[name]], defaults[section][key])
-
-
-def _add_option(parser: argparse.ArgumentParser, name: str, declared: Setting, default: object) -> None:
-    text = _LINK.sub(r"\1", declared.text).replace("`", "")
-    parser.add_argument(
-        name,
-        dest=PREFIX + OPTIONS[name],
-        action="append" if declared.is_repeated else "store",
-        nargs="?" if declared.implied else None,
-        const=declared.implied,
-        metavar=name[2:].upper().replace("-", "_"),
-        help=f"{text}{_default_text(default)}".replace("%", "%%"),
-    )
+        text = _LINK.sub(r"\1", texts[section][key]).replace("`", "")
+        parser.add_argument(
+            name,
+            dest=PREFIX + OPTIONS[name],
+            action="append" if name in REPEATED else "store",
+            nargs="?" if name in IMPLIED else None,
+            const=IMPLIED.get(name),
+            metavar=name[2:].upper().replace("-", "_"),
+            help=f"{text}{_default_text(defaults[section][key])}".replace("%", "%%"),
+        )
 
 
 def settings_from_args(args: argparse.Namespace, extra: dict[str, RawValue] | None = None) -> Settings:
@@ -57,12 +83,9 @@ def settings_from_args(args: argparse.Namespace, extra: dict[str, RawValue] | No
 
 def layer_from_args(args: argparse.Namespace, extra: dict[str, RawValue] | None = None) -> Layer:
     """Return the raw values of file, environment and options; raises as settings_from_args()."""
-    declared = all_settings()
+    chosen = {option: vars(args).get(PREFIX + name) for option, name in OPTIONS.items()}
     values = {
-        field: RawValue(value, declared[field].option or field)
-        for key, value in vars(args).items()
-        if key.startswith(PREFIX) and value is not None
-        for field in [key.removeprefix(PREFIX)]
+        OPTIONS[option]: RawValue(value, option) for option, value in chosen.items() if value is not None
     }
     return merged_layer(file=args.config, command_line=values | (extra or {}))
 

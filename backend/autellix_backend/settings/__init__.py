@@ -6,11 +6,11 @@ from autellix_backend.settings.base import (
     client_environment,
     default_cache_dir,
 )
-from autellix_backend.settings.fields import HTTP_URL, RawValue, Rule, Setting, convert
+from autellix_backend.settings.fields import HTTP_URL, RawValue, Rule, convert, texts_of
 from autellix_backend.settings.load import (
     Layer,
-    all_settings,
     build_settings,
+    declaration_of,
     layer_from_environment,
     load_settings,
     merged_layer,
@@ -27,6 +27,7 @@ from autellix_backend.settings.sections import (
     ObserveSettings,
     RaySettings,
     Settings,
+    StoreSettings,
     TenantLimits,
 )
 
@@ -43,19 +44,20 @@ __all__ = [
     "RawValue",
     "RaySettings",
     "Rule",
-    "Setting",
     "Settings",
     "SettingsError",
+    "StoreSettings",
     "TenantLimits",
-    "all_settings",
     "build_settings",
     "child_environment",
     "client_environment",
     "convert",
+    "declaration_of",
     "default_cache_dir",
     "layer_from_environment",
     "load_settings",
     "merged_layer",
     "read_toml",
     "settings_to_mapping",
+    "texts_of",
 ]

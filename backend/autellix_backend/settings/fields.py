@@ -1,8 +1,11 @@
-"""How a section declares a setting: default, help, rule and command-line option in one place."""
+"""The fields of a section: their rules, their texts and the conversion of their values."""
 
 from __future__ import annotations
 
-import dataclasses
+import ast
+import inspect
+import itertools
+import re
 import shlex
 import types
 import typing
@@ -16,7 +19,6 @@ import msgspec
 from autellix_backend.settings.base import SettingsError
 
 HIDDEN = "(hidden)"
-_KEY = "setting"
 
 
 def describe_value(value: object) -> str:
@@ -32,11 +34,13 @@ class Rule:
 
     expected: str
     holds: Callable[[Any], bool]
+    shown: Callable[[Any], object] | None = None
+    """Returns what is shown of a value that holds a secret."""
 
-    def check(self, name: str, value: object, *, is_secret: bool = False) -> None:
+    def check(self, name: str, value: object) -> None:
         """Raise a SettingsError of the field `name` if the value breaks the rule."""
         if not self.holds(value):
-            problem = "cannot be used" if is_secret else describe_value(value)
+            problem = "cannot be used" if self.shown else describe_value(value)
             raise SettingsError(name, problem, self.expected)
 
 
@@ -60,33 +64,14 @@ def one_of(names: Sequence[str]) -> Rule:
     return Rule(f"one of {', '.join(names)}", lambda value: value in names)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """All about one setting but its name, type and default."""
-
-    text: str
-    """Its meaning, in Markdown, for the reference page and `--help`."""
-    rule: Rule | None = None
-    option: str | None = None
-    implied: str | None = None
-    """The value of an option without one."""
-    is_repeated: bool = False
-    """Whether the option may be given several times."""
-    shown: Callable[[Any], object] | None = None
-    """What is shown of a value that holds a secret."""
+def matches(pattern: str, expected: str, shown: Callable[[Any], object] | None = None) -> Rule:
+    """Return the rule of a regular expression for the whole text."""
+    return Rule(expected, lambda text: re.fullmatch(pattern, text) is not None, shown)
 
 
-def hide(value: object) -> object:
+def hide(_value: object) -> object:
     """Return what is shown of a secret."""
-    return None if value is None else HIDDEN
-
-
-def setting(default: Any, text: str, rule: Rule | None = None, **options: Any) -> Any:
-    """Declare a field of a section; a callable default makes a fresh value each time."""
-    metadata = {_KEY: Setting(text=text, rule=rule, **options)}
-    if callable(default):
-        return dataclasses.field(default_factory=default, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+    return HIDDEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,17 +81,43 @@ class Section:
     section: ClassVar[str]
 
     def __post_init__(self) -> None:
-        for name, declared in declared_settings(type(self)).items():
+        for name, rule in rules_of(type(self)).items():
             value = getattr(self, name)
-            items = value if isinstance(value, tuple) else () if value is None else (value,)
-            for item in items:
-                if declared.rule is not None:
-                    declared.rule.check(f"{self.section}.{name}", item, is_secret=bool(declared.shown))
+            for item in value if isinstance(value, tuple) else () if value is None else (value,):
+                rule.check(f"{self.section}.{name}", item)
 
 
-def declared_settings(section: type[Any]) -> dict[str, Setting]:
-    """Return the settings of a section by their field."""
-    return {item.name: item.metadata[_KEY] for item in dataclasses.fields(section)}
+def types_of(section: type[Any]) -> dict[str, Any]:
+    """Return the types of a section's settings, without their rules."""
+    return {name: hint for name, hint in typing.get_type_hints(section).items() if name != "section"}
+
+
+def rules_of(section: type[Any]) -> dict[str, Rule]:
+    """Return the rules of a section's settings, where they have one."""
+    hints = typing.get_type_hints(section, include_extras=True)
+    return {name: rule for name, hint in hints.items() if (rule := _rule_in(hint)) is not None}
+
+
+def texts_of(section: type[Any]) -> dict[str, str]:
+    """Return the meanings of a section's settings, in Markdown: the docstrings of its fields."""
+    tree = ast.parse(inspect.getsource(section)).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    return {
+        declared.target.id: " ".join(text.value.value.split())
+        for declared, text in itertools.pairwise(tree.body)
+        if isinstance(declared, ast.AnnAssign) and isinstance(declared.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+        if isinstance(text.value.value, str)
+    }
+
+
+def _rule_in(hint: Any) -> Rule | None:
+    found = (item if isinstance(item, Rule) else _rule_in(item) for item in _parts(hint))
+    return next(filter(None, found), None)
+
+
+def _parts(hint: Any) -> tuple[Any, ...]:
+    return getattr(hint, "__metadata__", None) or typing.get_args(hint)
 
 
 @dataclass(frozen=True, slots=True)

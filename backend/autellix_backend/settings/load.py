@@ -10,14 +10,13 @@ import os
 import tomllib
 import typing
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.settings.base import CACHE_DIR_VARIABLE, SettingsError
-from autellix_backend.settings.fields import RawValue, Setting, convert, declared_settings
-from autellix_backend.settings.sections import SCHEDULER_SETTINGS, Settings
+from autellix_backend.settings.fields import RawValue, Rule, convert, rules_of, types_of
+from autellix_backend.settings.sections import SchedulerSettings, Settings
 
 ENV_PREFIX = "AUTELLIX_"
 SECTIONS: dict[str, type[Any]] = typing.get_type_hints(Settings)
@@ -26,19 +25,15 @@ Layer = dict[str, RawValue]
 """Raw values by dotted field name (`gateway.port`)."""
 
 
-def settings_of(section: str) -> dict[str, Setting]:
-    """Return the settings of a section by their field."""
+def declaration_of(section: str) -> type[Any]:
+    """Return the class that declares the settings of a section."""
     kind = SECTIONS[section]
-    return SCHEDULER_SETTINGS if kind is SchedulerConfig else declared_settings(kind)
+    return SchedulerSettings if kind is SchedulerConfig else kind
 
 
-def all_settings() -> dict[str, Setting]:
-    """Return every setting by its dotted name."""
-    return {
-        f"{section}.{name}": declared
-        for section in SECTIONS
-        for name, declared in settings_of(section).items()
-    }
+def settings_of(section: str) -> list[str]:
+    """Return the names of a section's settings."""
+    return list(types_of(declaration_of(section)))
 
 
 def load_settings(
@@ -110,30 +105,29 @@ def build_settings(layer: Mapping[str, RawValue]) -> Settings:
         section, _, key = name.partition(".")
         if key not in settings_of(section):
             raise SettingsError(name, "is unknown", f"one of {', '.join(settings_of(section))}", raw.source)
-        values[section][key] = convert(name, raw, typing.get_type_hints(SECTIONS[section])[key])
+        values[section][key] = convert(name, raw, types_of(SECTIONS[section])[key])
     sections = {section: _build_section(section, values[section], layer) for section in SECTIONS}
     return Settings(**sections)
 
 
 def settings_to_mapping(settings: Settings) -> dict[str, dict[str, object]]:
     """Return the settings as plain JSON values, secrets hidden, for `GET config` and `config show`."""
+    return {section: _plain_values(section, getattr(settings, section)) for section in SECTIONS}
+
+
+def _plain_values(section: str, values: Any) -> dict[str, object]:
+    rules = rules_of(declaration_of(section))
+    # The scheduler's configuration spells infinity in its own way.
+    plain = values.to_mapping() if isinstance(values, SchedulerConfig) else {}
     return {
-        section: {name: _shown(declared, values[name]) for name, declared in settings_of(section).items()}
-        for section in SECTIONS
-        for values in [_plain_values(getattr(settings, section))]
+        name: plain[name] if plain else _shown(getattr(values, name), rules.get(name))
+        for name in settings_of(section)
     }
 
 
-def _plain_values(section: Any) -> Mapping[str, object]:
-    if isinstance(section, SchedulerConfig):
-        # It spells infinity in its own way.
-        return section.to_mapping()
-    return {item.name: getattr(section, item.name) for item in fields(section)}
-
-
-def _shown(declared: Setting, value: Any) -> object:
-    if declared.shown is not None:
-        return declared.shown(value)
+def _shown(value: Any, rule: Rule | None) -> object:
+    if value is not None and rule is not None and rule.shown is not None:
+        return rule.shown(value)
     if isinstance(value, Path):
         return str(value)
     return list(value) if isinstance(value, tuple) else value
