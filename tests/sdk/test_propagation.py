@@ -747,7 +747,7 @@ def test_scopes_out_of_order(agent: Agent) -> None:
     assert agent.programs() == {"in second": "second", "after": None}
 
 
-@row("`autellix.thread(name)`", "a role is a thread, whichever task fills it; the order of calls stays")
+@row("`autellix.thread(name)`", "a role is one thread for all its tasks; the order of calls stays")
 def test_thread_scope(agent: Agent) -> None:
     with autellix.program("agent"):
         for number in "12":
