@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.stores.tables import IDLE_S, SESSION_TTL_S, Table, check, end, start
 
 from autellix_backend.core.errors import DuplicateCallError, UnknownCallError
@@ -71,7 +72,7 @@ STEPS: st.SearchStrategy[tuple[str, Any]] = st.one_of(
 
 def with_unique_key(call: Any) -> Any:
     """Keys are unique over all programs."""
-    return dataclasses.replace(call, key=f"{call.program_id}-{call.key}")
+    return replace(call, key=f"{call.program_id}-{call.key}")
 
 
 async def take(store: ProgramStore, step: tuple[str, Any], now: float) -> object:
@@ -149,7 +150,7 @@ def test_every_field_of_a_view_comes_back(table: Table) -> None:
 
 def unused_fields(view: object, kind: Any) -> set[str]:
     """Return the fields that are empty or zero, and so would not show if they were forgotten."""
-    return {field.name for field in dataclasses.fields(kind) if not getattr(view, field.name)}
+    return {field.name for field in msgspec.structs.fields(kind) if not getattr(view, field.name)}
 
 
 def test_programs_are_listed_with_the_busy_ones_first(table: Table) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Coroutine, Iterable
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from autellix_backend.core.policies import Policy
 from autellix_backend.stores.base import CallEnd, CallStart, StoredCall, StoreUnavailableError

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from autellix_backend.core.estimate import Hint
 
 
@@ -17,8 +19,7 @@ class StoreUnavailableError(Exception):
     """The store cannot be reached or did not answer in time; it may have run the operation all the same."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallStart:
+class CallStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The start of a call; `key` is unique over all calls, `call_id` is the client's and may repeat."""
 
     key: str
@@ -49,8 +50,7 @@ class Inherited:
     """Service that the program is expected to need from this call on; None if unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallEnd:
+class CallEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The outcome and the cost of a call."""
 
     key: str
@@ -79,8 +79,7 @@ class CallEnd:
         return sum(self.services_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredCall:
+class StoredCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A call as the store keeps it; `end` and `finish_s` are None while it runs."""
 
     start: CallStart
@@ -89,17 +88,16 @@ class StoredCall:
     finish_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramView:
+class ProgramView(msgspec.Struct, kw_only=True):
     """A program's entry; `calls` holds the latest finished calls and all running ones, oldest first."""
 
     program_id: str
-    name: str | None
-    session_ids: tuple[str, ...]
-    service_s: float
-    wait_s: float
-    active_calls: int
-    finished_calls: int
+    name: str | None = None
+    session_ids: tuple[str, ...] = ()
+    service_s: float = 0.0
+    wait_s: float = 0.0
+    active_calls: int = 0
+    finished_calls: int = 0
     first_arrival_s: float
     last_event_s: float
     calls: tuple[StoredCall, ...] = ()

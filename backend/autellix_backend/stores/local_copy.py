@@ -39,7 +39,7 @@ class LocalCopy(MemoryStore):
     def kept_by(self, session_id: str) -> list[str]:
         """Return the programs that this session alone keeps."""
         programs = self._programs_of.get(session_id, {})
-        return [name for name in programs if len(self._entries[name].session_ids) == 1]
+        return [name for name in programs if len(self._entries[name].view.session_ids) == 1]
 
     def sessions(self) -> dict[str, float]:
         """Return the sessions with their last heartbeats."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
+
+from msgspec.structs import replace
 
 from autellix_backend.core.errors import UnknownCallError
 from autellix_backend.core.estimate import Hint, SizeEstimator
@@ -30,19 +32,10 @@ HISTORY_CALLS = 512
 class _Entry:
     """A program's data beyond its entry in the process table."""
 
-    name: str | None = None
-    # A dict serves as a set that keeps its order.
-    session_ids: dict[str, None] = field(default_factory=dict)
+    view: ProgramView
+    """What views show of it, but for the values that the process table has."""
     running: dict[str, StoredCall] = field(default_factory=dict)
     history: deque[StoredCall] = field(default_factory=lambda: deque(maxlen=HISTORY_CALLS))
-    finished_calls: int = 0
-    total_service_s: float = 0.0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    flags: dict[str, None] = field(default_factory=dict)
-    intercepted_s: float = 0.0
-    last_interceptions: tuple[tuple[str, float], ...] = ()
     whole: Hint | None = None
     """The client's last hint, converted to the program as a whole."""
 
@@ -74,16 +67,12 @@ class MemoryStore:
     async def begin(self, call: CallStart, now: float) -> Inherited:
         """Add a running call."""
         program = self._table.begin(call.program_id, call.key, now, thread_id=call.thread_id)
-        entry = self._entries.setdefault(call.program_id, _Entry())
+        entry = self._entries.get(call.program_id)
+        if entry is None:
+            view = ProgramView(program_id=call.program_id, first_arrival_s=now, last_event_s=now)
+            entry = self._entries[call.program_id] = _Entry(view)
         entry.running[call.key] = StoredCall(start=call, start_s=now)
-        entry.name = entry.name or call.name
-        for flag in call.flags[: MAX_FLAGS - len(entry.flags)]:
-            entry.flags[flag] = None
-        entry.intercepted_s += sum(seconds for _, seconds in call.interceptions)
-        entry.last_interceptions = call.interceptions or entry.last_interceptions
-        if call.session_id is not None:
-            entry.session_ids[call.session_id] = None
-            self._programs_of.setdefault(call.session_id, {})[call.program_id] = None
+        self._note_start(entry.view, call)
         parent_ends_s = self._table.parent_ends_s(call.program_id, call.parents)
         return Inherited(
             service_s=self._policy.inherit(program.service_s, parent_ends_s),
@@ -92,14 +81,25 @@ class MemoryStore:
             expected_s=self._expect(entry, call),
         )
 
+    def _note_start(self, view: ProgramView, call: CallStart) -> None:
+        view.name = view.name or call.name
+        new_flags = call.flags[: MAX_FLAGS - len(view.flags)]
+        view.flags = tuple(dict.fromkeys((*view.flags, *new_flags)))
+        view.intercepted_s += sum(seconds for _, seconds in call.interceptions)
+        view.last_interceptions = call.interceptions or view.last_interceptions
+        if call.session_id is not None and call.session_id not in view.session_ids:
+            view.session_ids += (call.session_id,)
+            self._programs_of.setdefault(call.session_id, {})[call.program_id] = None
+
     def _expect(self, entry: _Entry, call: CallStart) -> float | None:
         if not self._policy.sizes_programs:
             return None
-        done = (entry.finished_calls, entry.output_tokens)
+        view = entry.view
+        done = (view.finished_calls, view.output_tokens)
         if call.hint is not None:
             entry.whole = call.hint.plus(*done)
         hint = None if entry.whole is None else entry.whole.less(*done)
-        return self._estimator.expect(entry.name or "", entry.total_service_s, hint)
+        return self._estimator.expect(view.name or "", view.total_service_s, hint)
 
     async def settle(self, end: CallEnd, now: float) -> None:
         """Charge a running call to its program."""
@@ -108,12 +108,13 @@ class MemoryStore:
         if entry is None or running is None:
             raise UnknownCallError(end.key)
         entry.history.append(replace(running, end=end, finish_s=now))
-        entry.finished_calls += 1
-        entry.total_service_s += end.service_s
-        entry.prompt_tokens += end.prompt_tokens or 0
-        entry.cached_tokens += end.cached_tokens or 0
-        entry.output_tokens += end.output_tokens or 0
-        self._estimator.observe_call(entry.name or "", end.service_s, end.output_tokens or 0)
+        view = entry.view
+        view.finished_calls += 1
+        view.total_service_s += end.service_s
+        view.prompt_tokens += end.prompt_tokens or 0
+        view.cached_tokens += end.cached_tokens or 0
+        view.output_tokens += end.output_tokens or 0
+        self._estimator.observe_call(view.name or "", end.service_s, end.output_tokens or 0)
         if end.is_final:
             self._table.end(end.program_id)
         self._charge(end, running.start.call_id, now)
@@ -200,29 +201,14 @@ class MemoryStore:
         """Publish the ends of programs."""
         self._end_subscribers.append(on_end)
 
-    def check(self) -> None:
-        """Assert that the table, the entries and the session index agree."""
-        self._table.check()
-        rows = {program.program_id: program for program in self._table.programs()}
-        assert rows.keys() == self._entries.keys(), (rows.keys(), self._entries.keys())
-        for program_id, entry in self._entries.items():
-            assert rows[program_id].active_calls.keys() == entry.running.keys(), program_id
-            assert len(entry.history) <= entry.finished_calls, program_id
-            for session_id in entry.session_ids:
-                assert program_id in self._programs_of[session_id], (session_id, program_id)
-        for session_id, programs in self._programs_of.items():
-            assert programs, session_id
-            for program_id in programs:
-                assert session_id in self._entries[program_id].session_ids, (session_id, program_id)
-
     def _close(self, session_id: str) -> tuple[bool, list[str]]:
         was_open = self._heartbeats.pop(session_id, None) is not None
         programs = self._programs_of.pop(session_id, {})
         ended: list[str] = []
         for program_id in programs:
-            entry = self._entries[program_id]
-            del entry.session_ids[session_id]
-            if not entry.session_ids and self._end(program_id):
+            view = self._entries[program_id].view
+            view.session_ids = tuple(other for other in view.session_ids if other != session_id)
+            if not view.session_ids and self._end(program_id):
                 ended.append(program_id)
         return was_open or bool(programs), ended
 
@@ -235,10 +221,10 @@ class MemoryStore:
     def _drop_if_gone(self, program_id: str) -> None:
         if program_id in self._table:
             return
-        entry = self._entries.pop(program_id)
-        if entry.finished_calls and entry.name:
-            self._estimator.observe_program(entry.name, entry.total_service_s)
-        for session_id in entry.session_ids:
+        view = self._entries.pop(program_id).view
+        if view.finished_calls and view.name:
+            self._estimator.observe_program(view.name, view.total_service_s)
+        for session_id in view.session_ids:
             programs = self._programs_of[session_id]
             del programs[program_id]
             if not programs:
@@ -248,24 +234,13 @@ class MemoryStore:
 
 
 def _view(program: Program, entry: _Entry, calls: tuple[StoredCall, ...] = ()) -> ProgramView:
-    return ProgramView(
-        program_id=program.program_id,
-        name=entry.name,
-        session_ids=tuple(entry.session_ids),
+    return replace(
+        entry.view,
         service_s=program.service_s,
         wait_s=program.wait_s,
         active_calls=len(entry.running),
-        finished_calls=entry.finished_calls,
-        first_arrival_s=program.created_s,
-        last_event_s=program.last_activity_s,
-        calls=calls,
-        flags=tuple(entry.flags),
-        intercepted_s=entry.intercepted_s,
-        is_ending=program.is_ended,
         active_threads=len(set(program.active_calls.values())),
-        total_service_s=entry.total_service_s,
-        prompt_tokens=entry.prompt_tokens,
-        cached_tokens=entry.cached_tokens,
-        output_tokens=entry.output_tokens,
-        last_interceptions=entry.last_interceptions,
+        last_event_s=program.last_activity_s,
+        is_ending=program.is_ended,
+        calls=calls,
     )

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from autellix_backend.core.errors import DuplicateCallError, UnknownCallError
-from autellix_backend.core.estimate import SizeEstimator
+from autellix_backend.core.estimate import Hint, SizeEstimator
 from autellix_backend.core.policies import Policy
 from autellix_backend.stores.base import (
     CallEnd,
@@ -30,10 +30,8 @@ from autellix_backend.stores.base import (
 from autellix_backend.stores.memory import HISTORY_CALLS, MAX_FLAGS
 from autellix_backend.stores.redis_link import RedisLink
 from autellix_backend.stores.redis_records import (
-    decode_hint,
     decode_view,
     encode_charge,
-    encode_end,
     encode_start,
     merge_rule,
     to_text,
@@ -158,7 +156,7 @@ class RedisStore:
         )
         hint = None
         if known[6] is not None:
-            hint = decode_hint(known[6]).plus(hint_calls, hint_tokens).less(calls, tokens)
+            hint = msgspec.json.decode(known[6], type=Hint).plus(hint_calls, hint_tokens).less(calls, tokens)
         return self._estimator.expect(name, attained_s, hint)
 
     async def settle(self, end: CallEnd, now: float) -> None:
@@ -250,7 +248,7 @@ class RedisStore:
             **encode_charge(self._policy, end),
             "program": end.program_id,
             "now": self.clock.shared(now),
-            "entry": encode_end(end),
+            "entry": to_text(end),
             "most_entries": HISTORY_CALLS,
             "rule": self._rule,
             "is_final": end.is_final,

@@ -51,7 +51,7 @@ if not is_repeated then
     call('HDEL', key('g', gateway), ending.key)
     if was_lost or was_running or delta.base then
       if was_lost then
-        ending.sums.finished = nil
+        ending.sums.finished_calls = nil
       end
       charge(program, delta.rule, ending)
       remember(program, ending.entry, delta.most_entries)

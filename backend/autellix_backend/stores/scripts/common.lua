@@ -158,7 +158,7 @@ end
 
 -- Remove a program; return the values that its class learns from.
 local function drop(program, gateway)
-  local known = call('HMGET', key('p', program), 'name', 'total_service_s', 'finished')
+  local known = call('HMGET', key('p', program), 'name', 'total_service_s', 'finished_calls')
   for _, session in ipairs(call('ZRANGE', key('ps', program), 0, -1)) do
     call('ZREM', key('sp', session), program)
   end
