@@ -21,7 +21,6 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.policies import POLICY_NAMES
 from autellix_backend.core.queues.levels import LevelQueue
-from autellix_backend.core.report import EngineReport
 from autellix_backend.core.starvation import is_starving
 
 quick = settings(max_examples=25, deadline=None)
@@ -350,30 +349,6 @@ def test_the_same_events_give_the_same_decisions(
     first, second = (UnitStep(config, slots, workloads).run() for _ in range(2))
 
     assert first.events == second.events
-
-
-SHORT = st.text(max_size=12)
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    st.builds(
-        EngineReport,
-        call_id=SHORT,
-        program_id=SHORT,
-        thread_id=SHORT,
-        request_id=SHORT,
-        finish_reason=st.none() | SHORT,
-        arrival_s=st.floats(0, 1e9),
-        finish_s=st.floats(0, 1e9),
-        wait_s=st.floats(0, 1e9),
-        table_wait_s=st.floats(0, 1e9),
-        service_s=st.floats(0, 1e9),
-        inherited_service_s=st.floats(0, 1e9),
-    )
-)
-def test_any_account_survives_the_wire(account: EngineReport) -> None:
-    assert EngineReport.from_bytes(account.to_bytes()) == account
 
 
 @pytest.mark.parametrize("reason", ChangeReason)

@@ -12,17 +12,17 @@ from tests.core.unit_step import Outcome, Step, UnitStep, Workload
 from autellix_backend.core.balance import EngineLoad
 from autellix_backend.core.balance.locality import Locality
 from autellix_backend.core.batch import form_batch
-from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.core.queues.levels import LevelQueue
 from autellix_backend.core.starvation import is_starving
+from autellix_backend.settings.scheduler import scheduler_from_mapping
 
 SCENARIOS = entries("alg1.json", "scenarios") + entries("fig2.json", "scenarios")
 
 
 def replay(scenario: dict[str, Any]) -> Outcome:
     options = scenario["opt"]
-    config = SchedulerConfig.from_mapping(
+    config = scheduler_from_mapping(
         {
             "policy": options["mode"],
             "bounds": options["bounds"],
@@ -62,7 +62,7 @@ def test_the_totals_of_a_scenario_are_reproduced(scenario: dict[str, Any]) -> No
 def test_the_makespans_of_figure_9_are_reproduced(column: str) -> None:
     figure = load("fig9.json")
     policy, bounds = FIG9[column]
-    config = SchedulerConfig.from_mapping({"policy": policy, "bounds": bounds, "beta": "inf"})
+    config = scheduler_from_mapping({"policy": policy, "bounds": bounds, "beta": "inf"})
     at = figure["columns"].index(column)
 
     measured = [
@@ -136,4 +136,4 @@ def test_the_placements_of_algorithm_2_are_reproduced(sequence: dict[str, Any]) 
 
 
 def test_infinite_thresholds_are_read() -> None:
-    assert SchedulerConfig.from_mapping({"beta": "inf"}).beta == math.inf
+    assert scheduler_from_mapping({"beta": "inf"}).beta == math.inf

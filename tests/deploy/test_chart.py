@@ -19,9 +19,9 @@ from tests.deploy.chart import (
     variables,
 )
 
-from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.vllm_command import RESERVED_ARGUMENTS, SCHEDULER_CLASS
 from autellix_backend.settings import Settings, layer_from_environment, load_settings
+from autellix_backend.settings.scheduler import scheduler_from_mapping
 from autellix_backend.vllm_plugin.settings import PluginSettings
 
 KUBERNETES = ("1.27.0", "1.34.0")
@@ -167,7 +167,7 @@ def test_engines_have_the_gateways_policy() -> None:
     given = dict(zip(args[::2], args[1::2], strict=True))
     assert given["--scheduler-cls"] == SCHEDULER_CLASS
     told = PluginSettings.from_additional_config(json.loads(given["--additional-config"]))
-    expected = SchedulerConfig.from_mapping({"policy": "plas", "bounds": [0.5, 2], "period_steps": 4})
+    expected = scheduler_from_mapping({"policy": "plas", "bounds": [0.5, 2], "period_steps": 4})
     assert told.scheduler == expected
     assert told.report_socket is None
 

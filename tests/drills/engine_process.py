@@ -9,7 +9,7 @@ import os
 import signal
 from pathlib import Path
 
-from autellix_backend.core.report import EngineReport
+from autellix_backend.reports.report import EngineReport
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from autellix_backend.core.report import EngineReport
-from autellix_backend.core.snapshot import EngineSnapshot
 from autellix_backend.engines.replica import VllmReplica
+from autellix_backend.reports.report import EngineReport
+from autellix_backend.reports.snapshot import EngineSnapshot
 from autellix_lab.demo.model import DEMO_MODEL_NAME
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(700)]

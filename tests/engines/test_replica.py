@@ -23,6 +23,7 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.base import Engine, EngineStartError, ModelNotFoundError
 from autellix_backend.engines.replica import ReplicaSpec, VllmReplica
 from autellix_backend.engines.vllm_command import KV_SPEC, EngineArgumentError, check_arguments
+from autellix_backend.settings.scheduler import scheduler_from_mapping
 
 FAKE_SERVER = (sys.executable, "-S", str(Path(__file__).parent / "fake_server.py"))
 
@@ -193,7 +194,7 @@ def test_the_command_carries_the_plugin(tmp_path: Path) -> None:
     command = replica.command(1234)
     config = json.loads(command[command.index("--additional-config") + 1])["autellix"]
 
-    assert SchedulerConfig.from_mapping(config["scheduler"]) == SchedulerConfig()
+    assert scheduler_from_mapping(config["scheduler"]) == SchedulerConfig()
     assert config["report_socket"] == str(replica.report_socket)
     assert command[-2:] == ["--dtype", "float32"]
 

@@ -21,10 +21,10 @@ from tests.waiting import PATIENCE_S
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
-from autellix_backend.core.snapshot import EngineSnapshot
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.http.sessions import LOST_HEARTBEATS
 from autellix_backend.gateway.tenancy.limiter import Limiter
+from autellix_backend.reports.snapshot import EngineSnapshot
 from autellix_backend.settings import (
     EngineSettings,
     GatewaySettings,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autellix_backend.core.snapshot import CallSnapshot, EngineSnapshot
 from autellix_backend.gateway.explain.overview import EngineView, OpenCallView, Overview
+from autellix_backend.reports.snapshot import CallSnapshot, EngineSnapshot
 from autellix_backend.stores.base import ProgramView
 
 ENGINE = "replica-0"

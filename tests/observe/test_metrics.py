@@ -7,7 +7,6 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from tests.observe.facts import facts
 
-from autellix_backend.core.snapshot import EngineSnapshot, KvOffloadTotals
 from autellix_backend.observe.metrics import (
     CallMetrics,
     GatewayMetrics,
@@ -15,6 +14,7 @@ from autellix_backend.observe.metrics import (
     OffloadMetrics,
     SnapshotMetrics,
 )
+from autellix_backend.reports.snapshot import EngineSnapshot, KvOffloadTotals
 
 
 def counted(**fields: Any) -> CollectorRegistry:

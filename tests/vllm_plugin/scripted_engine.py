@@ -42,6 +42,7 @@ from autellix_backend.core.estimate import Hint, SizeEstimator
 from autellix_backend.core.policies import make_policy
 from autellix_backend.core.table import ProcessTable
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace, program_from_mapping
+from autellix_backend.settings.scheduler import scheduler_from_mapping
 from autellix_backend.vllm_plugin.scheduler import AsyncProgramScheduler, SyncProgramScheduler
 from autellix_lab.sim.model import EngineModel
 
@@ -349,7 +350,7 @@ def _write_contexts(program: _Program, number: int) -> None:
 
 def run(scenario: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Play one scenario and return its log."""
-    config = SchedulerConfig.from_mapping(scenario["scheduler"])
+    config = scheduler_from_mapping(scenario["scheduler"])
     model = EngineModel(**scenario["model"])
     engine = ScriptedEngine(directory, model, scenario["scheduler"], is_async=scenario["is_async"])
     arrivals = [(arrival_s, program_from_mapping(item)) for arrival_s, item in scenario["arrivals"]]

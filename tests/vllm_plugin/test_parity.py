@@ -28,6 +28,7 @@ import pytest
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.recording.trace import ProgramTrace, program_to_mapping
+from autellix_backend.settings.scheduler import scheduler_to_mapping
 from autellix_lab.sim.engine import Decision
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.simulation import SimSettings, simulate
@@ -126,7 +127,7 @@ class ScriptedEngines:
         scenario = {
             "arrivals": [(arrival_s, program_to_mapping(program)) for arrival_s, program in arrivals],
             "model": asdict(model),
-            "scheduler": config.to_mapping(),
+            "scheduler": scheduler_to_mapping(config),
             "has_hints": has_hints,
             "is_async": is_async,
         }

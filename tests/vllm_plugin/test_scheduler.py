@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from autellix_backend.core.report import EngineReport
-from autellix_backend.core.snapshot import EngineSnapshot
+from autellix_backend.reports.report import EngineReport
+from autellix_backend.reports.snapshot import EngineSnapshot
 
 # The first test pays for vLLM's imports, on a machine that may be busy.
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.core.snapshot import EngineSnapshot, KvOffloadTotals
+from autellix_backend.reports.snapshot import EngineSnapshot, KvOffloadTotals
 from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.settings import PluginSettings
 from autellix_backend.vllm_plugin.snapshots import (

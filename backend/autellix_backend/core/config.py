@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from autellix_backend.core.policies import POLICY_NAMES
 
@@ -47,7 +45,7 @@ FALLBACK_SLICE_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """What one engine's scheduler is told; a bad value raises ValueError that names the field."""
+    """The settings of one engine's scheduler; a bad value raises a ValueError that names the field."""
 
     policy: str = "atlas"
     """Rule that turns a program's past into the priority of its next call."""
@@ -115,73 +113,3 @@ class SchedulerConfig:
     def nominal_service_s(self, prompt_tokens: float, output_tokens: float) -> float:
         """Return the service (s) that weighted tokens stand for."""
         return self.token_s * (PROMPT_WEIGHT * prompt_tokens + OUTPUT_WEIGHT * output_tokens)
-
-    @classmethod
-    def from_mapping(cls, mapping: Mapping[str, Any]) -> SchedulerConfig:
-        """Build a configuration from JSON-like values; infinity may be written "inf".
-
-        Raises:
-            ValueError: a key is unknown, or a value is not what its field needs.
-        """
-        values: dict[str, Any] = {}
-        known = {field.name for field in fields(cls)}
-        for key, value in mapping.items():
-            if key not in known:
-                raise ValueError(
-                    f"{key!r} is no scheduler setting; the settings are {', '.join(sorted(known))}"
-                )
-            values[key] = _parse(key, value)
-        return cls(**values)
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Return JSON-able values that from_mapping turns back into an equal configuration."""
-        return {
-            "policy": self.policy,
-            "bounds": list(self.bounds),
-            "quanta": None if self.quanta is None else [_finite_or_text(quantum) for quantum in self.quanta],
-            "beta": _finite_or_text(self.beta),
-            "period_steps": self.period_steps,
-            "demotes": self.demotes,
-            "preemption": self.preemption,
-            "service": self.service,
-            "token_s": self.token_s,
-        }
-
-
-def _parse(key: str, value: Any) -> Any:
-    if key in ("policy", "preemption", "service"):
-        return str(value)
-    if key == "demotes":
-        return _boolean(key, value)
-    if key == "period_steps":
-        return _integer(key, value)
-    if key in ("beta", "token_s"):
-        return _number(key, value)
-    if key == "quanta" and value is None:
-        return None
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise ValueError(f"{key} must be a list of seconds, not {value!r}")
-    return tuple(_number(key, item) for item in value)
-
-
-def _number(key: str, value: Any) -> float:
-    if isinstance(value, bool) or not (isinstance(value, int | float) or value == "inf"):
-        raise ValueError(f'{key} must hold numbers or "inf", not {value!r}')
-    return float(value)
-
-
-def _boolean(key: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{key} must be true or false, not {value!r}")
-    return value
-
-
-def _integer(key: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{key} must be a whole number, not {value!r}")
-    return value
-
-
-def _finite_or_text(value: float) -> float | str:
-    # JSON has no infinity.
-    return "inf" if value == math.inf else value

@@ -8,9 +8,7 @@ CoreError
 ├── UnknownProgramError      (also KeyError)
 ├── UnknownPolicyError       (also ValueError)
 ├── UnknownBalancerError     (also ValueError)
-├── NoEngineError
-├── ReportError             (also ValueError)
-└── SnapshotError            (also ValueError)
+└── NoEngineError
 """
 
 from __future__ import annotations
@@ -23,8 +21,6 @@ __all__ = [
     "DuplicateCallError",
     "IllegalMoveError",
     "NoEngineError",
-    "ReportError",
-    "SnapshotError",
     "UnknownBalancerError",
     "UnknownCallError",
     "UnknownPolicyError",
@@ -91,17 +87,3 @@ class NoEngineError(CoreError):
 
     def __init__(self, engines: int) -> None:
         super().__init__(f"none of {engines} engine(s) accepts calls: all are down or drain")
-
-
-class ReportError(CoreError, ValueError):
-    """A datagram does not hold the report of a call."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(f"not an engine report: {problem}")
-
-
-class SnapshotError(CoreError, ValueError):
-    """A datagram does not hold the snapshot of an engine."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(f"not an engine snapshot: {problem}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.base import EngineError, EngineNotInstalledError
 from autellix_backend.engines.shares import THREAD_BINDING, THREADS, workers_of_one
+from autellix_backend.settings.scheduler import scheduler_to_mapping
 
 # As a module: the `vllm` script of the CPU build expects a distribution of another name and fails.
 VLLM_SERVER = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
@@ -97,7 +98,7 @@ def check_arguments(
 
 def plugin_arguments(scheduler: SchedulerConfig, report_socket: Path) -> list[str]:
     """Return the arguments that make stock vLLM schedule by programs and report calls."""
-    section = {"scheduler": scheduler.to_mapping(), "report_socket": str(report_socket)}
+    section = {"scheduler": scheduler_to_mapping(scheduler), "report_socket": str(report_socket)}
     config = json.dumps({"autellix": section})
     return ["--scheduler-cls", SCHEDULER_CLASS, "--additional-config", config]
 

@@ -9,7 +9,6 @@ from functools import partial
 
 from autellix_backend.core.balance import make_balancer
 from autellix_backend.core.balance.cache_map import CacheMap
-from autellix_backend.core.snapshot import EngineSnapshot
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.breaker import Breaker
 from autellix_backend.engines.kv_events import KvEventListener, check_kv_events_installed
@@ -37,6 +36,7 @@ from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.observe.exporters import CallExporters
 from autellix_backend.observe.metrics import GatewayMetrics
+from autellix_backend.reports.snapshot import EngineSnapshot
 from autellix_backend.settings import GatewaySettings, Settings, TenantLimits
 from autellix_backend.stores.base import ProgramStore
 from autellix_backend.stores.factory import make_store

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics import MetricWrapperBase
 
-from autellix_backend.core.snapshot import EngineSnapshot, KvOffloadTotals
 from autellix_backend.observe.call_facts import CallFacts
+from autellix_backend.reports.snapshot import EngineSnapshot, KvOffloadTotals
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 LATENCY_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)

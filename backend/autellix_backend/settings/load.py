@@ -16,6 +16,7 @@ from typing import Any
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.settings.base import CACHE_DIR_VARIABLE, SettingsError
 from autellix_backend.settings.fields import RawValue, Rule, convert, rules_of, types_of
+from autellix_backend.settings.scheduler import scheduler_to_mapping
 from autellix_backend.settings.sections import SchedulerSettings, Settings
 
 ENV_PREFIX = "AUTELLIX_"
@@ -117,8 +118,7 @@ def settings_to_mapping(settings: Settings) -> dict[str, dict[str, object]]:
 
 def _plain_values(section: str, values: Any) -> dict[str, object]:
     rules = rules_of(declaration_of(section))
-    # The scheduler's configuration spells infinity in its own way.
-    plain = values.to_mapping() if isinstance(values, SchedulerConfig) else {}
+    plain = scheduler_to_mapping(values) if isinstance(values, SchedulerConfig) else {}
     return {
         name: plain[name] if plain else _shown(getattr(values, name), rules.get(name))
         for name in settings_of(section)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import LIVE_POLICY_NAMES
+from autellix_backend.settings.scheduler import scheduler_from_mapping
 
 __all__ = ["SECTION", "PluginSettings"]
 
 SECTION = "autellix"
-_KEYS = ("report_socket", "scheduler")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginSettings:
+class PluginSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one engine's scheduler: its policy, and where its reports go."""
 
     scheduler: SchedulerConfig
@@ -29,33 +29,20 @@ class PluginSettings:
         Raises:
             ValueError: A key is unknown or a value is of the wrong kind; the message names it.
         """
-        section = additional_config.get(SECTION, {}) if isinstance(additional_config, Mapping) else {}
-        if not isinstance(section, Mapping):
-            raise ValueError(f"additional-config: '{SECTION}' must be an object, not {section!r}")
-        unknown = sorted(set(section) - set(_KEYS))
-        if unknown:
+        given = additional_config.get(SECTION, {}) if isinstance(additional_config, Mapping) else {}
+        try:
+            section = msgspec.convert(given, _PluginSection)
+            scheduler = scheduler_from_mapping(section.scheduler)
+        except (msgspec.ValidationError, ValueError) as error:
+            raise ValueError(f"additional-config: {SECTION}: {error}") from None
+        if scheduler.policy not in LIVE_POLICY_NAMES:
             raise ValueError(
-                f"additional-config: unknown key '{SECTION}.{unknown[0]}'; known: {', '.join(_KEYS)}"
+                f"additional-config: {SECTION}: policy must be one of {', '.join(LIVE_POLICY_NAMES)}; "
+                f"{scheduler.policy!r} works in the simulator only"
             )
-        return cls(
-            scheduler=_scheduler(section.get("scheduler", {})),
-            report_socket=_socket_path(section.get("report_socket")),
-        )
+        return cls(scheduler=scheduler, report_socket=section.report_socket)
 
 
-def _scheduler(value: Any) -> SchedulerConfig:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"additional-config: '{SECTION}.scheduler' must be an object, not {value!r}")
-    config = SchedulerConfig.from_mapping(dict(value))
-    if config.policy not in LIVE_POLICY_NAMES:
-        raise ValueError(
-            f"additional-config: '{SECTION}.scheduler.policy' must be one of {', '.join(LIVE_POLICY_NAMES)}; "
-            f"{config.policy!r} works in the simulator only"
-        )
-    return config
-
-
-def _socket_path(value: Any) -> str | None:
-    if value is None or (isinstance(value, str) and value):
-        return value
-    raise ValueError(f"additional-config: '{SECTION}.report_socket' must be a path, not {value!r}")
+class _PluginSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    scheduler: dict[str, Any] = {}
+    report_socket: Annotated[str, msgspec.Meta(min_length=1)] | None = None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from autellix_backend.core.snapshot import EngineSnapshot, KvOffloadTotals, snapshot_of
+from autellix_backend.reports.snapshot import EngineSnapshot, KvOffloadTotals, snapshot_of
 from autellix_backend.vllm_plugin.tracker import CallTracker
 
 __all__ = ["MAX_SHARE", "MAX_STANDINGS", "PERIOD_S", "SchedulerLoad", "SnapshotReporter", "load_of"]

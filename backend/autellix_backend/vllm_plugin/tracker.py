@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.call import Call
 from autellix_backend.core.machine import Machine
-from autellix_backend.core.report import EngineReport
+from autellix_backend.reports.report import EngineReport
 from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.report_sender import ReportSender
 from autellix_backend.vllm_plugin.settings import PluginSettings

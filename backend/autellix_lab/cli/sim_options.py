@@ -14,6 +14,7 @@ from autellix_backend.core.balance import BALANCER_NAMES
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
+from autellix_backend.settings.scheduler import scheduler_to_mapping
 from autellix_lab.cli.arguments import add_fit_options, add_load_options, add_tree_scale, load_options
 from autellix_lab.sim.bounds import choose_bounds
 from autellix_lab.sim.model import RESUME_KINDS, SWAP_KINDS, EngineModel
@@ -172,7 +173,7 @@ def describe_settings(args: argparse.Namespace, settings: SimSettings) -> dict[s
         "balancer": settings.balancer,
         "hints": settings.hint_sigma,
         "model": settings.model.to_mapping(),
-        "scheduler": settings.scheduler.to_mapping(),
+        "scheduler": scheduler_to_mapping(settings.scheduler),
     }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp import web
 
-from autellix_backend.core.report import EngineReport
+from autellix_backend.reports.report import EngineReport
 from autellix_lab.fakes.answers import DIALECTS, EMBEDDINGS_PATH, FakeDialect
 from autellix_lab.fakes.call import MODEL_NAME, FakeBehaviour, FakeCall, Fault, ReceivedRequest
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autellix_backend.core.report import EngineReport
+from autellix_backend.reports.report import EngineReport
 from autellix_wire import engine_args
 
 MODEL_NAME = "autellix.fake-model"

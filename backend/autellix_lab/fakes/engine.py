@@ -11,9 +11,9 @@ from pathlib import Path
 
 from aiohttp import web
 
-from autellix_backend.core.report import EngineReport
 from autellix_backend.engines.kind import EngineKind
 from autellix_backend.engines.probe import Health, probe
+from autellix_backend.reports.report import EngineReport
 from autellix_lab.fakes.answers import (
     CHAT_PATH,
     COMPLETIONS_PATH,

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from autellix_backend.core.report import EngineReport
-from autellix_backend.core.snapshot import EngineSnapshot
 from autellix_backend.gateway.engines.report_receiver import ReportReceiver
+from autellix_backend.reports.report import EngineReport
+from autellix_backend.reports.snapshot import EngineSnapshot
 
 ACCOUNT = EngineReport(
     call_id="c",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.gateway.snapshots import snapshot, standing
 
-from autellix_backend.core.snapshot import CallSnapshot
+from autellix_backend.reports.snapshot import CallSnapshot
 from autellix_lab.fakes.engine import FakeBehaviour
 
 PROGRAMS = "/autellix/v1/programs"

@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from autellix_backend.core.report import EngineReport
 from autellix_backend.engines.base import Engine
+from autellix_backend.reports.report import EngineReport
 from autellix_lab.fakes.engine import CHAT_PATH, FakeBehaviour, FakeEngine, Fault
 
 CHAT_BODY = {"model": "m", "messages": [{"role": "user", "content": "hello there"}]}

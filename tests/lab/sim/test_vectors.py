@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from tests.core.shared_vectors import FIG9, entries, load
 
-from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
+from autellix_backend.settings.scheduler import scheduler_from_mapping
 from autellix_lab.sim.engine import Decision
 from autellix_lab.sim.model import UNIT
 from autellix_lab.sim.results import SimResult
@@ -42,7 +42,7 @@ def program(calls: Sequence[dict[str, Any]]) -> ProgramTrace:
 def play(
     options: dict[str, Any], programs: Sequence[tuple[float, ProgramTrace]]
 ) -> tuple[SimResult, list[Decision]]:
-    scheduler = SchedulerConfig.from_mapping(
+    scheduler = scheduler_from_mapping(
         {
             "policy": options["mode"],
             "bounds": options["bounds"],

@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import dataclass, field
 
 from autellix_backend.core.arrival import Arrival
-from autellix_backend.core.report import EngineReport
 from autellix_backend.gateway.calls.receipt import Receipt, add_reports
 from autellix_backend.gateway.calls.request_facts import RequestFacts
 from autellix_backend.gateway.engines.queue import QueuedCall
@@ -14,6 +13,7 @@ from autellix_backend.gateway.identity.identity import Identity
 from autellix_backend.gateway.lifecycle import CallBegan, CallSettled, Outcome, Usage
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.call_facts import CallFacts
+from autellix_backend.reports.report import EngineReport
 from autellix_backend.stores.base import CallEnd, CallStart, Inherited
 from autellix_wire import engine_args
 

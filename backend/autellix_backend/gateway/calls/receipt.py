@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from autellix_backend.core.report import EngineReport
+from autellix_backend.reports.report import EngineReport
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):

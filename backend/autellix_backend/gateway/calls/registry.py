@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
-from autellix_backend.core.report import EngineReport
 from autellix_backend.gateway.calls.open_call import (
     CallRequest,
     OpenCall,
@@ -29,6 +28,7 @@ from autellix_backend.gateway.engines.queue import QueuedCall
 from autellix_backend.gateway.lifecycle import CallBegan, Lifecycle, Outcome, Usage
 from autellix_backend.gateway.tenancy.limiter import Limiter, Reservation
 from autellix_backend.observe.metrics import GatewayMetrics
+from autellix_backend.reports.report import EngineReport
 from autellix_backend.stores.base import Inherited, ProgramStore
 
 MAX_READABLE_ID = 200

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from autellix_backend.core.balance import EngineLoad
 from autellix_backend.core.balance.cache_map import CacheMap
 from autellix_backend.core.balance.speed import Speed, SpeedEstimate
-from autellix_backend.core.snapshot import EngineSnapshot
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.kv_events import KvEventListener
 from autellix_backend.engines.supervisor import Supervisor
@@ -20,6 +19,7 @@ from autellix_backend.gateway.engines.report_receiver import ReportReceiver
 from autellix_backend.gateway.engines.telemetry import EngineTelemetry
 from autellix_backend.gateway.engines.upstream import Upstream
 from autellix_backend.observe.metrics import QueueMetrics
+from autellix_backend.reports.snapshot import EngineSnapshot
 
 
 @dataclass(slots=True, eq=False)

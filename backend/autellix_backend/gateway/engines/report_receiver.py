@@ -8,9 +8,9 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from autellix_backend.core.errors import ReportError, SnapshotError
-from autellix_backend.core.report import EngineReport
-from autellix_backend.core.snapshot import EngineSnapshot
+from autellix_backend.reports.errors import ReportError
+from autellix_backend.reports.report import EngineReport
+from autellix_backend.reports.snapshot import EngineSnapshot
 
 MAX_DATAGRAM_BYTES = 64 * 1024
 RECEIVE_BUFFER_BYTES = 4 * 2**20
@@ -67,5 +67,5 @@ class ReportReceiver:
                 self._on_snapshot(EngineSnapshot.from_bytes(datagram))
             else:
                 self._on_report(EngineReport.from_bytes(datagram))
-        except (ReportError, SnapshotError):
+        except ReportError:
             self._on_malformed()

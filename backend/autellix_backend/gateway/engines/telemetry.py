@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autellix_backend.core.snapshot import EngineSnapshot
+from autellix_backend.reports.snapshot import EngineSnapshot
 
 
 class EngineTelemetry:

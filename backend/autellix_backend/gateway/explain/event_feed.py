@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from autellix_backend.core.snapshot import EngineSnapshot
 from autellix_backend.gateway.lifecycle import CallBegan, CallSettled, LifecycleSubscriber
 from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.reports.snapshot import EngineSnapshot
 
 MAX_PENDING = 1000
 """Events that are queued for one subscription; further ones are only counted."""

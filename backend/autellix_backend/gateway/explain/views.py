@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
-from autellix_backend.core.snapshot import CallSnapshot
 from autellix_backend.gateway.explain.overview import OpenCallView, Overview, ProgramState
 from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.reports.snapshot import CallSnapshot
 from autellix_backend.stores.base import ProgramView, StoredCall
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
-from autellix_backend.core.snapshot import CallSnapshot, EngineSnapshot
 from autellix_backend.gateway.explain.overview import (
     EngineView,
     OpenCallState,
@@ -21,6 +20,7 @@ from autellix_backend.gateway.explain.overview import (
 )
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.durations import seconds
+from autellix_backend.reports.snapshot import CallSnapshot, EngineSnapshot
 from autellix_backend.stores.base import ProgramView
 
 MAX_AHEAD = 5

@@ -10,7 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import Offl
 from vllm.v1.kv_offload.base import LoadStoreSpec, LookupResult, OffloadKey, PrepareStoreOutput, ReqContext
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
-from autellix_backend.core.snapshot import KvOffloadTotals
+from autellix_backend.reports.snapshot import KvOffloadTotals
 from autellix_backend.vllm_plugin.offload.metrics import add_counts
 from autellix_backend.vllm_plugin.offload.policy import ProgramCachePolicy
 from autellix_backend.vllm_plugin.offload.transfers import TransferReport

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
+
 from autellix_backend.core.call import Call
-from autellix_backend.core.datagram import checked, checked_row, fields_of, kinds_of, read_object
-from autellix_backend.core.errors import SnapshotError
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.starvation import totals
+from autellix_backend.reports.errors import ReportError
 
 __all__ = ["MAX_SNAPSHOT_BYTES", "CallSnapshot", "EngineSnapshot", "KvOffloadTotals", "snapshot_of"]
 
 MAX_SNAPSHOT_BYTES = 60 * 1024
 """The largest datagram, a margin below what the gateway reads at once."""
 
+_TAG_FIELD, _TAG = "snapshot", 1
 _PREFIX = b'{"snapshot":1,'
 # A tenth of a millisecond: shorter numbers leave room for more calls.
 _DIGITS = 4
 
 
-class CallSnapshot(NamedTuple):
-    """One call in an engine's queues; the choices of an `n > 1` call are listed one by one.
-
-    A tuple, because an engine makes hundreds of them twice a second between two steps.
-    """
+class CallSnapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One call in an engine's queues; the choices of an `n > 1` call are listed one by one."""
 
     call_id: str
     program_id: str
@@ -74,8 +71,7 @@ class KvOffloadTotals(NamedTuple):
     """Chunks not stored, because host memory was full of others in use."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSnapshot:
+class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag_field=_TAG_FIELD, tag=_TAG):
     """An engine's load, and its first calls in queue order."""
 
     step: int
@@ -102,10 +98,10 @@ class EngineSnapshot:
 
     def to_bytes(self, limit_bytes: int = MAX_SNAPSHOT_BYTES) -> bytes:
         """Return the snapshot as one datagram, with as many of its calls as fit."""
-        rows = [[round(v, _DIGITS) if type(v) is float else v for v in call] for call in self.calls]
-        while len(datagram := self._encode(rows)) > limit_bytes:
+        calls = [CallSnapshot(*map(_rounded, msgspec.structs.astuple(call))) for call in self.calls]
+        while len(datagram := self._encode(calls)) > limit_bytes:
             # Ids differ in length: a margin saves most further rounds.
-            del rows[int(0.95 * len(rows) * limit_bytes / len(datagram)) :]
+            del calls[int(0.95 * len(calls) * limit_bytes / len(datagram)) :]
         return datagram
 
     @staticmethod
@@ -118,28 +114,23 @@ class EngineSnapshot:
         """Read a snapshot; keys, and columns of calls, of a later version are ignored.
 
         Raises:
-            SnapshotError: the datagram is not a JSON object with every field of its type.
+            ReportError: the datagram is not a JSON object with every field of its type.
         """
-        message = read_object(datagram, SnapshotError)
-        head = fields_of(message, _HEAD_KINDS, SnapshotError)
-        levels = (checked("level_calls", size, (int,), SnapshotError) for size in head.pop("level_calls"))
-        rows = checked("calls", message.get("calls"), (list,), SnapshotError)
-        calls = (checked_row("a call", row, _CALL_KINDS, SnapshotError) for row in rows)
-        offload = message.get("kv_offload")
-        if offload is not None:
-            offload = checked_row("kv_offload", offload, _OFFLOAD_KINDS, SnapshotError)
-        return cls(
-            **head,
-            level_calls=tuple(levels),
-            calls=tuple(map(CallSnapshot._make, calls)),
-            kv_offload=None if offload is None else KvOffloadTotals._make(offload),
-        )
+        try:
+            return _decoder.decode(datagram)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ReportError(f"not an engine snapshot: {error}") from error
 
-    def _encode(self, rows: list[list[Any]]) -> bytes:
-        head = {name: getattr(self, name) for name in _HEAD_KINDS}
-        head["left_out"] += len(self.calls) - len(rows)
-        message = {**head, "kv_offload": self.kv_offload, "calls": rows}
-        return _PREFIX + json.dumps(message, separators=(",", ":"))[1:].encode()
+    def _encode(self, calls: list[CallSnapshot]) -> bytes:
+        left_out = self.left_out + len(self.calls) - len(calls)
+        return msgspec.json.encode(msgspec.structs.replace(self, calls=tuple(calls), left_out=left_out))
+
+
+_decoder = msgspec.json.Decoder(EngineSnapshot)
+
+
+def _rounded(value: Any) -> Any:
+    return round(value, _DIGITS) if type(value) is float else value
 
 
 def snapshot_of(
@@ -180,8 +171,3 @@ def snapshot_of(
         preemptions=call.preemptions,
         promotions=call.promotions,
     )
-
-
-_HEAD_KINDS = kinds_of(EngineSnapshot, "calls", "kv_offload")
-_CALL_KINDS = kinds_of(CallSnapshot)
-_OFFLOAD_KINDS = kinds_of(KvOffloadTotals)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+
+import msgspec
 
 from autellix_backend.core.call import CallRecord
-from autellix_backend.core.datagram import fields_of, kinds_of, read_object
-from autellix_backend.core.errors import ReportError
+from autellix_backend.reports.errors import ReportError
 
 __all__ = ["EngineReport"]
 
@@ -34,7 +34,7 @@ class EngineReport(CallRecord):
 
     def to_bytes(self) -> bytes:
         """Return the report as one datagram."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
+        return msgspec.json.encode(self)
 
     @classmethod
     def from_bytes(cls, datagram: bytes) -> EngineReport:
@@ -43,7 +43,10 @@ class EngineReport(CallRecord):
         Raises:
             ReportError: the datagram is not a JSON object with every field of its type.
         """
-        return cls(**fields_of(read_object(datagram, ReportError), _KINDS, ReportError))
+        try:
+            return _decoder.decode(datagram)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ReportError(f"not an engine report: {error}") from error
 
 
-_KINDS = kinds_of(EngineReport)
+_decoder = msgspec.json.Decoder(EngineReport)

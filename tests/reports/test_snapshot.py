@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.core.errors import SnapshotError
 from autellix_backend.core.machine import Machine
-from autellix_backend.core.snapshot import (
+from autellix_backend.reports.errors import ReportError
+from autellix_backend.reports.snapshot import (
     MAX_SNAPSHOT_BYTES,
     CallSnapshot,
     EngineSnapshot,
@@ -59,7 +59,9 @@ def test_a_snapshot_survives_the_wire() -> None:
 
 
 def test_what_was_swapped_survives_the_wire() -> None:
-    swapping = replace(snapshot(), kv_offload=KvOffloadTotals(4096, 2, 0.25, 2048, 1, 0.125, 3, 0))
+    swapping = msgspec.structs.replace(
+        snapshot(), kv_offload=KvOffloadTotals(4096, 2, 0.25, 2048, 1, 0.125, 3, 0)
+    )
 
     assert swapping == EngineSnapshot.from_bytes(swapping.to_bytes())
 
@@ -142,7 +144,7 @@ def test_a_call_without_service_has_no_ratio() -> None:
 
 @pytest.mark.parametrize("datagram", [b"{", b"\xff", b"[]", b"{}", b"[" * 100_000])
 def test_what_is_no_snapshot_is_refused(datagram: bytes) -> None:
-    with pytest.raises(SnapshotError, match=r"^not an engine snapshot: "):
+    with pytest.raises(ReportError, match=r"^not an engine snapshot: "):
         EngineSnapshot.from_bytes(datagram)
 
 
@@ -166,7 +168,7 @@ def test_what_is_no_snapshot_is_refused(datagram: bytes) -> None:
 def test_a_field_of_another_type_is_refused(name: str, value: object) -> None:
     message = json.loads(snapshot().to_bytes()) | {name: value}
 
-    with pytest.raises(SnapshotError):
+    with pytest.raises(ReportError):
         EngineSnapshot.from_bytes(json.dumps(message).encode())
 
 
