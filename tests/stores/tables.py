@@ -77,7 +77,8 @@ class Table:
         shared = self._shared(policy, **options)
         if self._kind == "redis":
             return shared
-        local = LocalCopy(rule, program_idle_s=IDLE_S, session_ttl_s=SESSION_TTL_S)
+        # As the factory has it: heartbeats go to any gateway.
+        local = LocalCopy(rule, program_idle_s=IDLE_S, session_ttl_s=max(SESSION_TTL_S, IDLE_S))
         return ReplicatedStore(shared, local, rule, on_fallback=options.get("on_fallback", lambda: None))
 
     def _shared(

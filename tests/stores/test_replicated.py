@@ -234,6 +234,36 @@ def test_an_end_whose_answer_got_lost_is_published_once(shared: Table, pair: Pai
     shared.run(main())
 
 
+@pytest.mark.parametrize("how", ["silent", "idle"])
+def test_a_reaped_end_whose_answer_got_lost_is_published_once(shared: Table, pair: Pair, how: str) -> None:
+    async def main() -> None:
+        async with pair(timeout_s=SHORT_S) as (far, near, relay):
+            ends: dict[str, list[str]] = {"far": [], "near": []}
+            far.subscribe(ends["far"].append)
+            near.subscribe(ends["near"].append)
+            session = "s" if how == "silent" else None
+            if session is not None:
+                await far.open_session(session, 0.0)
+            await far.begin(start("a", session=session), 0.0)
+            await far.settle(end("a", 1.0), 1.0)
+            # A script that the server does not know yet would need a second message.
+            await far.reap(2.0)
+            now = 3.0 + {"silent": SESSION_TTL_S, "idle": IDLE_S}[how]
+            relay.deafen()
+            await far.reap(now)
+            assert far.failure() is not None
+            relay.cut()
+            relay.mend()
+            await returned(far, now)
+            await returned(near, now)
+            for store in (far, near):
+                await store.reap(now + IDLE_S)
+            assert ends == {"far": ["p"], "near": ["p"]}
+            assert (await near.counts()).programs == (await far.counts()).programs == 0
+
+    shared.run(main())
+
+
 @pytest.mark.parametrize("how", ["deleted", "final", "session", "silent", "idle"])
 def test_every_kind_of_end_is_published_at_every_gateway(shared: Table, how: str) -> None:
     async def main() -> None:
@@ -251,7 +281,8 @@ def test_every_kind_of_end_is_published_at_every_gateway(shared: Table, how: str
         elif how == "idle":
             await one.heartbeat("s", IDLE_S)
         now = {"silent": SESSION_TTL_S, "idle": IDLE_S + 1.0}.get(how, 2.0)
-        for store in (other, one, other):
+        # The last round is for a gateway whose lease the first one ended.
+        for store in (other, one, other, one):
             await store.reap(now)
         assert ends == {"one": ["p"], "other": ["p"]}
 

@@ -69,8 +69,9 @@ class RedisStore:
         self.clock = clock
         self._estimator = SizeEstimator()
         self._gateway = ""
-        self._own_ids: set[str] = set()
         self._last_event = NO_EVENT
+        # Entries of the stream of ends that an answer brought before the reaper reads them.
+        self._published: set[bytes] = set()
         self.epoch = ""
         """The table's identity, which changes when its data are lost."""
         self._end_subscribers: list[Callable[[str], None]] = []
@@ -88,8 +89,8 @@ class RedisStore:
         epoch, last_event = (word.decode() for word in answer)
         if epoch != self.epoch:
             self.epoch, self._last_event = epoch, last_event
+            self._published.clear()
         self._gateway = gateway
-        self._own_ids.add(gateway)
 
     def disconnect(self, error: StoreUnavailableError) -> None:
         """Drop the connection; pending operations raise this error."""
@@ -284,21 +285,25 @@ class RedisStore:
         return [name.decode() for name in (*ended, *idle)], [name.decode() for name in sessions], is_full
 
     def _publish_news(self, news: Sequence[Any]) -> None:
-        """Publish the ends of programs that other gateways brought about."""
-        for event, flat in news:
+        """Publish the ends whose answers went to other gateways, or were lost on their way here."""
+        for event, fields in news:
             self._last_event = event.decode()
-            event_of = dict(zip(flat[::2], flat[1::2], strict=True))
-            if event_of[b"gateway"].decode() not in self._own_ids:
-                self._publish_ends(
-                    [[event_of[name] for name in (b"program", b"name", b"service", b"finished")]]
-                )
+            if event in self._published:
+                self._published.remove(event)
+            else:
+                self._publish_end(*fields[1::2])
 
     def _publish_ends(self, gone: Sequence[Sequence[bytes]]) -> None:
-        for program_id, name, service_s, finished in gone:
-            if int(finished) and name:
-                self._estimator.observe_program(name.decode(), float(service_s))
-            for on_end in self._end_subscribers:
-                on_end(program_id.decode())
+        for event, *values in gone:
+            if _event_order(event) > _event_order(self._last_event.encode()):
+                self._published.add(event)
+                self._publish_end(*values)
+
+    def _publish_end(self, program_id: bytes, name: bytes, service_s: bytes, finished: bytes) -> None:
+        if int(finished) and name:
+            self._estimator.observe_program(name.decode(), float(service_s))
+        for on_end in self._end_subscribers:
+            on_end(program_id.decode())
 
     async def _views(self, program_ids: Sequence[str], *, has_calls: bool) -> list[ProgramView]:
         history = "with" if has_calls else "without"
@@ -313,6 +318,10 @@ class RedisStore:
         sent_s = self.clock.own_now()
         server_time = await self._link.run("time")
         self.clock.measured(server_time, sent_s, self.clock.own_now())
+
+
+def _event_order(event: bytes) -> tuple[int, ...]:
+    return tuple(map(int, event.split(b"-")))
 
 
 def _lost_end(key: bytes, program_id: bytes) -> CallEnd:

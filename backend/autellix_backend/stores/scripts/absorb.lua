@@ -86,7 +86,7 @@ end
 local event = math.max(number(call('HGET', p, 'arrival')), number(call('HGET', p, 'completion')), delta.event)
 call('HSET', p, 'completion', text(event))
 if is_gone or is_forsaken or delta.is_ended or call('HEXISTS', p, 'ended') == 1 then
-  local _, entry = finish(program, gateway)
+  local _, entry = finish(program)
   if entry then
     return {entry}
   end

@@ -3,5 +3,5 @@ if not is_member(ARGV[1]) then
   return redis.error_reply(NOT_MEMBER)
 end
 local gone = {}
-local was_there = close(ARGV[2], ARGV[1], {}, gone)
+local was_there = close(ARGV[2], {}, gone)
 return {was_there and 1 or 0, gone}

@@ -156,8 +156,8 @@ local function ended_since(ends, id, moment)
   return ended and number(ended) >= moment - CLOCK_ERROR_S
 end
 
--- Remove a program; return the values that its class learns from.
-local function drop(program, gateway)
+-- Remove a program; return its end's entry in the stream and the values that its class learns from.
+local function drop(program)
   local known = call('HMGET', key('p', program), 'name', 'total_service_s', 'finished_calls')
   for _, session in ipairs(call('ZRANGE', key('ps', program), 0, -1)) do
     call('ZREM', key('sp', session), program)
@@ -169,14 +169,14 @@ local function drop(program, gateway)
   call('ZREM', ACTIVE, program)
   call('ZREM', IDLE, program)
   note_end(ENDED, program)
-  local gone = {program, known[1] or '', known[2] or '0', known[3] or '0'}
-  call('XADD', ENDS, 'MAXLEN', '~', KEPT_ENDS, '*',
-    'gateway', gateway, 'program', gone[1], 'name', gone[2], 'service', gone[3], 'finished', gone[4])
-  return gone
+  local name, service, finished = known[1] or '', known[2] or '0', known[3] or '0'
+  local event = call('XADD', ENDS, 'MAXLEN', '~', KEPT_ENDS, '*',
+    'program', program, 'name', name, 'service', service, 'finished', finished)
+  return {event, program, name, service, finished}
 end
 
 -- End a program, at once or with its last running call; return whether it existed, and its removed entry.
-local function finish(program, gateway)
+local function finish(program)
   local p = key('p', program)
   if call('EXISTS', p) == 0 then
     return false, nil
@@ -185,11 +185,11 @@ local function finish(program, gateway)
     call('HSET', p, 'ended', '1')
     return true, nil
   end
-  return true, drop(program, gateway)
+  return true, drop(program)
 end
 
 -- End a session; append the programs that ended to `ended` and the removed entries to `gone`.
-local function close(session, gateway, ended, gone)
+local function close(session, ended, gone)
   local was_open = call('ZREM', SESSIONS, session) == 1
   note_end(CLOSED, session)
   local programs = call('ZRANGE', key('sp', session), 0, -1)
@@ -197,7 +197,7 @@ local function close(session, gateway, ended, gone)
   for _, program in ipairs(programs) do
     call('ZREM', key('ps', program), session)
     if call('EXISTS', key('ps', program)) == 0 then
-      local was_there, entry = finish(program, gateway)
+      local was_there, entry = finish(program)
       if was_there then
         ended[#ended + 1] = program
       end

@@ -2,7 +2,7 @@
 if not is_member(ARGV[1]) then
   return redis.error_reply(NOT_MEMBER)
 end
-local was_there, entry = finish(ARGV[2], ARGV[1])
+local was_there, entry = finish(ARGV[2])
 if not was_there then
   note_end(ENDED, ARGV[2])
 end

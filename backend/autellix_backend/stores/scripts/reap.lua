@@ -11,11 +11,11 @@ local most = tonumber(ARGV[6])
 local sessions = call('ZRANGEBYSCORE', SESSIONS, '-inf', ARGV[4], 'LIMIT', 0, most)
 local ended, gone = {}, {}
 for _, session in ipairs(sessions) do
-  close(session, ARGV[1], ended, gone)
+  close(session, ended, gone)
 end
 local idle = call('ZRANGEBYSCORE', IDLE, '-inf', ARGV[5], 'LIMIT', 0, most)
 for _, program in ipairs(idle) do
-  gone[#gone + 1] = drop(program, ARGV[1])
+  gone[#gone + 1] = drop(program)
 end
 for _, gateway in ipairs(call('ZRANGEBYSCORE', GATEWAYS, '-inf', '(' .. ARGV[2])) do
   call('ZREM', GATEWAYS, gateway)

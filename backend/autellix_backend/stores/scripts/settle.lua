@@ -30,7 +30,7 @@ end
 local name, gone = call('HGET', p, 'name') or '', {}
 if call('EXISTS', r) == 0 then
   if call('HEXISTS', p, 'ended') == 1 then
-    gone[1] = drop(program, ARGV[1])
+    gone[1] = drop(program)
   else
     place(program, now)
   end
