@@ -63,29 +63,28 @@ class GatewayError(Exception):
     """A request that the gateway answers itself, with an error object."""
 
     status = HTTPStatus.INTERNAL_SERVER_ERROR
-    type = "server_error"
     code = "internal_error"
+    type: str | None = None
+    """OpenAI's type of the error; by default that of its status."""
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
-        self.receipt: dict[str, str] = {}
-        """Receipt headers of the call that failed."""
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Return the headers of the response."""
-        return self.receipt
+        self.headers = dict(headers or {})
+        """Headers of the response; a call that failed adds those of its receipt."""
 
     def body(self, shape: ErrorShape, *, is_final: bool = False) -> bytes:
         """Return the error object as JSON; `is_final` forbids the client's library to retry."""
+        is_clients = self.status < HTTPStatus.INTERNAL_SERVER_ERROR
         if shape is ErrorShape.ANTHROPIC:
-            other = "invalid_request_error" if self.status < 500 else "api_error"
-            kind = ANTHROPIC_TYPES.get(self.status, other)
+            kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if is_clients else "api_error")
             return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": self.message}})
+        kind = self.type or ("invalid_request_error" if is_clients else "server_error")
         final = {"retryable": False} if is_final else {}
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code, **final}
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code, **final}
         return msgspec.json.encode({"error": error})
 
 
@@ -93,7 +92,6 @@ class InvalidRequestError(GatewayError):
     """The body, a header, a parameter or an id is malformed; `param` names it."""
 
     status = HTTPStatus.BAD_REQUEST
-    type = "invalid_request_error"
     code = "invalid_request"
 
 
@@ -101,7 +99,6 @@ class InvalidKeyError(GatewayError):
     """The request has no API key, or an unknown one."""
 
     status = HTTPStatus.UNAUTHORIZED
-    type = "invalid_request_error"
     code = "invalid_api_key"
 
     def __init__(self, problem: str) -> None:
@@ -109,19 +106,14 @@ class InvalidKeyError(GatewayError):
             f"the API key {problem}; expected a key of this gateway, as `Authorization: Bearer KEY` "
             "or `x-api-key: KEY`",
             param="Authorization",
+            headers={"www-authenticate": "Bearer"},
         )
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Return the headers, with the authentication scheme."""
-        return {"www-authenticate": "Bearer", **self.receipt}
 
 
 class SessionTokenError(GatewayError):
     """The call does not prove that its session id is its own."""
 
     status = HTTPStatus.UNAUTHORIZED
-    type = "invalid_request_error"
     code = "invalid_session_token"
 
     def __init__(self, problem: str, *, can_retry: bool) -> None:
@@ -129,21 +121,15 @@ class SessionTokenError(GatewayError):
             f"{SESSION_TOKEN}: the token {problem}; expected the one that POST {SESSIONS_PATH} answered "
             "for the session of this call (gateway.strict_identity is on)",
             param=SESSION_TOKEN,
+            # OpenAI's clients retry a 401 only if this header allows it.
+            headers={"x-should-retry": "true", "retry-after-ms": "200"} if can_retry else {},
         )
-        self._can_retry = can_retry
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Return the headers; OpenAI's clients retry a 401 only when told to."""
-        retry = {"x-should-retry": "true", "retry-after-ms": "200"} if self._can_retry else {}
-        return {**retry, **self.receipt}
 
 
 class AdminOnlyError(GatewayError):
     """The tenant is no admin."""
 
     status = HTTPStatus.FORBIDDEN
-    type = "invalid_request_error"
     code = "permission_denied"
 
     def __init__(self, what: str) -> None:
@@ -154,7 +140,6 @@ class NotFoundError(GatewayError):
     """There is no program, session or engine of this id."""
 
     status = HTTPStatus.NOT_FOUND
-    type = "invalid_request_error"
     code = "not_found"
 
 
@@ -162,7 +147,6 @@ class ConflictError(GatewayError):
     """The state of the engine pool forbids the change."""
 
     status = HTTPStatus.CONFLICT
-    type = "invalid_request_error"
     code = "conflict"
 
 
@@ -170,7 +154,6 @@ class BodyTooLargeError(GatewayError):
     """The body exceeds a limit."""
 
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-    type = "invalid_request_error"
     code = "body_too_large"
 
     def __init__(self, limit_bytes: int, setting: str = "gateway.max_body_bytes") -> None:
@@ -204,34 +187,29 @@ class LimitError(GatewayError):
             should_retry: Whether the client's library should retry by itself.
             rate_headers: What remains of the rates.
         """
-        super().__init__(f"{message} (limits.{limit})", param=f"limits.{limit}")
-        self.type, self.code = kind, code
-        self._retry = {"x-should-retry": str(should_retry).lower()}
+        retry = {"x-should-retry": str(should_retry).lower()}
         if retry_after_s is not None:
-            self._retry["retry-after"] = str(math.ceil(retry_after_s))
-            self._retry["retry-after-ms"] = str(math.ceil(retry_after_s * 1000))
-        self._rate_headers = rate_headers
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Return the headers: whether and when to retry, and what remains of the rates."""
-        return {**self._retry, **self._rate_headers, **self.receipt}
+            retry["retry-after"] = str(math.ceil(retry_after_s))
+            retry["retry-after-ms"] = str(math.ceil(retry_after_s * 1000))
+        super().__init__(
+            f"{message} (limits.{limit})", param=f"limits.{limit}", headers={**retry, **rate_headers}
+        )
+        self.type, self.code = kind, code
 
 
 class UnavailableError(GatewayError):
-    """The request cannot be served at the moment."""
+    """The request cannot be served at the moment; a client may repeat it."""
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
 
-    def __init__(self, message: str, *, can_retry: bool = True) -> None:
-        super().__init__(message)
-        self.can_retry = can_retry
+    def __init__(self, message: str) -> None:
+        headers = {"x-should-retry": "true", "retry-after": str(RETRY_AFTER_S)}
+        super().__init__(message, headers=headers)
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """Return the headers: whether and when to retry."""
-        retry = {"retry-after": str(RETRY_AFTER_S)} if self.can_retry else {}
-        return {"x-should-retry": str(self.can_retry).lower(), **retry, **self.receipt}
+    def forbid_retry(self) -> None:
+        """Tell the client's library not to repeat the request."""
+        self.headers["x-should-retry"] = "false"
+        self.headers.pop("retry-after", None)
 
 
 class EngineUnavailableError(UnavailableError):
@@ -239,8 +217,8 @@ class EngineUnavailableError(UnavailableError):
 
     code = "engine_unavailable"
 
-    def __init__(self, message: str, *, can_retry: bool = True, is_unsent: bool = False) -> None:
-        super().__init__(message, can_retry=can_retry)
+    def __init__(self, message: str, *, is_unsent: bool = False) -> None:
+        super().__init__(message)
         self.is_unsent = is_unsent
         """Whether nothing of the call reached the engine, so a retry cannot repeat any work."""
 
@@ -264,17 +242,13 @@ class TooManySubscribersError(UnavailableError):
 
 
 class ShuttingDownError(UnavailableError):
-    """The gateway is shutting down."""
+    """The gateway is shutting down; the client has to connect anew, to another one."""
 
     code = "shutting_down"
 
     def __init__(self) -> None:
         super().__init__("the gateway is shutting down; the call may be repeated")
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """Return the headers; the client has to connect anew, to a gateway that goes on."""
-        return {"connection": "close", **super().headers}
+        self.headers["connection"] = "close"
 
 
 class EngineTimeoutError(GatewayError):
@@ -283,7 +257,5 @@ class EngineTimeoutError(GatewayError):
     status = HTTPStatus.GATEWAY_TIMEOUT
     code = "engine_timeout"
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """Return the headers; the client's library must not retry by itself."""
-        return {"x-should-retry": "false", **self.receipt}
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"x-should-retry": "false"})

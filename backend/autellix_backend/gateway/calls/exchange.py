@@ -145,7 +145,7 @@ class Exchange:
                 self._registry.move(self._call, self._handle.name)
         except GatewayError as error:
             self._outcome = _outcome_of(error)
-            error.receipt.update(self._receipt_headers(self._call.began.level))
+            error.headers.update(self._receipt_headers(self._call.began.level))
             raise
 
     async def _attempt(self, headers: Mapping[str, str], body: CallBody) -> bool:
@@ -188,7 +188,7 @@ class Exchange:
             raise error
         if self._was_repeated:
             # The call may be what kills engines: no client library should send it a third time.
-            error.can_retry = False
+            error.forbid_retry()
             raise error
         self._was_repeated = True
         self._registry.on_repeat(self._call)
@@ -282,7 +282,7 @@ class Exchange:
         """
         error = ShuttingDownError()
         if not self._has_begun:
-            error.receipt.update(self._receipt_headers(self._call.began.level))
+            error.headers.update(self._receipt_headers(self._call.began.level))
             raise error
         if self._is_stream_open:
             await self._send_part(error_event(error, self._dialect.errors), is_last=True)

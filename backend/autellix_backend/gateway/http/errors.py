@@ -37,12 +37,9 @@ async def _on_gateway_error(request: Request, error: Exception) -> Response:
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    found = GatewayError(f"{request.method} {request.url.path}: {error.detail}")
+    found = GatewayError(f"{request.method} {request.url.path}: {error.detail}", headers=error.headers)
     found.status = HTTPStatus(error.status_code)
     found.code = found.status.phrase.lower().replace(" ", "_")
-    if error.status_code < 500:
-        found.type = InvalidRequestError.type
-    found.receipt = dict(error.headers or {})
     return error_response(found, request.url.path)
 
 
