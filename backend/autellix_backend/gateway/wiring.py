@@ -106,7 +106,7 @@ def make_components(
         wants_usage=recorder is not None or limiter is not None,
     )
     feed = EventFeed(registry.find, time.time, metrics.events_dropped.inc)
-    metrics.event_listeners.set_function(lambda: feed.listener_count)
+    metrics.event_subscribers.set_function(lambda: feed.subscriber_count)
     make_handle = partial(_make_handle, settings, tenants, metrics, registry, feed, clock)
     pool = EnginePool(make_handle, metrics.forget_engine)
     balancer = make_balancer(settings.balancer.name, settings.balancer.threshold_tokens)

@@ -213,8 +213,8 @@ class GatewayMetrics:
         self.engine_restarts = make.counter(
             "engine_restarts", "Restarts of a dead or hung engine, failed attempts included.", "engine"
         )
-        self.event_listeners = make.gauge("event_listeners", "Open connections to the event feed.")
-        self.events_dropped = make.counter("events_dropped", "Events that slow listeners missed.")
+        self.event_subscribers = make.gauge("event_subscribers", "Open connections to the event feed.")
+        self.events_dropped = make.counter("events_dropped", "Events that slow subscribers missed.")
         self.engines = SnapshotMetrics(make)
         self.offload = OffloadMetrics(make)
         self.queues = QueueMetrics(make)

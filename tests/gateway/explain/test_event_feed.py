@@ -36,11 +36,11 @@ def test_a_listener_hears_what_happens_while_it_listens() -> None:
     feed, _ = make_feed()
     feed.on_program_ended("before")
     with feed.subscribe(ADMIN) as subscription:
-        assert feed.listener_count == 1
+        assert feed.subscriber_count == 1
         feed.on_program_ended("p")
         feed.engine_changed("replica-0", "down", "it ended")
         assert taken(subscription) == (["program_ended", "engine"], 0)
-    assert feed.listener_count == 0
+    assert feed.subscriber_count == 0
 
 
 def test_a_slow_listener_misses_events_and_learns_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,14 +135,14 @@ async def test_a_feed_ends_with_its_client(serve: Any, wait_until: Any) -> None:
     async with serve() as rig:
         async with rig.client.get(rig.url + EVENTS) as response:
             await listening(response)
-            assert "autellix_event_listeners 1.0" in await metrics_of(rig)
+            assert "autellix_event_subscribers 1.0" in await metrics_of(rig)
         async with asyncio.timeout(PATIENCE_S):
-            while "autellix_event_listeners 0.0" not in await metrics_of(rig):  # noqa: ASYNC110 - it tells when asked
+            while "autellix_event_subscribers 0.0" not in await metrics_of(rig):  # noqa: ASYNC110 - it tells when asked
                 await asyncio.sleep(0.01)
 
 
 async def test_there_are_only_so_many_feeds(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events_api, "MAX_LISTENERS", 1)
+    monkeypatch.setattr(events_api, "MAX_SUBSCRIBERS", 1)
 
     async with serve() as rig, rig.client.get(rig.url + EVENTS) as first:
         await listening(first)
@@ -151,7 +151,7 @@ async def test_there_are_only_so_many_feeds(serve: Any, monkeypatch: pytest.Monk
             assert (second.status, error["code"]) == (503, "too_many_subscribers")
             assert "already has 1 subscribers" in error["message"]
             assert second.headers["x-should-retry"] == "true"
-        assert "autellix_event_listeners 1.0" in await metrics_of(rig)
+        assert "autellix_event_subscribers 1.0" in await metrics_of(rig)
 
 
 async def test_a_feed_ends_with_the_server(serve: Any) -> None:

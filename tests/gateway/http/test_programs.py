@@ -112,3 +112,11 @@ async def test_a_bad_query_is_named(serve: Any, name: str, value: str) -> None:
         status, error = await rig.get(f"{PROGRAMS}?{name}={value}")
         assert (status, error["error"]["param"]) == (400, name)
         assert "expected" in error["error"]["message"]
+
+
+@pytest.mark.parametrize("value", ["%205", "5%20", "5.0", "%2B5", "1_0"])
+async def test_a_limit_is_digits_alone(serve: Any, value: str) -> None:
+    async with serve() as rig:
+        status, error = await rig.get(f"{PROGRAMS}?limit={value}")
+        assert (status, error["error"]["param"]) == (400, "limit")
+        assert "expected a whole number" in error["error"]["message"]

@@ -95,7 +95,7 @@ class EventFeed(LifecycleSubscriber):
         self._subscriptions: set[Subscription] = set()
 
     @property
-    def listener_count(self) -> int:
+    def subscriber_count(self) -> int:
         """Return the number of subscriptions."""
         return len(self._subscriptions)
 

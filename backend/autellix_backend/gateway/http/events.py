@@ -22,7 +22,7 @@ from autellix_wire import API_PREFIX
 EVENTS_PATH = API_PREFIX + "/events"
 KEEP_ALIVE_S = 15.0
 """How often a silent feed sends a comment, so that no proxy takes the connection for dead."""
-MAX_LISTENERS = 256
+MAX_SUBSCRIBERS = 256
 """Feeds open at once: each may hold a thousand events in memory."""
 FAREWELL_S = 1.0
 """How long the end of a feed may take, whose client does not read."""
@@ -43,8 +43,8 @@ class _EventStream(Response):
         self._program_ids = program_ids
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - it is ASGI
-        if self._feed.listener_count >= MAX_LISTENERS:
-            raise TooManySubscribersError(MAX_LISTENERS)
+        if self._feed.subscriber_count >= MAX_SUBSCRIBERS:
+            raise TooManySubscribersError(MAX_SUBSCRIBERS)
         with self._feed.subscribe(self._viewer, self._program_ids) as subscription:
             headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})

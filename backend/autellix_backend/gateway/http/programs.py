@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from pydantic import BeforeValidator
 
 from autellix_backend.gateway.errors import NotFoundError
 from autellix_backend.gateway.explain.overview import ProgramState
@@ -45,6 +46,13 @@ class ProgramDetail(ProgramRow):
     calls: tuple[CallRow, ...]
 
 
+def _check_limit(value: object) -> object:
+    # Pydantic would also accept blanks, underscores and a fraction of zero.
+    if isinstance(value, str) and not (value.isascii() and value.isdecimal()):
+        raise ValueError(f"is {value!r}; expected a whole number from 1 to {MAX_LIMIT}")
+    return value
+
+
 router = APIRouter(tags=["operators"], responses=refusals(401, 500))
 
 
@@ -54,7 +62,7 @@ async def list_programs(
     store: Store,
     inspector: Inspection,
     settings: SettingsTree,
-    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
+    limit: Annotated[int, BeforeValidator(_check_limit), Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
     state: ProgramState | None = None,
 ) -> ProgramTable:
     """List programs, those with open calls first: the tenant's own, or all for an admin."""
