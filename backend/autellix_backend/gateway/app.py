@@ -17,10 +17,9 @@ from autellix_backend.gateway.calls.exchange import CallPath
 from autellix_backend.gateway.errors import InvalidKeyError
 from autellix_backend.gateway.http import admin, engines, events, programs, sessions
 from autellix_backend.gateway.http.authentication import Authentication
-from autellix_backend.gateway.http.call_schemas import describe_route
 from autellix_backend.gateway.http.calls import CallEndpoint
 from autellix_backend.gateway.http.errors import install_error_handlers
-from autellix_backend.gateway.http.openapi import AsgiRoute, head_routes
+from autellix_backend.gateway.http.openapi import AsgiRoute, describe_route, head_routes
 from autellix_backend.gateway.http.passthrough import PassthroughEndpoint
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.gateway.wiring import Components, make_components

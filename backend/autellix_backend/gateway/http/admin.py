@@ -13,15 +13,14 @@ from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
 from autellix_backend.gateway.http.components import (
     Inspection,
+    Inspector,
     Metrics,
     Pool,
     SettingsTree,
     Store,
     admin_only,
 )
-from autellix_backend.gateway.http.inspector import Inspector
-from autellix_backend.gateway.http.openapi import openapi_document
-from autellix_backend.gateway.http.schemas import refusals
+from autellix_backend.gateway.http.openapi import openapi_document, refusals
 from autellix_backend.observe.metrics import CONTENT_TYPE, GatewayMetrics
 from autellix_backend.settings import settings_to_mapping
 from autellix_wire import API_PREFIX

@@ -12,9 +12,8 @@ from autellix_backend.engines.base import EngineError
 from autellix_backend.engines.factory import make_remote
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.errors import ConflictError, InvalidRequestError
-from autellix_backend.gateway.http.components import Inspection, Pool, SettingsTree, admin_only
-from autellix_backend.gateway.http.inspector import Inspector
-from autellix_backend.gateway.http.schemas import Id, describe_body, json_body, refusals
+from autellix_backend.gateway.http.components import Inspection, Inspector, Pool, SettingsTree, admin_only
+from autellix_backend.gateway.http.openapi import Id, describe_body, json_body, refusals
 from autellix_backend.settings import ENGINE_KINDS, SettingsError
 from autellix_wire import API_PREFIX
 

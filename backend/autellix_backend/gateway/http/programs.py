@@ -19,7 +19,7 @@ from autellix_backend.gateway.explain.views import (
 )
 from autellix_backend.gateway.explain.why import ProgramExplanation, explain_program
 from autellix_backend.gateway.http.components import Inspection, SettingsTree, Store, Viewer
-from autellix_backend.gateway.http.schemas import refusals
+from autellix_backend.gateway.http.openapi import refusals
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.stores.base import ProgramStore, ProgramView
 from autellix_wire import PROGRAMS_PATH

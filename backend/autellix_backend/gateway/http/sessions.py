@@ -20,7 +20,7 @@ from autellix_backend.gateway.http.components import (
     Viewer,
     WatchRegistry,
 )
-from autellix_backend.gateway.http.schemas import Id, describe_body, json_body, refusals
+from autellix_backend.gateway.http.openapi import Id, describe_body, json_body, refusals
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.stores.base import ProgramStore
 from autellix_wire import PROGRAMS_PATH, SESSIONS_PATH
