@@ -30,7 +30,8 @@ import uvloop
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.base import Engine
-from autellix_backend.engines.replica import ReplicaSpec, VllmReplica
+from autellix_backend.engines.replica import VllmReplica
+from autellix_backend.engines.replica_spec import ReplicaSpec
 from autellix_lab.demo.model import DEMO_MODEL_NAME, build_demo_model, demo_model_directory
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 

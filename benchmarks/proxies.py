@@ -22,9 +22,8 @@ import uvicorn
 import uvloop
 from aiohttp import web
 
-from autellix_backend.engines.base import Engine
-from autellix_backend.engines.kind import EngineKind
-from autellix_backend.engines.probe import Health, probe
+from autellix_backend.engines.base import Engine, EngineKind, Health
+from autellix_backend.engines.probe import probe
 from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import Settings
 

@@ -14,7 +14,8 @@ from tests.ray_cluster import running_cluster
 from tests.redis_server import RedisServer, find_server, own_all_slots
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.engines.replica import ReplicaSpec, VllmReplica
+from autellix_backend.engines.replica import VllmReplica
+from autellix_backend.engines.replica_spec import ReplicaSpec
 from autellix_lab.demo.model import DEMO_MODEL_NAME, build_demo_model
 
 LIVE_STARTUP_S = 600.0

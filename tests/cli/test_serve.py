@@ -22,7 +22,8 @@ from autellix_backend.cli.options import settings_from_args
 from autellix_backend.cli.serve import add_arguments, serve
 from autellix_backend.engines import replica_spec
 from autellix_backend.engines.base import EngineError
-from autellix_backend.engines.replica import ReplicaSpec, VllmReplica
+from autellix_backend.engines.replica import VllmReplica
+from autellix_backend.engines.replica_spec import ReplicaSpec
 from autellix_backend.gateway.tenancy.tenants import key_line, new_key
 from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
 from autellix_lab.demo import model as demo_model

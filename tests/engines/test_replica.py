@@ -21,7 +21,8 @@ from tests.waiting import PATIENCE_S
 import autellix_backend
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.base import Engine, EngineStartError, ModelNotFoundError
-from autellix_backend.engines.replica import ReplicaSpec, VllmReplica
+from autellix_backend.engines.replica import VllmReplica
+from autellix_backend.engines.replica_spec import ReplicaSpec
 from autellix_backend.engines.vllm_command import KV_SPEC, EngineArgumentError, check_arguments
 from autellix_backend.settings.scheduler import scheduler_from_mapping
 
@@ -170,7 +171,8 @@ def test_nothing_outlives_a_killed_owner(tmp_path: Path) -> None:
     script.write_text(
         "import asyncio, sys, time\n"
         "from pathlib import Path\n"
-        "from autellix_backend.engines.replica import ReplicaSpec, VllmReplica\n"
+        "from autellix_backend.engines.replica import VllmReplica\n"
+        "from autellix_backend.engines.replica_spec import ReplicaSpec\n"
         "spec = ReplicaSpec(model='m', log_path=Path(sys.argv[1]) / 'log', shutdown_timeout_s=1.0,\n"
         "                   extra_args=('--pid-file', sys.argv[2]))\n"
         f"asyncio.run(VllmReplica(spec, server={FAKE_SERVER!r}).start())\n"

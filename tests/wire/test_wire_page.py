@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from autellix_backend.engines.kind import EngineKind
+from autellix_backend.engines.base import EngineKind
 from autellix_backend.gateway.calls.outbound import IDENTITY_FIELDS, PRIVILEGED_FIELDS
 from autellix_backend.gateway.engines.upstream import FORWARDED_HEADERS
 from autellix_backend.gateway.identity.aliases import ALIASES, PROGRAM_SOURCES, AliasField

@@ -9,11 +9,11 @@ EngineError
 
 from __future__ import annotations
 
+import enum
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from autellix_backend.engines.kind import EngineKind
-from autellix_backend.engines.probe import Health
 from autellix_backend.errors import CommandError
 
 
@@ -62,6 +62,25 @@ class EngineUnreachableError(EngineError):
             f"engine.urls: {url} {problem}; expected the root of a running OpenAI-compatible server"
         )
         self.url = url
+
+
+class EngineKind(enum.StrEnum):
+    """The server whose fields an engine accepts."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    OPENAI = "openai"
+    """OpenAI's fields only: a hosted API, which rejects unknown ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """The result of a probe."""
+
+    problem: str | None = None
+    """The problem, as a predicate of the engine; None if it serves."""
+    is_silent: bool = False
+    """Whether it did not answer in time: it is busy, or it hangs."""
 
 
 @runtime_checkable

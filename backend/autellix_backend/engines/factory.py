@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from autellix_backend.engines.base import Engine
-from autellix_backend.engines.kind import EngineKind
+from autellix_backend.engines.base import Engine, EngineKind
 from autellix_backend.engines.ray_replica import RayCluster, RayReplica
 from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.engines.replica import VllmReplica

@@ -14,11 +14,11 @@ import socket
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
-from autellix_backend.engines.base import EngineError
-from autellix_backend.engines.kind import EngineKind
-from autellix_backend.engines.probe import Health, probe
+from autellix_backend.engines.base import EngineError, EngineKind, Health
+from autellix_backend.engines.probe import probe
 from autellix_backend.engines.ray_host import Place, ReplicaHost, Start
-from autellix_backend.engines.replica import SHUTDOWN_TIMEOUT_S, new_report_socket
+from autellix_backend.engines.replica import new_report_socket
+from autellix_backend.engines.replica_spec import SHUTDOWN_TIMEOUT_S
 from autellix_backend.engines.shares import workers_of_one
 from autellix_backend.engines.vllm_command import VLLM_SERVER, is_cpu_engine
 from autellix_backend.settings import ANY_CLUSTER, RaySettings, Settings
@@ -108,7 +108,8 @@ class RayReplica:
         self._ray: Any = None
         self._host: Any = None
         self._tasks: tuple[asyncio.Task[None], ...] = ()
-        self._base_url = ""
+        self.base_url = ""
+        """The server's root; valid after start()."""
         self._is_ready = False
         self._failure: str | None = None
         self.place: Place | None = None
@@ -118,11 +119,6 @@ class RayReplica:
     def model(self) -> str:
         """Return the name of its model for clients."""
         return str(self._settings.engine.served_model_name or self._settings.engine.model)
-
-    @property
-    def base_url(self) -> str:
-        """Return the server's root; valid after start()."""
-        return self._base_url
 
     async def start(self) -> None:
         """Have Ray place an actor, and return when its server answers.
@@ -169,7 +165,7 @@ class RayReplica:
 
     async def probe(self, timeout_s: float) -> Health:
         """Probe the server's health path."""
-        return await probe(self._base_url, timeout_s)
+        return await probe(self.base_url, timeout_s)
 
     def is_alive(self) -> bool:
         """Return whether the server was ready and its end is not known."""
@@ -209,7 +205,7 @@ class RayReplica:
             raise RayError(f"{self.name} was lost as it started: {_first_line(error)}") from error
         if start.problem is not None:
             raise RayError(f"on node {place.node}: {start.problem}")
-        self._base_url = start.base_url
+        self.base_url = start.base_url
 
     async def _watch(self, host: Any) -> None:
         try:

@@ -7,9 +7,8 @@ import logging
 import time
 from urllib.parse import urlsplit
 
-from autellix_backend.engines.base import EngineUnreachableError
-from autellix_backend.engines.kind import EngineKind, detect_kind
-from autellix_backend.engines.probe import HEALTH_PATH, Health, probe
+from autellix_backend.engines.base import EngineKind, EngineUnreachableError, Health
+from autellix_backend.engines.probe import HEALTH_PATH, detect_kind, probe
 
 PROBE_PATHS = (HEALTH_PATH, "/v1/models")
 PROBE_PERIOD_S = 0.5

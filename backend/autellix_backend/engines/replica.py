@@ -8,23 +8,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import signal
 import socket
 import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
-from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines import guard
-from autellix_backend.engines.base import EngineStartError
-from autellix_backend.engines.kind import EngineKind
+from autellix_backend.engines.base import EngineKind, EngineStartError, Health
 from autellix_backend.engines.models import check_model
-from autellix_backend.engines.probe import Health, probe
+from autellix_backend.engines.probe import probe
+from autellix_backend.engines.replica_spec import ReplicaSpec
+from autellix_backend.engines.server_log import ServerLog
 from autellix_backend.engines.vllm_command import (
     VLLM_SERVER,
     check_arguments,
@@ -42,42 +40,9 @@ PROBE_PERIOD_S = 0.1
 PROBE_TIMEOUT_S = 2.0
 EXIT_PERIOD_S = 0.02
 EXIT_MARGIN_S = 5.0
-SHUTDOWN_TIMEOUT_S = 30.0
-"""How long vLLM drains: the gateway has drained its own calls before, so this is for other clients' calls."""
 """Added to the server's grace period before we kill what is left."""
-LOG_TAIL_LINES = 25
-LOG_TAIL_BYTES = 64 * 2**10
 MAX_PORT_TRIES = 3
 PORT_IN_USE = "ddress already in use"
-ERROR_LINE = re.compile(r"\b(?:[A-Za-z_.]*(?:Error|Exception)): \S.*")
-WARNING = " WARNING "
-"""Marks log lines of vLLM that may mention errors and are none."""
-CONSEQUENCE = "Engine core initialization failed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaSpec:
-    """The configuration of one replica."""
-
-    model: str | Path
-    log_path: Path
-    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    served_model_name: str | None = None
-    max_num_seqs: int | None = None
-    kv_host_gib: float | None = None
-    """Host memory for KV blocks; a stock engine uses none."""
-    kv_events: bool = False
-    """Whether it publishes the changes of its KV cache."""
-    extra_args: tuple[str, ...] = ()
-    stock: bool = False
-    """Start vLLM without our scheduler."""
-    host: str = "127.0.0.1"
-    """The address to listen on and to reach it by."""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that override our own: its share of the machine."""
-    startup_timeout_s: float = 900.0
-    shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S
-    """The time that running calls have once the server must end."""
 
 
 class VllmReplica:
@@ -91,6 +56,7 @@ class VllmReplica:
     ) -> None:
         self.spec = spec
         self.name = name
+        self._log = ServerLog(spec.log_path)
         self._server = tuple(server)
         self._socket = new_report_socket()
         self.report_socket = None if spec.stock else self._socket
@@ -159,7 +125,7 @@ class VllmReplica:
         if (code := self._process.poll()) is None:
             return True
         self._is_ready = False
-        self._failure = f"{self.name} ended unexpectedly with exit code {code}{self._cause()}"
+        self._failure = f"{self.name} ended unexpectedly with exit code {code}{self._log.cause()}"
         _kill_group(self._process.pid)
         return False
 
@@ -207,10 +173,7 @@ class VllmReplica:
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         spec = self.spec
-        spec.log_path.parent.mkdir(parents=True, exist_ok=True)
-        if spec.log_path.exists():
-            # Keep the last words of the server that is being replaced.
-            spec.log_path.replace(spec.log_path.with_suffix(".previous.log"))
+        self._log.rotate()
         return guard.start(
             self.command(self._port), spec.shutdown_timeout_s, spec.log_path, self._environment()
         )
@@ -224,14 +187,14 @@ class VllmReplica:
         deadline = time.monotonic() + self.spec.startup_timeout_s
         while (await self.probe(PROBE_TIMEOUT_S)).problem is not None:
             if (code := process.poll()) is not None:
-                raise self._start_error(f"ended with exit code {code} before it was ready{self._cause()}")
+                raise self._start_error(f"ended with exit code {code} before it was ready{self._log.cause()}")
             if time.monotonic() > deadline:
                 limit_s = self.spec.startup_timeout_s
                 raise self._start_error(f"was not ready within {limit_s:g} s (engine.startup_timeout_s)")
             await asyncio.sleep(PROBE_PERIOD_S)
 
     def _start_error(self, problem: str) -> EngineStartError:
-        return EngineStartError(f"{self.name} {problem}", self.spec.log_path, self._log_tail())
+        return EngineStartError(f"{self.name} {problem}", self.spec.log_path, self._log.tail())
 
     async def _end(self, patience_s: float) -> None:
         """Close the pipe, which makes the guard end the server; then kill what is left of the group."""
@@ -247,26 +210,6 @@ class VllmReplica:
         finally:
             _kill_group(process.pid)
             process.wait()
-
-    def _log_tail(self) -> str:
-        try:
-            with self.spec.log_path.open("rb") as log:
-                size = log.seek(0, os.SEEK_END)
-                log.seek(max(0, size - LOG_TAIL_BYTES))
-                text = log.read().decode(errors="replace")
-        except OSError as error:
-            return f"(cannot read the log: {error})"
-        return "\n".join(text.splitlines()[-LOG_TAIL_LINES:])
-
-    def _cause(self) -> str:
-        """Return the first error in the log; vLLM buries it under tracebacks of its consequences."""
-        try:
-            text = self.spec.log_path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
-        lines = (line for line in text.splitlines() if WARNING not in line and CONSEQUENCE not in line)
-        found = [match.group() for line in lines if (match := ERROR_LINE.search(line))]
-        return f": {found[0]}" if found else f"; see {self.spec.log_path}"
 
 
 def new_report_socket() -> Path:

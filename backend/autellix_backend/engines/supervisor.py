@@ -15,18 +15,18 @@ import contextlib
 import enum
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autellix_backend.engines.base import Engine, EngineError
-from autellix_backend.engines.probe import Health
-from autellix_backend.engines.restarts import RestartPlan
+from autellix_backend.engines.base import Engine, EngineError, Health
 from autellix_backend.settings import EngineSettings
 
 RESTART_WINDOW_S = 600.0
 """Restarts that lie further apart have causes of their own."""
 RESTART_DELAY_S = 1.0
 """The wait before the second restart in the window; it doubles, so that a lasting fault spares the host."""
+MAX_RESTART_DELAY_S = 60.0
 PROBE_TIMEOUT_S = 10.0
 """A loaded server answers its health path late, because one event loop serves all its requests."""
 MAX_FAILED_PROBES = 3
@@ -58,6 +58,32 @@ class EngineChange:
     state: EngineState
     reason: str | None
     """The reason in one line; None when it is up."""
+
+
+class RestartPlan:
+    """When a dead engine is restarted: exponential back-off, and a limit within a window.
+
+    Without jitter: one gateway restarts one engine, so there is no herd to spread.
+    """
+
+    def __init__(self, *, limit: int, window_s: float, first_delay_s: float) -> None:
+        self._limit = limit
+        self._window_s = window_s
+        self._first_delay_s = first_delay_s
+        self._recent_s: deque[float] = deque()
+
+    def next_delay_s(self, now: float) -> float | None:
+        """Plan a restart and return the delay before it; None if there were too many lately.
+
+        The first within the window is due at once, each further one after twice the previous delay.
+        """
+        while self._recent_s and now - self._recent_s[0] >= self._window_s:
+            self._recent_s.popleft()
+        count = len(self._recent_s)
+        if count >= self._limit:
+            return None
+        self._recent_s.append(now)
+        return 0.0 if count == 0 else min(MAX_RESTART_DELAY_S, self._first_delay_s * 2.0 ** (count - 1))
 
 
 class Supervisor:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from aiohttp import web
 
-from autellix_backend.engines.kind import EngineKind
-from autellix_backend.engines.probe import Health, probe
+from autellix_backend.engines.base import EngineKind, Health
+from autellix_backend.engines.probe import probe
 from autellix_backend.reports.report import EngineReport
 from autellix_lab.fakes.answers import (
     CHAT_PATH,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autellix_backend.engines.kind import EngineKind
+from autellix_backend.engines.base import EngineKind
 from autellix_backend.gateway.calls.body import parse_body
 from autellix_backend.gateway.calls.dialects import CHAT_COMPLETIONS
 from autellix_backend.gateway.calls.outbound import (

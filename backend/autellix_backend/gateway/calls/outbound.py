@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from autellix_backend.engines.kind import EngineKind
+from autellix_backend.engines.base import EngineKind
 from autellix_backend.gateway.calls.body import XARGS, CallBody
 from autellix_backend.gateway.engines.upstream import request_headers
 from autellix_backend.gateway.identity.aliases import ALIASES

@@ -8,8 +8,7 @@ import aiohttp
 from multidict import CIMultiDictProxy
 from yarl import URL
 
-from autellix_backend.engines.base import Engine
-from autellix_backend.engines.kind import EngineKind
+from autellix_backend.engines.base import Engine, EngineKind
 from autellix_backend.gateway.errors import EngineTimeoutError, EngineUnavailableError, GatewayError
 from autellix_backend.settings import GatewaySettings
 

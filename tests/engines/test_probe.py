@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from autellix_backend.engines.base import EngineKind
 from autellix_backend.engines.factory import make_engines
-from autellix_backend.engines.kind import EngineKind, detect_kind
+from autellix_backend.engines.probe import detect_kind
 from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.settings import AUTO_KIND, ENGINE_KINDS, EngineSettings, Settings, SettingsError
 
