@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from autellix_backend.vllm_plugin.snapshots import (
     SnapshotReporter,
     load_of,
 )
-from autellix_backend.vllm_plugin.tracker import CallTracker, RequestUsage
+from autellix_backend.vllm_plugin.tracker import CallTracker
 
 SWAPPED = KvOffloadTotals(4096, 2, 0.25, 2048, 1, 0.125, 3, 0)
 LOAD = SchedulerLoad(
@@ -33,7 +34,7 @@ LOAD = SchedulerLoad(
     is_block_short=False,
     kv_offload=SWAPPED,
 )
-DONE = RequestUsage(prompt_tokens=10, output_tokens=3, finish_reason="stop", is_aborted=False)
+DONE: dict[str, Any] = {"prompt_tokens": 10, "output_tokens": 3, "finish_reason": "stop", "is_aborted": False}
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_only_our_connector_tells_what_was_swapped(
     )
     load = load_of(scheduler, tracker, 3, is_block_short=False)
 
-    assert (load.kv_offload, load.kv_used_blocks, load.kv_total_blocks) == (expected, 6, 10)
+    assert (load["kv_offload"], load["kv_used_blocks"], load["kv_total_blocks"]) == (expected, 6, 10)
 
 
 def test_the_tail_of_a_long_queue_is_counted_only(tracker: CallTracker) -> None:
@@ -138,7 +139,7 @@ def test_a_snapshot_is_due_each_period_and_once_when_the_engine_empties(tracker:
     reporter.send(at(1.0), LOAD, held_blocks)
     assert not reporter.is_due(at(1.0 + PERIOD_S / 2))
     assert reporter.is_due(at(1.0 + PERIOD_S))
-    tracker.close("r", 1.1, DONE)
+    tracker.close("r", 1.1, **DONE)
     assert reporter.is_due(no_clock)
     reporter.send(at(1.1), LOAD, held_blocks)
     assert not reporter.is_due(no_clock)
@@ -160,11 +161,11 @@ def test_calls_between_two_snapshots_leave_nothing_to_tell(tracker: CallTracker)
     reporter = SnapshotReporter(tracker)
     arrive(tracker, "a")
     reporter.send(at(1.0), LOAD, held_blocks)
-    tracker.close("a", 1.1, DONE)
+    tracker.close("a", 1.1, **DONE)
     reporter.send(at(1.1), LOAD, held_blocks)
     arrive(tracker, "b")
     assert not reporter.is_due(at(1.2))
-    tracker.close("b", 1.2, DONE)
+    tracker.close("b", 1.2, **DONE)
     assert not reporter.is_due(no_clock)
 
 

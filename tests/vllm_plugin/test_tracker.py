@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.settings import PluginSettings
-from autellix_backend.vllm_plugin.tracker import PROGRAM_IDLE_S, UNRANKED, CallTracker, RequestUsage
+from autellix_backend.vllm_plugin.tracker import PROGRAM_IDLE_S, UNRANKED, CallTracker
 
-DONE = RequestUsage(prompt_tokens=10, output_tokens=3, finish_reason="stop", is_aborted=False)
+DONE: dict[str, Any] = {"prompt_tokens": 10, "output_tokens": 3, "finish_reason": "stop", "is_aborted": False}
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_account_of_a_call(tracker: CallTracker) -> None:
     tracker.preempt("r", 1.5)
     tracker.start("r", 2.0, cached_tokens=16)
     tracker.charge({"r": 1}, 0.25, 2.25)
-    account = tracker.close("r", 2.25, DONE)
+    account = tracker.close("r", 2.25, **DONE)
     assert (account.call_id, account.request_id, account.program_id) == ("c", "r", "p")
     assert (account.wait_s, account.service_s, account.preemptions) == (1.5, 0.75, 1)
     assert (account.arrival_step, account.finish_step, account.engine_steps) == (1, 3, 2)
@@ -59,7 +60,7 @@ def test_children_of_a_call_are_tracked_apart(tracker: CallTracker) -> None:
     """The requests of one n > 1 call share its id in their accounts and nothing else."""
     for request_id in ("0_r", "1_r"):
         tracker.arrive(request_id, identity(), 0.0)
-    accounts = [tracker.close(request_id, 1.0, DONE) for request_id in ("0_r", "1_r")]
+    accounts = [tracker.close(request_id, 1.0, **DONE) for request_id in ("0_r", "1_r")]
     assert [account.call_id for account in accounts] == ["c", "c"]
     assert [account.request_id for account in accounts] == ["0_r", "1_r"]
 
@@ -69,23 +70,23 @@ def test_a_told_program_lives_as_long_as_its_calls(tracker: CallTracker) -> None
     tracker.arrive("a", identity(service_s=3.0), 0.0)
     tracker.arrive("b", identity(service_s=3.0), 0.0)
     assert tracker.machine.call("a").rank[0] == 3
-    tracker.close("a", 1.0, DONE)
+    tracker.close("a", 1.0, **DONE)
     assert "p" in tracker.machine.table
-    tracker.close("b", 1.0, DONE)
+    tracker.close("b", 1.0, **DONE)
     assert "p" not in tracker.machine.table
 
 
 def test_an_anonymous_request_leaves_no_program(tracker: CallTracker) -> None:
     """A request that is its own program takes the entry with it."""
     tracker.arrive("r", identity(call_id="r", program_id="r"), 0.0)
-    tracker.close("r", 1.0, DONE)
+    tracker.close("r", 1.0, **DONE)
     assert len(tracker.machine.table) == 0
 
 
 def test_an_idle_program_expires(tracker: CallTracker) -> None:
     """Without a gateway the entry stays until the program was idle for long."""
     tracker.arrive("r", identity(), 0.0)
-    tracker.close("r", 1.0, DONE)
+    tracker.close("r", 1.0, **DONE)
     tracker.tick(PROGRAM_IDLE_S)
     assert "p" in tracker.machine.table
     tracker.tick(PROGRAM_IDLE_S + 100)
@@ -112,8 +113,13 @@ def test_tick_names_the_calls_that_moved(tracker: CallTracker) -> None:
 def test_an_aborted_call_says_so(tracker: CallTracker) -> None:
     """An abort while waiting is accounted for."""
     tracker.arrive("r", identity(), 0.0)
-    usage = RequestUsage(prompt_tokens=1, output_tokens=0, finish_reason="abort", is_aborted=True)
-    assert tracker.close("r", 1.0, usage).is_aborted
+    usage: dict[str, Any] = {
+        "prompt_tokens": 1,
+        "output_tokens": 0,
+        "finish_reason": "abort",
+        "is_aborted": True,
+    }
+    assert tracker.close("r", 1.0, **usage).is_aborted
 
 
 def test_tokens_can_be_charged_instead_of_time() -> None:
@@ -159,7 +165,7 @@ def test_calls_with_a_place_go_before_all_others(tracker: CallTracker) -> None:
 def test_a_call_that_left_has_no_place(tracker: CallTracker) -> None:
     tracker.arrive("r", identity(tenant="a"), 0.0)
     tracker.place(tracker.machine)
-    tracker.close("r", 1.0, DONE)
+    tracker.close("r", 1.0, **DONE)
     assert tracker.place([]) == []
 
 

@@ -10,14 +10,13 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.request import Request, RequestStatus
 
+from autellix_backend.core.preemption import fit_together
 from autellix_backend.vllm_plugin.ranked_queue import RankedRequestQueue
-from autellix_backend.vllm_plugin.request_facts import is_last_token_in_flight
-from autellix_backend.vllm_plugin.shortage import BlockShortage, keeps_contexts, watch_allocations
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
 
-__all__ = ["SchedulerState"]
+__all__ = ["SchedulerState", "cached_tokens_of"]
 
 # vLLM 0.32 and 0.33 name their waiting queues differently; those that exist are ours to order.
 _QUEUE_NAMES = ("waiting", "skipped_waiting", "kv_holding_waiting")
@@ -31,8 +30,10 @@ class SchedulerState:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler: Any = scheduler
-        self._shortage = BlockShortage()
         self._queues: list[RankedRequestQueue] = []
+        # vLLM stops admitting at the first refusal, so one is all there is in a step.
+        self._refused: Request | None = None
+        self._refused_tokens = 0
 
     # Requests.
 
@@ -59,7 +60,7 @@ class SchedulerState:
     def is_preemptible(self, request: Request) -> bool:
         """Whether a request runs and is not about to leave by itself."""
         is_running = request.status == RequestStatus.RUNNING
-        return is_running and not is_last_token_in_flight(request, self._scheduler.max_model_len)
+        return is_running and not _is_last_token_in_flight(request, self._scheduler.max_model_len)
 
     # Slots and order.
 
@@ -96,7 +97,7 @@ class SchedulerState:
                 ranked = RankedRequestQueue(queue)
                 setattr(scheduler, name, ranked)
                 self._queues.append(ranked)
-        watch_allocations(scheduler.kv_cache_manager, self._shortage)
+        self._watch_allocations()
 
     def reposition(self, request_id: str, priority: int) -> None:
         """Give a request another priority, and its place in the waiting queues."""
@@ -120,15 +121,19 @@ class SchedulerState:
     @property
     def is_short_of_blocks(self) -> bool:
         """Whether a waiting request was refused KV blocks in the latest step."""
-        return self._shortage.is_pending
+        return self._refused is not None
 
     def take_refused(self) -> Request | None:
         """Return once the request that was refused KV blocks."""
-        return self._shortage.take()
+        request, self._refused = self._refused, None
+        return request
 
     def missing_blocks(self) -> int:
         """Estimate how many KV blocks the last refused request lacks."""
-        return self._shortage.missing_blocks(self._scheduler.kv_cache_manager)
+        manager = self._scheduler.kv_cache_manager
+        needed = _blocks_of(manager, self._refused_tokens)
+        reserve = int(getattr(manager, "watermark_blocks", 0))
+        return int(needed + reserve - manager.block_pool.get_num_free_blocks())
 
     def held_blocks(self, request_id: str) -> int:
         """Return the number of KV blocks of a running request."""
@@ -140,6 +145,53 @@ class SchedulerState:
 
     def keeps_contexts(self) -> bool:
         """Whether the prefix cache keeps the contexts of all requests, running and waiting."""
-        scheduler = self._scheduler
-        waiting = (r for r in scheduler.requests.values() if r.status != RequestStatus.RUNNING)
-        return keeps_contexts(scheduler.kv_cache_manager, waiting)
+        manager, requests = self._scheduler.kv_cache_manager, self._scheduler.requests.values()
+        waiting = (request for request in requests if request.status != RequestStatus.RUNNING)
+        needs = (_blocks_of(manager, request.num_tokens) for request in waiting)
+        return bool(manager.enable_caching) and fit_together(needs, manager.block_pool.get_num_free_blocks())
+
+    def _watch_allocations(self) -> None:
+        """Wrap the manager's `allocate_slots` to remember refusals to waiting requests."""
+        manager = self._scheduler.kv_cache_manager
+        allocate = manager.allocate_slots
+
+        def allocate_slots(request: Request, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
+            blocks = allocate(request, num_new_tokens, *args, **kwargs)
+            if blocks is None and request.status != RequestStatus.RUNNING:
+                self._refused = request
+                self._refused_tokens = _wanted_tokens(request, num_new_tokens, kwargs)
+            return blocks
+
+        manager.allocate_slots = allocate_slots
+
+
+def cached_tokens_of(request: Request) -> int:
+    """Return how many tokens of its prompt a request found in the prefix cache."""
+    stats = getattr(request, "prefill_stats", None)
+    cached = getattr(stats, "num_cached_tokens", None)
+    if cached is None:
+        cached = getattr(request, "num_cached_tokens", 0)
+    return max(0, int(cached or 0))
+
+
+def _is_last_token_in_flight(request: Request, max_model_len: int) -> bool:
+    """Whether a running request is about to leave by itself, with nothing left to compute."""
+    placeholders = request.num_output_placeholders
+    if not placeholders:
+        return False
+    # The same bound by which vLLM knows that no further step is needed.
+    known_tokens = request.num_computed_tokens + 2 - placeholders
+    return bool(known_tokens >= min(request.num_prompt_tokens + request.max_tokens, max_model_len))
+
+
+def _blocks_of(kv_cache_manager: Any, tokens: int) -> int:
+    """Return the KV blocks of so many tokens, in all groups of layers."""
+    groups = kv_cache_manager.kv_cache_config.kv_cache_groups
+    return sum(-(-tokens // group.kv_cache_spec.block_size) for group in groups)
+
+
+def _wanted_tokens(request: Request, num_new_tokens: int, options: dict[str, Any]) -> int:
+    """Return the tokens that must fit before vLLM admits the request: its next chunk, or all of it."""
+    if options.get("full_sequence_must_fit"):
+        return int(request.num_tokens - options.get("num_new_computed_tokens", 0))
+    return int(num_new_tokens)

@@ -23,13 +23,12 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from autellix_backend.vllm_plugin.decisions import StepDecisions
-from autellix_backend.vllm_plugin.engine_state import SchedulerState
+from autellix_backend.vllm_plugin.engine_state import SchedulerState, cached_tokens_of
 from autellix_backend.vllm_plugin.identity import read_identity
 from autellix_backend.vllm_plugin.preemption import PreemptionPrices
-from autellix_backend.vllm_plugin.request_facts import cached_tokens_of, usage_of
 from autellix_backend.vllm_plugin.settings import PluginSettings
 from autellix_backend.vllm_plugin.snapshots import SnapshotReporter, load_of
 from autellix_backend.vllm_plugin.steps import StepTimes
@@ -38,6 +37,8 @@ from autellix_backend.vllm_plugin.tracker import UNRANKED, CallTracker
 __all__ = ["AsyncProgramScheduler", "AutellixScheduler", "ProgramSchedulerMixin", "SyncProgramScheduler"]
 
 logger = logging.getLogger(__name__)
+
+_ABORTED = (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -175,7 +176,15 @@ class ProgramSchedulerMixin(_Host):
     def _close(self, request: Request) -> None:
         if request.request_id in self.tracker:
             self.decisions.forget(request.request_id)
-            self.tracker.close(request.request_id, self.clock(), usage_of(request))
+            reason = request.get_finished_reason()
+            self.tracker.close(
+                request.request_id,
+                self.clock(),
+                prompt_tokens=request.num_prompt_tokens,
+                output_tokens=request.num_output_tokens,
+                finish_reason=str(reason) if reason is not None else "unknown",
+                is_aborted=request.status in _ABORTED,
+            )
 
     def _report(self) -> None:
         if self._reporter.is_due(self.clock):

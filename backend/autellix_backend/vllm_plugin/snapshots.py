@@ -7,9 +7,8 @@ the next one is due, so that snapshots never take more than MAX_SHARE of the eng
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypedDict
 
 from autellix_backend.reports.snapshot import EngineSnapshot, KvOffloadTotals, snapshot_of
 from autellix_backend.vllm_plugin.tracker import CallTracker
@@ -22,9 +21,8 @@ MAX_STANDINGS = 256
 """The most calls in one snapshot, the first in queue order; it bounds the cost to the engine."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerLoad:
-    """The engine's slots and KV blocks."""
+class SchedulerLoad(TypedDict):
+    """The engine's slots and KV blocks, as a snapshot has them."""
 
     running: int
     slots: int
@@ -107,17 +105,11 @@ class SnapshotReporter:
             for place, call in enumerate(islice(machine, MAX_STANDINGS), start=1)
         )
         return EngineSnapshot(
+            **load,
             step=tracker.step,
             mean_step_s=self._steps_s / self._steps if self._steps else None,
-            running=load.running,
-            waiting=len(tracker) - load.running,
-            slots=load.slots,
-            kv_used_blocks=load.kv_used_blocks,
-            kv_total_blocks=load.kv_total_blocks,
-            kv_block_tokens=load.kv_block_tokens,
-            is_block_short=load.is_block_short,
+            waiting=len(tracker) - load["running"],
             level_calls=machine.shares.level_sizes(),
             calls=standings,
             left_out=len(tracker) - len(standings),
-            kv_offload=load.kv_offload,
         )

@@ -17,7 +17,7 @@ from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.report_sender import ReportSender
 from autellix_backend.vllm_plugin.settings import PluginSettings
 
-__all__ = ["UNRANKED", "CallTracker", "RequestUsage"]
+__all__ = ["UNRANKED", "CallTracker"]
 
 PROGRAM_IDLE_S = 600.0
 _EXPIRE_PERIOD_S = 30.0
@@ -30,24 +30,13 @@ UNRANKED = 1 << (_SEQUENCE_BITS + _KEY_BITS + 16)
 """A priority behind that of any tracked call."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestUsage:
-    """The usage of a call that left the engine."""
-
-    prompt_tokens: int
-    output_tokens: int
-    finish_reason: str
-    is_aborted: bool
-
-
 @dataclass(slots=True, kw_only=True)
 class _Tracked:
     identity: CallIdentity
     arrival_step: int
-    is_running: bool = False
-    has_started: bool = False
     engine_steps: int = 0
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
+    """Those of its first start."""
 
 
 class CallTracker:
@@ -69,7 +58,7 @@ class CallTracker:
 
     def is_running(self, request_id: str) -> bool:
         """Whether the call is in the engine's batch."""
-        return self._calls[request_id].is_running
+        return self.machine.call(request_id).is_running
 
     def identity(self, request_id: str) -> CallIdentity:
         """Return who the call belongs to."""
@@ -120,17 +109,14 @@ class CallTracker:
 
     def start(self, request_id: str, now: float, cached_tokens: int) -> None:
         """Give a waiting call a slot; its cached tokens are those of its first start."""
-        call = self._calls[request_id]
         self.machine.start(request_id, now)
-        call.is_running = True
-        if not call.has_started:
-            call.has_started = True
+        call = self._calls[request_id]
+        if call.cached_tokens is None:
             call.cached_tokens = cached_tokens
 
     def preempt(self, request_id: str, now: float) -> None:
         """Preempt a running call."""
         self.machine.preempt(request_id, now)
-        self._calls[request_id].is_running = False
 
     def charge(self, scheduled_tokens: Mapping[str, int], cost_s: float, now: float) -> None:
         """Charge one executed step to every call that was in it, by time or by its tokens.
@@ -163,23 +149,32 @@ class CallTracker:
             call_id for call_id in {**old, **self._places} if old.get(call_id) != self._places.get(call_id)
         ]
 
-    def close(self, request_id: str, now: float, usage: RequestUsage) -> EngineReport:
+    def close(
+        self,
+        request_id: str,
+        now: float,
+        *,
+        prompt_tokens: int,
+        output_tokens: int,
+        finish_reason: str,
+        is_aborted: bool,
+    ) -> EngineReport:
         """Close a call that finished or was aborted, and send its report."""
         call = self._calls.pop(request_id)
         self._places.pop(request_id, None)
-        leave = self.machine.abort if usage.is_aborted else self.machine.finish
+        leave = self.machine.abort if is_aborted else self.machine.finish
         record = leave(request_id, now)
         self._drop_program(request_id, call.identity)
         report = EngineReport(
             **asdict(record) | {"call_id": call.identity.call_id},
             request_id=request_id,
-            prompt_tokens=usage.prompt_tokens,
-            output_tokens=usage.output_tokens,
-            cached_tokens=call.cached_tokens,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            cached_tokens=call.cached_tokens or 0,
             arrival_step=call.arrival_step,
             finish_step=self.step,
             engine_steps=call.engine_steps,
-            finish_reason=usage.finish_reason,
+            finish_reason=finish_reason,
             dropped_records=self.sender.dropped_records,
         )
         if self.sender.is_enabled:
