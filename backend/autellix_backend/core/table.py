@@ -28,7 +28,6 @@ class Program:
     """Service still expected, running calls included; None if unknown."""
     path_ends_s: dict[str, float] = field(default_factory=dict)
     """p(c) + t of each completed call (eq. 2), kept for policies that read parents."""
-    engine_ids: set[str] = field(default_factory=set)
     active_calls: dict[str, str] = field(default_factory=dict)
     """Thread id of each active call, in order of arrival."""
     last_arrival_s: float | None = None

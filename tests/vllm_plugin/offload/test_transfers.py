@@ -11,7 +11,7 @@ from autellix_backend.kernels.errors import Code, SwapError
 from autellix_backend.kernels.fallback import PythonSwapper
 from autellix_backend.kernels.job import Direction, Job, SwapOptions, SwapStats, pairs_of
 from autellix_backend.vllm_plugin.offload.host_memory import HostMemory
-from autellix_backend.vllm_plugin.offload.transfers import MAX_TRIES, Ended, TransferQueue, TransferReport
+from autellix_backend.vllm_plugin.offload.transfers import MAX_TRIES, Transfer, TransferQueue, TransferReport
 
 PAGE_BYTES = 64
 BLOCKS = 8
@@ -81,7 +81,7 @@ def job_of(memories: tuple[HostMemory, HostMemory], blocks: int = 3) -> Job:
     )
 
 
-def ended_after_wait(queue: TransferQueue, number: int) -> list[Ended]:
+def ended_after_wait(queue: TransferQueue, number: int) -> list[Transfer]:
     """Wait for a transfer, and take what ended."""
     queue.wait([number])
     return queue.take_ended()

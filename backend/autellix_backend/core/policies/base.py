@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from autellix_backend.core.call import Call
 from autellix_backend.core.queues.base import Queue
+from autellix_backend.core.queues.keyed import KeyedQueue
 from autellix_backend.core.queues.levels import LevelQueue
 from autellix_backend.core.table import Program
 
 if TYPE_CHECKING:
     from autellix_backend.core.config import SchedulerConfig
 
-__all__ = ["Policy"]
+__all__ = ["Policy", "SizePolicy"]
 
 
 class Policy:
@@ -68,3 +69,13 @@ class Policy:
     def key(self, call: Call) -> float:
         """Return the key of a call in a `KeyedQueue`, such as its size; the smallest key runs first."""
         return call.size_s
+
+
+class SizePolicy(Policy):
+    """A policy that orders calls by an expected size and has no levels."""
+
+    has_levels: ClassVar[bool] = False
+
+    def make_queue(self, config: SchedulerConfig, numbers: Iterator[int]) -> Queue:
+        """Return a queue ordered by `key`."""
+        return KeyedQueue(self, config.first_quantum_s, numbers)

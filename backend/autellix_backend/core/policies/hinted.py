@@ -10,32 +10,22 @@ Cost: a class of programs with several kinds of behaviour misleads it; hints hav
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from autellix_backend.core.call import Call
+from autellix_backend.core.policies.base import SizePolicy
 from autellix_backend.core.policies.plas import Plas
-from autellix_backend.core.queues.base import Queue
-from autellix_backend.core.queues.keyed import KeyedQueue
 from autellix_backend.core.table import Program
-
-if TYPE_CHECKING:
-    from autellix_backend.core.config import SchedulerConfig
 
 __all__ = ["Hinted"]
 
 
-class Hinted(Plas):
+class Hinted(SizePolicy, Plas):
     """Favour programs that will soon be done."""
 
     name: ClassVar[str] = "hinted"
     rule: ClassVar[str] = "the program with the least expected work goes first"
-    has_levels: ClassVar[bool] = False
     sizes_programs: ClassVar[bool] = True
-
-    def make_queue(self, config: SchedulerConfig, numbers: Iterator[int]) -> Queue:
-        """Return a queue ordered by the remainder of the program."""
-        return KeyedQueue(self, config.first_quantum_s, numbers)
 
     def size(self, call: Call, program: Program) -> float:
         """Return the expected remainder; if unknown, the attained service, for programs are heavy-tailed."""

@@ -16,23 +16,11 @@ from autellix_backend.kernels.base import Swapper
 from autellix_backend.kernels.errors import SwapError
 from autellix_backend.kernels.job import Direction, Job, SwapStats
 
-__all__ = ["MAX_TRIES", "Ended", "TransferQueue", "TransferReport"]
+__all__ = ["MAX_TRIES", "Transfer", "TransferQueue", "TransferReport"]
 
 MAX_TRIES = 3
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """A transfer that is over."""
-
-    number: int
-    direction: Direction
-    is_done: bool
-    """False: given up. What it was to write is lost."""
-    bytes: int
-    seconds: float
 
 
 @dataclass(slots=True)
@@ -61,12 +49,22 @@ class _Part:
 
 
 @dataclass(slots=True)
-class _Transfer:
+class Transfer:
+    """A transfer under way, or over."""
+
+    number: int
     direction: Direction
     parts: list[_Part]
+    """Those under way."""
     bytes: int = 0
     seconds: float = 0.0
     is_done: bool = True
+    """False: given up. What it was to write is lost."""
+
+    @property
+    def name(self) -> str:
+        """The name of its direction."""
+        return self.direction.name.lower()
 
 
 class TransferQueue:
@@ -74,18 +72,17 @@ class TransferQueue:
 
     def __init__(self, swapper: Swapper) -> None:
         self._swapper = swapper
-        self._open: dict[int, _Transfer] = {}
-        self._ended: list[Ended] = []
+        self._open: dict[int, Transfer] = {}
+        self._ended: list[Transfer] = []
         self._report = TransferReport()
 
     def submit(self, number: int, direction: Direction, jobs: Sequence[Job]) -> None:
         """Start a transfer of one or more jobs of a direction."""
-        parts = [_Part(job) for job in jobs]
-        self._open[number] = _Transfer(direction, parts)
-        for part in parts:
-            self._start(part, direction)
+        transfer = self._open[number] = Transfer(number, direction, [_Part(job) for job in jobs])
+        for part in transfer.parts:
+            self._start(transfer, part)
 
-    def take_ended(self) -> list[Ended]:
+    def take_ended(self) -> list[Transfer]:
         """Return the transfers that are over since the last time, without waiting."""
         for number in list(self._open):
             self._advance(number, is_waiting=False)
@@ -113,21 +110,21 @@ class TransferQueue:
             self._look_at(transfer, part, is_waiting=is_waiting)
         if not transfer.parts:
             del self._open[number]
-            self._end(number, transfer)
+            self._end(transfer)
 
-    def _look_at(self, transfer: _Transfer, part: _Part, *, is_waiting: bool) -> None:
+    def _look_at(self, transfer: Transfer, part: _Part, *, is_waiting: bool) -> None:
         try:
             stats = self._result(part, is_waiting=is_waiting)
         except SwapError as error:
             part.handle = None
-            logger.warning("A %s of KV blocks failed: %s", transfer.direction.name.lower(), error)
+            logger.warning("A %s of KV blocks failed: %s", transfer.name, error)
             stats = None
         if stats is not None:
             self._count_copies(transfer, stats)
             transfer.parts.remove(part)
         elif part.handle is None and part.tries < MAX_TRIES:
-            self._report.counts["retries", transfer.direction.name.lower()] += 1
-            self._start(part, transfer.direction)
+            self._report.counts["retries", transfer.name] += 1
+            self._start(transfer, part)
         elif part.handle is None:
             transfer.is_done = False
             transfer.parts.remove(part)
@@ -137,15 +134,15 @@ class TransferQueue:
             return None
         return self._swapper.wait(part.handle) if is_waiting else self._swapper.poll(part.handle)
 
-    def _start(self, part: _Part, direction: Direction) -> None:
+    def _start(self, transfer: Transfer, part: _Part) -> None:
         part.tries += 1
         try:
             part.handle = self._swapper.submit(part.job)
         except SwapError as error:
-            logger.warning("A %s of KV blocks was refused: %s", direction.name.lower(), error)
+            logger.warning("A %s of KV blocks was refused: %s", transfer.name, error)
 
-    def _count_copies(self, transfer: _Transfer, stats: SwapStats) -> None:
-        name, counts = transfer.direction.name.lower(), self._report.counts
+    def _count_copies(self, transfer: Transfer, stats: SwapStats) -> None:
+        name, counts = transfer.name, self._report.counts
         transfer.bytes += stats.bytes
         transfer.seconds += stats.seconds
         counts["transfers", name] += stats.transfers
@@ -154,17 +151,8 @@ class TransferQueue:
         # A counter of numbers: typeshed has it count whole ones.
         counts["seconds", name] += stats.seconds  # type: ignore[assignment]
 
-    def _end(self, number: int, transfer: _Transfer) -> None:
-        name = transfer.direction.name.lower()
-        self._report.counts["jobs" if transfer.is_done else "failures", name] += 1
+    def _end(self, transfer: Transfer) -> None:
+        self._report.counts["jobs" if transfer.is_done else "failures", transfer.name] += 1
         if transfer.is_done and transfer.direction is Direction.LOAD:
             self._report.loads.append((transfer.bytes, transfer.seconds))
-        self._ended.append(
-            Ended(
-                number=number,
-                direction=transfer.direction,
-                is_done=transfer.is_done,
-                bytes=transfer.bytes,
-                seconds=transfer.seconds,
-            )
-        )
+        self._ended.append(transfer)

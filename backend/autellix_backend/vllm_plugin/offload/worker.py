@@ -53,23 +53,11 @@ class SwapWorker(OffloadingWorker):
         """Start to copy blocks to the host."""
         assert isinstance(dst_spec, BlockIDsLoadStoreSpec)
         self._store_chunks[job_id] = tuple(dst_spec.block_ids.tolist())
-        jobs = [
-            self._job(Direction.STORE, near, far, group)
-            for group, (near, far) in enumerate(self._block_lists(src_spec, dst_spec))
-            if len(near)
-        ]
-        self._queue.submit(job_id, Direction.STORE, jobs)
-        return True
+        return self._submit(job_id, Direction.STORE, src_spec, dst_spec)
 
     def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
         """Start to copy blocks back from the host."""
-        jobs = [
-            self._job(Direction.LOAD, near, far, group)
-            for group, (near, far) in enumerate(self._block_lists(dst_spec, src_spec))
-            if len(near)
-        ]
-        self._queue.submit(job_id, Direction.LOAD, jobs)
-        return True
+        return self._submit(job_id, Direction.LOAD, dst_spec, src_spec)
 
     def get_finished(self) -> list[TransferResult]:
         """Return the transfers that are over."""
@@ -114,6 +102,15 @@ class SwapWorker(OffloadingWorker):
         self._swapper.close()
         self._host.close()
         self._tensors.clear()
+
+    def _submit(self, job_id: int, direction: Direction, near: GPULoadStoreSpec, far: LoadStoreSpec) -> bool:
+        jobs = [
+            self._job(direction, near_blocks, rows, group)
+            for group, (near_blocks, rows) in enumerate(self._block_lists(near, far))
+            if len(near_blocks)
+        ]
+        self._queue.submit(job_id, direction, jobs)
+        return True
 
     def _job(self, direction: Direction, near: Any, far: Any, group: int) -> Job:
         is_store = direction is Direction.STORE
