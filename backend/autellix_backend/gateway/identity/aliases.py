@@ -18,7 +18,7 @@ import hashlib
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import msgspec
 
@@ -53,15 +53,6 @@ class AliasField(enum.Enum):
     FINAL = "final"
 
 
-Reader = Callable[[str], str | None]
-"""Extracts the id from a value; None if the value is valid and holds none."""
-
-
-def plain(value: str) -> str:
-    """Return the value itself."""
-    return value
-
-
 def claude_session(user_id: str) -> str | None:
     """Return the session in Anthropic's `metadata.user_id` as Claude Code fills it; others name a person."""
     if user_id.startswith("{"):
@@ -88,9 +79,9 @@ class _ClaudeUser(msgspec.Struct):
 _CONVERSATION = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|ses_[0-9A-Za-z]{16,}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Alias:
-    """One name of one field: a header, or a path into the JSON body."""
+    """One name of one field: a header, or a dotted path into the JSON body."""
 
     source: str
     """Its name in receipts and metrics."""
@@ -98,72 +89,68 @@ class Alias:
     field: AliasField
     client: str
     """The software that sends it; a parent counts only beside a program of the same client."""
-    header: str | None = None
-    header_key: str = ""
-    """The header in lower case."""
-    path: tuple[str, ...] = ()
-    read: Reader = plain
+    _: KW_ONLY
+    header: str = ""
+    body: str = ""
+    read: Callable[[str], str | None] | None = None
+    """Extracts the id from a value; None if the value is valid and holds none."""
 
     @property
-    def name(self) -> str:
-        """Return the header's name, or the dotted path into the body."""
-        return self.header or ".".join(self.path)
+    def header_key(self) -> str:
+        """Return the header in lower case."""
+        return self.header.lower()
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """Return the names on the path into the body."""
+        return tuple(self.body.split(".")) if self.body else ()
 
 
-def _header(source: str, tier: Tier, field: AliasField, client: str, header: str) -> Alias:
-    key = header.lower()
-    return Alias(source=source, tier=tier, field=field, client=client, header=header, header_key=key)
-
-
-def _body(source: str, tier: Tier, field: AliasField, client: str, path: str, read: Reader = plain) -> Alias:
-    names = tuple(path.split("."))
-    return Alias(source=source, tier=tier, field=field, client=client, path=names, read=read)
-
-
-_OWN, _PROTOCOL, _CLIENT, _FLOW = Tier.OWN, Tier.PROTOCOL, Tier.CLIENT, Tier.FLOW
-_PROGRAM, _PARENT, _THREAD = AliasField.PROGRAM, AliasField.PARENT, AliasField.THREAD
-_AGENT, _FINAL = AliasField.AGENT, AliasField.FINAL
+_OWN, _PROTOCOL, _CLIENT, _FLOW = Tier
+_PROGRAM, _PARENT, _THREAD, _AGENT, _FINAL = AliasField
 
 ALIASES: tuple[Alias, ...] = (
-    _header("program-header", _OWN, _PROGRAM, "autellix", PROGRAM_ID),
-    _header("session-header", _OWN, _PROGRAM, "autellix", SESSION_ID),
-    _header("thread-header", _OWN, _THREAD, "autellix", THREAD_ID),
-    _header("final-header", _OWN, _FINAL, "autellix", FINAL),
+    Alias("program-header", _OWN, _PROGRAM, "autellix", header=PROGRAM_ID),
+    Alias("session-header", _OWN, _PROGRAM, "autellix", header=SESSION_ID),
+    Alias("thread-header", _OWN, _THREAD, "autellix", header=THREAD_ID),
+    Alias("final-header", _OWN, _FINAL, "autellix", header=FINAL),
     # NVIDIA Dynamo
-    _header("dynamo-session", _PROTOCOL, _PROGRAM, "dynamo", "X-Dynamo-Session-ID"),
-    _header("dynamo-parent", _PROTOCOL, _PARENT, "dynamo", "X-Dynamo-Parent-Session-ID"),
-    _header("dynamo-final", _PROTOCOL, _FINAL, "dynamo", "X-Dynamo-Session-Final"),
+    Alias("dynamo-session", _PROTOCOL, _PROGRAM, "dynamo", header="X-Dynamo-Session-ID"),
+    Alias("dynamo-parent", _PROTOCOL, _PARENT, "dynamo", header="X-Dynamo-Parent-Session-ID"),
+    Alias("dynamo-final", _PROTOCOL, _FINAL, "dynamo", header="X-Dynamo-Session-Final"),
     # ThunderAgent
-    _body("body-program-id", _PROTOCOL, _PROGRAM, "thunderagent", "program_id"),
-    _body("extra-body-program-id", _PROTOCOL, _PROGRAM, "thunderagent", "extra_body.program_id"),
+    Alias("body-program-id", _PROTOCOL, _PROGRAM, "thunderagent", body="program_id"),
+    Alias("extra-body-program-id", _PROTOCOL, _PROGRAM, "thunderagent", body="extra_body.program_id"),
     # Continuum
-    _body("body-job-id", _PROTOCOL, _PROGRAM, "continuum", "job_id"),
-    _body("body-last-step", _PROTOCOL, _FINAL, "continuum", "is_last_step"),
+    Alias("body-job-id", _PROTOCOL, _PROGRAM, "continuum", body="job_id"),
+    Alias("body-last-step", _PROTOCOL, _FINAL, "continuum", body="is_last_step"),
     # vLLM's session, in its three places; OpenCode uses the header too, and adds the parent.
-    _header("x-session-id", _PROTOCOL, _PROGRAM, "x-session", "X-Session-ID"),
-    _header("x-parent-session-id", _PROTOCOL, _PARENT, "x-session", "X-Parent-Session-ID"),
-    _body("body-session-id", _PROTOCOL, _PROGRAM, "vllm", "session_id"),
-    _body("xargs-session-id", _PROTOCOL, _PROGRAM, "vllm", "vllm_xargs.session_id"),
+    Alias("x-session-id", _PROTOCOL, _PROGRAM, "x-session", header="X-Session-ID"),
+    Alias("x-parent-session-id", _PROTOCOL, _PARENT, "x-session", header="X-Parent-Session-ID"),
+    Alias("body-session-id", _PROTOCOL, _PROGRAM, "vllm", body="session_id"),
+    Alias("xargs-session-id", _PROTOCOL, _PROGRAM, "vllm", body="vllm_xargs.session_id"),
     # Claude Code: one session over all its agents
-    _header("claude-code-session", _CLIENT, _PROGRAM, "claude-code", "X-Claude-Code-Session-Id"),
-    _body("claude-code-user-id", _CLIENT, _PROGRAM, "claude-code", "metadata.user_id", claude_session),
-    _header("claude-code-agent", _CLIENT, _AGENT, "claude-code", "X-Claude-Code-Agent-Id"),
+    Alias("claude-code-session", _CLIENT, _PROGRAM, "claude-code", header="X-Claude-Code-Session-Id"),
+    Alias(
+        "claude-code-user-id", _CLIENT, _PROGRAM, "claude-code", body="metadata.user_id", read=claude_session
+    ),
+    Alias("claude-code-agent", _CLIENT, _AGENT, "claude-code", header="X-Claude-Code-Agent-Id"),
     # Codex: one session over all its threads; before it spelt the header with an underscore
-    _header("codex-session", _CLIENT, _PROGRAM, "codex", "session-id"),
-    _header("codex-session-old", _CLIENT, _PROGRAM, "codex", "session_id"),
-    _header("codex-thread", _CLIENT, _AGENT, "codex", "thread-id"),
+    Alias("codex-session", _CLIENT, _PROGRAM, "codex", header="session-id"),
+    Alias("codex-session-old", _CLIENT, _PROGRAM, "codex", header="session_id"),
+    Alias("codex-thread", _CLIENT, _AGENT, "codex", header="thread-id"),
     # OpenCode
-    _header("opencode-session", _CLIENT, _PROGRAM, "opencode", "x-opencode-session"),
-    _header("session-affinity", _CLIENT, _PROGRAM, "x-session", "x-session-affinity"),
+    Alias("opencode-session", _CLIENT, _PROGRAM, "opencode", header="x-opencode-session"),
+    Alias("session-affinity", _CLIENT, _PROGRAM, "x-session", header="x-session-affinity"),
     # LiteLLM
-    _header("litellm-session", _CLIENT, _PROGRAM, "litellm", "x-litellm-session-id"),
-    _header("litellm-trace", _CLIENT, _PROGRAM, "litellm", "x-litellm-trace-id"),
-    _body("body-litellm-session-id", _CLIENT, _PROGRAM, "litellm", "litellm_session_id"),
-    _body("metadata-session-id", _CLIENT, _PROGRAM, "litellm", "metadata.session_id"),
+    Alias("litellm-session", _CLIENT, _PROGRAM, "litellm", header="x-litellm-session-id"),
+    Alias("litellm-trace", _CLIENT, _PROGRAM, "litellm", header="x-litellm-trace-id"),
+    Alias("body-litellm-session-id", _CLIENT, _PROGRAM, "litellm", body="litellm_session_id"),
+    Alias("metadata-session-id", _CLIENT, _PROGRAM, "litellm", body="metadata.session_id"),
     # llm-d, and the inference gateway it comes from
-    _header("llm-d-fairness", _FLOW, _PROGRAM, "llm-d", "x-llm-d-inference-fairness-id"),
-    _header("gateway-fairness", _FLOW, _PROGRAM, "llm-d", "x-gateway-inference-fairness-id"),
-    _body("prompt-cache-key", _FLOW, _PROGRAM, "openai", "prompt_cache_key", conversation_key),
+    Alias("llm-d-fairness", _FLOW, _PROGRAM, "llm-d", header="x-llm-d-inference-fairness-id"),
+    Alias("gateway-fairness", _FLOW, _PROGRAM, "llm-d", header="x-gateway-inference-fairness-id"),
+    Alias("prompt-cache-key", _FLOW, _PROGRAM, "openai", body="prompt_cache_key", read=conversation_key),
 )
 
 PROGRAM_SOURCES: tuple[str, ...] = (
@@ -275,18 +262,18 @@ def _present_aliases(headers: Mapping[str, str], fields: Fields) -> list[tuple[i
 
 def _value_of(alias: Alias, headers: Mapping[str, str], fields: Fields) -> str | None:
     # An id; for FINAL, _YES or an empty string; None if the alias is present without a value.
-    if alias.header is not None:
+    if alias.header:
         text: str | None = headers[alias.header_key]
         assert text is not None, "only present aliases are read"
         if alias.tier is Tier.OWN:
-            return _own_truth(text) if alias.field is AliasField.FINAL else check_id(text, alias.name)
+            return _own_truth(text) if alias.field is AliasField.FINAL else check_id(text, alias.header)
     else:
         text = _text_at(alias, fields)
     if text is None:
         return None
     if alias.field is AliasField.FINAL:
         return _truth(text)
-    found = alias.read(text)
+    found = text if alias.read is None else alias.read(text)
     if found is None:
         return None
     usable = usable_id(found)
