@@ -31,6 +31,8 @@ from autellix_wire import SESSION_TOKEN, SESSIONS_PATH
 ANTHROPIC_PATH = "/v1/messages"
 RETRY_AFTER_S = 1
 """When a client may retry a call that no engine could take."""
+CLIENT_PATIENCE_S = 60.0
+"""The longest wait that OpenAI's clients obey; they do not retry after a longer one."""
 
 ANTHROPIC_TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -165,36 +167,23 @@ class LimitError(GatewayError):
 
     status = HTTPStatus.TOO_MANY_REQUESTS
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        limit: str,
-        kind: str,
-        code: str,
-        retry_after_s: float | None,
-        should_retry: bool,
-        rate_headers: Mapping[str, str],
-    ) -> None:
+    def __init__(self, code: str, kind: str, limit: str, message: str, retry_after_s: float | None) -> None:
         """Describe the limit.
 
         Args:
-            message: What was used and what is allowed.
-            limit: The setting, below `limits`.
-            kind: OpenAI's type of the error.
             code: OpenAI's code of the error.
+            kind: OpenAI's type of the error.
+            limit: The setting, below `limits`.
+            message: What was used and what is allowed.
             retry_after_s: When a retry may succeed; None if never.
-            should_retry: Whether the client's library should retry by itself.
-            rate_headers: What remains of the rates.
         """
-        retry = {"x-should-retry": str(should_retry).lower()}
-        if retry_after_s is not None:
-            retry["retry-after"] = str(math.ceil(retry_after_s))
-            retry["retry-after-ms"] = str(math.ceil(retry_after_s * 1000))
-        super().__init__(
-            f"{message} (limits.{limit})", param=f"limits.{limit}", headers={**retry, **rate_headers}
-        )
+        super().__init__(f"{message} (limits.{limit})", param=f"limits.{limit}")
         self.type, self.code = kind, code
+        should_retry = retry_after_s is not None and retry_after_s <= CLIENT_PATIENCE_S
+        self.headers["x-should-retry"] = str(should_retry).lower()
+        if retry_after_s is not None:
+            self.headers["retry-after"] = str(math.ceil(retry_after_s))
+            self.headers["retry-after-ms"] = str(math.ceil(retry_after_s * 1000))
 
 
 class UnavailableError(GatewayError):

@@ -136,10 +136,13 @@ def test_each_limit_refuses_at_its_bound_and_not_below(
     retry_after_s: float | None,
 ) -> None:
     used = None if program is None else ProgramUsage(**program)
-    reason = refusal(TenantLimits(**limit), TenantUsage(**tenant), used, 10)
-    assert reason is not None
-    assert (reason.code, reason.retry_after_s, reason.limit) == (code, retry_after_s, next(iter(limit)))
-    assert reason.should_retry == (retry_after_s is not None and retry_after_s <= 60)
+    error = refusal(TenantLimits(**limit), TenantUsage(**tenant), used, 10)
+    assert error is not None
+    assert (error.code, error.param) == (code, f"limits.{next(iter(limit))}")
+    retry_after = None if retry_after_s is None else str(int(retry_after_s))
+    assert error.headers.get("retry-after") == retry_after
+    should_retry = retry_after_s is not None and retry_after_s <= 60
+    assert error.headers["x-should-retry"] == str(should_retry).lower()
     looser = {name: value + 1 for name, value in limit.items()}
     assert refusal(TenantLimits(**looser), TenantUsage(**tenant), used, 10) is None
     assert refusal(TenantLimits(), TenantUsage(**tenant), used, 10) is None

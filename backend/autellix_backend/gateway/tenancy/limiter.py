@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autellix_backend.gateway.errors import BodyTooLargeError, LimitError
+from autellix_backend.gateway.errors import BodyTooLargeError
 from autellix_backend.gateway.lifecycle import CallSettled, LifecycleSubscriber, Outcome
 from autellix_backend.gateway.tenancy.quotas import (
     DAY_S,
@@ -81,18 +81,11 @@ class Limiter(LifecycleSubscriber):
             self._on_refusal(tenant.name, BodyTooLargeError.code)
             raise BodyTooLargeError(limits.max_call_bytes, "limits.max_call_bytes")
         self._advance(usage, limits, now)
-        reason = refusal(limits, usage, self._programs.get(program_id), body_bytes)
-        if reason is not None:
-            self._on_refusal(tenant.name, reason.code)
-            raise LimitError(
-                reason.message,
-                limit=reason.limit,
-                kind=reason.kind,
-                code=reason.code,
-                retry_after_s=reason.retry_after_s,
-                should_retry=reason.should_retry,
-                rate_headers=rate_headers(limits, usage),
-            )
+        error = refusal(limits, usage, self._programs.get(program_id), body_bytes)
+        if error is not None:
+            self._on_refusal(tenant.name, error.code)
+            error.headers.update(rate_headers(limits, usage))
+            raise error
         if usage.requests is not None:
             usage.requests = usage.requests.less(1)
         usage.calls += 1

@@ -11,15 +11,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from autellix_backend.gateway.errors import LimitError
 from autellix_backend.settings import TenantLimits
 
 MINUTE_S = 60.0
 DAY_S = 86400.0
 SOON_S = 1.0
 """The retry time at a cap: when a call or program will end is unknown."""
-PATIENCE_S = 60.0
-"""The longest wait that OpenAI's clients obey; they do not retry after a longer one."""
-
 DUST_S = 1e-6
 """Rounding error of floats; a client that waited as told must not be refused for it."""
 
@@ -80,26 +78,10 @@ class ProgramUsage:
     service_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a call is refused: the limit, and when to retry (None is never)."""
-
-    code: str
-    kind: str
-    limit: str
-    message: str
-    retry_after_s: float | None
-
-    @property
-    def should_retry(self) -> bool:
-        """Whether a client should retry by itself."""
-        return self.retry_after_s is not None and self.retry_after_s <= PATIENCE_S
-
-
 def refusal(
     limits: TenantLimits, tenant: TenantUsage, program: ProgramUsage | None, body_bytes: int
-) -> Refusal | None:
-    """Return why a call is refused, None if it is admitted; `program` is None if it would be new."""
+) -> LimitError | None:
+    """Return the error of a refused call, None if it is admitted; `program` is None if it would be new."""
     return (
         _program_budget(limits, program or ProgramUsage())
         or _tenant_budget(limits, tenant)
@@ -108,7 +90,7 @@ def refusal(
     )
 
 
-def _program_budget(limits: TenantLimits, used: ProgramUsage) -> Refusal | None:
+def _program_budget(limits: TenantLimits, used: ProgramUsage) -> LimitError | None:
     for name, unit, value in (
         ("program_calls", "calls", used.calls),
         ("program_tokens", "tokens", used.tokens),
@@ -117,11 +99,11 @@ def _program_budget(limits: TenantLimits, used: ProgramUsage) -> Refusal | None:
         limit = getattr(limits, name)
         if limit is not None and value >= limit:
             message = f"the program has used up its budget: {value:g} of {limit:g} {unit}"
-            return Refusal("program_budget_exceeded", "insufficient_quota", name, message, None)
+            return LimitError("program_budget_exceeded", "insufficient_quota", name, message, None)
     return None
 
 
-def _tenant_budget(limits: TenantLimits, used: TenantUsage) -> Refusal | None:
+def _tenant_budget(limits: TenantLimits, used: TenantUsage) -> LimitError | None:
     for name, unit, value in (
         ("day_tokens", "tokens", used.day_tokens),
         ("day_service_s", "seconds of service", used.day_service_s),
@@ -129,11 +111,11 @@ def _tenant_budget(limits: TenantLimits, used: TenantUsage) -> Refusal | None:
         limit = getattr(limits, name)
         if limit is not None and value >= limit:
             message = f"the budget of this day (UTC) is used up: {value:g} of {limit:g} {unit}"
-            return Refusal("tenant_budget_exceeded", "insufficient_quota", name, message, used.day_left_s)
+            return LimitError("tenant_budget_exceeded", "insufficient_quota", name, message, used.day_left_s)
     return None
 
 
-def _caps(limits: TenantLimits, used: TenantUsage, body_bytes: int, *, is_new: bool) -> Refusal | None:
+def _caps(limits: TenantLimits, used: TenantUsage, body_bytes: int, *, is_new: bool) -> LimitError | None:
     for name, code, what, value in (
         ("max_calls", "too_many_calls", "calls in flight", used.calls + 1),
         ("max_call_bytes", "too_many_call_bytes", "bytes of calls in flight", used.call_bytes + body_bytes),
@@ -142,11 +124,11 @@ def _caps(limits: TenantLimits, used: TenantUsage, body_bytes: int, *, is_new: b
         limit = getattr(limits, name)
         if limit is not None and value > limit:
             message = f"at most {limit} {what} at once are allowed, and this would make {value}"
-            return Refusal(code, "rate_limit_error", name, message, SOON_S)
+            return LimitError(code, "rate_limit_error", name, message, SOON_S)
     return None
 
 
-def _rates(limits: TenantLimits, used: TenantUsage) -> Refusal | None:
+def _rates(limits: TenantLimits, used: TenantUsage) -> LimitError | None:
     for name, kind, bucket, needed in (
         ("requests_per_minute", "requests", used.requests, 1.0),
         ("tokens_per_minute", "tokens", used.tokens, 0.0),
@@ -154,7 +136,7 @@ def _rates(limits: TenantLimits, used: TenantUsage) -> Refusal | None:
         limit = getattr(limits, name)
         if limit is not None and bucket is not None and (wait_s := bucket.wait_s(needed, limit)) > DUST_S:
             message = f"the rate limit of {limit:g} {kind} per minute is reached; retry in {wait_s:.3g} s"
-            return Refusal("rate_limit_exceeded", kind, name, message, wait_s)
+            return LimitError("rate_limit_exceeded", kind, name, message, wait_s)
     return None
 
 
