@@ -13,11 +13,10 @@ from fastapi import FastAPI
 
 from autellix_backend.engines.base import Engine
 from autellix_backend.gateway.calls.dialects import DIALECTS
-from autellix_backend.gateway.calls.exchange import CallPath
+from autellix_backend.gateway.calls.exchange import CallEndpoint
 from autellix_backend.gateway.errors import InvalidKeyError
 from autellix_backend.gateway.http import admin, engines, events, programs, sessions
 from autellix_backend.gateway.http.authentication import Authentication
-from autellix_backend.gateway.http.calls import CallEndpoint
 from autellix_backend.gateway.http.errors import install_error_handlers
 from autellix_backend.gateway.http.openapi import AsgiRoute, describe_route, head_routes
 from autellix_backend.gateway.http.passthrough import PassthroughEndpoint
@@ -83,8 +82,8 @@ async def _lifespan(parts: Components, _app: FastAPI) -> AsyncIterator[None]:
         # Last at the end, when every call is settled.
         if parts.recorder is not None:
             stack.push_async_callback(parts.recorder.close)
-        parts.outputs.open()
-        stack.push_async_callback(asyncio.to_thread, parts.outputs.close)
+        parts.exporters.open()
+        stack.push_async_callback(asyncio.to_thread, parts.exporters.close)
         await parts.store.open()
         stack.push_async_callback(parts.store.close)
         parts.pool.open()
@@ -98,14 +97,20 @@ async def _lifespan(parts: Components, _app: FastAPI) -> AsyncIterator[None]:
 
 def _engine_routes(parts: Components) -> list[AsgiRoute]:
     max_body_bytes = parts.settings.gateway.max_body_bytes
-    path = CallPath(parts.guard, parts.resolver, parts.router, parts.registry)
+    serve_call = partial(
+        CallEndpoint,
+        tenants=parts.tenants,
+        tokens=parts.tokens,
+        resolver=parts.resolver,
+        router=parts.router,
+        registry=parts.registry,
+        max_body_bytes=max_body_bytes,
+    )
     passthrough = PassthroughEndpoint(parts.pool, max_body_bytes=max_body_bytes)
     return [
         AsgiRoute(
             dialect.path,
-            CallEndpoint(dialect, path, parts.tenants, max_body_bytes=max_body_bytes)
-            if dialect.makes_call
-            else passthrough,
+            serve_call(dialect) if dialect.makes_call else passthrough,
             **describe_route(dialect),
         )
         for dialect in DIALECTS

@@ -14,15 +14,17 @@ from autellix_backend.engines.breaker import Breaker
 from autellix_backend.engines.kv_events import KvEventListener, check_kv_events_installed
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
 from autellix_backend.gateway.calls.registry import CallRegistry
-from autellix_backend.gateway.engines.bounds import AdmissionBounds
-from autellix_backend.gateway.engines.handle import EngineHandle
-from autellix_backend.gateway.engines.ordering import ArrivalOrdering, Ordering, PolicyOrdering
+from autellix_backend.gateway.engines.handle import AdmissionBounds, EngineHandle, EngineTelemetry
 from autellix_backend.gateway.engines.pool import EnginePool
-from autellix_backend.gateway.engines.queue import EngineQueue
-from autellix_backend.gateway.engines.reachability import Reachability
+from autellix_backend.gateway.engines.queue import (
+    ArrivalOrdering,
+    EngineQueue,
+    Ordering,
+    PolicyOrdering,
+    Reachability,
+)
 from autellix_backend.gateway.engines.report_receiver import ReportReceiver
 from autellix_backend.gateway.engines.router import Router
-from autellix_backend.gateway.engines.telemetry import EngineTelemetry
 from autellix_backend.gateway.engines.upstream import Upstream
 from autellix_backend.gateway.explain.event_feed import EventFeed
 from autellix_backend.gateway.http.sessions import LOST_HEARTBEATS
@@ -60,10 +62,10 @@ class Components:
     metrics: GatewayMetrics
     recorder: ProgramRecorder | None
     limiter: Limiter | None
-    guard: SessionTokens
+    tokens: SessionTokens
     resolver: IdentityResolver
     watches: Watches
-    outputs: CallExporters
+    exporters: CallExporters
     registry: CallRegistry
     feed: EventFeed
     pool: EnginePool
@@ -91,8 +93,8 @@ def make_components(
     metrics.follow_store(store.failure)
     recorder = _make_recorder(settings.gateway, metrics, clock)
     limiter = _make_limiter(settings, tenants, metrics, clock)
-    outputs = CallExporters(settings.observe, metrics.registry)
-    lifecycle = Lifecycle(FactsSink(metrics.take), *map(FactsSink, outputs.sinks))
+    exporters = CallExporters(settings.observe, metrics.registry)
+    lifecycle = Lifecycle(FactsSink(metrics.take), *map(FactsSink, exporters.sinks))
     store.subscribe(lifecycle.on_program_ended)
     registry = CallRegistry(
         store,
@@ -124,12 +126,12 @@ def make_components(
         metrics=metrics,
         recorder=recorder,
         limiter=limiter,
-        guard=SessionTokens(
+        tokens=SessionTokens(
             settings.gateway.token_secret, is_strict=settings.gateway.strict_identity, clock=clock
         ),
         resolver=IdentityResolver(settings.gateway, metrics, clock=clock),
         watches=Watches(),
-        outputs=outputs,
+        exporters=exporters,
         registry=registry,
         feed=feed,
         pool=pool,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from autellix_backend.gateway.calls.body import parse_body
 from autellix_backend.gateway.calls.dialects import BY_PATH
-from autellix_backend.gateway.calls.receipt import Receipt, splice_receipt
 
 COMPLETIONS = BY_PATH["/v1/completions"]
 
@@ -37,16 +37,18 @@ def test_what_an_endpoint_does_not_know_is_not_counted(path: str) -> None:
     assert parse_body(b'{"prompt": ["a", "b"], "n": 2}', BY_PATH["/v1/chat/completions"]).record_count == 2
 
 
-@pytest.mark.parametrize("content", [b'{"a": 1}', b"{}", b'{"a": 1} \n', b"{ }"])
-def test_the_receipt_is_the_last_field_of_an_object(content: bytes) -> None:
-    receipt = Receipt(call_id="c", program_id="p", wait_s=0.0, service_s=1.0)
-    spliced = json.loads(splice_receipt(content, receipt))
-    assert list(spliced)[-1] == "autellix"
-    assert spliced.pop("autellix")["program_id"] == "p"
-    assert spliced == json.loads(content)
+@pytest.mark.parametrize(
+    ("path", "fields", "expected"),
+    [
+        ("/v1/chat/completions", {"model": "m", "stream": True}, ("chat", "m", True)),
+        ("/v1/completions", {"model": "m", "stream": False}, ("text_completion", "m", False)),
+        ("/v1/embeddings", {}, ("embeddings", None, False)),
+        ("/v1/responses", {"model": 7, "stream": "yes"}, ("chat", None, False)),
+        ("/v1/messages", {"model": "x" * 1000, "stream": None}, ("chat", "x" * 256, False)),
+    ],
+)
+def test_a_request_is_read_for_logs(path: str, fields: dict[str, Any], expected: tuple[object, ...]) -> None:
+    dialect = BY_PATH[path]
+    body = parse_body(json.dumps(fields).encode(), dialect)
 
-
-@pytest.mark.parametrize("content", [b"", b"[1]", b"null", b"text"])
-def test_what_is_no_object_stays_as_it_is(content: bytes) -> None:
-    receipt = Receipt(call_id="c", program_id="p", wait_s=0.0, service_s=1.0)
-    assert splice_receipt(content, receipt) == content
+    assert (dialect.operation, body.model, body.is_streaming) == expected

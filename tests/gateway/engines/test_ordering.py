@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import LIVE_POLICY_NAMES
-from autellix_backend.gateway.engines.ordering import ArrivalOrdering, PolicyOrdering
+from autellix_backend.gateway.engines.queue import ArrivalOrdering, PolicyOrdering
 
 
 def ordered(slots: int = 1, **config: Any) -> PolicyOrdering:

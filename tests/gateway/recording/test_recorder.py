@@ -80,7 +80,7 @@ class FakeCalls:
 
     def close(self) -> list[ProgramTrace]:
         asyncio.run(self.recorder.close())
-        assert self.recorder.held_programs == 0
+        assert self.recorder.program_count == 0
         return read_traces(self.path)
 
     def counted(self, result: str) -> float:
@@ -201,16 +201,16 @@ def test_a_program_with_too_many_calls_is_left_out_and_frees_its_memory(
 def test_the_end_of_a_program_writes_it(fake: FakeCalls) -> None:
     fake.call(100, 101)
     fake.recorder.on_program_ended("another")
-    assert fake.recorder.held_programs == 1
+    assert fake.recorder.program_count == 1
     fake.recorder.on_program_ended("p")
-    assert fake.recorder.held_programs == 0
+    assert fake.recorder.program_count == 0
     assert len(fake.close()) == fake.counted("written") == 1
 
 
 def test_a_program_that_goes_on_after_its_end_is_written_when_it_ends_again(fake: FakeCalls) -> None:
     running = fake.begin(100)
     fake.recorder.on_program_ended("p")
-    assert fake.recorder.held_programs == 1
+    assert fake.recorder.program_count == 1
     fake.settle(running, 102)
     fake.call(102, 103)
     fake.recorder.on_program_ended("p")

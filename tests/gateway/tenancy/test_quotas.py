@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from autellix_backend.core.policies import make_policy
-from autellix_backend.gateway.calls.body import parse_body
-from autellix_backend.gateway.calls.body_limits import bounded
+from autellix_backend.gateway.calls.body import bounded, parse_body
 from autellix_backend.gateway.calls.dialects import BY_PATH
 from autellix_backend.gateway.errors import BodyTooLargeError, InvalidRequestError, LimitError
 from autellix_backend.gateway.tenancy.limiter import Limiter, Reservation
@@ -197,24 +196,24 @@ def test_no_limits_cost_no_memory() -> None:
     limiter = make_limiter()
     assert limiter.admit(Tenant(name="t"), "c", "p", 5, 0.0) is None
     limiter.check()
-    assert limiter.held == 0
+    assert limiter.program_count == 0
 
 
 def test_a_call_that_began_in_vain_keeps_no_program() -> None:
     limiter, tenant = make_limiter(), Tenant(limits=TenantLimits(max_calls=9))
     limiter.cancel(admit(limiter, tenant, "new"), 0.0)
-    assert limiter.held == 0
+    assert limiter.program_count == 0
     running = admit(limiter, tenant, "ending")
     limiter.cancel(admit(limiter, tenant, "ending"), 0.0)
     charge(limiter, running)
     late = admit(limiter, tenant, "ending")
     limiter.on_program_ended("ending")
-    assert limiter.held == 1
+    assert limiter.program_count == 1
     limiter.cancel(late, 0.0)
-    assert limiter.held == 0
+    assert limiter.program_count == 0
     charge(limiter, admit(limiter, tenant, "alive"), is_refunded=True)
     limiter.cancel(admit(limiter, tenant, "alive"), 0.0)
-    assert limiter.held == 1
+    assert limiter.program_count == 1
 
 
 def test_a_program_frees_its_place_when_it_ends() -> None:
@@ -302,7 +301,7 @@ class LimiterBesideStore(RuleBasedStateMachine):
     @invariant()
     def holds_what_the_store_holds(self) -> None:
         self.limiter.check()
-        assert self.limiter.held == asyncio.run(self.store.counts()).programs
+        assert self.limiter.program_count == asyncio.run(self.store.counts()).programs
 
     def teardown(self) -> None:
         while self.running:
@@ -310,7 +309,7 @@ class LimiterBesideStore(RuleBasedStateMachine):
         self.now += 100.0
         asyncio.run(self.store.reap(self.now))
         self.limiter.check()
-        assert self.limiter.held == 0
+        assert self.limiter.program_count == 0
 
 
 TestLimiterBesideStore = LimiterBesideStore.TestCase
@@ -433,7 +432,7 @@ async def test_ends_of_programs_and_sessions_free_their_places(serve: Any) -> No
             assert response.status == 204
         # Without an id a program is one request.
         assert [await status() for _ in range(3)] == [200] * 3
-        assert rig.limiter.held == 0
+        assert rig.limiter.program_count == 0
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ class Dialect:
     path: str
     """The route: `{name}` matches one segment, `{name:path}` any rest."""
     summary: str
+    operation: str = "chat"
+    """Its operation by OpenTelemetry's GenAI names."""
     method: str = "POST"
     makes_call: bool = True
     takes_identity: bool = True
@@ -39,8 +41,8 @@ class Dialect:
         return error_shape(self.path)
 
 
-def _pooling(path: str, summary: str) -> Dialect:
-    return Dialect(path=path, summary=summary, takes_identity=False)
+def _pooling(path: str, summary: str, operation: str = "chat") -> Dialect:
+    return Dialect(path=path, summary=summary, operation=operation, takes_identity=False)
 
 
 _RESPONSES = "/v1/responses"
@@ -62,6 +64,7 @@ DIALECTS = (
     Dialect(
         path="/v1/completions",
         summary="Text completion",
+        operation="text_completion",
         output_field="max_tokens",
         prompts_field="prompt",
         has_choices=True,
@@ -81,7 +84,7 @@ DIALECTS = (
         output_field="max_tokens",
         stream_ends=(b"event: message_stop",),
     ),
-    _pooling("/v1/embeddings", "Embeddings"),
+    _pooling("/v1/embeddings", "Embeddings", "embeddings"),
     _pooling("/v1/score", "Scores of pairs of texts"),
     _pooling("/v1/rerank", "Documents in the order of their relevance"),
     _pooling("/classify", "Classes of texts"),

@@ -11,22 +11,18 @@ import asyncio
 from collections.abc import Mapping
 
 import aiohttp
-from starlette.types import Receive, Send
+from starlette.types import Receive, Scope, Send
 
-from autellix_backend.gateway.calls.body import CallBody, parse_body
-from autellix_backend.gateway.calls.body_limits import bounded
+from autellix_backend.gateway.calls.body import CallBody, bounded, parse_body
 from autellix_backend.gateway.calls.dialects import Dialect
-from autellix_backend.gateway.calls.disconnect import run_while_connected
 from autellix_backend.gateway.calls.open_call import CallRequest, OpenCall
-from autellix_backend.gateway.calls.outbound import engine_body, engine_headers
-from autellix_backend.gateway.calls.receipt import receipt_comment, splice_receipt
+from autellix_backend.gateway.calls.outbound import engine_body
 from autellix_backend.gateway.calls.registry import CallRegistry
-from autellix_backend.gateway.calls.request_facts import read_request
 from autellix_backend.gateway.calls.sse import StreamEndSplitter, error_event, holds_error
 from autellix_backend.gateway.calls.usage import StreamTail, read_usage
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.router import Assignment, Router
-from autellix_backend.gateway.engines.upstream import EngineResetError, response_headers
+from autellix_backend.gateway.engines.upstream import EngineResetError, engine_headers, response_headers
 from autellix_backend.gateway.errors import (
     EngineTimeoutError,
     EngineUnavailableError,
@@ -36,60 +32,52 @@ from autellix_backend.gateway.errors import (
 from autellix_backend.gateway.identity.identity import Identity, IdentityResolver, read_identity
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
 from autellix_backend.gateway.lifecycle import Outcome
-from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.gateway.requests import read_body, read_headers, run_while_connected
+from autellix_backend.gateway.tenancy.tenants import Tenant, Tenants
 from autellix_wire import CALL_ID, ENGINE, IDENTITY_SOURCE, PROGRAM_ID, QUEUE_LEVEL
 
 
-class CallPath:
-    """Serves calls of any dialect."""
+class CallEndpoint:
+    """ASGI app of one path that makes calls. This is the hot path: no model classes, no middleware."""
 
     def __init__(
-        self, tokens: SessionTokens, resolver: IdentityResolver, router: Router, registry: CallRegistry
+        self,
+        dialect: Dialect,
+        tenants: Tenants,
+        tokens: SessionTokens,
+        resolver: IdentityResolver,
+        router: Router,
+        registry: CallRegistry,
+        *,
+        max_body_bytes: int,
     ) -> None:
+        self._dialect = dialect
+        self._tenants = tenants
         self._tokens = tokens
         self._resolver = resolver
         self._router = router
         self._registry = registry
+        self._max_body_bytes = max_body_bytes
 
-    async def serve(
-        self,
-        dialect: Dialect,
-        tenant: Tenant,
-        headers: Mapping[str, str],
-        data: bytes,
-        receive: Receive,
-        send: Send,
-    ) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one call.
-
-        Args:
-            dialect: The endpoint that it came to.
-            tenant: Whose call it is.
-            headers: Its headers by their lower-case names.
-            data: Its body.
-            receive: Receives the client's disconnect.
-            send: Sends the answer.
 
         Raises:
             GatewayError: if the call fails before its answer has begun.
+            ClientGoneError: if the client leaves before the end of its request.
         """
-        body = bounded(parse_body(data, dialect), tenant.limits, dialect)
+        headers = read_headers(scope)
+        data = await read_body(headers, receive, self._max_body_bytes)
+        tenant = self._tenants.of(scope)
+        body = bounded(parse_body(data, self._dialect), tenant.limits, self._dialect)
         identity = await self._identify(tenant, headers, body)
-        facts = read_request(dialect.path, headers, body.fields)
-        assignment = self._router.assign(identity.program, facts.model, len(data))
+        request = CallRequest(
+            dialect=self._dialect, tenant=tenant, identity=identity, headers=headers, body=body
+        )
+        assignment = self._router.assign(identity.program, body.model, body.size_bytes)
         try:
-            call = await self._registry.begin(
-                CallRequest(
-                    tenant=tenant,
-                    identity=identity,
-                    facts=facts,
-                    body_bytes=len(data),
-                    record_count=body.record_count,
-                    engine=assignment.handle.name,
-                )
-            )
-            exchange = Exchange(self._router, self._registry, dialect, assignment, call, send)
-            await exchange.run(headers, body, receive)
+            call = await self._registry.begin(request, assignment.handle.name)
+            await Exchange(self._router, self._registry, assignment, call, send).run(receive)
         finally:
             self._router.release(assignment)
 
@@ -106,14 +94,13 @@ class Exchange:
         self,
         router: Router,
         registry: CallRegistry,
-        dialect: Dialect,
         assignment: Assignment,
         call: OpenCall,
         send: Send,
     ) -> None:
         self._router = router
         self._registry = registry
-        self._dialect = dialect
+        self._dialect = call.request.dialect
         self._assignment = assignment
         self._call = call
         self._send = send
@@ -124,11 +111,11 @@ class Exchange:
         """Whether the client has the head of its answer."""
         self._is_stream_open = False
 
-    async def run(self, headers: Mapping[str, str], body: CallBody, receive: Receive) -> None:
+    async def run(self, receive: Receive) -> None:
         """Answer the call until its client disconnects, and settle it."""
         is_cut_off = False
         try:
-            await run_while_connected(self._attempt_all(headers, body), receive)
+            await run_while_connected(self._attempt_all(), receive)
         except asyncio.CancelledError:
             # The server has waited long enough for this call; its client still expects an answer.
             is_cut_off = True
@@ -137,10 +124,10 @@ class Exchange:
         if is_cut_off:
             await self._answer_cut_off()
 
-    async def _attempt_all(self, headers: Mapping[str, str], body: CallBody) -> None:
+    async def _attempt_all(self) -> None:
         """Send the call to one engine after the other until one answers."""
         try:
-            while not await self._attempt(headers, body):
+            while not await self._attempt():
                 self._router.reassign(self._assignment)
                 self._registry.move(self._call, self._handle.name)
         except GatewayError as error:
@@ -148,13 +135,13 @@ class Exchange:
             error.headers.update(self._receipt_headers(self._call.began.level))
             raise
 
-    async def _attempt(self, headers: Mapping[str, str], body: CallBody) -> bool:
+    async def _attempt(self) -> bool:
         """Send the call when its turn comes, and relay the answer; return False if it is to be sent again."""
         async with self._router.pool.turn(self._handle, self._call.queued) as may_send:
             if not may_send:
                 return False
             try:
-                response = await self._send_call(headers, body)
+                response = await self._send_call()
                 self._handle.queue.on_reached(self._call.queued)
                 await self._relay(response)
             except EngineUnavailableError as error:
@@ -165,22 +152,27 @@ class Exchange:
                 return False
         return True
 
-    async def _send_call(self, headers: Mapping[str, str], body: CallBody) -> aiohttp.ClientResponse:
+    async def _send_call(self) -> aiohttp.ClientResponse:
         """Send the call, and once more after a reset of the connection; return the response at its head."""
         upstream, path = self._handle.upstream, self._dialect.path
-        program_id = self._call.began.program_id
-        sent = engine_headers(headers, upstream.kind, program_id, session_header=upstream.session_header)
+        headers = engine_headers(
+            self._call.request.headers,
+            upstream.kind,
+            self._call.began.program_id,
+            session_header=upstream.session_header,
+        )
         try:
-            return await upstream.send("POST", path, sent, self._encode(body))
+            return await upstream.send("POST", path, headers, self._encode())
         except EngineResetError:
             upstream.on_retry()
-            return await upstream.send("POST", path, sent, self._encode(body), is_retry=True)
+            return await upstream.send("POST", path, headers, self._encode(), is_retry=True)
 
-    def _encode(self, body: CallBody) -> bytes:
+    def _encode(self) -> bytes:
         # Each attempt has its own id in the engine, and so its own body.
         self._registry.on_sent(self._call)
         args = self._call.engine_args() if self._dialect.takes_identity else {}
-        return engine_body(body, self._handle.upstream.kind, args, tenant=self._call.request.tenant.name)
+        request = self._call.request
+        return engine_body(request.body, self._handle.upstream.kind, args, tenant=request.tenant.name)
 
     async def _check_repeat(self, error: EngineUnavailableError) -> None:
         """Raise the error again unless the call may be sent to another engine because its engine died."""
@@ -217,7 +209,7 @@ class Exchange:
             self._call, Outcome.OK, has_reports=self._has_reports, usage=usage
         )
         if response.content_type == "application/json" and "content-encoding" not in response.headers:
-            content = splice_receipt(content, receipt)
+            content = receipt.spliced_into(content)
         level = receipt.level or self._call.began.level
         await self._start(response, content_length=len(content), level=level)
         await self._send({"type": "http.response.body", "body": content})
@@ -241,35 +233,38 @@ class Exchange:
         async for chunk in self._handle.upstream.chunks(response):
             if holds_error(chunk) and await self._has_died():
                 raise self._death()
-            await self._begin_stream(response)
+            if not self._has_begun:
+                await self._begin_stream(response)
             head, found = (b"", chunk) if last_event else splitter.feed(chunk)
             if kept is not None:
                 kept.feed(head)
             if head:
                 await self._send_part(head)
             last_event += found
-        await self._begin_stream(response)
+        if not self._has_begun:
+            await self._begin_stream(response)
         usage = None if kept is None else kept.usage(last_event)
         receipt = await self._registry.settle(
             self._call, Outcome.OK, has_reports=self._has_reports, usage=usage
         )
-        await self._send_part(splitter.flush() + receipt_comment(receipt) + last_event, is_last=True)
+        await self._send_part(splitter.flush() + receipt.comment() + last_event, is_last=True)
 
     async def _begin_stream(self, response: aiohttp.ClientResponse) -> None:
         # The head waits for the first bytes: until then the call may be sent to another engine.
-        if not self._has_begun:
-            await self._start(response, content_length=None, level=self._call.began.level)
-            self._is_stream_open = True
+        await self._start(response, content_length=None, level=self._call.began.level)
+        self._is_stream_open = True
 
     async def _break_off(self, error: GatewayError, rest: bytes) -> None:
         """End a stream with an error event, because its head is out already."""
         self._outcome = _outcome_of(error)
         receipt = await self._registry.settle(self._call, self._outcome, has_reports=False)
         event = error_event(error, self._dialect.errors)
-        await self._send_part(rest + event + receipt_comment(receipt), is_last=True)
+        await self._send_part(rest + event + receipt.comment(), is_last=True)
 
     async def _settle_open(self) -> None:
         """Settle the call unless that has happened."""
+        if self._call.receipt is not None:
+            return
         was_sent = self._call.sent_s is not None
         did_run = was_sent and self._outcome in (Outcome.ABORTED, Outcome.TIMEOUT)
         await self._registry.settle(self._call, self._outcome, has_reports=did_run and self._has_reports)
@@ -309,7 +304,8 @@ class Exchange:
         return EngineUnavailableError(f"engine {self._call.engine} died while it answered")
 
     async def _send_part(self, data: bytes, *, is_last: bool = False) -> None:
-        self._registry.on_first_bytes(self._call)
+        if self._call.first_bytes_s is None:
+            self._registry.on_first_bytes(self._call)
         self._is_stream_open = not is_last
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
 

@@ -1,4 +1,4 @@
-"""The body and headers for an engine: the client's, without privileged fields, plus the gateway's own.
+"""The body for an engine: the client's, without privileged fields, plus the gateway's own.
 
 Engines take privileged fields beside OpenAI's: a priority, a rank, another server's cache. A client must not
 bypass the scheduler or its tenant with them, so they are dropped. Everything else is passed on unchanged,
@@ -15,10 +15,8 @@ import msgspec
 
 from autellix_backend.engines.base import EngineKind
 from autellix_backend.gateway.calls.body import XARGS, CallBody
-from autellix_backend.gateway.engines.upstream import request_headers
 from autellix_backend.gateway.identity.aliases import ALIASES
 
-SESSION_HEADER = "x-session-id"
 SESSION_FIELD = "session_id"
 SALT_FIELD = "cache_salt"
 SALT_CHARACTERS = 32
@@ -76,21 +74,6 @@ def engine_body(
     if tenant and kind is not EngineKind.OPENAI:
         fields[SALT_FIELD] = _tenant_salt(tenant, body.fields.get(SALT_FIELD))
     return msgspec.json.encode(fields)
-
-
-def engine_headers(
-    headers: Mapping[str, str], kind: EngineKind, program: str, *, session_header: str | None = None
-) -> dict[str, str]:
-    """Return the headers for an engine, with the program as vLLM's session and as `session_header`.
-
-    Names are in lower case.
-    """
-    picked = request_headers(headers)
-    if session_header is not None:
-        picked[session_header.lower()] = program
-    if kind is EngineKind.VLLM:
-        picked[SESSION_HEADER] = program
-    return picked
 
 
 def _allowed_args(xargs: Mapping[str, msgspec.Raw]) -> dict[str, Any]:

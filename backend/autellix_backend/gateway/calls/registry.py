@@ -16,20 +16,12 @@ from collections.abc import Callable, Iterator
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
-from autellix_backend.gateway.calls.open_call import (
-    CallRequest,
-    OpenCall,
-    make_arrival,
-    make_call_end,
-    make_settled,
-)
-from autellix_backend.gateway.calls.receipt import Receipt
-from autellix_backend.gateway.engines.queue import QueuedCall
+from autellix_backend.gateway.calls.open_call import CallRequest, OpenCall, Receipt, open_call
 from autellix_backend.gateway.lifecycle import CallBegan, Lifecycle, Outcome, Usage
-from autellix_backend.gateway.tenancy.limiter import Limiter, Reservation
+from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.reports.report import EngineReport
-from autellix_backend.stores.base import Inherited, ProgramStore
+from autellix_backend.stores.base import ProgramStore
 
 MAX_READABLE_ID = 200
 """How much of the client's call id goes into the engine's, which is bounded."""
@@ -86,7 +78,7 @@ class CallRegistry:
         """Return an id for a call whose client gave none."""
         return f"call-{self._prefix}-{next(self._numbers)}"
 
-    async def begin(self, request: CallRequest) -> OpenCall:
+    async def begin(self, request: CallRequest, engine: str) -> OpenCall:
         """Admit a call by its tenant's limits, and enter it into the process table.
 
         Raises:
@@ -98,7 +90,7 @@ class CallRegistry:
         reservation = None
         if self._limiter is not None:
             reservation = self._limiter.admit(
-                request.tenant, key, request.identity.program, request.body_bytes, now
+                request.tenant, key, request.identity.program, request.body.size_bytes, now
             )
         try:
             inherited = await self._store.begin(request.start(key), now)
@@ -106,8 +98,17 @@ class CallRegistry:
             if self._limiter is not None and reservation is not None:
                 self._limiter.cancel(reservation, now)
             raise
-        call = self._open_call(key, request, inherited, reservation, now)
-        self._open[key] = call
+        entry_service_s = self._policy.inherit(inherited.service_s)
+        call = self._open[key] = open_call(
+            request,
+            inherited,
+            key=key,
+            engine=engine,
+            at_s=now,
+            level=bisect_right(self._bounds, entry_service_s) + 1,
+            entry_service_s=entry_service_s,
+            rate_headers={} if reservation is None else reservation.headers,
+        )
         self._is_idle.clear()
         self._lifecycle.on_call_began(call.began)
         return call
@@ -119,9 +120,8 @@ class CallRegistry:
         call.sent_s = self._clock()
 
     def on_first_bytes(self, call: OpenCall) -> None:
-        """Note that bytes of a streamed answer go out; only the first ones count."""
-        if call.first_bytes_s is None:
-            call.first_bytes_s = self._clock()
+        """Note that the first bytes of a streamed answer go out."""
+        call.first_bytes_s = self._clock()
 
     def on_repeat(self, call: OpenCall) -> None:
         """Count a call that is sent again because its engine died."""
@@ -140,7 +140,7 @@ class CallRegistry:
             return
         self._metrics.reports.labels("matched").inc()
         call.reports.append(report)
-        if len(call.reports) >= call.request.record_count:
+        if len(call.reports) >= call.request.body.record_count:
             call.has_reports.set()
 
     async def settle(
@@ -185,40 +185,9 @@ class CallRegistry:
         del self._open[call.engine_key]
         if not self._open:
             self._is_idle.set()
-        self._lifecycle.on_call_settled(make_settled(call, receipt, outcome, now, ended_at_s=time.time()))
-        await self._store.settle(make_call_end(call, receipt, outcome), now)
+        self._lifecycle.on_call_settled(call.settled(receipt, outcome, now, ended_at_s=time.time()))
+        await self._store.settle(call.end(receipt, outcome), now)
         return receipt
-
-    def _open_call(
-        self,
-        key: str,
-        request: CallRequest,
-        inherited: Inherited,
-        reservation: Reservation | None,
-        now: float,
-    ) -> OpenCall:
-        identity = request.identity
-        entry_service_s = self._policy.inherit(inherited.service_s)
-        began = CallBegan(
-            key=key,
-            at_s=now,
-            call_id=identity.call,
-            program_id=identity.program,
-            program_name=identity.name,
-            thread_id=identity.thread,
-            parents=identity.parents,
-            level=bisect_right(self._bounds, entry_service_s) + 1,
-            entry_service_s=entry_service_s,
-        )
-        return OpenCall(
-            request=request,
-            began=began,
-            inherited=inherited,
-            queued=QueuedCall(make_arrival(key, request, inherited)),
-            rate_headers={} if reservation is None else reservation.headers,
-            engine=request.engine,
-            engine_key=key,
-        )
 
     def _renew_key(self, call: OpenCall) -> None:
         # A report of the attempt that failed must not pass for one of the next.
@@ -231,16 +200,10 @@ class CallRegistry:
 
     def _make_receipt(self, call: OpenCall, outcome: Outcome, now: float) -> Receipt:
         if call.reports:
-            return call.receipt_of_reports()
+            return call.reported_receipt()
         # An engine that refused or was not there did no work; any other time may all have been service.
         did_work = outcome not in (Outcome.REJECTED, Outcome.UNAVAILABLE)
-        return Receipt(
-            call_id=call.began.call_id,
-            program_id=call.shown_program,
-            wait_s=call.queued.wait_s,
-            service_s=self._estimated_service_s(call, now) if did_work else 0.0,
-            estimated=True,
-        )
+        return call.estimated_receipt(self._estimated_service_s(call, now) if did_work else 0.0)
 
     def _estimated_service_s(self, call: OpenCall, now: float) -> float:
         """Return the weighted tokens that the answer states, if tokens are the unit, else the time here."""

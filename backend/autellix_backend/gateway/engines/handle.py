@@ -12,14 +12,89 @@ from autellix_backend.core.balance.speed import Speed, SpeedEstimate
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.kv_events import KvEventListener
 from autellix_backend.engines.supervisor import Supervisor
-from autellix_backend.gateway.engines.bounds import AdmissionBounds
-from autellix_backend.gateway.engines.queue import EngineQueue
-from autellix_backend.gateway.engines.reachability import Reachability
+from autellix_backend.gateway.engines.queue import EngineQueue, Reachability
 from autellix_backend.gateway.engines.report_receiver import ReportReceiver
-from autellix_backend.gateway.engines.telemetry import EngineTelemetry
 from autellix_backend.gateway.engines.upstream import Upstream
+from autellix_backend.gateway.errors import OverloadedError
 from autellix_backend.observe.metrics import QueueMetrics
 from autellix_backend.reports.snapshot import EngineSnapshot
+from autellix_backend.settings import EngineSettings
+
+
+@dataclass(slots=True, eq=False)
+class QueueSpace:
+    """A call's share of the bounds, until the first byte of its answer."""
+
+    bounds: AdmissionBounds
+    size_bytes: int
+    is_released: bool = False
+
+    def release(self) -> None:
+        """Free the share; may be called twice."""
+        if not self.is_released:
+            self.is_released = True
+            self.bounds.calls -= 1
+            self.bounds.size_bytes -= self.size_bytes
+
+
+class AdmissionBounds:
+    """Admits calls while both bounds hold; a call counts until the first byte of its answer."""
+
+    def __init__(self, engine: str, settings: EngineSettings, on_refusal: Callable[[str], None]) -> None:
+        self._engine = engine
+        self._max_calls = settings.max_waiting_calls
+        self._max_bytes = settings.max_waiting_bytes
+        self._on_refusal = on_refusal
+        self.calls = 0
+        self.size_bytes = 0
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Return whether another call with a body of this size is within the bounds."""
+        return self.calls < self._max_calls and self.size_bytes + size_bytes <= self._max_bytes
+
+    def admit(self, size_bytes: int) -> QueueSpace:
+        """Admit a call with a body of this size.
+
+        Raises:
+            OverloadedError: if it would exceed a bound.
+        """
+        if self.calls >= self._max_calls:
+            self._on_refusal("queue_calls")
+            raise OverloadedError(self._engine, f"{self._max_calls} calls (engine.max_waiting_calls)")
+        if not self.has_room(size_bytes):
+            self._on_refusal("queue_bytes")
+            raise OverloadedError(self._engine, f"{self._max_bytes} bytes (engine.max_waiting_bytes)")
+        return self.take(size_bytes)
+
+    def take(self, size_bytes: int) -> QueueSpace:
+        """Admit a call whatever the bounds, because another engine's bounds admitted it before."""
+        self.calls += 1
+        self.size_bytes += size_bytes
+        return QueueSpace(self, size_bytes)
+
+
+class EngineTelemetry:
+    """One engine's latest snapshot, if the engine sends any and has sent one since it came up."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.snapshot: EngineSnapshot | None = None
+        self.received_s: float | None = None
+
+    @property
+    def age_s(self) -> float | None:
+        """Return the time since the snapshot arrived."""
+        return None if self.received_s is None else self._clock() - self.received_s
+
+    def replace(self, snapshot: EngineSnapshot) -> EngineSnapshot | None:
+        """Keep a snapshot; return the one before."""
+        before, self.snapshot = self.snapshot, snapshot
+        self.received_s = self._clock()
+        return before
+
+    def forget(self) -> None:
+        """Drop the snapshot of an engine that is no longer up."""
+        self.snapshot = self.received_s = None
 
 
 @dataclass(slots=True, eq=False)
@@ -47,18 +122,16 @@ class EngineHandle:
     is_leaving: bool = False
     """Whether it is removed with the end of its last call."""
     speed: Speed = field(default_factory=Speed)
+    name: str = field(init=False)
+    """The name that receipts show."""
+    sends_reports: bool = field(init=False)
+    """Whether it reports what calls cost."""
     _snapshot_calls: int = 0
     """How many of our calls were open when its last snapshot arrived."""
 
-    @property
-    def name(self) -> str:
-        """Return the name that receipts show."""
-        return self.engine.name
-
-    @property
-    def sends_reports(self) -> bool:
-        """Whether it reports what calls cost."""
-        return self.engine.report_socket is not None
+    def __post_init__(self) -> None:
+        self.name = self.engine.name
+        self.sends_reports = self.engine.report_socket is not None
 
     @property
     def state(self) -> str:

@@ -4,6 +4,11 @@ A queued call waits for its turn, holds a slot while the engine has it, and leav
 long as its client does, and for an engine that is down `gateway.recovery_wait_s` at most. If another engine
 can take it meanwhile, it moves there. When the gateway shuts down, queued calls are refused at once, because
 they have cost nothing yet.
+
+ArrivalOrdering    first come, first served, without a bound on calls at the engine, which orders them itself
+PolicyOrdering     a bounded number of calls at the engine; the scheduler's own machine picks the next one
+
+The orderings are pure: time is an argument, and nothing waits there.
 """
 
 from __future__ import annotations
@@ -11,13 +16,164 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from prometheus_client import Histogram
 
 from autellix_backend.core.arrival import Arrival
-from autellix_backend.gateway.engines.ordering import Ordering, Wait
-from autellix_backend.gateway.engines.reachability import Reachability
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.machine import Machine
+from autellix_backend.engines.breaker import Breaker, BreakerState
+from autellix_backend.engines.supervisor import EngineState, Supervisor
 from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """How long a call was queued."""
+
+    wait_s: float
+    counted_s: float
+    """The part that counts for its program's wait/service ratio: the time since its last promotion."""
+
+
+class Ordering(Protocol):
+    """The queued calls of an engine and those that were sent to it."""
+
+    def enter(self, arrival: Arrival, now: float) -> None:
+        """Queue a call, whose id must not be in use."""
+        ...
+
+    def next(self, now: float) -> str | None:
+        """Return the key of the queued call to send next; None if none is queued or no slot is free."""
+        ...
+
+    def go(self, key: str, now: float) -> Wait:
+        """Give a queued call a slot; return how long it waited."""
+        ...
+
+    def leave(self, key: str, now: float) -> Wait | None:
+        """Remove a call; return how long it waited if it was still queued."""
+        ...
+
+
+class ArrivalOrdering:
+    """First come, first served, without a bound on sent calls."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, float] = {}
+
+    def enter(self, arrival: Arrival, now: float) -> None:
+        """Append the call."""
+        self._waiting[arrival.call_id] = now
+
+    def next(self, now: float) -> str | None:  # noqa: ARG002
+        """Return the first."""
+        return next(iter(self._waiting), None)
+
+    def go(self, key: str, now: float) -> Wait:
+        """Forget the call."""
+        waited_s = now - self._waiting.pop(key)
+        return Wait(wait_s=waited_s, counted_s=waited_s)
+
+    def leave(self, key: str, now: float) -> Wait | None:
+        """Forget the call if it is still queued."""
+        return self.go(key, now) if key in self._waiting else None
+
+
+class PolicyOrdering:
+    """Algorithm 1 over the calls at the gateway, for an engine that cannot order them.
+
+    A sent call is never preempted. It is charged the time that it holds its slot, because the engine's steps
+    are unknown here. The machine decides the order, the tenants' shares and the promotion of starving calls.
+    """
+
+    def __init__(self, config: SchedulerConfig, slots: int) -> None:
+        self._machine = Machine(config)
+        self._slots = slots
+        self._charged_until_s: dict[str, float] = {}
+        """By sent call."""
+
+    def enter(self, arrival: Arrival, now: float) -> None:
+        """Queue the call by its program's attained service."""
+        self._machine.arrive(arrival, now)
+
+    def next(self, now: float) -> str | None:
+        """Return the first queued call in the machine's order, if a slot is free."""
+        if len(self._charged_until_s) >= self._slots:
+            return None
+        self._charge(now)
+        self._machine.tick(now)
+        return next((call.call_id for call in self._machine if not call.is_running), None)
+
+    def go(self, key: str, now: float) -> Wait:
+        """Give the call a slot."""
+        call = self._machine.call(key)
+        wait = Wait(wait_s=call.wait_at(now), counted_s=call.unpaid_wait_at(now))
+        self._machine.start(key, now)
+        self._charged_until_s[key] = now
+        return wait
+
+    def leave(self, key: str, now: float) -> Wait | None:
+        """Free the call's slot, if it has one; forget its program with its last call here."""
+        self._charge(now)
+        has_gone = self._charged_until_s.pop(key, None) is not None
+        record = self._machine.finish(key, now) if has_gone else self._machine.abort(key, now)
+        if not self._machine.table[record.program_id].active_calls:
+            self._machine.table.end(record.program_id)
+        return None if has_gone else Wait(wait_s=record.wait_s, counted_s=record.table_wait_s)
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        self._machine.check()
+        running = {call.call_id for call in self._machine if call.is_running}
+        assert running == self._charged_until_s.keys()
+        assert len(running) <= self._slots
+        assert all(program.active_calls for program in self._machine.table.programs())
+
+    def _charge(self, now: float) -> None:
+        for key, until_s in self._charged_until_s.items():
+            self._machine.charge(key, now - until_s, now)
+            self._charged_until_s[key] = now
+
+
+class Reachability:
+    """Joins what the supervisor sees of an engine with what calls experience on the way to it."""
+
+    def __init__(
+        self, engine: str, supervisor: Supervisor, breaker: Breaker, clock: Callable[[], float]
+    ) -> None:
+        self._engine = engine
+        self._clock = clock
+        self.supervisor = supervisor
+        self.breaker = breaker
+        self.lost_since_s: float | None = None
+        """Since when calls cannot be sent, as of the last refresh(); None while they can."""
+
+    @property
+    def is_breaker_closed(self) -> bool:
+        """Whether the circuit breaker passes every call."""
+        return self.breaker.state is BreakerState.CLOSED
+
+    def can_send(self) -> bool:
+        """Return whether a call that arrives now may be sent, as far as that is known."""
+        is_blocked = not self.is_breaker_closed and self._clock() < self.breaker.retry_at_s
+        return self.supervisor.is_up and not is_blocked
+
+    def obstacle(self) -> str | None:
+        """Return why no call may be sent, None if calls may."""
+        if not self.supervisor.is_up:
+            return f"engine {self._engine} is not ready: {self.supervisor.problem}"
+        if not self.is_breaker_closed:
+            return f"engine {self._engine} could not be reached, several times in a row"
+        return None
+
+    def refresh(self) -> None:
+        """Note since when calls cannot be sent."""
+        if self.supervisor.is_up and self.is_breaker_closed:
+            self.lost_since_s = None
+        elif self.lost_since_s is None:
+            self.lost_since_s = self._clock()
 
 
 @dataclass(slots=True, eq=False)
@@ -40,11 +196,6 @@ class QueuedCall:
     is_trial: bool = False
     """Whether the circuit breaker waits for its outcome."""
 
-    def note(self, wait: Wait) -> None:
-        """Add its time in one queue."""
-        self.wait_s += wait.wait_s
-        self.counted_wait_s += wait.counted_s
-
 
 class EngineQueue:
     """The calls that one gateway has for one engine, queued or sent."""
@@ -64,7 +215,7 @@ class EngineQueue:
 
         Args:
             ordering: Decides which call goes next.
-            reachability: Tells whether calls can be sent.
+            reachability: Whether calls can be sent.
             full: Why a call waits if the engine can be reached.
             recovery_wait_s: How long a call waits for an engine that is down.
             wait_s: Observes the time that calls spend in the queue.
@@ -121,27 +272,30 @@ class EngineQueue:
             call.turn.exception()
         if call.is_trial:
             call.is_trial = False
-            self._reachability.on_trial_abandoned()
+            self._reachability.breaker.abandon()
         self.pump()
 
     def on_reached(self, call: QueuedCall) -> None:
         """Note that the engine answered a call."""
         call.is_trial = False
         call.unreachable_since_s = None
-        self._reachability.on_reached()
+        self._reachability.breaker.succeed()
         self.pump()
 
     def on_unreached(self, call: QueuedCall) -> None:
         """Note that a call found no connection to the engine."""
         call.is_trial = False
+        now = self._clock()
         if call.unreachable_since_s is None:
-            call.unreachable_since_s = self._clock()
-        self._reachability.on_unreached()
+            call.unreachable_since_s = now
+        self._reachability.breaker.fail(now)
+        self._reachability.supervisor.suspect()
         self.pump()
 
     async def has_died(self, call: QueuedCall) -> bool:
         """Probe whether the engine process that a call was sent to is gone; another may have replaced it."""
-        return not await self._reachability.is_same_process(call.restarts)
+        supervisor = self._reachability.supervisor
+        return call.restarts != supervisor.restarts or not await supervisor.check()
 
     def shut_down(self) -> None:
         """Refuse queued calls, now and from now on; the ones at the engine go on."""
@@ -151,10 +305,10 @@ class EngineQueue:
     def pump(self) -> None:
         """Send the calls whose turn it is."""
         now = self._clock()
-        is_open = self._reachability.is_up and not self._is_shutting_down
+        is_open = self._reachability.supervisor.is_up and not self._is_shutting_down
         while self._queued and is_open:
             key = self._ordering.next(now)
-            if key is None or not self._reachability.pass_breaker(now):
+            if key is None or not self._reachability.breaker.admit(now):
                 break
             self._send(self._queued.pop(key), now)
         self._reachability.refresh()
@@ -177,10 +331,11 @@ class EngineQueue:
             self._refuse(call, ShuttingDownError(), "draining")
             return
         obstacle = self._reachability.obstacle()
+        is_failed = self._reachability.supervisor.state is EngineState.FAILED
         if can_move and (obstacle is not None or self.is_draining):
             del self._queued[call.arrival.call_id]
             call.turn.set_result(False)
-        elif obstacle is not None and (self._reachability.is_failed or self._has_waited(call)):
+        elif obstacle is not None and (is_failed or self._has_waited(call)):
             self._refuse(call, EngineUnavailableError(obstacle), "engine_unavailable")
 
     def _has_waited(self, call: QueuedCall) -> bool:
@@ -202,11 +357,12 @@ class EngineQueue:
         self._in_flight += 1
         if self.busy_since_s is None:
             self.busy_since_s = now
-        call.restarts = self._reachability.restarts
-        call.is_trial = self._reachability.is_trial
+        call.restarts = self._reachability.supervisor.restarts
+        call.is_trial = self._reachability.breaker.state is BreakerState.HALF_OPEN
         if not call.turn.done():
             call.turn.set_result(True)
 
     def _note_wait(self, call: QueuedCall, wait: Wait) -> None:
-        call.note(wait)
+        call.wait_s += wait.wait_s
+        call.counted_wait_s += wait.counted_s
         self._wait_s.observe(wait.wait_s)

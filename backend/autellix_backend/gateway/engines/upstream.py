@@ -31,6 +31,9 @@ FORWARDED_HEADERS = (
 
 KEY_HEADERS = frozenset({"authorization", "x-api-key", "api-key"})
 
+SESSION_HEADER = "x-session-id"
+"""vLLM's header of a session, which is the program here."""
+
 _NOT_RETURNED = frozenset(
     {
         "connection",
@@ -78,17 +81,13 @@ class Upstream:
             session_header: The header that carries the program id, beside that of the engine's kind.
         """
         self._engine = engine
+        self.kind = engine.kind
         self._authorization = None if api_key is None else f"Bearer {api_key}"
         self._hides_keys = hides_keys or api_key is not None
         self.session_header = session_header
         self._settings = settings
         self.on_retry = on_retry
         self._session: aiohttp.ClientSession | None = None
-
-    @property
-    def kind(self) -> EngineKind:
-        """Return the engine's kind, which decides what fields it takes."""
-        return self._engine.kind
 
     def open(self) -> None:
         """Open the connection pool; must be called in the event loop."""
@@ -202,6 +201,21 @@ def request_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Pick the headers that go on to the engine; bodies must come back as they are, so no compression."""
     forwarded = {name: headers[name] for name in FORWARDED_HEADERS if name in headers}
     return {"content-type": "application/json", **forwarded, "accept-encoding": "identity"}
+
+
+def engine_headers(
+    headers: Mapping[str, str], kind: EngineKind, program: str, *, session_header: str | None = None
+) -> dict[str, str]:
+    """Return the headers for an engine, with the program as vLLM's session and as `session_header`.
+
+    Names are in lower case.
+    """
+    picked = request_headers(headers)
+    if session_header is not None:
+        picked[session_header.lower()] = program
+    if kind is EngineKind.VLLM:
+        picked[SESSION_HEADER] = program
+    return picked
 
 
 def response_headers(headers: CIMultiDictProxy[str]) -> Iterable[tuple[bytes, bytes]]:

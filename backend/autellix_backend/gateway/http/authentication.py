@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from autellix_backend.gateway.errors import InvalidKeyError
 from autellix_backend.gateway.http.errors import error_response
-from autellix_backend.gateway.http.requests import read_headers
+from autellix_backend.gateway.requests import read_headers
 from autellix_backend.gateway.tenancy.tenants import Tenants, set_tenant
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from autellix_backend.gateway.errors import GatewayError, InvalidRequestError, error_shape
-from autellix_backend.gateway.http.requests import ClientGoneError
+from autellix_backend.gateway.requests import ClientGoneError
 
 
 def install_error_handlers(app: FastAPI) -> None:

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 import aiohttp
 from starlette.types import Receive, Scope, Send
 
-from autellix_backend.gateway.calls.disconnect import run_while_connected
 from autellix_backend.gateway.calls.sse import error_event
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.upstream import Upstream, request_headers, response_headers
 from autellix_backend.gateway.errors import GatewayError, InvalidRequestError, error_shape
-from autellix_backend.gateway.http.requests import ClientGoneError, read_body, read_headers
+from autellix_backend.gateway.requests import read_body, read_headers, run_while_connected
 
 
 class PassthroughEndpoint:
@@ -26,10 +25,7 @@ class PassthroughEndpoint:
         """Answer one request while its client is connected."""
         target = _target(scope)
         headers = read_headers(scope)
-        try:
-            body = await read_body(headers, receive, self._max_body_bytes)
-        except ClientGoneError:
-            return
+        body = await read_body(headers, receive, self._max_body_bytes)
         await run_while_connected(self._relay(scope, target, headers, body, send), receive)
 
     async def _relay(

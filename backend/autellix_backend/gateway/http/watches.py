@@ -6,7 +6,7 @@ import asyncio
 
 from starlette.types import Receive
 
-from autellix_backend.gateway.calls.disconnect import disconnected
+from autellix_backend.gateway.requests import disconnected
 
 
 class Watches:

@@ -108,7 +108,7 @@ class ProgramRecorder(LifecycleSubscriber):
         check_writable(path)
 
     @property
-    def held_programs(self) -> int:
+    def program_count(self) -> int:
         """Return the number of programs that are kept in memory."""
         return len(self._programs)
 

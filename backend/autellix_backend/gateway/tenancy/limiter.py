@@ -165,7 +165,7 @@ class Limiter(LifecycleSubscriber):
         self._drop_if_gone(reservation.program_id, program)
 
     @property
-    def held(self) -> int:
+    def program_count(self) -> int:
         """The number of programs with usage."""
         return len(self._programs)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.gateway.snapshots import snapshot, standing
 
-from autellix_backend.gateway.engines.telemetry import EngineTelemetry
+from autellix_backend.gateway.engines.handle import EngineTelemetry
 
 
 def test_the_last_snapshot_stays_with_its_age() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autellix_backend.gateway.engines.prompt_lengths import MAX_MODELS, PromptLengths
+from autellix_backend.gateway.engines.router import MAX_MODELS, PromptLengths
 
 
 def test_it_begins_with_four_bytes_a_token() -> None:
