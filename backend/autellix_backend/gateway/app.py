@@ -21,7 +21,7 @@ from autellix_backend.gateway.http.errors import install_error_handlers
 from autellix_backend.gateway.http.openapi import AsgiRoute, describe_route, head_routes
 from autellix_backend.gateway.http.passthrough import PassthroughEndpoint
 from autellix_backend.gateway.tenancy.tenants import Tenants
-from autellix_backend.gateway.wiring import Components, make_components
+from autellix_backend.gateway.wiring import Components
 from autellix_backend.settings import Settings
 from autellix_backend.stores.base import ProgramStore
 
@@ -54,59 +54,59 @@ def create_app(
         SettingsError: if the recording or the call log cannot be written, the tenants file is malformed, or
             the extra for traces or for Redis is not installed.
     """
-    parts = make_components(settings, engines, store=store, tenants=tenants, clock=clock)
+    components = Components(settings, engines, store=store, tenants=tenants, clock=clock)
     app = FastAPI(
-        title="Autellix", openapi_url=None, lifespan=partial(_lifespan, parts), redirect_slashes=False
+        title="Autellix", openapi_url=None, lifespan=partial(_lifespan, components), redirect_slashes=False
     )
     install_error_handlers(app)
-    if parts.tenants.has_keys:
-        on_refusal = parts.metrics.refusals.labels("", InvalidKeyError.code).inc
-        app.add_middleware(Authentication, tenants=parts.tenants, on_refusal=on_refusal)
-    app.router.routes.extend(_engine_routes(parts))
+    if components.tenants.has_keys:
+        on_refusal = components.metrics.refusals.labels("", InvalidKeyError.code).inc
+        app.add_middleware(Authentication, tenants=components.tenants, on_refusal=on_refusal)
+    app.router.routes.extend(_engine_routes(components))
     for router in ROUTERS:
         app.router.routes.extend(router.routes)
     app.router.routes.extend(head_routes(app))
-    app.state.components = parts
-    app.state.watches = parts.watches
-    app.state.tenants = parts.tenants
-    app.state.pool = parts.pool
-    app.state.router = parts.router
-    app.state.limiter = parts.limiter
-    app.state.registry = parts.registry
+    app.state.components = components
+    app.state.watches = components.watches
+    app.state.tenants = components.tenants
+    app.state.pool = components.pool
+    app.state.router = components.router
+    app.state.limiter = components.limiter
+    app.state.registry = components.registry
     return app
 
 
 @contextlib.asynccontextmanager
-async def _lifespan(parts: Components, _app: FastAPI) -> AsyncIterator[None]:
+async def _lifespan(components: Components, _app: FastAPI) -> AsyncIterator[None]:
     async with contextlib.AsyncExitStack() as stack:
         # Last at the end, when every call is settled.
-        if parts.recorder is not None:
-            stack.push_async_callback(parts.recorder.close)
-        parts.exporters.open()
-        stack.push_async_callback(asyncio.to_thread, parts.exporters.close)
-        await parts.store.open()
-        stack.push_async_callback(parts.store.close)
-        parts.pool.open()
-        stack.push_async_callback(parts.pool.close)
-        reaper = asyncio.create_task(_reap(parts))
+        if components.recorder is not None:
+            stack.push_async_callback(components.recorder.close)
+        components.exporters.open()
+        stack.push_async_callback(asyncio.to_thread, components.exporters.close)
+        await components.store.open()
+        stack.push_async_callback(components.store.close)
+        components.pool.open()
+        stack.push_async_callback(components.pool.close)
+        reaper = asyncio.create_task(_reap(components))
         stack.push_async_callback(_cancel, reaper)
         # First at the end: calls that the server cancelled still get their reports.
-        stack.push_async_callback(parts.registry.drained)
+        stack.push_async_callback(components.registry.drained)
         yield
 
 
-def _engine_routes(parts: Components) -> list[AsgiRoute]:
-    max_body_bytes = parts.settings.gateway.max_body_bytes
+def _engine_routes(components: Components) -> list[AsgiRoute]:
+    max_body_bytes = components.settings.gateway.max_body_bytes
     serve_call = partial(
         CallEndpoint,
-        tenants=parts.tenants,
-        tokens=parts.tokens,
-        resolver=parts.resolver,
-        router=parts.router,
-        registry=parts.registry,
+        tenants=components.tenants,
+        tokens=components.tokens,
+        resolver=components.resolver,
+        router=components.router,
+        registry=components.registry,
         max_body_bytes=max_body_bytes,
     )
-    passthrough = PassthroughEndpoint(parts.pool, max_body_bytes=max_body_bytes)
+    passthrough = PassthroughEndpoint(components.pool, max_body_bytes=max_body_bytes)
     return [
         AsgiRoute(
             dialect.path,
@@ -117,18 +117,18 @@ def _engine_routes(parts: Components) -> list[AsgiRoute]:
     ]
 
 
-async def _reap(parts: Components) -> None:
+async def _reap(components: Components) -> None:
     while True:
         await asyncio.sleep(REAP_PERIOD_S)
         try:
-            parts.resolver.expire(parts.clock())
-            reaped = await parts.store.reap(parts.clock())
+            components.resolver.expire(components.clock())
+            reaped = await components.store.reap(components.clock())
         except Exception:
             # A task's boundary: one failed round must not end the reaping.
             logger.exception("the reaper failed")
             continue
-        parts.metrics.reaped.labels("program").inc(len(reaped.programs))
-        parts.metrics.reaped.labels("session").inc(len(reaped.sessions))
+        components.metrics.reaped.labels("program").inc(len(reaped.programs))
+        components.metrics.reaped.labels("session").inc(len(reaped.sessions))
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

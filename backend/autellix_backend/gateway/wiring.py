@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 
 from autellix_backend.core.balance import make_balancer
@@ -39,7 +38,7 @@ from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.observe.exporters import CallExporters
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.reports.snapshot import EngineSnapshot
-from autellix_backend.settings import GatewaySettings, Settings, TenantLimits
+from autellix_backend.settings import Settings, TenantLimits
 from autellix_backend.stores.base import ProgramStore
 from autellix_backend.stores.factory import make_store
 
@@ -51,224 +50,148 @@ USUAL_SLOTS = 256
 """vLLM's default batch slots on most devices, for an engine whose number is unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Components:
     """The components of one gateway, built but not running."""
 
-    settings: Settings
-    clock: Callable[[], float]
-    store: ProgramStore
-    tenants: Tenants
-    metrics: GatewayMetrics
-    recorder: ProgramRecorder | None
-    limiter: Limiter | None
-    tokens: SessionTokens
-    resolver: IdentityResolver
-    watches: Watches
-    exporters: CallExporters
-    registry: CallRegistry
-    feed: EventFeed
-    pool: EnginePool
-    router: Router
+    def __init__(
+        self,
+        settings: Settings,
+        engines: Iterable[Engine],
+        *,
+        store: ProgramStore | None,
+        tenants: Tenants | None,
+        clock: Callable[[], float],
+    ) -> None:
+        """Build the components; the arguments are those of `create_app`.
 
+        Raises:
+            SettingsError: as `create_app` does.
+        """
+        if settings.engine.kv_events or settings.engine.kv_events_port is not None:
+            check_kv_events_installed()
+        gateway = settings.gateway
+        self.settings = settings
+        self.clock = clock
+        self.watches = Watches()
+        self.tenants = tenants or load_tenants(settings)
+        self.metrics = metrics = GatewayMetrics()
+        self.store = store or self._make_store()
+        metrics.follow_store(self.store.failure)
+        self.recorder = self._make_recorder()
+        self.limiter = self._make_limiter()
+        self.tokens = SessionTokens(gateway.token_secret, is_strict=gateway.strict_identity, clock=clock)
+        self.resolver = IdentityResolver(gateway, metrics, clock=clock)
+        self.exporters = CallExporters(settings.observe, metrics.registry)
+        lifecycle = Lifecycle(FactsSink(metrics.take), *map(FactsSink, self.exporters.sinks))
+        self.store.subscribe(lifecycle.on_program_ended)
+        self.registry = CallRegistry(
+            self.store,
+            settings.scheduler,
+            metrics,
+            lifecycle,
+            clock=clock,
+            report_wait_s=gateway.report_wait_s,
+            limiter=self.limiter,
+            # A report has better numbers than the answer, but for a call of several choices.
+            wants_usage=self.recorder is not None or self.limiter is not None,
+        )
+        self.feed = feed = EventFeed(self.registry.find, time.time, metrics.events_dropped.inc)
+        metrics.event_subscribers.set_function(lambda: feed.subscriber_count)
+        self.pool = EnginePool(self._make_handle, metrics.forget_engine)
+        balancer = make_balancer(settings.balancer.name, settings.balancer.threshold_tokens)
+        self.router = Router(self.pool, balancer, self._count_refusal)
+        for subscriber in (self.limiter, self.recorder, self.feed, self.router):
+            if subscriber is not None:
+                lifecycle.subscribe(subscriber)
+        for engine in engines:
+            self.pool.join(engine)
 
-def make_components(
-    settings: Settings,
-    engines: Iterable[Engine],
-    *,
-    store: ProgramStore | None,
-    tenants: Tenants | None,
-    clock: Callable[[], float],
-) -> Components:
-    """Build the components; the arguments are those of `create_app`.
+    def _make_store(self) -> ProgramStore:
+        return make_store(
+            self.settings,
+            session_ttl_s=LOST_HEARTBEATS * self.settings.gateway.heartbeat_s,
+            clock=self.clock,
+            on_fallback=self.metrics.store_fallbacks.inc,
+        )
 
-    Raises:
-        SettingsError: as `create_app` does.
-    """
-    if settings.engine.kv_events or settings.engine.kv_events_port is not None:
-        check_kv_events_installed()
-    tenants = tenants or load_tenants(settings)
-    metrics = GatewayMetrics()
-    store = store or _make_store(settings, metrics, clock)
-    metrics.follow_store(store.failure)
-    recorder = _make_recorder(settings.gateway, metrics, clock)
-    limiter = _make_limiter(settings, tenants, metrics, clock)
-    exporters = CallExporters(settings.observe, metrics.registry)
-    lifecycle = Lifecycle(FactsSink(metrics.take), *map(FactsSink, exporters.sinks))
-    store.subscribe(lifecycle.on_program_ended)
-    registry = CallRegistry(
-        store,
-        settings.scheduler,
-        metrics,
-        lifecycle,
-        clock=clock,
-        report_wait_s=settings.gateway.report_wait_s,
-        limiter=limiter,
-        # A report has better numbers than the answer, but for a call of several choices.
-        wants_usage=recorder is not None or limiter is not None,
-    )
-    feed = EventFeed(registry.find, time.time, metrics.events_dropped.inc)
-    metrics.event_subscribers.set_function(lambda: feed.subscriber_count)
-    make_handle = partial(_make_handle, settings, tenants, metrics, registry, feed, clock)
-    pool = EnginePool(make_handle, metrics.forget_engine)
-    balancer = make_balancer(settings.balancer.name, settings.balancer.threshold_tokens)
-    router = Router(pool, balancer, lambda reason: metrics.refusals.labels("", reason).inc())
-    for subscriber in (limiter, recorder, feed, router):
-        if subscriber is not None:
-            lifecycle.subscribe(subscriber)
-    for engine in engines:
-        pool.join(engine)
-    return Components(
-        settings=settings,
-        clock=clock,
-        store=store,
-        tenants=tenants,
-        metrics=metrics,
-        recorder=recorder,
-        limiter=limiter,
-        tokens=SessionTokens(
-            settings.gateway.token_secret, is_strict=settings.gateway.strict_identity, clock=clock
-        ),
-        resolver=IdentityResolver(settings.gateway, metrics, clock=clock),
-        watches=Watches(),
-        exporters=exporters,
-        registry=registry,
-        feed=feed,
-        pool=pool,
-        router=router,
-    )
+    def _make_recorder(self) -> ProgramRecorder | None:
+        path = self.settings.gateway.record_path
+        if path is None:
+            return None
+        return ProgramRecorder(path, self.metrics.registry, origin_s=self.clock())
 
+    def _make_limiter(self) -> Limiter | None:
+        if not self.tenants.has_keys and self.settings.limits == TenantLimits():
+            return None
+        refusals = self.metrics.refusals
+        return Limiter(
+            epoch_s=time.time() - self.clock(),
+            on_refusal=lambda tenant, reason: refusals.labels(tenant, reason).inc(),
+        )
 
-def _make_handle(
-    settings: Settings,
-    tenants: Tenants,
-    metrics: GatewayMetrics,
-    registry: CallRegistry,
-    feed: EventFeed,
-    clock: Callable[[], float],
-    engine: Engine,
-) -> EngineHandle:
-    supervisor = Supervisor(engine, settings.engine, clock=clock)
-    queue, bounds, reachability = _make_queue(settings, engine, supervisor, metrics, clock)
-    handle = EngineHandle(
-        engine=engine,
-        supervisor=supervisor,
-        queue=queue,
-        bounds=bounds,
-        reachability=reachability,
-        upstream=Upstream(
-            engine,
-            settings.gateway,
-            metrics.retries.labels(engine.name).inc,
-            api_key=settings.engine.api_key,
-            hides_keys=tenants.has_keys,
-            session_header=settings.engine.session_header,
-        ),
-        telemetry=EngineTelemetry(clock),
-        default_slots=settings.engine.max_in_flight or settings.engine.max_num_seqs or USUAL_SLOTS,
-    )
-    metrics.set_engine(engine.name, is_up=True)
-    supervisor.subscribe(partial(_on_engine_change, handle, metrics, feed))
-    supervisor.watch_silence(partial(_silence_s, handle, clock))
-    handle.receiver = _make_receiver(handle, registry, feed, metrics)
-    if engine.kv_events_endpoint is not None:
-        handle.cache = CacheMap()
-        handle.kv_events = KvEventListener(engine.kv_events_endpoint, handle.cache)
-        metrics.kv_event_blocks.labels(engine.name).set_function(partial(len, handle.cache))
-    return handle
+    def _make_handle(self, engine: Engine) -> EngineHandle:
+        limits, metrics = self.settings.engine, self.metrics
+        supervisor = Supervisor(engine, limits, clock=self.clock)
+        handle = EngineHandle(
+            engine=engine,
+            supervisor=supervisor,
+            queue=self._make_queue(engine, supervisor),
+            bounds=AdmissionBounds(engine.name, limits, self._count_refusal),
+            upstream=Upstream(
+                engine,
+                self.settings.gateway,
+                metrics.retries.labels(engine.name).inc,
+                api_key=limits.api_key,
+                hides_keys=self.tenants.has_keys,
+                session_header=limits.session_header,
+            ),
+            telemetry=EngineTelemetry(self.clock),
+            default_slots=limits.max_in_flight or limits.max_num_seqs or USUAL_SLOTS,
+        )
+        if engine.report_socket is not None:
+            handle.receiver = ReportReceiver(
+                engine.report_socket,
+                on_report=self.registry.on_report,
+                on_malformed=metrics.reports.labels("malformed").inc,
+                on_snapshot=partial(self._on_snapshot, handle),
+            )
+        if engine.kv_events_endpoint is not None:
+            handle.cache = CacheMap()
+            handle.kv_events = KvEventListener(engine.kv_events_endpoint, handle.cache)
+            metrics.kv_event_blocks.labels(engine.name).set_function(partial(len, handle.cache))
+        metrics.set_engine(engine.name, is_up=True)
+        supervisor.subscribe(handle.on_change)
+        supervisor.subscribe(self._on_engine_change)
+        supervisor.watch_silence(handle.silence_s)
+        return handle
 
+    def _make_queue(self, engine: Engine, supervisor: Supervisor) -> EngineQueue:
+        breaker = Breaker(failures=BREAKER_FAILURES, cooldown_s=BREAKER_COOLDOWN_S)
+        slots = self.settings.engine.max_in_flight
+        ordering: Ordering = ArrivalOrdering()
+        # An engine with our scheduler orders its calls itself.
+        if engine.report_socket is None and slots is not None:
+            ordering = PolicyOrdering(self.settings.scheduler, slots)
+        return EngineQueue(
+            ordering,
+            Reachability(engine.name, supervisor, breaker, self.clock),
+            full=f"all {slots} slots of {engine.name} are taken",
+            recovery_wait_s=self.settings.gateway.recovery_wait_s,
+            wait_s=self.metrics.queues.queue_s.labels(engine.name),
+            on_refusal=self._count_refusal,
+            clock=self.clock,
+        )
 
-def _make_queue(
-    settings: Settings,
-    engine: Engine,
-    supervisor: Supervisor,
-    metrics: GatewayMetrics,
-    clock: Callable[[], float],
-) -> tuple[EngineQueue, AdmissionBounds, Reachability]:
-    def refused(reason: str) -> None:
-        metrics.refusals.labels("", reason).inc()
+    def _on_snapshot(self, handle: EngineHandle, snapshot: EngineSnapshot) -> None:
+        self.feed.snapshot_taken(handle.name, handle.on_snapshot(snapshot), snapshot)
 
-    limits = settings.engine
-    breaker = Breaker(failures=BREAKER_FAILURES, cooldown_s=BREAKER_COOLDOWN_S)
-    reachability = Reachability(engine.name, supervisor, breaker, clock)
-    queue = EngineQueue(
-        _make_ordering(settings, engine),
-        reachability,
-        full=f"all {limits.max_in_flight} slots of {engine.name} are taken",
-        recovery_wait_s=settings.gateway.recovery_wait_s,
-        wait_s=metrics.queues.queue_s.labels(engine.name),
-        on_refusal=refused,
-        clock=clock,
-    )
-    return queue, AdmissionBounds(engine.name, limits, refused), reachability
+    def _on_engine_change(self, change: EngineChange) -> None:
+        self.metrics.set_engine(
+            change.engine,
+            is_up=change.state is EngineState.UP,
+            is_restarting=change.state is EngineState.RESTARTING,
+        )
+        self.feed.engine_changed(change.engine, change.state.value, change.reason)
 
-
-def _make_receiver(
-    handle: EngineHandle, registry: CallRegistry, feed: EventFeed, metrics: GatewayMetrics
-) -> ReportReceiver | None:
-    path = handle.engine.report_socket
-    if path is None:
-        return None
-
-    def take(snapshot: EngineSnapshot) -> None:
-        feed.snapshot_taken(handle.name, handle.take(snapshot), snapshot)
-
-    malformed = metrics.reports.labels("malformed").inc
-    return ReportReceiver(path, registry.on_report, malformed, take)
-
-
-def _make_ordering(settings: Settings, engine: Engine) -> Ordering:
-    """Return the order of an engine's queue; an engine with our scheduler orders its calls itself."""
-    slots = settings.engine.max_in_flight
-    if engine.report_socket is not None or slots is None:
-        return ArrivalOrdering()
-    return PolicyOrdering(settings.scheduler, slots)
-
-
-def _make_store(settings: Settings, metrics: GatewayMetrics, clock: Callable[[], float]) -> ProgramStore:
-    return make_store(
-        settings,
-        session_ttl_s=LOST_HEARTBEATS * settings.gateway.heartbeat_s,
-        clock=clock,
-        on_fallback=metrics.store_fallbacks.inc,
-    )
-
-
-def _make_recorder(
-    gateway: GatewaySettings, metrics: GatewayMetrics, clock: Callable[[], float]
-) -> ProgramRecorder | None:
-    if gateway.record_path is None:
-        return None
-    return ProgramRecorder(gateway.record_path, metrics.registry, origin_s=clock())
-
-
-def _make_limiter(
-    settings: Settings, tenants: Tenants, metrics: GatewayMetrics, clock: Callable[[], float]
-) -> Limiter | None:
-    if not tenants.has_keys and settings.limits == TenantLimits():
-        return None
-    return Limiter(
-        epoch_s=time.time() - clock(),
-        on_refusal=lambda tenant, reason: metrics.refusals.labels(tenant, reason).inc(),
-    )
-
-
-def _on_engine_change(
-    handle: EngineHandle, metrics: GatewayMetrics, feed: EventFeed, change: EngineChange
-) -> None:
-    is_up = change.state is EngineState.UP
-    metrics.set_engine(change.engine, is_up=is_up, is_restarting=change.state is EngineState.RESTARTING)
-    if not is_up:
-        handle.telemetry.forget()
-        if handle.cache is not None:
-            # Its cache is gone, or unknown until it publishes again.
-            handle.cache.begin(is_complete=False)
-    feed.engine_changed(change.engine, change.state.value, change.reason)
-
-
-def _silence_s(handle: EngineHandle, clock: Callable[[], float]) -> float:
-    """Return for how long an engine that reports on its calls has had some and sent nothing."""
-    busy_since_s = handle.queue.busy_since_s
-    if not handle.sends_reports or busy_since_s is None:
-        return 0.0
-    return clock() - max(handle.telemetry.received_s or 0.0, busy_since_s)
+    def _count_refusal(self, reason: str) -> None:
+        self.metrics.refusals.labels("", reason).inc()

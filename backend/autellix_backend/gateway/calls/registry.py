@@ -128,7 +128,7 @@ class CallRegistry:
         self._metrics.queues.redispatches.labels(call.engine).inc()
 
     def move(self, call: OpenCall, engine: str) -> None:
-        """Note that an attempt came to nothing, and which engine gets the next one."""
+        """Note that an attempt failed, and which engine gets the next one."""
         self._renew_key(call)
         call.engine = engine
 

@@ -38,8 +38,8 @@ class StreamEndSplitter:
 
     def flush(self) -> bytes:
         """Return the bytes that are kept back at the end of a stream without a last event."""
-        held, self._kept = self._kept, b""
-        return held
+        kept, self._kept = self._kept, b""
+        return kept
 
     def _begins_end(self, line: bytes) -> bool:
         return any(end.startswith(line) for end in self._ends)

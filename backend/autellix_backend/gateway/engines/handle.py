@@ -11,8 +11,8 @@ from autellix_backend.core.balance.cache_map import CacheMap
 from autellix_backend.core.balance.speed import Speed, SpeedEstimate
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.kv_events import KvEventListener
-from autellix_backend.engines.supervisor import Supervisor
-from autellix_backend.gateway.engines.queue import EngineQueue, Reachability
+from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
+from autellix_backend.gateway.engines.queue import EngineQueue
 from autellix_backend.gateway.engines.report_receiver import ReportReceiver
 from autellix_backend.gateway.engines.upstream import Upstream
 from autellix_backend.gateway.errors import OverloadedError
@@ -64,9 +64,9 @@ class AdmissionBounds:
         if not self.has_room(size_bytes):
             self._on_refusal("queue_bytes")
             raise OverloadedError(self._engine, f"{self._max_bytes} bytes (engine.max_waiting_bytes)")
-        return self.take(size_bytes)
+        return self.add(size_bytes)
 
-    def take(self, size_bytes: int) -> QueueSpace:
+    def add(self, size_bytes: int) -> QueueSpace:
         """Admit a call whatever the bounds, because another engine's bounds admitted it before."""
         self.calls += 1
         self.size_bytes += size_bytes
@@ -92,6 +92,10 @@ class EngineTelemetry:
         self.received_s = self._clock()
         return before
 
+    def silence_s(self, since_s: float) -> float:
+        """Return the time since the last snapshot, or since a later moment."""
+        return self._clock() - max(self.received_s or 0.0, since_s)
+
     def forget(self) -> None:
         """Drop the snapshot of an engine that is no longer up."""
         self.snapshot = self.received_s = None
@@ -105,7 +109,6 @@ class EngineHandle:
     supervisor: Supervisor
     queue: EngineQueue
     bounds: AdmissionBounds
-    reachability: Reachability
     upstream: Upstream
     telemetry: EngineTelemetry
     default_slots: int
@@ -142,7 +145,7 @@ class EngineHandle:
 
     def is_accepting(self) -> bool:
         """Return whether calls may be sent to it; no I/O."""
-        return not self.is_draining and self.reachability.can_send()
+        return not self.is_draining and self.queue.reachability.can_send()
 
     def open(self) -> None:
         """Start receiving its reports and supervising it; must be called in the event loop."""
@@ -162,7 +165,22 @@ class EngineHandle:
         if self.receiver is not None:
             self.receiver.close()
 
-    def take(self, snapshot: EngineSnapshot) -> EngineSnapshot | None:
+    def on_change(self, change: EngineChange) -> None:
+        """Forget what is out of date when the engine is no longer up."""
+        if change.state is not EngineState.UP:
+            self.telemetry.forget()
+            if self.cache is not None:
+                # Its cache is gone, or unknown until it publishes again.
+                self.cache.begin(is_complete=False)
+
+    def silence_s(self) -> float:
+        """Return for how long an engine that reports on its calls has had some and sent nothing."""
+        busy_since_s = self.queue.busy_since_s
+        if not self.sends_reports or busy_since_s is None:
+            return 0.0
+        return self.telemetry.silence_s(busy_since_s)
+
+    def on_snapshot(self, snapshot: EngineSnapshot) -> EngineSnapshot | None:
         """Keep a snapshot that it sent; return the one before."""
         self._snapshot_calls = self.open_calls
         return self.telemetry.replace(snapshot)
@@ -174,7 +192,7 @@ class EngineHandle:
             queued_calls=len(self.queue),
             unanswered_calls=self.bounds.calls,
             unanswered_bytes=self.bounds.size_bytes,
-            is_breaker_open=not self.reachability.is_breaker_closed,
+            is_breaker_open=not self.queue.reachability.is_breaker_closed,
         )
 
     def load(self, program_id: str, fastest: SpeedEstimate, *, is_accepting: bool) -> EngineLoad:

@@ -48,7 +48,7 @@ class Ordering(Protocol):
         """Return the key of the queued call to send next; None if none is queued or no slot is free."""
         ...
 
-    def go(self, key: str, now: float) -> Wait:
+    def send(self, key: str, now: float) -> Wait:
         """Give a queued call a slot; return how long it waited."""
         ...
 
@@ -71,14 +71,14 @@ class ArrivalOrdering:
         """Return the first."""
         return next(iter(self._waiting), None)
 
-    def go(self, key: str, now: float) -> Wait:
+    def send(self, key: str, now: float) -> Wait:
         """Forget the call."""
         waited_s = now - self._waiting.pop(key)
         return Wait(wait_s=waited_s, counted_s=waited_s)
 
     def leave(self, key: str, now: float) -> Wait | None:
         """Forget the call if it is still queued."""
-        return self.go(key, now) if key in self._waiting else None
+        return self.send(key, now) if key in self._waiting else None
 
 
 class PolicyOrdering:
@@ -106,7 +106,7 @@ class PolicyOrdering:
         self._machine.tick(now)
         return next((call.call_id for call in self._machine if not call.is_running), None)
 
-    def go(self, key: str, now: float) -> Wait:
+    def send(self, key: str, now: float) -> Wait:
         """Give the call a slot."""
         call = self._machine.call(key)
         wait = Wait(wait_s=call.wait_at(now), counted_s=call.unpaid_wait_at(now))
@@ -117,11 +117,11 @@ class PolicyOrdering:
     def leave(self, key: str, now: float) -> Wait | None:
         """Free the call's slot, if it has one; forget its program with its last call here."""
         self._charge(now)
-        has_gone = self._charged_until_s.pop(key, None) is not None
-        record = self._machine.finish(key, now) if has_gone else self._machine.abort(key, now)
+        was_sent = self._charged_until_s.pop(key, None) is not None
+        record = self._machine.finish(key, now) if was_sent else self._machine.abort(key, now)
         if not self._machine.table[record.program_id].active_calls:
             self._machine.table.end(record.program_id)
-        return None if has_gone else Wait(wait_s=record.wait_s, counted_s=record.table_wait_s)
+        return None if was_sent else Wait(wait_s=record.wait_s, counted_s=record.table_wait_s)
 
     def check(self) -> None:
         """Assert the invariants."""
@@ -190,7 +190,7 @@ class QueuedCall:
     since_s: float = 0.0
     """When it entered its present queue."""
     turn: asyncio.Future[bool] | None = None
-    """Done when it may go to the engine (True) or has to move to another engine's queue (False)."""
+    """Done when it may be sent (True) or has to move to another engine's queue (False)."""
     restarts: int = 0
     """How often the engine that it was sent to had been restarted."""
     is_trial: bool = False
@@ -214,7 +214,7 @@ class EngineQueue:
         """Create an empty queue.
 
         Args:
-            ordering: Decides which call goes next.
+            ordering: Decides which call is sent next.
             reachability: Whether calls can be sent.
             full: Why a call waits if the engine can be reached.
             recovery_wait_s: How long a call waits for an engine that is down.
@@ -223,7 +223,7 @@ class EngineQueue:
             clock: Monotonic seconds.
         """
         self._ordering = ordering
-        self._reachability = reachability
+        self.reachability = reachability
         self._full = full
         self._recovery_wait_s = recovery_wait_s
         self._wait_s = wait_s
@@ -242,13 +242,13 @@ class EngineQueue:
 
     def why_queued(self, key: str) -> str | None:
         """Return why a call waits here, None if it does not."""
-        return (self._reachability.obstacle() or self._full) if key in self._queued else None
+        return (self.reachability.obstacle() or self._full) if key in self._queued else None
 
     @property
     def is_blocked(self) -> bool:
         """Whether calls are queued that wait for more than a slot; they have to be judged."""
-        has_to_go = self._is_shutting_down or self.is_draining
-        return bool(self._queued) and (has_to_go or self._reachability.obstacle() is not None)
+        must_leave = self._is_shutting_down or self.is_draining
+        return bool(self._queued) and (must_leave or self.reachability.obstacle() is not None)
 
     def enter(self, call: QueuedCall) -> None:
         """Queue a call; it has to leave() in the end."""
@@ -259,7 +259,7 @@ class EngineQueue:
         self.pump()
 
     def leave(self, call: QueuedCall) -> None:
-        """Remove a call, wherever it is, and free its slot."""
+        """Remove a queued or sent call, and free its slot."""
         self._queued.pop(call.arrival.call_id, None)
         if (wait := self._ordering.leave(call.arrival.call_id, self._clock())) is not None:
             self._note_wait(call, wait)
@@ -272,14 +272,14 @@ class EngineQueue:
             call.turn.exception()
         if call.is_trial:
             call.is_trial = False
-            self._reachability.breaker.abandon()
+            self.reachability.breaker.abandon()
         self.pump()
 
     def on_reached(self, call: QueuedCall) -> None:
         """Note that the engine answered a call."""
         call.is_trial = False
         call.unreachable_since_s = None
-        self._reachability.breaker.succeed()
+        self.reachability.breaker.succeed()
         self.pump()
 
     def on_unreached(self, call: QueuedCall) -> None:
@@ -288,13 +288,13 @@ class EngineQueue:
         now = self._clock()
         if call.unreachable_since_s is None:
             call.unreachable_since_s = now
-        self._reachability.breaker.fail(now)
-        self._reachability.supervisor.suspect()
+        self.reachability.breaker.fail(now)
+        self.reachability.supervisor.suspect()
         self.pump()
 
     async def has_died(self, call: QueuedCall) -> bool:
         """Probe whether the engine process that a call was sent to is gone; another may have replaced it."""
-        supervisor = self._reachability.supervisor
+        supervisor = self.reachability.supervisor
         return call.restarts != supervisor.restarts or not await supervisor.check()
 
     def shut_down(self) -> None:
@@ -305,16 +305,16 @@ class EngineQueue:
     def pump(self) -> None:
         """Send the calls whose turn it is."""
         now = self._clock()
-        is_open = self._reachability.supervisor.is_up and not self._is_shutting_down
+        is_open = self.reachability.supervisor.is_up and not self._is_shutting_down
         while self._queued and is_open:
             key = self._ordering.next(now)
-            if key is None or not self._reachability.breaker.admit(now):
+            if key is None or not self.reachability.breaker.admit(now):
                 break
             self._send(self._queued.pop(key), now)
-        self._reachability.refresh()
+        self.reachability.refresh()
 
     def judge(self, *, can_move: bool) -> None:
-        """Decide about the queued calls that have nothing to wait for here, or have waited long enough.
+        """Move or refuse the queued calls that wait here in vain, or have waited long enough.
 
         Args:
             can_move: Whether another engine accepts calls.
@@ -330,8 +330,8 @@ class EngineQueue:
         if self._is_shutting_down:
             self._refuse(call, ShuttingDownError(), "draining")
             return
-        obstacle = self._reachability.obstacle()
-        is_failed = self._reachability.supervisor.state is EngineState.FAILED
+        obstacle = self.reachability.obstacle()
+        is_failed = self.reachability.supervisor.state is EngineState.FAILED
         if can_move and (obstacle is not None or self.is_draining):
             del self._queued[call.arrival.call_id]
             call.turn.set_result(False)
@@ -341,7 +341,7 @@ class EngineQueue:
     def _has_waited(self, call: QueuedCall) -> bool:
         now, since_s = self._clock(), call.unreachable_since_s
         if since_s is None:
-            lost_since_s = self._reachability.lost_since_s
+            lost_since_s = self.reachability.lost_since_s
             since_s = max(call.since_s, now if lost_since_s is None else lost_since_s)
         return now - since_s >= self._recovery_wait_s
 
@@ -353,12 +353,12 @@ class EngineQueue:
 
     def _send(self, call: QueuedCall, now: float) -> None:
         assert call.turn is not None
-        self._note_wait(call, self._ordering.go(call.arrival.call_id, now))
+        self._note_wait(call, self._ordering.send(call.arrival.call_id, now))
         self._in_flight += 1
         if self.busy_since_s is None:
             self.busy_since_s = now
-        call.restarts = self._reachability.supervisor.restarts
-        call.is_trial = self._reachability.breaker.state is BreakerState.HALF_OPEN
+        call.restarts = self.reachability.supervisor.restarts
+        call.is_trial = self.reachability.breaker.state is BreakerState.HALF_OPEN
         if not call.turn.done():
             call.turn.set_result(True)
 

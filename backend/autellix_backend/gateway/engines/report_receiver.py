@@ -59,9 +59,9 @@ class ReportReceiver:
         assert self._socket is not None
         with contextlib.suppress(BlockingIOError):
             while True:
-                self._take(self._socket.recv(MAX_DATAGRAM_BYTES))
+                self._deliver(self._socket.recv(MAX_DATAGRAM_BYTES))
 
-    def _take(self, datagram: bytes) -> None:
+    def _deliver(self, datagram: bytes) -> None:
         try:
             if EngineSnapshot.is_one(datagram):
                 self._on_snapshot(EngineSnapshot.from_bytes(datagram))

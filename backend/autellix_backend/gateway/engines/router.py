@@ -101,7 +101,7 @@ class Router(LifecycleSubscriber):
             return
         assignment.admission.release()
         # It was admitted once, and is not refused for a bound that others have reached meanwhile.
-        assignment.admission = handle.bounds.take(assignment.admission.size_bytes)
+        assignment.admission = handle.bounds.add(assignment.admission.size_bytes)
         assignment.handle = handle
         self.pool.hold(handle)
         self.pool.release(left)

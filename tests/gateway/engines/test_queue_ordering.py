@@ -1,0 +1,131 @@
+"""Who goes next to the engine: first come, first served, or as the scheduler's machine says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autellix_backend.core.arrival import Arrival
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.policies import LIVE_POLICY_NAMES
+from autellix_backend.gateway.engines.queue import ArrivalOrdering, PolicyOrdering
+
+
+def ordered(slots: int = 1, **config: Any) -> PolicyOrdering:
+    return PolicyOrdering(SchedulerConfig(**{"policy": "plas", "bounds": (1.0, 10.0), **config}), slots)
+
+
+def drain(ordering: PolicyOrdering, now: float = 0.0) -> list[str]:
+    """Let each call run for no time; return the order."""
+    order = []
+    while (key := ordering.next(now)) is not None:
+        ordering.send(key, now)
+        ordering.leave(key, now)
+        ordering.check()
+        order.append(key)
+    return order
+
+
+def test_a_straight_line_lets_all_go_in_their_order() -> None:
+    ordering = ArrivalOrdering()
+    for number in range(3):
+        ordering.enter(Arrival(str(number), "p", service_s=3.0 - number), 0.0)
+    ordering.leave("1", 1.0)
+    assert ordering.next(2.0) == "0"
+    assert ordering.send("0", 2.0).wait_s == 2.0
+    assert ordering.next(2.0) == "2"
+    assert ordering.send("2", 5.0).wait_s == 5.0
+    assert ordering.next(9.0) is None
+    assert [ordering.leave(key, 9.0) for key in ("0", "2")] == [None, None]
+
+
+def test_the_program_with_the_least_service_goes_first() -> None:
+    ordering = ordered()
+    for key, service_s in (("long", 20.0), ("middle", 5.0), ("fresh", 0.0), ("middle-2", 5.0)):
+        ordering.enter(Arrival(key, key, service_s=service_s), 0.0)
+    assert drain(ordering) == ["fresh", "middle", "middle-2", "long"]
+
+
+def test_no_more_calls_go_than_there_are_slots_and_none_is_called_back() -> None:
+    ordering = ordered(slots=2)
+    for key in ("a", "b", "c"):
+        ordering.enter(Arrival(key, key, service_s=20.0), 0.0)
+    for expected in ("a", "b"):
+        assert ordering.next(0.0) == expected
+        ordering.send(expected, 0.0)
+    ordering.enter(Arrival("fresh", "fresh"), 1.0)
+    assert ordering.next(1.0) is None
+    ordering.leave("a", 2.0)
+    assert ordering.next(2.0) == "fresh"
+
+
+def test_a_call_that_waited_too_long_is_promoted() -> None:
+    ordering = ordered(beta=2.0)
+    ordering.enter(Arrival("long", "long", service_s=5.0), 0.0)
+    ordering.enter(Arrival("fresh", "fresh"), 9.0)
+    assert ordering.next(9.9) == "fresh"
+    ordering.enter(Arrival("fresh-2", "fresh-2"), 9.95)
+    ordering.leave("fresh", 9.96)
+    assert ordering.next(10.0) == "fresh-2", "it came to the first level before"
+    ordering.send("fresh-2", 10.0)
+    ordering.leave("fresh-2", 10.0)
+    assert ordering.next(10.0) == "long"
+    wait = ordering.send("long", 12.0)
+    assert (wait.wait_s, wait.counted_s) == (12.0, 2.0), "what a promotion made good counts no more"
+
+
+def test_a_promotion_is_ahead_of_what_comes_later() -> None:
+    ordering = ordered(beta=2.0)
+    ordering.enter(Arrival("long", "long", service_s=5.0), 0.0)
+    assert ordering.next(10.0) == "long"
+    ordering.enter(Arrival("fresh", "fresh"), 10.5)
+    assert ordering.next(11.0) == "long"
+
+
+def test_tenants_share_by_weight_and_new_programs_gain_nothing() -> None:
+    """One tenant with a fresh program on every call, one with a long program: each gets half of the time."""
+    ordering = ordered()
+    served_s = {"fresh": 0.0, "long": 0.0}
+    for number in range(40):
+        ordering.enter(Arrival(f"fresh-{number}", f"fresh-{number}", tenant="fresh"), 0.0)
+        ordering.enter(Arrival(f"long-{number}", "long", tenant="long", service_s=100.0), 0.0)
+    for now in range(40):
+        key = ordering.next(float(now))
+        assert key is not None
+        ordering.send(key, float(now))
+        ordering.leave(key, now + 1.0)
+        served_s[key.partition("-")[0]] += 1.0
+        ordering.check()
+    assert abs(served_s["long"] - served_s["fresh"]) <= 2.0
+
+
+@given(
+    policy=st.sampled_from(LIVE_POLICY_NAMES),
+    slots=st.integers(1, 4),
+    steps=st.lists(
+        st.tuples(st.sampled_from(["enter", "go", "leave"]), st.integers(0, 7), st.floats(0, 5)), max_size=60
+    ),
+)
+def test_nothing_is_kept_of_calls_that_left(
+    policy: str, slots: int, steps: list[tuple[str, int, float]]
+) -> None:
+    ordering, now, present = ordered(slots, policy=policy), 0.0, []
+    for number, (step, pick, pause_s) in enumerate(steps):
+        now += pause_s
+        if step == "enter":
+            tenant = f"tenant-{pick % 2}"
+            ordering.enter(Arrival(str(number), f"{tenant}/{pick}", tenant=tenant, service_s=pause_s), now)
+            present.append(str(number))
+        elif step == "go" and (key := ordering.next(now)) is not None:
+            assert key in present
+            ordering.send(key, now)
+        elif step == "leave" and present:
+            ordering.leave(present.pop(pick % len(present)), now)
+        ordering.check()
+    for key in present:
+        ordering.leave(key, now)
+    ordering.check()
+    assert ordering.next(now) is None
+    assert len(ordering._machine.table) == 0
