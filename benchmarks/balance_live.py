@@ -2,8 +2,8 @@
 
 The engines are started once. For each workload the offered load is set by their measured speed; then each
 balancer gets a gateway of its own, and the same programs at the same arrival times, with words that no run
-before it had: nothing is in a cache at the start. Programs share contexts of their own: a chat its history, a
-tree's calls what they have in common.
+before it had: nothing is in a cache at the start. Calls share the context of their program: a chat its
+history, a tree its common prefixes.
 
     python benchmarks/balance_live.py [--replicas 2] [--programs 40] [--rho 0.7] [--json]
 
@@ -73,7 +73,7 @@ async def gateway(engines: Sequence[Engine], settings: Settings) -> AsyncIterato
 
 
 def settings_of(args: argparse.Namespace, balancer: str) -> Settings:
-    """Return what the engines and one gateway are built from."""
+    """Return the settings of the engines and the gateway."""
     engine: dict[str, Any] = {"urls": tuple(args.engine)}
     if not args.engine:
         extra_args = ("--max-model-len", str(2 * args.max_context), "--block-size", str(BLOCK_TOKENS))
@@ -185,7 +185,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if BASELINE not in args.balancers:
-        parser.error(f"--balancers: expected {BASELINE} among them, which the others are held against")
+        parser.error(f"--balancers: expected {BASELINE} among them, the baseline of the others")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         found = runner.run(study(args))
     if args.json:

@@ -36,7 +36,7 @@ from autellix_lab.sim.table import format_interval, load_at
 PRESET = PRESETS["llama3.1-8b-a100"]
 SLOTS = 16
 KV_SHARE = 0.25
-"""Share of the engine's KV blocks: with few slots, as much for each call as large batches leave."""
+"""Share of the engine's KV blocks: as many blocks per call as with large batches."""
 BASELINE = "round_robin"
 OURS = "locality-bounded"
 WITH_KV_EVENTS = "locality-bounded, KV events"
@@ -170,7 +170,7 @@ def run_scaling(arguments: argparse.Namespace) -> None:
         for name, load in found.items():
             rates[name, engines] = load * drain
         latencies = summarise_runs(result, [SLO_METRIC, "token_latency_s.mean", CACHED])
-        # An end of the range stands for what lies beyond it: JSON has no infinity.
+        # JSON has no infinity: outside the range, its end is written.
         rows["engines"][engines] = {"load_at_slo": {name: str(load) for name, load in found.items()}}
         rows["engines"][engines]["rows"] = latencies
         done = [number for number in arguments.engines if (OURS, number) in rates]

@@ -1,8 +1,8 @@
-"""What the gateway adds to a call, beside a bare aiohttp proxy and ThunderAgent's, in one run.
+"""Measure the gateway's overhead per call beside a bare aiohttp proxy and ThunderAgent, in one run.
 
     python benchmarks/gateway_overhead.py [--engine fake|vllm|both] [--thunderagent CHECKOUT] [--json]
 
-Every way is measured in turn within each round: one call at a time for latency, then many at once for
+Every target is measured in turn within each round: one call at a time for latency, then many at once for
 throughput and for processor time. Added latency is a difference of percentiles against the engine itself. On
 a busy machine latency is mostly waiting for a core; a proxy's processor time per call and token is not, and
 its inverse is the number of calls that one core can carry in a second.
@@ -56,7 +56,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class CallLoad:
     """One kind of calls."""
 
     name: str
@@ -76,9 +76,9 @@ class Load:
 
 
 LOADS = (
-    Load("answer", SHORT_TOKENS, stream=False),
-    Load("stream", SHORT_TOKENS, stream=True),
-    Load("long stream", LONG_TOKENS, stream=True),
+    CallLoad("answer", SHORT_TOKENS, stream=False),
+    CallLoad("stream", SHORT_TOKENS, stream=True),
+    CallLoad("long stream", LONG_TOKENS, stream=True),
 )
 
 
@@ -104,7 +104,7 @@ async def call(
 async def one_at_a_time(
     ways: list[proxies.Proxy], body: dict[str, Any], rounds: int
 ) -> dict[str, list[Sample]]:
-    """Call every way in turn, in another order each round."""
+    """Call every target in turn, in another order each round."""
     samples: dict[str, list[Sample]] = {way.name: [] for way in ways}
     async with _client() as client:
         for number in range(-WARM_UP_CALLS, rounds):
@@ -119,7 +119,7 @@ async def one_at_a_time(
 async def many_at_once(
     way: proxies.Proxy, body: dict[str, Any], calls: int, at_once: int
 ) -> tuple[float, float]:
-    """Return the seconds that the calls took, and the processor seconds of the way's process."""
+    """Return the seconds that the calls took, and the processor seconds of the target's process."""
     numbers = iter(range(calls))
 
     async def worker(client: aiohttp.ClientSession) -> None:
@@ -133,7 +133,7 @@ async def many_at_once(
 
 
 async def measure(ways: list[proxies.Proxy], model: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure every load over every way."""
+    """Measure every load through every target."""
     rows: list[dict[str, Any]] = []
     for load in LOADS:
         body = load.body(model)
@@ -147,7 +147,7 @@ async def measure(ways: list[proxies.Proxy], model: str, options: argparse.Names
 
 
 def _row(
-    load: Load,
+    load: CallLoad,
     way: proxies.Proxy,
     samples: dict[str, list[Sample]],
     seconds: list[tuple[float, float]],
@@ -171,7 +171,7 @@ def _percentile_ms(samples: list[Sample], kind: str, percent: int) -> float:
 
 
 def print_table(engine: str, rows: list[dict[str, Any]]) -> None:
-    """Print one line per load and way, and the cost of a streamed token."""
+    """Print one line per load and target, and the cost of a streamed token."""
     print(f"\n{engine}: added to the engine's own time; calls/s with many at once; processor time per call")
     head = f"{'load':12} {'way':22} {'first p50':>10} {'p99':>8} {'total p50':>10} {'p99':>8}"
     print(head + f" {'calls/s':>8} {'cpu ms':>7} {'calls/core-s':>12}")
@@ -186,7 +186,7 @@ def print_table(engine: str, rows: list[dict[str, Any]]) -> None:
 
 
 def token_costs(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the microseconds of processor time that one more token of a stream costs, by way."""
+    """Return the processor time of one more streamed token, in microseconds by target."""
     costs = {row["way"]: {} for row in rows}
     for row in rows:
         costs[row["way"]][row["load"]] = row["processor_ms"]

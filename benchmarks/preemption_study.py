@@ -1,9 +1,9 @@
-"""Simulates when a running call makes room (always, at its price, or never) with ample and short memory.
+"""Simulates preemption always, at its price, or never, with ample and scarce memory.
 
     preemption_study.py DATA       on the traces in DATA/public
 
 Ratios to `fcfs` are taken seed by seed, between runs with the same programs and arrivals. Writes JSON and a
-page of tables, and prints the cells in which the default is more than 3 % above the paper's way.
+page of tables, and prints the cells in which the default is more than 3 % above the paper's rule.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ SLOTS = 16
 COUNTS = {"chat": 120, "tools": 150, "mixed": 45, "tree": 8}
 LOADS = (0.8, 1.0, 1.3)
 SHORT = {"chat": 10, "tools": 4, "mixed": 8, "tree": 16}
-"""The part of the preset's memory that does not hold all contexts at these loads, and still the longest."""
+"""Share of the preset's memory: too small for all contexts at these loads, large enough for the longest."""
 BRANCHING = ("mixed", "tree")
-"""Where `atlas` orders otherwise than `plas`."""
+"""Workloads in which `atlas` orders differently from `plas`."""
 METRICS = ("token_latency_s.mean", "latency_s.mean", "token_latency_s.p99")
 EXTRA = ("preemptions_per_call", "cached_share")
 TITLES = (
@@ -45,7 +45,7 @@ WORSE = 1.03
 
 
 def memories(workload: str) -> dict[str, int | None]:
-    """Return numbers of KV blocks by what to call them."""
+    """Return numbers of KV blocks by label."""
     assert PRESET.kv_blocks is not None
     part = SHORT[workload]
     return {"no bound": None, "preset": PRESET.kv_blocks, f"preset / {part}": PRESET.kv_blocks // part}

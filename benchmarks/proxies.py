@@ -35,7 +35,7 @@ MAX_BODY_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """One way to the engine; `pid` is the process that it costs, None for the way without a proxy."""
+    """A route to the engine; `pid` is the proxy's process, None without a proxy."""
 
     name: str
     url: str
@@ -61,7 +61,7 @@ class RunningEngine:
     kv_events_endpoint: str | None = None
 
     async def start(self) -> None:
-        """Do nothing: it runs."""
+        """Do nothing: the engine runs already."""
 
     async def stop(self) -> None:
         """Do nothing: its owner stops it."""
@@ -70,11 +70,11 @@ class RunningEngine:
         """Do nothing: its owner ends it."""
 
     async def probe(self, timeout_s: float) -> Health:
-        """Ask its health path."""
+        """Probe the health path."""
         return await probe(self.base_url, timeout_s)
 
     def is_alive(self) -> bool:
-        """Say yes; the owner would end the measurement otherwise."""
+        """Return True; otherwise the owner would end the measurement."""
         return True
 
     def failure(self) -> str | None:
@@ -92,7 +92,7 @@ async def gateway(engine: Engine, settings: Settings | None = None) -> AsyncIter
 
 @asynccontextmanager
 async def bare(engine: Engine) -> AsyncIterator[Proxy]:
-    """Start the least that an aiohttp proxy can be: it relays bytes and knows nothing."""
+    """Start a minimal aiohttp proxy that only relays bytes."""
     async with _child("bare aiohttp", _serve_bare, engine.base_url) as proxy:
         yield proxy
 
@@ -102,7 +102,7 @@ async def thunderagent(engine: Engine, checkout: Path, router: str) -> AsyncIter
     """Start ThunderAgent's proxy from a checkout.
 
     Args:
-        engine: What it stands before.
+        engine: The engine behind it.
         checkout: The folder of its repository.
         router: Its mode: `default` relays, `tr` schedules.
     """

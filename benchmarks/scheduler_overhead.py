@@ -1,4 +1,4 @@
-"""Time what the scheduler class adds to an engine step, beside stock vLLM in priority mode.
+"""Time the scheduler class's overhead per engine step, beside stock vLLM in priority mode.
 
 Builds vLLM's scheduler objects without a model, keeps a full batch and a fixed number of waiting calls, and
 plays decode steps of 20 ms on a clock of its own, so that levels, promotions and preemptions happen as on a
@@ -91,7 +91,7 @@ def make_scheduler(kind: type, config: Any, blocks: int) -> Any:
     )
 
 
-class Load:
+class WaitingCalls:
     """Keeps the same number of calls waiting, from programs of very different lengths."""
 
     def __init__(self, scheduler: Any, waiting: int) -> None:
@@ -150,7 +150,7 @@ def run_step(scheduler: Any) -> None:
 
 
 def drain(receiver: socket.socket) -> None:
-    """Read what was sent, as a gateway does."""
+    """Receive the datagrams, as a gateway does."""
     with contextlib.suppress(BlockingIOError):
         while True:
             receiver.recv(2**16)
@@ -165,7 +165,7 @@ def measure(scheduler: Any, waiting: int, steps: int, receiver: socket.socket) -
         names += PARTS
     for name in names:
         setattr(scheduler, name, timed(samples, name, getattr(scheduler, name)))
-    load = Load(scheduler, waiting)
+    load = WaitingCalls(scheduler, waiting)
     # Time passes between two looks at the clock only when a step ran.
     elapsed = {"now": 0.0}
     if is_ours:
@@ -196,7 +196,7 @@ def summarise(scheduler: Any, samples: Samples, steps: int) -> dict[str, Any]:
             raise RuntimeError("the plugin failed: its times mean nothing")
         kept["decision"] = kept["_decide"]
         kept["ours"] = [sum(values) for values in zip(*(kept[name] for name in PARTS), strict=True)]
-        # Most steps only ask whether one is due.
+        # Most steps only check whether one is due.
         snapshots = [value for value in kept["_report"] if value > SNAPSHOT_FLOOR_S]
         kept["snapshot"] = snapshots or [0.0]
         report["snapshots"] = len(snapshots)

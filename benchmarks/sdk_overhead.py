@@ -1,4 +1,4 @@
-"""What the client costs: an import, a call, a task, a thread, a job, and how exactly it sees the DAG.
+"""Measure the client's costs (import, call, task, thread, job) and the accuracy of its DAG.
 
     python benchmarks/sdk_overhead.py [--json]
 
@@ -92,7 +92,7 @@ def time_calls(count: int) -> Callable[[], float]:
 
 
 def time_own_part(count: int) -> dict[str, float]:
-    """Return the microseconds of what a call runs of ours, where the OpenAI client's spread hides nothing."""
+    """Return the client's own microseconds per call, without the OpenAI client's spread."""
     base: Any = openai._base_client
     options_of: Any = openai._models.FinalRequestOptions
     client = openai.OpenAI(base_url=BASE_URL, api_key="key", max_retries=0)
@@ -111,7 +111,7 @@ def time_own_part(count: int) -> dict[str, float]:
 
 
 def time_dead_calls(count: int) -> Callable[[], float]:
-    """Make calls to a port where nobody listens."""
+    """Make calls to a closed port."""
     client = openai.OpenAI(base_url=BASE_URL, api_key="key", max_retries=0)
 
     def work() -> float:
@@ -131,7 +131,7 @@ async def _nothing() -> None:
 
 
 def time_tasks(count: int) -> Callable[[], float]:
-    """Create tasks that end at once, in a program that has called."""
+    """Create tasks that end at once, in a program with a finished call."""
 
     async def main() -> float:
         with autellix.program("bench"):
@@ -163,7 +163,7 @@ def time_threads(count: int) -> Callable[[], float]:
 
 
 def time_jobs(count: int) -> Callable[[], float]:
-    """Give jobs to a pool and wait for them all."""
+    """Submit jobs to a pool and wait for all."""
     pool = ThreadPoolExecutor(2)
 
     def work() -> float:
@@ -209,12 +209,12 @@ class Truth:
         return {name}
 
     async def pause(self) -> None:
-        """Let others go on, for a random number of turns of the loop."""
+        """Yield to other tasks for a random number of iterations of the loop."""
         for _ in range(self.rng.randrange(4)):
             await asyncio.sleep(0)
 
     async def branch(self, after: set[str], depth: int) -> set[str]:
-        """Make one to three calls, with more branches in between; return what the last one was."""
+        """Make one to three calls, with more branches in between; return the last one."""
         for _ in range(self.rng.randrange(1, 4)):
             await self.pause()
             after = self.call(after)
@@ -229,7 +229,7 @@ class Truth:
         return set().union(*ends)
 
     async def race(self, after: set[str]) -> set[str]:
-        """Spawn branches, go on with the first that ends, and leave the others."""
+        """Spawn branches, continue with the first that ends, and abandon the others."""
         tasks = [asyncio.create_task(self.branch(after, 0)) for _ in range(3)]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         ends = set().union(*(task.result() for task in done))
@@ -238,7 +238,7 @@ class Truth:
         return after
 
     async def staggered(self, after: set[str]) -> set[str]:
-        """Spawn branches one after another, calling in between; use each result only where it is awaited."""
+        """Spawn branches one after another with calls in between; await each result later."""
         tasks = []
         for _ in range(3):
             tasks.append(asyncio.create_task(self.branch(after, 0)))
@@ -257,7 +257,7 @@ KINDS: dict[str, Callable[[Truth], Any]] = {
 
 
 def critical_path(dag: dict[str, set[str]]) -> int:
-    """Return the calls on the longest chain."""
+    """Return the calls on the critical path."""
     length: dict[str, int] = {}
     for name, parents in dag.items():
         length[name] = 1 + max((length[parent] for parent in parents), default=0)

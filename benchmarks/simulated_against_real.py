@@ -7,7 +7,7 @@ gateway add to a call is measured in the calibration and played by the simulator
 
     python benchmarks/simulated_against_real.py [--programs 100] [--policies fcfs,plas,atlas,hinted] [--json]
 
-Wants an idle machine. `--url` plays all policies on one running backend, whatever it is: it shows that
+Needs an idle machine. `--url` plays all policies on one running backend, whatever it is: it shows that
 everything works and proves nothing. `--programs` and `--policies` make it shorter.
 """
 
@@ -62,11 +62,11 @@ RANKED = tuple(metric for metric, statistic in FIGURES if statistic == "mean")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """What the calibration says of one backend."""
+    """One backend's calibration."""
 
     fit: ModelFit
     overhead_s: float
-    """What a call takes beside its time in the engine."""
+    """A call's time outside the engine."""
 
     def model(self, slots: int) -> EngineModel:
         """Return the engine model; the demo model's KV blocks never run out."""

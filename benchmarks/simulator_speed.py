@@ -1,10 +1,10 @@
-"""How fast the simulator is, and what its memory follows: calls, or programs that are alive.
+"""Measure the simulator's speed, and whether its memory grows with calls or with live programs.
 
     python benchmarks/simulator_speed.py [--calls 5000 20000 80000] [--policies fcfs plas atlas] [--json]
 
 Generated mixed programs arrive at one rate below saturation on one engine, so that about as many are alive
 in a long run as in a short one. Programs are made as they arrive. Every run is a process of its own; its
-memory is what the process held at most, above what it held when it began. Processor time is that of the
+memory is the process's peak above its start. Processor time is that of the
 one core that a run uses.
 """
 
@@ -45,7 +45,7 @@ def arrivals(calls: int, rate_per_s: float, seed: int) -> Iterator[tuple[float, 
 
 
 def measure(policy: str, calls: int, rate_per_s: float, seed: int) -> dict[str, Any]:
-    """Simulate in this process; return its seconds, its memory and what was alive."""
+    """Simulate in this process; return its seconds, its memory and the most live programs."""
     settings = SimSettings(model=PRESET, scheduler=SchedulerConfig(policy=policy))
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started_s = time.process_time()

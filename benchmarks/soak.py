@@ -1,12 +1,12 @@
-"""A soak: thousands of programs at once through the gateway, with every fault we can think of.
+"""A soak: thousands of programs at once through the gateway, with injected faults.
 
     python benchmarks/soak.py [--programs 2048] [--calls 50000] [--json]
 
 The engine is a fake one, because faults must come on demand: errors, resets before and after the first byte,
-calls that it never answers, slow ones, and answers without an account. Clients go away at random moments, end
-their programs twice or never, and lose their sessions. Afterwards every accepted call must have been settled
-exactly once, and nothing may be left: no program, session, call, task, socket or label series. Exit code 1
-says that something was.
+calls that it never answers, slow ones, and answers without a report. Clients disconnect at random moments,
+end their programs twice or never, and lose their sessions. Afterwards every accepted call must have been
+settled exactly once, and nothing may be left: no program, session, call, task, socket or label series. The
+exit code is 1 otherwise.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 from proxies import RunningEngine
 from soak_gateway import Stats
-from soak_programs import Ledger, Program
+from soak_programs import Ledger, SoakProgram
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.settings import GatewaySettings, Settings
@@ -53,14 +53,14 @@ SPARE_S = 15.0
 WARM_SHARE = 0.3
 """The share of the calls after which memory should no longer grow."""
 MIN_WINDOW_CALLS = 10_000
-"""Over fewer calls a process is still finding its size, and the slope says nothing."""
+"""With fewer calls a process still grows to its usual size, and the slope means nothing."""
 MAX_GROWTH_BYTES = 1024
 """Bytes per settled call that memory may grow by after that; a leaked call is several kilobytes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Report:
-    """What a soak found."""
+    """A soak's findings."""
 
     programs: int
     programs_at_once: int
@@ -87,7 +87,7 @@ def growth(samples: Sequence[tuple[int, int]]) -> float:
 
 
 def complaints(before: Stats, warm: Stats, after: Stats, ledger: Ledger, growth_bytes: float) -> list[str]:
-    """Say what is wrong: `before` is the fresh gateway, `warm` one that has seen every kind of call."""
+    """Return the violations: `before` is the fresh gateway, `warm` one that has served every kind of call."""
     found = [f"{count} times: {what}" for what, count in ledger.surprises.items()]
     if after.settled != after.begun:
         found.append(f"{after.begun} calls began and {after.settled} were settled")
@@ -101,7 +101,7 @@ def complaints(before: Stats, warm: Stats, after: Stats, ledger: Ledger, growth_
     found += [f"{count} {name} are left" for name, count in kept.items() if count]
     for name, allowed in (("tasks", before.tasks), ("sockets", before.sockets), ("series", warm.series)):
         if (held := getattr(after, name)) > allowed:
-            found.append(f"{held} {name} are held, {allowed} are expected")
+            found.append(f"{held} {name} remain, expected at most {allowed}")
     if growth_bytes > MAX_GROWTH_BYTES:
         found.append(f"memory grew by {growth_bytes:.0f} bytes per call, {MAX_GROWTH_BYTES} are allowed")
     return found
@@ -141,14 +141,14 @@ async def soak(programs: int, calls: int, think_s: float, idle_s: float, folder:
 
 
 async def _play(url: str, load: tuple[int, int, float], ledger: Ledger, gateway: Connection) -> list[Stats]:
-    """Run all programs at once, and look at the gateway meanwhile."""
+    """Run all programs at once, and observe the gateway meanwhile."""
     programs, calls, think_s = load
     samples: list[Stats] = []
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
     async with aiohttp.ClientSession(connector=connector) as client:
         shares = [calls // programs + (number < calls % programs) for number in range(programs)]
         work = [
-            asyncio.create_task(Program(client, url, number, share, think_s, ledger).run())
+            asyncio.create_task(SoakProgram(client, url, number, share, think_s, ledger).run())
             for number, share in enumerate(shares)
         ]
         while not all(task.done() for task in work):

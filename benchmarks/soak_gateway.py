@@ -1,4 +1,4 @@
-"""The soak's gateway: the real one in a process of its own, over a store that keeps a ledger of its calls."""
+"""The soak's gateway: the real one in its own process, over a store that counts settlements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAGE_BYTES = resource.getpagesize()
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What the gateway's process holds at one moment."""
+    """A snapshot of the gateway's process."""
 
     begun: int
     """Calls that entered the store."""

@@ -1,4 +1,4 @@
-"""The soak's clients: programs that call, branch, lose patience, and end in every way that there is."""
+"""The soak's clients: programs that call, branch, time out, and end in every possible way."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ SESSIONS = "/autellix/v1/sessions"
 PROGRAMS = "/autellix/v1/programs"
 IMPATIENT_SHARE = 0.05
 IMPATIENT_S = 0.3
-"""The longest that an impatient client waits before it goes."""
+"""The longest wait of an impatient client before it disconnects."""
 PATIENCE_S = 20.0
-"""When any client gives up: the engine never answers some calls."""
+"""The timeout of every client: the engine never answers some calls."""
 BRANCH_SHARE = 0.2
 MAX_TOKENS = 12
 ENDINGS = {"final": 0.25, "delete": 0.25, "delete twice": 0.1, "session": 0.2, "abandoned": 0.2}
-"""How programs end, and what share of them so."""
+"""Shares of the ways in which programs end."""
 
 
 @dataclass(slots=True)
 class Ledger:
-    """What the clients saw."""
+    """The clients' results."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
-    """Calls by what became of them: a status, `left` (the client went away), `broken` (in mid-answer)."""
+    """Calls by outcome: a status, `left` (the client disconnected), `broken` (in mid-answer)."""
     endings: Counter[str] = field(default_factory=Counter)
     surprises: Counter[str] = field(default_factory=Counter)
-    """Whatever no fault that we inject explains."""
+    """Errors that no injected fault explains."""
     alive: int = 0
     most_alive: int = 0
 
 
-class Program:
+class SoakProgram:
     """One program of the soak."""
 
     def __init__(

@@ -29,7 +29,7 @@ BLOCK_TOKENS = 32
 """vLLM's smallest on CPUs, so that short contexts fill blocks too; its default there is 128."""
 MAX_CONTEXT_TOKENS = 4096
 ANSWERED = 8
-"""Tokens that a call has written when it is preempted."""
+"""Tokens that a call has decoded when it is preempted."""
 HELD_STEPS = 6
 """Empty steps after a preemption, in which its last stores end."""
 WORDS = range(300, 2000)
@@ -41,7 +41,7 @@ Moved = tuple[float, float, float]
 
 @dataclass(slots=True)
 class _Open:
-    lane: int
+    client: int
     internal_id: str
     steps: int = 0
     service_s: float = 0.0
@@ -49,7 +49,7 @@ class _Open:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """One call that came back."""
+    """One call that resumed."""
 
     tokens: int
     kind: ResumeKind
@@ -58,13 +58,13 @@ class Resumed:
 
 
 class ForcedWay:
-    """Stands in for the connector's prices: every context comes back in one way."""
+    """Replaces the connector's prices: every context is restored in one way."""
 
     def __init__(self, kind: ResumeKind) -> None:
         self._resume = Resume(kind=kind, seconds=0.0, prefill_s=0.0)
 
     def resume(self, _tokens: int, **_stored: float) -> Resume:
-        """Return the one way."""
+        """Return this way."""
         return self._resume
 
     def observe_load(self, _moved_bytes: int, _seconds: float) -> None:
@@ -113,7 +113,7 @@ class SteppedEngine:
         )
 
     def close(self) -> None:
-        """Let go of the engine's memory."""
+        """Release the engine's memory."""
         from vllm.distributed import cleanup_dist_env_and_memory
 
         self._engine.engine_core.shutdown()
@@ -122,17 +122,17 @@ class SteppedEngine:
         gc.collect()
 
     def play(self, mix: Mix, seconds: float) -> list[MeasuredCall]:
-        """Let the lanes of a mix make one call after the other for so long; return what the calls took."""
+        """Let the clients of a mix make one call after the other for so long; return the calls' times."""
         ends_s = time.perf_counter() + seconds
-        free, running = list(range(mix.lanes)), dict[str, _Open]()
+        free, running = list(range(mix.clients)), dict[str, _Open]()
         found: list[MeasuredCall] = []
         step = 0
         while running or time.perf_counter() < ends_s:
             if time.perf_counter() < ends_s:
                 while free:
-                    lane = free.pop()
+                    client = free.pop()
                     name, internal_id = self._add(mix.prompt_tokens, mix.answer_tokens)
-                    running[name] = _Open(lane, internal_id)
+                    running[name] = _Open(client, internal_id)
             step_s, outputs = self._step()
             for call in running.values():
                 if call.internal_id in self._scheduled:
@@ -141,13 +141,13 @@ class SteppedEngine:
             for output in outputs:
                 if output.finished:
                     call = running.pop(output.request_id)
-                    free.append(call.lane)
+                    free.append(call.client)
                     found.append(_measured(mix, call, step))
             step += bool(self._scheduled)
         return found
 
     def resume(self, tokens: int, kind: ResumeKind) -> Resumed:
-        """Preempt a call of so many tokens, and time how it comes back."""
+        """Preempt a call of so many tokens, and time its resume."""
         if self.has_host_memory:
             self.scheduler.connector.costs = ForcedWay(kind)
         name, internal_id = self._add(tokens - ANSWERED, 4 * ANSWERED)
@@ -165,7 +165,7 @@ class SteppedEngine:
             steps += 1
         seconds = time.perf_counter() - started_s
         has_loaded = self.moved("load") != loaded
-        assert has_loaded == (kind is ResumeKind.LOAD), "the call came back in another way"
+        assert has_loaded == (kind is ResumeKind.LOAD), "the call resumed in another way"
         self._engine.abort_request([name])
         while scheduler.has_requests():
             self._step()
@@ -177,7 +177,7 @@ class SteppedEngine:
         return self.scheduler.connector is not None
 
     def moved(self, direction: str) -> Moved:
-        """Return what was moved so far, by the engine's counters."""
+        """Return the transfers so far, by the engine's counters."""
         if not self.has_host_memory:
             return 0.0, 0.0, 0.0
         tally = self.scheduler.connector.manager.tally

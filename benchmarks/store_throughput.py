@@ -1,10 +1,10 @@
-"""What the process table costs: operations on each kind of store, and calls through gateways that share one.
+"""Measure the cost of the process table: operations on each store, and calls through gateways that share one.
 
     python benchmarks/store_throughput.py [--programs 10000] [--redis-server PROGRAM] [--json]
 
 An operation is a call's start or its end on one of many live programs. Gateways run as processes of their own
 before one fake engine; the client and the engine share this process. On few cores the gateways share them, so
-the processor time per call, of gateways and of Redis, says more about many machines than calls/s does.
+the processor time per call, of gateways and of Redis, predicts many machines better than calls/s.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TIMEOUT_MS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """How fast a store works."""
+    """A store's throughput."""
 
     store: str
     callers: int
@@ -64,7 +64,7 @@ class Operations:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """What calls cost through gateways."""
+    """The cost of calls through gateways."""
 
     store: str
     gateways: int
@@ -181,7 +181,7 @@ async def make_call(store: ProgramStore, program: int, number: int, times_s: lis
 async def measure_store(
     kind: str, server: Server, programs: int, calls: int, callers: tuple[int, ...]
 ) -> tuple[list[Operations], float]:
-    """Return how fast a store works when it is full, and Redis's bytes per program of one finished call."""
+    """Return a full store's throughput, and Redis's bytes per program with one finished call."""
     with Redis.from_url(server.url) as admin:
         empty_bytes = _used_bytes(admin)
         async with opened(kind, server.url) as store:
@@ -228,7 +228,7 @@ def _used_bytes(admin: Redis) -> int:
 
 
 async def measure_gateways(kind: str, server: Server, count: int, calls: int, at_once: int) -> Calls:
-    """Return what calls cost through a number of gateways."""
+    """Return the cost of calls through a number of gateways."""
     url = server.url if kind == "redis" else "memory://"
     settings = Settings(store=StoreSettings(url=url, key_prefix=f"gateways-{count}", timeout_ms=TIMEOUT_MS))
     engine = FakeEngine(FakeBehaviour(output_tokens=16))

@@ -7,11 +7,11 @@ here: no server, no gateway. Rounds alternate between an engine without host mem
 blocks there. Both play the closed-loop mixes of `autellix sim calibrate` (answers alone and in a full batch,
 long prompts, short calls, both), from which the times of a step are fitted; what storing blocks beside the
 steps costs is in the times of the second. Then calls of 64 to 2,048 tokens are preempted, one at a time and
-with nothing beside them, and come back by a load or by reading everything again, in turn; there is no prefix
-cache. Timed is the wall from the moment that the call may come back to its next token. What a block costs on
-its way is fitted to the engine's own counters: seconds of the copies over jobs and blocks.
+with nothing beside them, and resume by a load or by a recompute, in turn; there is no prefix
+cache. The wall time is taken from the moment when the call may resume to its next token. The cost of a
+block's transfer is fitted to the engine's own counters: seconds of the copies over jobs and blocks.
 
-Writes JSON for `swap_study.py --costs`. Wants an idle machine.
+Writes JSON for `swap_study.py --costs`. Needs an idle machine.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ def fit_moves(moves: Sequence[Moved]) -> tuple[float, float]:
 
 
 def difference(after: Moved, before: Moved) -> Moved:
-    """Return what was moved between two looks at the counters."""
+    """Return the transfers between two readings of the counters."""
     return after[0] - before[0], after[1] - before[1], after[2] - before[2]
 
 
 @dataclass(slots=True)
 class Found:
-    """What was measured, over all rounds."""
+    """The measurements of all rounds."""
 
     calls: dict[bool, list[MeasuredCall]] = field(default_factory=lambda: {False: [], True: []})
     """Of the mixes, by whether blocks were stored beside them."""
@@ -143,7 +143,7 @@ def step_times(calls: Sequence[MeasuredCall]) -> dict[str, float]:
 
 
 def resume_all(engine: SteppedEngine, moves: dict[str, list[Moved]]) -> list[Resumed]:
-    """Bring calls of every length back in both ways, in turn; note what was moved for each."""
+    """Resume calls of every length in both ways, in turn; record the transfers of each."""
     found = []
     for repeat, tokens, kind in itertools.product(range(REPEATS + 1), CONTEXTS, ResumeKind):
         before = {direction: engine.moved(direction) for direction in moves}

@@ -85,7 +85,7 @@ def stated_costs() -> Costs:
 
 
 def measured_costs(path: Path) -> Costs:
-    """Return what swap_costs.py has written, for programs of the size that it has measured."""
+    """Return the costs that swap_costs.py wrote, for programs of the sizes that it measured."""
     found = json.loads(path.read_text(encoding="utf-8"))
     engine, storing = (EngineModel(**found[name]) for name in ("engine", "engine_storing"))
     kv_blocks = MEASURED_KV_TOKENS // engine.block_tokens
@@ -108,7 +108,7 @@ def _smaller(fit: Fit | None) -> Fit:
 
 
 def cases(costs: Costs) -> dict[str, SimSettings]:
-    """Return the ways to treat a running call that others should run before."""
+    """Return the ways to treat a running call when a better one waits."""
     engine = costs.engine
     swap = replace(engine, resume="swap")
     per_block = replace(swap, swap="per_block", swap_transfer_s=costs.block_transfer_s)

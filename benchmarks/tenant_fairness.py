@@ -1,7 +1,7 @@
-"""Measure what a tenant with one long program gets beside one that names a fresh program for every call.
+"""Measure the share of a tenant with one long program beside one with a fresh program for every call.
 
 The scheduler's core alone, one unit of time per engine step, without a model. Tenant A keeps many calls in
-the engine, each of a program that nobody has seen; tenant B keeps as many of one program. Both always have
+the engine, each of a new program; tenant B keeps as many of one program. Both always have
 calls waiting. Reported are B's share of the service, with tenants and without, and how many
 preemptions there were.
 
@@ -30,12 +30,12 @@ CALLS_PER_SLOT = 3
 WEIGHTS = (1.0, 2.0, 4.0)
 """B's weight beside A's, which is 1."""
 FAIR_SHARE = 0.45
-"""What B must get at least at equal weights."""
+"""B's least share at equal weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What one run gave."""
+class FairnessResult:
+    """The result of one run."""
 
     policy: str
     slots: int
@@ -47,7 +47,7 @@ class Result:
     preemptions: int
 
 
-class Bench:
+class FairnessBench:
     """Two tenants in a closed loop over one machine."""
 
     def __init__(self, policy: str, slots: int, *, has_tenants: bool, weight: float, seed: int = 0) -> None:
@@ -62,8 +62,8 @@ class Bench:
         self._served: Counter[str] = Counter()
         self._preemptions = 0
 
-    def run(self, steps: int) -> Result:
-        """Play the steps and return what B got."""
+    def run(self, steps: int) -> FairnessResult:
+        """Play the steps and return B's share."""
         for owner in (FLOOD, LONG) * (CALLS_PER_SLOT * self._slots):
             self._arrive(owner, 0)
         for now in range(steps):
@@ -72,7 +72,7 @@ class Bench:
             for call_id in [call.call_id for call in self._machine if call.is_running]:
                 self._serve(call_id, now + 1)
         weight = self._weights[LONG]
-        return Result(
+        return FairnessResult(
             policy=self._machine.policy.name,
             slots=self._slots,
             has_tenants=self._has_tenants,
@@ -121,16 +121,18 @@ class Bench:
             self._arrive(owner, now)
 
 
-def measure(policies: list[str], slots: list[int], steps: int) -> list[Result]:
+def measure(policies: list[str], slots: list[int], steps: int) -> list[FairnessResult]:
     """Run every case, first without tenants."""
     results = []
     for policy, count in itertools.product(policies, slots):
-        results.append(Bench(policy, count, has_tenants=False, weight=1.0).run(steps))
-        results += [Bench(policy, count, has_tenants=True, weight=weight).run(steps) for weight in WEIGHTS]
+        results.append(FairnessBench(policy, count, has_tenants=False, weight=1.0).run(steps))
+        results += [
+            FairnessBench(policy, count, has_tenants=True, weight=weight).run(steps) for weight in WEIGHTS
+        ]
     return results
 
 
-def print_table(results: list[Result]) -> None:
+def print_table(results: list[FairnessResult]) -> None:
     """Print one line per run."""
     print("| policy | slots | tenants | weights A : B | B's share | entitled | preemptions per call |")
     print("|---|---|---|---|---|---|---|")
@@ -143,7 +145,7 @@ def print_table(results: list[Result]) -> None:
 
 
 def main() -> int:
-    """Run the comparison; the exit status says whether B got its part at equal weights."""
+    """Run the comparison; exit with 1 if B got less than its share at equal weights."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--policies", nargs="+", choices=POLICY_NAMES, default=["plas", "atlas"])
     parser.add_argument("--slots", type=int, nargs="+", default=[4, 16])

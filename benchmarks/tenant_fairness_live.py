@@ -1,14 +1,14 @@
-"""Measure, on a real engine, what a tenant with one long program gets beside one that floods the engine.
+"""Measure, on a real engine, the share of a tenant with one long program beside one that floods it.
 
 One `autellix serve` with a tenants file. Tenant `flood` names a fresh program for every call, so that each of
 them has the least attained service; `long` and `heavy` make all their calls in one program. Each side keeps
 twice as many calls open as the engine has slots. The phases follow each other on the same engine: both
-sides under one key (no tenants to tell apart: the control), at equal weights, and with a weight of three.
-A side's service is what its receipts say.
+sides under one key (one tenant: the control), at equal weights, and with a weight of three.
+A side's service is that of its receipts.
 
     python benchmarks/tenant_fairness_live.py [--model demo] [--slots 4] [--seconds 60] [--out DIR] [--json]
 
-The exit status says whether the long program got 45 % at equal weights.
+The exit status is 1 if the long program got less than 45 % at equal weights.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from autellix_lab.demo.model import DEMO_MODEL_NAME
 CHAT = "/v1/chat/completions"
 WEIGHTS = {"flood": 1.0, "long": 1.0, "heavy": 3.0}
 PHASES = (("one key", "flood", "flood"), ("1 : 1", "flood", "long"), ("1 : 3", "flood", "heavy"))
-"""Name of the phase, whose key the flood has, whose the long program."""
+"""Name of the phase, the flood's key and the long program's key."""
 CALLS_PER_SLOT = 2
 PROMPT_WORDS = 20
 OUTPUT_TOKENS = (4, 12)
@@ -44,7 +44,7 @@ FAIR_SHARE = 0.45
 
 @dataclass(slots=True)
 class Side:
-    """What one side got in the counted time of one phase."""
+    """One side's results in the counted time of one phase."""
 
     calls: int = 0
     service_s: float = 0.0
@@ -64,7 +64,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class PhaseResult:
     """One phase."""
 
     phase: str
@@ -78,7 +78,7 @@ class Result:
         return self.long.service_s / (self.flood.service_s + self.long.service_s)
 
 
-class Load:
+class ClosedLoop:
     """Keeps calls open at one gateway until a phase is over."""
 
     def __init__(self, client: aiohttp.ClientSession, url: str, model: str, *, ends_s: float) -> None:
@@ -117,13 +117,15 @@ class Load:
         }
 
 
-async def play(url: str, model: str, keys: dict[str, str], *, slots: int, seconds: float) -> list[Result]:
+async def play(
+    url: str, model: str, keys: dict[str, str], *, slots: int, seconds: float
+) -> list[PhaseResult]:
     """Play all phases."""
     results = []
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
         for phase, flood_name, long_name in PHASES:
             begins_s = time.monotonic() + WARM_UP_S
-            load = Load(client, url, model, ends_s=begins_s + seconds)
+            load = ClosedLoop(client, url, model, ends_s=begins_s + seconds)
             flood, long = Side(), Side()
             fresh = (f"fresh-{phase}-{number}" for number in itertools.count())
             same = itertools.repeat(f"long-{phase}")
@@ -134,7 +136,7 @@ async def play(url: str, model: str, keys: dict[str, str], *, slots: int, second
                     group.create_task(load.run(keys[long_name], same, thread, long, begins_s))
             weights = WEIGHTS[flood_name], WEIGHTS[long_name]
             results.append(
-                Result(phase=phase, entitled_share=weights[1] / sum(weights), flood=flood, long=long)
+                PhaseResult(phase=phase, entitled_share=weights[1] / sum(weights), flood=flood, long=long)
             )
     return results
 
@@ -152,7 +154,7 @@ def write_tenants(path: Path, keys: dict[str, str]) -> None:
     path.write_text("\n".join(lines))
 
 
-def measure(model: str, *, slots: int, seconds: float, out_dir: Path) -> list[Result]:
+def measure(model: str, *, slots: int, seconds: float, out_dir: Path) -> list[PhaseResult]:
     """Start the backend, play the phases, and stop it."""
     keys = {name: new_key() for name in WEIGHTS}
     tenants_file = out_dir / "tenants.toml"
@@ -169,7 +171,7 @@ def measure(model: str, *, slots: int, seconds: float, out_dir: Path) -> list[Re
         return asyncio.run(play(backend.base_url, served, keys, slots=slots, seconds=seconds))
 
 
-def print_table(results: list[Result]) -> None:
+def print_table(results: list[PhaseResult]) -> None:
     """Print one line per phase."""
     print(
         "| flood : long | long's share | entitled | calls flood, long | mean wait flood, long (s) "

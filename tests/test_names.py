@@ -1,4 +1,4 @@
-"""Rules of names that no linter knows."""
+"""Rules for names that no linter checks."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
-BACKEND = Path(__file__).parents[1] / "backend"
+REPOSITORY = Path(__file__).parents[1]
+ROOMS = ("backend", "sdk", "integrations")
 
 
-def test_class_names_of_the_backend_are_unique() -> None:
-    """Private ones too: a name in a traceback or a search leads to one class."""
+def test_class_names_are_unique() -> None:
+    """Private ones included: a name in a traceback or a search leads to one class."""
     homes: defaultdict[str, list[str]] = defaultdict(list)
-    for path in sorted(BACKEND.rglob("*.py")):
+    sources = (path for room in ROOMS for path in (REPOSITORY / room).rglob("*.py"))
+    for path in sorted(sources):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
-                homes[node.name].append(str(path.relative_to(BACKEND)))
+                homes[node.name].append(str(path.relative_to(REPOSITORY)))
     assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}

@@ -4,7 +4,7 @@ Two pieces of host memory stand for the accelerator's and the host's. The cache 
 row of blocks (LBHNC). `scattered`: blocks from anywhere go to memory that keeps a block's layers together.
 `runs`: blocks come in runs of 16, and far memory has the cache's layout. Every contestant copies the same
 pages; rounds alternate between them, and the best round counts. GB/s are bytes moved per second, once each;
-per CPU second (of all threads) they depend less on what else the machine does. `memcpy` is one call for as
+per CPU second (of all threads) they depend less on other load. `memcpy` is one call for as
 many bytes: the ceiling.
 
     python benchmarks/swap/cpu.py [--mib 32] [--rounds 7] [--pages-kib 8 16 32 64 128 256] [--json]
@@ -101,7 +101,7 @@ def copy_with_torch(field: Field) -> None:
 
 
 def contestants(field: Field, swappers: dict[str, Swapper]) -> tuple[dict[str, Copy], dict[str, int]]:
-    """Return what copies, and how many transfers each of ours makes."""
+    """Return the contestants, and the number of transfers of each of ours."""
     copies: dict[str, Copy] = {TORCH: lambda: copy_with_torch(field)}
     transfers: dict[str, int] = {}
     for (name, swapper), strategy in itertools.product(

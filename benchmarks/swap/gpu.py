@@ -24,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gpu_plan import KIB, Result, cells, job_of, summary
+from gpu_plan import KIB, CellResult, cells, job_of, summary
 
 from autellix_backend.kernels.checks import check_job
 from autellix_backend.kernels.job import Direction, Strategy
@@ -37,7 +37,7 @@ def build_library() -> SwapLibrary:
     """Compile the CUDA library for this run and load it.
 
     Raises:
-        Exception: the builder's error, with what the compiler said.
+        Exception: the builder's error, with the compiler's output.
     """
     builder = _builder()
     folder = Path(tempfile.mkdtemp(prefix="autellix-swap-"))
@@ -93,7 +93,7 @@ def main() -> int:
     from gpu_rounds import run_all
 
     report: dict[str, Any] = run_all(library, list(cells(is_quick=arguments.quick)), is_quick=arguments.quick)
-    results: list[Result] = report["results"]
+    results: list[CellResult] = report["results"]
     print(
         f"{'':>5} {'page':>9} {'blocks':>6} {'contestant':<18}"
         f" {'us':>10} {'GB/s':>7} {'ceiling':>8} {'transfers':>9}"

@@ -1,4 +1,4 @@
-"""The plan of `gpu.py`: sizes of jobs, what one is, what a result is, and how results stand to the aims."""
+"""The plan of `gpu.py`: job sizes, jobs, results, and their comparison with the aims."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autellix_backend.kernels.job import Direction, Job, Plane, Strategy, pairs_
 
 KIB = 1 << 10
 MOST_BYTES = 1 << 30
-"""What one job moves at most: larger cells are left out."""
+"""The most bytes that one job moves: larger cells are left out."""
 SLOT_BYTES = 4 << 20
 AIM_TRANSFERS, AIM_SPEED, AIM_CEILING = 32, 3.0, 0.9
 
@@ -25,12 +25,12 @@ class Cell:
 
     @property
     def bytes(self) -> int:
-        """Return what the job moves."""
+        """Return the bytes that the job moves."""
         return self.page_bytes * self.blocks * self.layers
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CellResult:
     """One contestant's time for one cell."""
 
     direction: str
@@ -74,9 +74,9 @@ def job_of(cell: Cell, near: int, far: int, direction: Direction, strategy: Stra
     )
 
 
-def summary(results: list[Result]) -> list[str]:
+def summary(results: list[CellResult]) -> list[str]:
     """Return the aims of the design beside what was measured."""
-    best: dict[tuple[str, int, int], dict[str, Result]] = {}
+    best: dict[tuple[str, int, int], dict[str, CellResult]] = {}
     for one in results:
         best.setdefault((one.direction, one.page_kib, one.blocks), {})[one.contestant] = one
     lines = []

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
-from gpu_plan import SLOT_BYTES, Cell, Result, job_of
+from gpu_plan import SLOT_BYTES, Cell, CellResult, job_of
 
 from autellix_backend.kernels.base import Swapper
 from autellix_backend.kernels.job import Direction, Strategy, SwapOptions, SwapTable
@@ -74,7 +74,7 @@ class BatchCall:
             raise RuntimeError(f"cuMemcpyBatchAsync failed: {error}")
 
 
-class Bench:
+class SwapBench:
     """The two memories, and every way to move pages between them."""
 
     def __init__(self, library: SwapLibrary, most_bytes: int) -> None:
@@ -118,7 +118,7 @@ class Bench:
         """Copy onto cleared memory and compare every byte, those between the pages included.
 
         Raises:
-            SystemExit: a byte is not as it should be.
+            SystemExit: a byte differs.
         """
         near, far = self._views(self.near, self.far, cell)
         pattern, _ = self._views(self.pattern, self.far, cell)
@@ -208,9 +208,9 @@ def _gemm_s(beside: Copy | None) -> float:
 
 def run_all(library: SwapLibrary, plan: list[Cell], *, is_quick: bool) -> dict[str, Any]:
     """Return results, ceilings and the slowdowns of a GEMM."""
-    bench = Bench(library, max(cell.bytes for cell in plan))
+    bench = SwapBench(library, max(cell.bytes for cell in plan))
     ceilings = {direction: bench.ceiling_gb_per_s(direction) for direction in Direction}
-    results: list[Result] = []
+    results: list[CellResult] = []
     for direction, cell in itertools.product(Direction, plan):
         copies, transfers = bench.contestants(cell, direction)
         for name, copy in copies.items():
@@ -218,7 +218,7 @@ def run_all(library: SwapLibrary, plan: list[Cell], *, is_quick: bool) -> dict[s
         for name, seconds in _times(copies, 5 if is_quick else 15).items():
             speed = cell.bytes / seconds / 1e9
             results.append(
-                Result(
+                CellResult(
                     direction=direction.name.lower(),
                     page_kib=cell.page_bytes >> 10,
                     blocks=cell.blocks,
@@ -239,7 +239,7 @@ def run_all(library: SwapLibrary, plan: list[Cell], *, is_quick: bool) -> dict[s
     }
 
 
-def _slowdowns(bench: Bench) -> dict[str, float]:
+def _slowdowns(bench: SwapBench) -> dict[str, float]:
     _gemm_s(None)  # warms up
     alone_s = _gemm_s(None)
     cell = Cell(32 << 10, 256, 8)

@@ -94,10 +94,10 @@ class RecordingBackend:
     """Requests of the sessions API: method, path, body; GONE when a watched client has exited."""
     credentials: list[str | None] = field(default_factory=list)
     """The Authorization header of each POST to the sessions API."""
-    _server: _Server | None = None
+    _server: _RecordingServer | None = None
 
     def __enter__(self) -> RecordingBackend:
-        self._server = _Server(("127.0.0.1", 0), self)
+        self._server = _RecordingServer(("127.0.0.1", 0), self)
         threading.Thread(
             target=self._server.serve_forever, args=(0.01,), name="autellix-recording", daemon=True
         ).start()
@@ -176,7 +176,7 @@ def tool_call(*calls: tuple[str, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-class _Server(ThreadingHTTPServer):
+class _RecordingServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 1024
 
@@ -188,7 +188,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    server: _Server
+    server: _RecordingServer
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
         pass
@@ -202,7 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if API_PREFIX in self.path and self.path.endswith("/watch") and self.server.backend.is_autellix:
-            # Held open until the client closes it.
+            # Stays open until the client closes it.
             self.server.backend.control.append(("GET", self.path, ""))
             self.rfile.read(1)
             self.server.backend.control.append(("GONE", self.path, ""))

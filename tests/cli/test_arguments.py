@@ -11,7 +11,7 @@ from autellix_lab.cli.arguments import gap_rule
 from autellix_lab.workload.fit import NO_GAPS, RECORDED_GAPS, GapRule
 
 
-def test_values_are_what_they_say() -> None:
+def test_values_have_their_types() -> None:
     """Each in its type."""
     assert (count("3"), above_zero("0.5")) == (3, 0.5)
     assert [gap_rule(text) for text in ("zero", "recorded", "capped:2")] == [

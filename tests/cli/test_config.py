@@ -37,7 +37,7 @@ def test_every_setting_is_shown_with_its_source(
     assert set(shown) == {f"{section}.{key}" for section, values in sections.items() for key in values}
 
 
-def test_the_table_says_the_same(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_shows_the_same_values(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "show", "--config", str(file)]) == 0
     text = capsys.readouterr().out
     rows = {line.split()[0]: line.split()[1:] for line in text.splitlines()}
@@ -46,7 +46,7 @@ def test_the_table_says_the_same(file: Path, capsys: pytest.CaptureFixture[str])
     assert SECRET not in text
 
 
-def test_a_sound_file_is_said_to_be_so(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_valid_file_passes_the_check(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "check", str(file)]) == 0
     assert "can be used" in capsys.readouterr().out
 
@@ -70,7 +70,7 @@ def test_an_unusable_file_is_an_error_that_names_the_field(
     assert field in capsys.readouterr().err
 
 
-def test_the_environment_does_not_speak_for_a_file(
+def test_the_check_of_a_file_ignores_the_environment(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AUTELLIX_GATEWAY_PORT", "x")

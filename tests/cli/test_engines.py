@@ -41,7 +41,7 @@ def test_engines_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     at_work(use)
 
 
-def test_engines_join_drain_and_leave(capsys: pytest.CaptureFixture[str]) -> None:
+def test_engines_are_added_drained_and_removed(capsys: pytest.CaptureFixture[str]) -> None:
     def use(url: str, third: str) -> None:
         def told(*arguments: str) -> str:
             assert main(["engines", *arguments, "--url", url]) == 0
@@ -61,7 +61,7 @@ def test_engines_join_drain_and_leave(capsys: pytest.CaptureFixture[str]) -> Non
     at_work(use)
 
 
-def test_what_cannot_be_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_changes_are_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     def use(url: str, _third: str) -> None:
         assert main(["engines", "drain", "nobody", "--url", url]) == 1
         assert "404: there is no engine 'nobody'" in capsys.readouterr().err

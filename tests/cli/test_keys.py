@@ -29,7 +29,7 @@ def test_a_new_key_authenticates_once_its_lines_are_in_the_file(
     assert key not in path.read_text()
 
 
-def test_a_name_that_no_tenant_can_have_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_tenant_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """The error names the argument."""
     assert main(["keys", "new", "Re/search"]) == 2
     assert "TENANT: is 'Re/search'; expected 1 to 32 of" in capsys.readouterr().err

@@ -45,7 +45,7 @@ def error_of(capsys: pytest.CaptureFixture[str]) -> str:
         (["serve", "--engine", "host:80"], "engine.urls (from --engine): is 'host:80'; expected an http://"),
     ],
 )
-def test_bad_input_is_one_clear_line(
+def test_bad_input_gives_a_one_line_error(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The exit code is 2, and the line names the field and what is expected."""
@@ -90,7 +90,7 @@ def test_a_missing_engine_names_the_remedy(
     assert "engine: vLLM is not installed; expected `pip install" in error_of(capsys)
 
 
-def test_a_failed_engine_and_an_interrupt_have_their_own_codes(
+def test_a_failed_engine_and_ctrl_c_have_their_own_exit_codes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An engine that fails to start gives 1 with its log, Ctrl-C gives 130."""

@@ -189,7 +189,7 @@ async def in_flight(client: aiohttp.ClientSession, root: str, engine: FakeEngine
     return calls
 
 
-def test_sigterm_lets_running_calls_end_and_takes_no_more(
+def test_sigterm_finishes_running_calls_and_refuses_new_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """While it drains the server still answers: not ready, and 503 to calls."""
@@ -226,7 +226,7 @@ def test_sigterm_lets_running_calls_end_and_takes_no_more(
 
 
 @pytest.mark.parametrize(("grace_s", "signals", "code"), [(0.2, 1, 0), (60.0, 2, 130)])
-def test_calls_that_outlast_the_grace_are_told_the_end(
+def test_calls_that_outlast_the_grace_get_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], grace_s: float, signals: int, code: int
 ) -> None:
     """When the grace is over, or a second signal comes: 503, or an error event in a stream."""
@@ -293,7 +293,7 @@ def test_a_recording_that_cannot_be_written_shows_before_the_engine_starts(
     assert f"gateway.record_path: cannot write {path}" in capsys.readouterr().err
 
 
-def test_sighup_reads_the_tenants_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sighup_reloads_the_tenants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A key that comes into the file opens the door from then on; a faulty file changes nothing."""
     path = tmp_path / "tenants.toml"
     keys = [new_key(), new_key()]
@@ -343,7 +343,7 @@ def test_sighup_reads_the_tenants_anew(tmp_path: Path, capsys: pytest.CaptureFix
     assert asyncio.run(main()) == 0
 
 
-def test_serves_while_an_engine_is_missing_that_need_not_answer(
+def test_serves_while_an_optional_engine_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Calls go to the engine that is there; the other one is down."""

@@ -114,7 +114,7 @@ def test_an_idle_program_has_no_calls_to_explain() -> None:
     )
 
 
-def test_top_shows_one_look_where_nobody_can_press_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+def test_top_prints_once_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     def use(url: str) -> None:
         assert main(["top", "--once", "--url", url]) == 0
         text = capsys.readouterr().out
@@ -156,7 +156,7 @@ def test_top_follows_in_a_terminal_until_a_key_ends_it(ending: bytes) -> None:
 
 
 @pytest.mark.parametrize("command", [["ps"], ["why", "p"], ["top", "--once"]])
-def test_a_gateway_that_is_not_there_is_one_clear_line(
+def test_a_missing_gateway_gives_a_one_line_error(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

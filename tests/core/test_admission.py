@@ -53,7 +53,7 @@ def test_only_admitted_calls_enter_the_batch() -> None:
     assert batch(machine, without="a") == ["c"]
 
 
-def test_admission_hears_of_calls_that_leave() -> None:
+def test_admission_is_notified_when_calls_leave() -> None:
     machine = machine_of(OneProgram(), ("a", "p"), ("b", "q"), ("c", "p"))
     machine.finish("a", 1.0)
     assert batch(machine) == ["c"]

@@ -28,7 +28,7 @@ def engines(calls: Mapping[str, int], *, closed: str = "", **changes: Any) -> li
 
 
 @pytest.mark.parametrize("name", BALANCER_NAMES)
-def test_a_balancer_carries_the_name_it_is_made_by(name: str) -> None:
+def test_a_balancer_has_its_registered_name(name: str) -> None:
     assert make_balancer(name).name == name
 
 
@@ -61,7 +61,7 @@ def test_without_an_engine_that_accepts_there_is_no_choice(name: str, closed: st
 
 
 @pytest.mark.parametrize("name", BALANCER_NAMES)
-def test_what_is_unknown_can_be_finished_and_forgotten(name: str) -> None:
+def test_unknown_calls_and_programs_are_ignored(name: str) -> None:
     balancer = make_balancer(name)
 
     balancer.finished(FinishedCall(program_id="p", engine="gone", prompt_tokens=9, output_tokens=9))
@@ -102,7 +102,7 @@ def test_a_bad_load_names_its_field(field: str, value: float) -> None:
         EngineLoad(name="a", **(good | {field: value}))
 
 
-def test_engines_take_turns() -> None:
+def test_round_robin_alternates_between_engines() -> None:
     balancer = RoundRobin()
     turns = [balancer.assign("p", 9999, engines({"a": 5, "b": 0, "c": 1})) for _ in range(4)]
     assert turns == ["a", "b", "c", "a"]
@@ -121,7 +121,7 @@ def test_short_calls_follow_the_load_and_pin_nothing() -> None:
     assert balancer.pins == {}
 
 
-def test_long_calls_stay_where_the_first_one_went() -> None:
+def test_long_calls_stay_on_the_engine_of_the_first_one() -> None:
     balancer = Locality()
 
     assert balancer.assign("p", 2048, engines({"a": 1, "b": 0})) == "b"
@@ -146,7 +146,7 @@ def test_an_engine_that_returns_has_lost_its_pins() -> None:
     assert balancer.assign("p", 5000, engines({"a": 9, "b": 1})) == "b"
 
 
-def test_a_forgotten_program_has_no_pin() -> None:
+def test_a_dropped_program_has_no_pin() -> None:
     balancer = Locality()
     balancer.assign("p", 5000, engines({"a": 0}))
 

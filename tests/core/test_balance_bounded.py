@@ -78,7 +78,7 @@ def test_short_calls_are_pinned_too(balancer: LocalityBounded) -> None:
     assert balancer.pins == {"p": "a"}
 
 
-def test_a_program_stays_where_its_context_is_though_others_have_fewer_calls(
+def test_a_program_stays_with_its_context_although_other_engines_have_fewer_calls(
     balancer: LocalityBounded,
 ) -> None:
     assert balancer.assign("p", CONTEXT, [IDLE, OTHER]) == "a"
@@ -86,14 +86,14 @@ def test_a_program_stays_where_its_context_is_though_others_have_fewer_calls(
     assert balancer.assign("p", CONTEXT + 600, [full(IDLE, 3), replace(OTHER, running=5)]) == "a"
 
 
-def test_a_pin_yields_once_the_queue_costs_more_than_reading_elsewhere(balancer: LocalityBounded) -> None:
+def test_a_pin_yields_once_the_queue_costs_more_than_a_prefill_elsewhere(balancer: LocalityBounded) -> None:
     balancer.assign("p", CONTEXT, [IDLE, OTHER])
 
     assert balancer.assign("p", CONTEXT, [full(IDLE, 30), OTHER]) == "b"
     assert balancer.pins == {"p": "b"}
 
 
-def test_the_longer_the_context_the_longer_the_queue_that_a_program_bears(balancer: LocalityBounded) -> None:
+def test_a_longer_context_justifies_a_longer_queue(balancer: LocalityBounded) -> None:
     def bears(context_tokens: int) -> int:
         for waiting in range(500):
             balancer.forget("p")
@@ -105,7 +105,7 @@ def test_the_longer_the_context_the_longer_the_queue_that_a_program_bears(balanc
     assert bears(1000) < bears(4000) < bears(16000) < 500
 
 
-def test_queues_that_take_turns_do_not_make_a_program_hop(balancer: LocalityBounded) -> None:
+def test_alternating_queues_do_not_make_a_program_hop(balancer: LocalityBounded) -> None:
     """Once moved it stays, unless the difference covers the price of both moves."""
     busy, calm = 12, 0
     balancer.assign("p", CONTEXT, [full(IDLE, busy), full(OTHER, calm)])
@@ -116,7 +116,7 @@ def test_queues_that_take_turns_do_not_make_a_program_hop(balancer: LocalityBoun
     assert len(set(placements)) == 1
 
 
-def test_a_program_that_moved_has_to_be_read_again_where_it_was(balancer: LocalityBounded) -> None:
+def test_a_program_that_moved_needs_a_new_prefill_on_its_old_engine(balancer: LocalityBounded) -> None:
     balancer.assign("p", CONTEXT, [IDLE, OTHER])
     assert balancer.assign("p", CONTEXT, [full(IDLE, 40), OTHER]) == "b"
 
@@ -172,7 +172,7 @@ def test_answers_count_as_context(balancer: LocalityBounded) -> None:
     assert balancer.assign("q", 5000, [roomy, tight]) == "b"
 
 
-def test_long_answers_are_learnt(balancer: LocalityBounded) -> None:
+def test_long_answers_are_learned(balancer: LocalityBounded) -> None:
     """Where answers are long, the pace of writing outweighs the reading."""
     slow_writer = replace(IDLE, decode_s_per_token=0.02, prefill_s_per_token=0.00001)
     slow_reader = replace(OTHER, decode_s_per_token=0.018, prefill_s_per_token=0.001)
@@ -198,7 +198,7 @@ def test_a_joining_engine_gets_the_next_program(balancer: LocalityBounded) -> No
     assert balancer.assign("new", 500, [full(IDLE, 2), OTHER]) == "b"
 
 
-def test_pins_are_bounded_by_the_programs_that_live(balancer: LocalityBounded) -> None:
+def test_pins_are_bounded_by_the_live_programs(balancer: LocalityBounded) -> None:
     """Whatever comes, only accepting engines are chosen, and nothing outlives its program."""
     rng = random.Random(5)
     names = ("a", "b", "c", "d")
@@ -236,14 +236,14 @@ def test_pins_are_bounded_by_the_programs_that_live(balancer: LocalityBounded) -
 # What engines tell of their caches.
 
 
-def test_a_program_goes_where_its_context_is_known_to_be(balancer: LocalityBounded) -> None:
+def test_a_program_goes_to_the_engine_with_its_cached_context(balancer: LocalityBounded) -> None:
     """Also if it has no pin yet, as after a gateway's restart."""
     there = [replace(IDLE, held_tokens=0), replace(OTHER, held_tokens=CONTEXT)]
     assert balancer.assign("p", CONTEXT, there) == "b"
     assert balancer.pins == {"p": "b"}
 
 
-def test_a_pin_is_worth_what_its_engine_still_holds(balancer: LocalityBounded) -> None:
+def test_a_pins_value_follows_the_remaining_blocks(balancer: LocalityBounded) -> None:
     assert balancer.assign("p", CONTEXT, [IDLE, OTHER]) == "a"
     busy = replace(IDLE, running=4)
     assert balancer.assign("p", CONTEXT, [replace(busy, held_tokens=CONTEXT), OTHER]) == "a"

@@ -38,7 +38,7 @@ def test_a_shared_block_counts_for_each_program(cache: CacheMap) -> None:
     assert (cache.held_tokens("p"), cache.held_tokens("q")) == (0, 32)
 
 
-def test_what_was_never_told_is_not_known(cache: CacheMap) -> None:
+def test_unreported_blocks_are_unknown(cache: CacheMap) -> None:
     cache.stored([1], 16, "p")
     cache.begin(is_complete=False)
     cache.stored([2], 16, "q")
@@ -47,7 +47,7 @@ def test_what_was_never_told_is_not_known(cache: CacheMap) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_it_agrees_with_a_plain_table(cache: CacheMap, seed: int) -> None:
+def test_the_map_equals_a_plain_table(cache: CacheMap, seed: int) -> None:
     generator = random.Random(seed)
     held: dict[int, set[str]] = {}
     for _ in range(300):

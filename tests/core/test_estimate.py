@@ -15,18 +15,18 @@ from autellix_backend.core.estimate import (
 )
 
 
-def test_programs_of_one_size_are_worth_their_remainder() -> None:
+def test_programs_of_one_size_have_their_remainder_as_index() -> None:
     assert gittins_index([5.0] * 4, 2.0) == 3.0
 
 
-def test_a_likely_early_end_makes_a_program_worth_a_try() -> None:
+def test_a_likely_early_end_lowers_a_programs_index() -> None:
     # Nine of ten end after 1: to spend 1 on each costs 10 and finishes 9.
     assert gittins_index([1.0] * 9 + [100.0], 0.0) == pytest.approx(10 / 9)
     # One that did not end then is as large as the one that remains.
     assert gittins_index([1.0] * 9 + [100.0], 1.0) == 99.0
 
 
-def test_beyond_the_largest_nothing_is_known() -> None:
+def test_past_the_largest_program_the_remainder_is_unknown() -> None:
     assert gittins_index([1.0, 2.0], 2.0) is None
     assert gittins_index([], 0.0) is None
 
@@ -44,7 +44,7 @@ def test_the_index_is_that_of_the_best_stopping_time(totals: list[float], attain
     assert gittins_index(totals, attained) == pytest.approx(min(ratios))
 
 
-def test_a_class_speaks_once_it_has_seen_enough() -> None:
+def test_a_class_has_an_estimate_after_enough_programs() -> None:
     estimator = SizeEstimator()
     for _ in range(LEAST_PROGRAMS - 1):
         estimator.observe_program("chat", 4.0)
@@ -56,7 +56,7 @@ def test_a_class_speaks_once_it_has_seen_enough() -> None:
     assert estimator.expect("tree", 1.0) is None
 
 
-def test_a_class_forgets_its_oldest_programs() -> None:
+def test_a_class_drops_its_oldest_programs() -> None:
     estimator = SizeEstimator()
     for _ in range(HISTORY_PROGRAMS):
         estimator.observe_program("chat", 100.0)
@@ -66,7 +66,7 @@ def test_a_class_forgets_its_oldest_programs() -> None:
     assert estimator.expect("chat", 0.0) == 7.0
 
 
-def test_hints_become_seconds_by_what_the_class_has_cost() -> None:
+def test_hints_are_converted_to_seconds_by_the_cost_of_the_class() -> None:
     estimator = SizeEstimator()
     estimator.observe_call("chat", 2.0, 100)
     estimator.observe_call("react", 1.0, 10)
@@ -78,7 +78,7 @@ def test_hints_become_seconds_by_what_the_class_has_cost() -> None:
     assert estimator.expect("new", 0.0, Hint(tokens=110)) == pytest.approx(3.0)
 
 
-def test_a_hint_says_nothing_before_the_first_call_has_finished() -> None:
+def test_a_hint_has_no_effect_before_the_first_call_has_finished() -> None:
     assert SizeEstimator().expect("chat", 0.0, Hint(calls=3)) is None
     assert SizeEstimator().expect("chat", 0.0, Hint(tokens=3)) is None
     assert SizeEstimator().expect("chat", 0.0, Hint()) is None

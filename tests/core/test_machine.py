@@ -28,14 +28,14 @@ def run_for(machine: Machine, call_id: str, start: float, seconds: float) -> Non
     machine.charge(call_id, seconds, start + seconds)
 
 
-def test_a_call_queues_by_the_told_service_of_its_program(machine: Machine) -> None:
+def test_a_call_queues_by_the_reported_service_of_its_program(machine: Machine) -> None:
     call = machine.arrive(Arrival("a", "p", service_s=2.0, wait_s=1.0, thread_id="3"), 0.0)
 
     assert (call.level, call.inherited_service_s, call.thread_id) == (2, 2.0, "3")
     assert machine.table["p"].wait_s == 1.0
 
 
-def test_the_larger_service_wins_over_the_told_one(machine: Machine) -> None:
+def test_the_larger_service_wins_over_the_reported_one(machine: Machine) -> None:
     machine.arrive(Arrival("a", "p", service_s=5.0), 0.0)
     call = machine.arrive(Arrival("b", "p", service_s=2.0), 0.0)
 
@@ -76,7 +76,7 @@ def test_a_waiting_call_cannot_be_preempted(machine: Machine) -> None:
         machine.preempt("a", 1.0)
 
 
-def test_a_record_tells_what_became_of_a_call(machine: Machine) -> None:
+def test_a_record_has_the_outcome_of_a_call(machine: Machine) -> None:
     machine.arrive(Arrival("a", "p", thread_id="1"), 10.0)
     run_for(machine, "a", 11.0, 2.0)
     machine.tick(13.0)
@@ -101,7 +101,7 @@ def test_an_aborted_call_is_charged_for_what_ran(machine: Machine) -> None:
     assert machine.table["p"].service_s == 2.0
 
 
-def test_a_preempted_call_keeps_its_place(machine: Machine) -> None:
+def test_a_preempted_call_keeps_its_place_in_the_queue(machine: Machine) -> None:
     machine.arrive(Arrival("a", "p"), 0.0)
     machine.arrive(Arrival("b", "q"), 0.0)
     rank = machine.call("a").rank
@@ -165,7 +165,7 @@ def test_promotions_keep_the_order_of_the_queues(machine: Machine) -> None:
     assert [call.call_id for call in machine] == ["high", "later", "low"]
 
 
-def test_the_waiting_of_a_call_that_left_counts_for_its_siblings(machine: Machine) -> None:
+def test_a_finished_calls_waiting_counts_for_its_siblings(machine: Machine) -> None:
     machine.arrive(Arrival("a", "p", service_s=2.0), 0.0)
     machine.arrive(Arrival("b", "p"), 0.0)
     machine.abort("b", 3.0)
@@ -173,7 +173,7 @@ def test_the_waiting_of_a_call_that_left_counts_for_its_siblings(machine: Machin
     assert [change.call_id for change in machine.tick(3.0)] == ["a"]
 
 
-def test_told_waiting_counts_for_the_active_calls(machine: Machine) -> None:
+def test_reported_waiting_counts_for_the_active_calls(machine: Machine) -> None:
     machine.arrive(Arrival("a", "p", service_s=2.0), 0.0)
     machine.arrive(Arrival("b", "p", wait_s=3.0), 1.0)
 
@@ -190,7 +190,7 @@ def test_waiting_goes_on_after_a_preemption(machine: Machine) -> None:
     assert [change.call_id for change in machine.tick(7.0)] == ["a"]
 
 
-def test_a_promotion_makes_good_the_waiting_and_the_service_of_the_call(machine: Machine) -> None:
+def test_a_promotion_resets_the_calls_waiting_and_service(machine: Machine) -> None:
     call = machine.arrive(Arrival("a", "p", service_s=2.0), 0.0)
     run_for(machine, "a", 1.0, 1.0)
     machine.preempt("a", 2.0)
@@ -200,7 +200,7 @@ def test_a_promotion_makes_good_the_waiting_and_the_service_of_the_call(machine:
     assert (call.wait_at(7.0), call.service_s) == (6.0, 1.0)
 
 
-def test_a_promoted_call_writes_for_as_long_as_it_read_before_it_is_demoted(machine: Machine) -> None:
+def test_a_promoted_call_decodes_for_as_long_as_it_prefilled_before_it_is_demoted(machine: Machine) -> None:
     call = machine.arrive(Arrival("a", "p", service_s=2.0), 0.0)
     machine.tick(4.0)
     machine.start("a", 4.0)
@@ -214,7 +214,7 @@ def test_a_promoted_call_writes_for_as_long_as_it_read_before_it_is_demoted(mach
     assert not machine.quanta.has_deferred
 
 
-def test_a_promoted_call_without_its_slot_is_demoted_as_others_are(machine: Machine) -> None:
+def test_a_promoted_call_without_a_slot_is_demoted_like_others(machine: Machine) -> None:
     machine.arrive(Arrival("a", "p", service_s=2.0), 0.0)
     machine.tick(4.0)
     machine.start("a", 4.0)
@@ -225,7 +225,7 @@ def test_a_promoted_call_without_its_slot_is_demoted_as_others_are(machine: Mach
     assert [change.reason for change in machine.tick(7.0)] == [ChangeReason.DEMOTION]
 
 
-def test_a_call_that_did_not_starve_is_demoted_while_it_reads(machine: Machine) -> None:
+def test_a_call_that_did_not_starve_is_demoted_during_its_prefill(machine: Machine) -> None:
     machine.arrive(Arrival("a", "p"), 0.0)
     machine.start("a", 0.0)
     machine.charge("a", 1.0, 1.0, is_prefill=True)
@@ -253,7 +253,7 @@ def test_calls_without_service_do_not_starve() -> None:
     assert machine.tick(1e9) == []
 
 
-def test_without_a_threshold_nobody_is_promoted() -> None:
+def test_without_a_threshold_no_call_is_promoted() -> None:
     machine = Machine(SchedulerConfig(beta=math.inf))
     machine.arrive(Arrival("a", "p", service_s=5.0), 0.0)
 
@@ -335,7 +335,7 @@ def test_machines_may_share_a_table() -> None:
     other.check()
 
 
-def test_what_the_next_tick_will_look_at_can_be_asked() -> None:
+def test_the_inputs_of_the_next_tick_can_be_queried() -> None:
     machine = Machine(SchedulerConfig(policy="plas", bounds=(1.0,), beta=2.0))
     assert (machine.quanta.is_due, machine.starvation.next_deadline_s) == (False, math.inf)
 
@@ -350,7 +350,7 @@ def test_what_the_next_tick_will_look_at_can_be_asked() -> None:
     assert machine.starvation.next_deadline_s == pytest.approx(3.0)
 
 
-def test_a_policy_that_reads_parents_takes_the_inherited_service_it_is_told() -> None:
+def test_a_policy_that_reads_parents_uses_the_reported_inherited_service() -> None:
     machine = Machine(SchedulerConfig(policy="atlas-dag", bounds=(1, 4)))
     assert machine.arrive(Arrival("a", "p", service_s=9.0, inherited_s=2.0), 0.0).inherited_service_s == 2.0
     # Others go by the program's.

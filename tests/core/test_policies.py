@@ -11,7 +11,7 @@ from autellix_backend.core.table import Program
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
-def test_a_policy_carries_the_name_it_is_made_by(name: str) -> None:
+def test_a_policy_has_its_registered_name(name: str) -> None:
     assert make_policy(name).name == name
 
 
@@ -75,7 +75,7 @@ def test_a_size_is_the_expectation_or_what_was_attained(
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
 @pytest.mark.parametrize(("service_s", "inherited_s", "ran_s"), [(5.0, 1.0, 2.0), (2.0, 4.0, 3.0)])
-def test_what_a_policy_says_of_its_sum_is_what_it_does(
+def test_a_policys_declared_sum_is_the_one_it_computes(
     name: str, service_s: float, inherited_s: float, ran_s: float
 ) -> None:
     """Shared tables add or take the maximum on the word of this."""

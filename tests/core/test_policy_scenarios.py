@@ -30,25 +30,25 @@ def finishes(outcome: Outcome, programs: int) -> list[float]:
     return [outcome.finish_of(index) for index in range(programs)]
 
 
-def test_sjf_takes_the_shortest_waiting_call_and_never_stops_a_running_one() -> None:
+def test_sjf_starts_the_shortest_waiting_call_and_never_preempts() -> None:
     # The call of 1 arrives while the one of 4 runs, and waits for it; then it goes before the one of 3.
     outcome = play("sjf", 1, one(4), one(3, arrival=1), one(1, arrival=2))
     assert finishes(outcome, 3) == [4, 8, 5]
     assert sum(record.preemptions for record in outcome.records.values()) == 0
 
 
-def test_round_robin_lets_calls_take_turns() -> None:
+def test_round_robin_rotates_calls() -> None:
     outcome = play("round_robin", 1, one(3), one(3), quanta=(1.0, 1.0, 1.0, 1.0))
     assert [row[1] for row in outcome.gantt] == [[0, 0], [1, 0], [0, 0], [1, 0], [0, 0], [1, 0]]
 
 
-def test_srpt_runs_the_program_with_the_least_to_come() -> None:
+def test_srpt_runs_the_program_with_the_least_remaining_service() -> None:
     # A call of 1 that opens a program of 6 waits for a program of 3.
     outcome = play("srpt", 1, chain(1, 5), chain(2, 1))
     assert finishes(outcome, 2) == [9, 3]
 
 
-def test_srpt_stops_a_larger_program_for_a_smaller_one() -> None:
+def test_srpt_preempts_a_larger_program_for_a_smaller_one() -> None:
     outcome = play("srpt", 1, one(6), one(2, arrival=1))
     assert finishes(outcome, 2) == [8, 3]
 
@@ -68,7 +68,7 @@ def test_the_exact_path_favours_the_short_branch() -> None:
     assert scalar.records[0, 2].inherited_service_s == 7
 
 
-def test_without_demotion_a_call_keeps_the_level_it_came_with() -> None:
+def test_without_demotion_a_call_keeps_its_initial_level() -> None:
     sinking = play("mlfq", 1, one(4), one(1, arrival=1))
     keeping = play("mlfq", 1, one(4), one(1, arrival=1), demotes=False)
     assert finishes(sinking, 2) == [5, 2]
@@ -107,7 +107,7 @@ def test_a_finished_call_brings_its_siblings_forward() -> None:
     machine.check()
 
 
-def test_an_unknown_program_sinks_by_what_it_has_had() -> None:
+def test_a_program_without_hints_is_demoted_by_its_attained_service() -> None:
     machine = Machine(SchedulerConfig(policy="hinted", beta=math.inf))
     machine.arrive(Arrival("a", "a"), 0.0)
     machine.arrive(Arrival("b", "b", expected_s=2.0), 0.0)
@@ -118,7 +118,7 @@ def test_an_unknown_program_sinks_by_what_it_has_had() -> None:
     assert [call.call_id for call in machine] == ["b", "a"]
 
 
-def test_a_promoted_call_keeps_its_place_when_its_program_changes() -> None:
+def test_a_promoted_call_keeps_its_position_when_its_program_changes() -> None:
     machine = Machine(SchedulerConfig(policy="hinted", beta=1.0))
     machine.arrive(Arrival("a1", "a", expected_s=2.0), 0.0)
     machine.tick(2.0)
@@ -136,12 +136,12 @@ def test_weighted_tokens_count_an_output_token_twice() -> None:
     assert config.nominal_service_s(10, 3) == 8.0
 
 
-def test_a_turn_without_levels_never_ends() -> None:
+def test_without_levels_a_quantum_never_ends() -> None:
     assert SchedulerConfig(bounds=()).first_quantum_s == math.inf
     assert SchedulerConfig(bounds=(), quanta=(3.0,)).first_quantum_s == 3.0
 
 
-def test_a_promoted_call_that_runs_is_not_stopped_by_one_that_waits() -> None:
+def test_a_waiting_call_does_not_preempt_a_running_promoted_one() -> None:
     machine = Machine(SchedulerConfig(policy="sjf", beta=1.0))
     machine.arrive(Arrival("a", "a", expected_s=1.0), 0.0)
     machine.arrive(Arrival("b", "b", expected_s=1.0), 0.0)

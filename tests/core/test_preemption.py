@@ -31,7 +31,7 @@ def costs_of(load_fixed_s: float, load_byte_s: float, step_s: float, token_s: fl
     return costs
 
 
-def test_a_line_is_found() -> None:
+def test_a_linear_cost_is_fitted() -> None:
     """Samples on a line give back its fixed part and its slope, far beyond and far below them."""
     line = CostLine()
     for number in range(1, 30):
@@ -40,7 +40,7 @@ def test_a_line_is_found() -> None:
     assert line.estimate(100 << 30) == pytest.approx(50.25)
 
 
-def test_a_line_bears_noise() -> None:
+def test_the_fit_tolerates_noise() -> None:
     """Noise of a tenth moves the price by a few hundredths."""
     generator = random.Random(5)
     line = CostLine()
@@ -50,7 +50,7 @@ def test_a_line_bears_noise() -> None:
     assert line.estimate(5e7) == pytest.approx(0.052, rel=0.05)
 
 
-def test_a_line_follows_the_machine() -> None:
+def test_the_fit_follows_a_changing_machine() -> None:
     """Old samples fade: after a hundred slower ones, the price is the slower one."""
     line = CostLine()
     for speed in (1.0, 3.0):
@@ -68,7 +68,7 @@ def test_samples_of_one_amount_make_a_price_per_unit() -> None:
     assert line.estimate(20) == pytest.approx(4.0)
 
 
-def test_a_falling_line_is_flat() -> None:
+def test_a_negative_slope_becomes_zero() -> None:
     """Larger amounts that took less, by chance, never make a negative price."""
     line = CostLine()
     for number in range(1, 20):
@@ -77,7 +77,7 @@ def test_a_falling_line_is_flat() -> None:
     assert line.estimate(1000) > 0.0
 
 
-def test_full_steps_tell_their_speed() -> None:
+def test_full_steps_determine_the_prefill_speed() -> None:
     """Under load all steps read what the budget leaves, and more of it the fewer calls write beside them."""
     costs = PreemptionCosts()
     for _ in range(5):
@@ -88,7 +88,7 @@ def test_full_steps_tell_their_speed() -> None:
     assert costs.recompute_s(1000) == pytest.approx(0.1, rel=0.02)
 
 
-def test_without_steps_that_only_write_nothing_is_deducted() -> None:
+def test_without_decode_steps_nothing_is_deducted() -> None:
     """An engine that has read in every step so far has its whole steps for a price."""
     costs = PreemptionCosts()
     for _ in range(MIN_SAMPLES):
@@ -96,7 +96,7 @@ def test_without_steps_that_only_write_nothing_is_deducted() -> None:
     assert costs.recompute_s(50) == pytest.approx(0.1)
 
 
-def test_steps_that_read_for_nothing_have_no_price() -> None:
+def test_prefill_that_adds_no_time_has_no_price() -> None:
     """Where reading shows in no step's time, there is nothing to weigh."""
     costs = PreemptionCosts()
     for number in range(40):
@@ -115,7 +115,7 @@ def test_prices_are_unknown_at_first() -> None:
     assert costs.resume(1000, stored_tokens=0, token_bytes=TOKEN_BYTES) is None
 
 
-def test_steps_that_only_write_say_nothing_of_reading() -> None:
+def test_decode_steps_do_not_price_prefill() -> None:
     """Recomputing has no price before prompts were read."""
     costs = PreemptionCosts()
     for _ in range(MIN_SAMPLES):
@@ -124,7 +124,7 @@ def test_steps_that_only_write_say_nothing_of_reading() -> None:
     assert costs.recompute_s(0) == 0.0
 
 
-def test_long_contexts_are_swapped_short_ones_read_again() -> None:
+def test_long_contexts_are_loaded_and_short_ones_recomputed() -> None:
     """A transfer's fixed cost makes it dearer for short contexts and cheaper for long ones."""
     costs = costs_of(load_fixed_s=0.01, load_byte_s=2e-11, step_s=0.02, token_s=5e-5)
     short = costs.resume(64, stored_tokens=64, token_bytes=TOKEN_BYTES)
@@ -138,7 +138,7 @@ def test_long_contexts_are_swapped_short_ones_read_again() -> None:
     assert long.prefill_s == pytest.approx(16 * 5e-5)
 
 
-def test_what_is_not_stored_must_be_read() -> None:
+def test_unstored_contexts_are_recomputed() -> None:
     """Without stored tokens there is only recomputing, however dear."""
     costs = costs_of(load_fixed_s=0.0, load_byte_s=1e-12, step_s=0.0, token_s=1.0)
     found = costs.resume(100, stored_tokens=0, token_bytes=1.0)
@@ -148,7 +148,7 @@ def test_what_is_not_stored_must_be_read() -> None:
     assert found.prefill_s == pytest.approx(100.0)
 
 
-def test_an_unknown_transfer_is_tried() -> None:
+def test_a_load_of_unknown_price_is_tried() -> None:
     """What is stored is loaded at first, or its price would never be learned."""
     costs = PreemptionCosts()
     for number in range(MIN_SAMPLES + 1):
@@ -157,7 +157,7 @@ def test_an_unknown_transfer_is_tried() -> None:
     assert costs.resume(100, stored_tokens=0, token_bytes=1.0) is not None
 
 
-def test_a_known_transfer_is_taken_while_reading_is_unknown() -> None:
+def test_a_known_load_is_used_while_the_prefill_price_is_unknown() -> None:
     """One price is enough to choose its way."""
     costs = PreemptionCosts()
     for _ in range(MIN_SAMPLES):
@@ -194,12 +194,12 @@ def test_all_running_calls_wait_for_prefill_steps() -> None:
 
 
 @pytest.mark.parametrize(("room", "expected"), [(6, True), (5, False), (math.inf, True)])
-def test_needs_fit_together_or_do_not(room: float, expected: bool) -> None:
+def test_needs_fit_together_or_not(room: float, expected: bool) -> None:
     """What fits exactly fits."""
     assert fit_together(iter((1, 2, 3)), room) is expected
 
 
-def test_no_more_is_added_up_than_must_be() -> None:
+def test_the_sum_stops_at_the_first_need_that_does_not_fit() -> None:
     """Thousands may wait: once the room is exceeded, the rest is not asked for."""
     needs = iter((4, 5, 6, 7))
     assert not fit_together(needs, 8)
@@ -239,12 +239,12 @@ def test_a_preemption_gains_the_rest_of_the_quantum(
     assert preemption_pays(running_call(quantum_s), now, resume, running=running) is expected
 
 
-def test_an_unknown_price_stops_nothing() -> None:
+def test_an_unknown_price_prevents_no_preemption() -> None:
     """An engine that has measured nothing yet does as the policy says."""
     assert preemption_pays(running_call(0.1), 4.0, None, running=4)
 
 
-def test_a_line_below_zero_at_nothing_goes_through_zero() -> None:
+def test_a_negative_fixed_cost_becomes_zero() -> None:
     line = CostLine()
     for number in range(20):
         line.observe(1.0 + number % 2, 10.0 * (number % 2))
@@ -253,5 +253,5 @@ def test_a_line_below_zero_at_nothing_goes_through_zero() -> None:
     assert 0.0 < line.slope < 10.0
 
 
-def test_moving_nothing_costs_nothing() -> None:
+def test_an_empty_transfer_costs_nothing() -> None:
     assert PreemptionCosts().load_s(0.0) == 0.0

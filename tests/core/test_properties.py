@@ -163,7 +163,7 @@ def test_a_late_clock_changes_nothing(config: SchedulerConfig, events: list[Any]
 
 @quick
 @given(CONFIGS, EVENTS)
-def test_order_is_total_and_that_of_the_queues(config: SchedulerConfig, events: list[Any]) -> None:
+def test_the_order_is_total_and_equals_that_of_the_queues(config: SchedulerConfig, events: list[Any]) -> None:
     machine = drive(config, events).machine
 
     ranks = [call.rank for call in machine]
@@ -222,7 +222,7 @@ def test_no_call_is_lost_or_leaves_twice(config: SchedulerConfig, events: list[A
 
 @quick
 @given(CONFIGS, EVENTS)
-def test_all_time_is_accounted_for(config: SchedulerConfig, events: list[Any]) -> None:
+def test_all_time_is_charged(config: SchedulerConfig, events: list[Any]) -> None:
     driver = drive(config, events)
     for call in list(driver.machine):
         driver.records.append(driver.machine.abort(call.call_id, driver.now))
@@ -234,7 +234,7 @@ def test_all_time_is_accounted_for(config: SchedulerConfig, events: list[Any]) -
 
 @quick
 @given(CONFIGS, EVENTS)
-def test_after_a_tick_nobody_below_level_1_starves(config: SchedulerConfig, events: list[Any]) -> None:
+def test_after_a_tick_no_call_below_level_1_starves(config: SchedulerConfig, events: list[Any]) -> None:
     driver = drive(config, events)
     driver.tick()
 

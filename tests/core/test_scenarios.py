@@ -22,14 +22,14 @@ def run(
     return UnitStep(config, slots, workloads).run()
 
 
-def test_a_long_call_sinks_level_by_level() -> None:
+def test_a_long_call_is_demoted_level_by_level() -> None:
     outcome = run("atlas", 1, chain(10))
 
     demotions = [(event["t"], event["q"]) for event in outcome.events if event["ev"] == "demote"]
     assert demotions == [(2, 2), (4, 3), (8, 4)]
 
 
-def test_a_later_call_starts_where_its_program_stands() -> None:
+def test_a_later_call_starts_at_its_programs_level() -> None:
     outcome = run("atlas", 1, chain(5, 1))
 
     levels = [(event["service"], event["q"]) for event in outcome.events if event["ev"] == "enqueue"]
@@ -52,7 +52,7 @@ def test_first_come_first_served_never_preempts() -> None:
     assert {event["ev"] for event in outcome.events} == {"enqueue", "finish"}
 
 
-def test_call_level_queues_forget_the_program() -> None:
+def test_call_level_queues_ignore_the_program() -> None:
     # The old program's third call (t=4) starts in the first level, as the new program's only one does.
     workloads = (chain(2, 2, 2), chain(1, arrival=4))
 
@@ -78,7 +78,7 @@ def test_the_longest_path_outlives_a_shorter_late_thread() -> None:
     assert finishes == [(0, 1), (1, 1), (3, 2), (2, 5)]
 
 
-def test_a_starving_call_is_promoted_and_its_waiting_forgiven() -> None:
+def test_a_starving_call_is_promoted_and_its_waiting_reset() -> None:
     # Two units of service against a stream of short programs: 2 * 2 units of waiting make the ratio.
     shorts = [chain(2, arrival=t) for t in (2, 4, 6, 8)]
 

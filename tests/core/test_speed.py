@@ -27,13 +27,13 @@ def taught(prefill_s: float, decode_s: float, rounds: int = 60) -> Speed:
 
 
 @pytest.mark.parametrize(("prefill_s", "decode_s"), [(0.001, 0.05), (0.00002, 0.004)])
-def test_it_finds_both_speeds(prefill_s: float, decode_s: float) -> None:
+def test_both_speeds_are_estimated(prefill_s: float, decode_s: float) -> None:
     speed = taught(prefill_s, decode_s)
     assert speed.prefill_s_per_token == pytest.approx(prefill_s, rel=0.1)
     assert speed.decode_s_per_token == pytest.approx(decode_s, rel=0.05)
 
 
-def test_it_follows_an_engine_that_gets_slower() -> None:
+def test_the_estimate_follows_a_slower_engine() -> None:
     speed = taught(0.0001, 0.01)
     before_s = speed.decode_s_per_token
     for read, written in CALLS * 60:
@@ -41,7 +41,7 @@ def test_it_follows_an_engine_that_gets_slower() -> None:
     assert speed.decode_s_per_token > 2 * before_s
 
 
-def test_it_begins_with_a_guess_that_one_call_does_not_replace() -> None:
+def test_one_call_does_not_replace_the_initial_guess() -> None:
     speed = Speed()
     assert (speed.prefill_s_per_token, speed.decode_s_per_token) == (PREFILL_GUESS_S, DECODE_GUESS_S)
     speed.learn(prefill_tokens=10, decode_tokens=5, duration_s=3.0)
@@ -53,7 +53,7 @@ def test_no_speed_falls_to_zero() -> None:
     assert speed.prefill_s_per_token >= FLOOR * PREFILL_GUESS_S
 
 
-def test_calls_of_nothing_leave_the_last_speed() -> None:
+def test_empty_calls_keep_the_last_speed() -> None:
     speed = taught(0.0001, 0.02)
     for _ in range(60_000):
         speed.learn(prefill_tokens=0, decode_tokens=0, duration_s=0.0)
@@ -61,7 +61,7 @@ def test_calls_of_nothing_leave_the_last_speed() -> None:
     assert speed.prefill_s_per_token > 0
 
 
-def test_the_fastest_engine_stands_in_for_one_that_gets_no_calls() -> None:
+def test_an_engine_without_calls_gets_the_speed_of_the_fastest() -> None:
     """The longer ago its last call, the less an engine's own estimate counts; a call restores it."""
 
     slow, best = taught(0.001, 0.05), fastest([taught(0.001, 0.05), taught(0.0001, 0.01)])

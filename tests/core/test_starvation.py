@@ -37,7 +37,7 @@ def test_a_call_is_due_at_its_deadline_and_not_before() -> None:
     assert watch.pop_due(5.0) == []
 
 
-def test_a_forgotten_call_is_never_due() -> None:
+def test_a_removed_call_is_never_due() -> None:
     watch, call = StarvationWatch(beta=2.0), waiting_call()
     watch.watch(call, Program(program_id="p", created_s=0.0, service_s=3.0), 0.0)
     watch.forget(call)

@@ -43,7 +43,7 @@ def test_merging_keeps_the_larger_values() -> None:
     assert (program.service_s, program.wait_s) == (3.0, 6.0)
 
 
-def test_an_active_call_is_noted_with_its_thread() -> None:
+def test_an_active_call_is_recorded_with_its_thread() -> None:
     table = ProcessTable()
 
     program = table.begin("p", "a", 4.0, thread_id="7")
@@ -79,7 +79,7 @@ def test_ending_an_idle_program_drops_it() -> None:
     assert len(table) == 0
 
 
-def test_a_program_that_ended_goes_on_with_a_new_call() -> None:
+def test_an_ended_program_continues_with_a_new_call() -> None:
     table = ProcessTable()
     table.begin("p", "a", 0.0)
     table.end("p")

@@ -65,7 +65,7 @@ def test_slots_are_split_by_weight(machine: Machine, slots: int, expected: dict[
     assert Counter(call.tenant for call in machine.batch(slots)) == expected
 
 
-def test_what_a_tenant_does_not_use_the_others_get(machine: Machine) -> None:
+def test_other_tenants_get_an_unused_share(machine: Machine) -> None:
     arrive(machine, "a", 9)
     arrive(machine, "b", 1)
 
@@ -91,7 +91,7 @@ def test_a_running_call_keeps_its_slot_until_its_tenant_is_ahead_by_a_slice(mach
     assert batch(machine, 1) == ["b0"]
 
 
-def test_a_call_that_cannot_run_takes_no_place(machine: Machine) -> None:
+def test_a_call_that_cannot_run_takes_no_slot(machine: Machine) -> None:
     arrive(machine, "a", 3)
     arrive(machine, "b", 3)
 
@@ -101,7 +101,7 @@ def test_a_call_that_cannot_run_takes_no_place(machine: Machine) -> None:
     assert [call.call_id for call in chosen][:2] == ["a2", "b0"]
 
 
-def test_idling_saves_up_nothing(machine: Machine) -> None:
+def test_an_idle_tenant_accumulates_no_credit(machine: Machine) -> None:
     arrive(machine, "a", 1)
     arrive(machine, "b", 2)
     run(machine, ["b0"], 100.0)
@@ -114,7 +114,7 @@ def test_idling_saves_up_nothing(machine: Machine) -> None:
     assert batch(machine, 1) == ["b0"]
 
 
-def test_a_short_pause_keeps_a_slice_of_what_is_due(machine: Machine) -> None:
+def test_a_short_pause_keeps_at_most_a_slice_of_credit(machine: Machine) -> None:
     """One call after the other, each shorter than a slice, are not put off by a whole slice each."""
     arrive(machine, "a", 1)
     arrive(machine, "b", 1)
@@ -129,7 +129,7 @@ def test_a_short_pause_keeps_a_slice_of_what_is_due(machine: Machine) -> None:
     assert batch(machine, 1) == ["a1"]
 
 
-def test_a_tenant_that_was_denied_nothing_saves_up_nothing(machine: Machine) -> None:
+def test_a_tenant_without_waiting_calls_accumulates_no_credit(machine: Machine) -> None:
     """With all its calls running it falls behind one that has more of them, and has no claim."""
     arrive(machine, "a", 3)
     arrive(machine, "b", 1)
@@ -141,7 +141,7 @@ def test_a_tenant_that_was_denied_nothing_saves_up_nothing(machine: Machine) -> 
     assert Counter(call.tenant for call in machine.batch(4)) == {"a": 2, "b": 2}
 
 
-def test_who_waits_next_to_running_calls_only_comes_to_the_one_that_had_most(machine: Machine) -> None:
+def test_the_first_waiting_tenant_is_aligned_with_the_most_served_one(machine: Machine) -> None:
     arrive(machine, "a", 1)
     arrive(machine, "b", 1)
     run(machine, ["a0", "b0"], 50.0)
@@ -155,7 +155,7 @@ def test_who_waits_next_to_running_calls_only_comes_to_the_one_that_had_most(mac
     assert batch(machine, 2) == ["b0", "a0"]
 
 
-def test_a_tenant_that_is_ahead_cannot_forget_it_by_leaving(machine: Machine) -> None:
+def test_a_tenant_that_is_ahead_stays_ahead_after_a_pause(machine: Machine) -> None:
     arrive(machine, "a", 1)
     arrive(machine, "b", 1)
     run(machine, ["a0"], 9.0)
@@ -168,7 +168,7 @@ def test_a_tenant_that_is_ahead_cannot_forget_it_by_leaving(machine: Machine) ->
     assert batch(machine, 1) == ["b0"]
 
 
-def test_a_tenant_is_forgotten_when_the_others_have_had_as_much(machine: Machine) -> None:
+def test_a_tenant_is_dropped_once_the_others_have_caught_up(machine: Machine) -> None:
     arrive(machine, "a", 1)
     arrive(machine, "b", 1)
     run(machine, ["a0"], 9.0)
@@ -192,7 +192,7 @@ def test_nothing_is_kept_of_tenants_without_any_call(machine: Machine) -> None:
     assert batch(machine, 1) == []
 
 
-def test_the_weight_is_the_one_told_last(machine: Machine) -> None:
+def test_the_last_reported_weight_counts(machine: Machine) -> None:
     arrive(machine, "a", 4)
     arrive(machine, "b", 4)
     machine.arrive(Arrival("b4", "b", tenant="b", weight=3.0), 0.0)

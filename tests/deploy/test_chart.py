@@ -80,7 +80,7 @@ def settings_of(values: dict[str, Any] | None = None) -> Settings:
     return load_settings(environ=plain)
 
 
-def test_helm_has_nothing_against_it() -> None:
+def test_helm_lint_passes() -> None:
     helm = pytest.importorskip("helm_python", reason="Helm is not installed: `helm-python-sdk`")
     for values in (None, EVERYTHING):
         report = helm.lint(CHART, values, strict=True)
@@ -125,7 +125,7 @@ def test_values_that_cannot_work_are_refused(values: dict[str, Any], named: str)
         render(values)
 
 
-def test_gateways_understand_their_variables() -> None:
+def test_gateways_parse_their_variables() -> None:
     """Each names a setting that exists, with a value that it takes."""
     settings = settings_of()
     assert settings.gateway.host == "0.0.0.0"
@@ -137,7 +137,7 @@ def test_gateways_understand_their_variables() -> None:
     assert settings.store.is_shared
 
 
-def test_settings_arrive_as_they_were_written() -> None:
+def test_settings_keep_their_types() -> None:
     """Whole numbers stay whole, lists are lists."""
     settings = settings_of(EVERYTHING)
     assert settings.gateway.shutdown_grace_s == 7.5
@@ -203,7 +203,7 @@ def test_gateways_and_engines_share_a_key() -> None:
     assert used == set(secret["data"])
 
 
-def test_kubernetes_adds_no_variables() -> None:
+def test_service_links_are_disabled() -> None:
     """It would name one AUTELLIX_GATEWAY_PORT for a Service `autellix-gateway`."""
     assert all(spec["enableServiceLinks"] is False for spec in pods(render(EVERYTHING)).values())
 
@@ -216,7 +216,7 @@ def test_a_pod_may_take_as_long_to_end_as_its_calls(grace_s: float) -> None:
     assert spec["terminationGracePeriodSeconds"] >= int(sleep_s) + grace_s + 5
 
 
-def test_probes_ask_paths_that_exist() -> None:
+def test_probes_use_existing_paths() -> None:
     gateway = container(render(), "gateway")
     paths = [gateway[name]["httpGet"]["path"] for name in ("startupProbe", "livenessProbe", "readinessProbe")]
     assert paths == ["/healthz", "/healthz", "/readyz"]
@@ -224,7 +224,7 @@ def test_probes_ask_paths_that_exist() -> None:
     assert monitor["spec"]["endpoints"][0]["path"] == "/metrics"
 
 
-def test_ports_lead_to_each_other() -> None:
+def test_ports_match() -> None:
     manifests = render()
     for component in ("gateway", "engine", "redis"):
         [port] = container(manifests, component)["ports"]
@@ -237,7 +237,7 @@ def test_ports_lead_to_each_other() -> None:
     assert args[args.index("--port") + 1] == str(port["containerPort"])
 
 
-def test_a_store_of_ones_own_leaves_out_the_charts() -> None:
+def test_an_existing_store_replaces_the_charts() -> None:
     manifests = render({"store": {"existingSecret": "redis"}})
     assert "redis" not in pods(manifests)
     url = variables(manifests, "gateway")["AUTELLIX_STORE_URL"]
@@ -256,13 +256,13 @@ def test_the_autoscaler_and_the_deployment_do_not_fight() -> None:
     assert the(manifests, "HorizontalPodAutoscaler")["spec"]["maxReplicas"] == 8
 
 
-def test_engines_of_others_alone() -> None:
+def test_the_chart_works_with_running_engines_only() -> None:
     manifests = render({"engine": {"enabled": False}, "externalEngines": ["http://gpu9:8000"]})
     assert kinds(manifests) == {"Deployment", "Service", "Secret", "PodDisruptionBudget"}
     assert variables(manifests, "gateway")["AUTELLIX_ENGINE_URLS"] == "http://gpu9:8000"
 
 
-def test_a_secret_of_ones_own_takes_the_place_of_the_charts() -> None:
+def test_an_existing_secret_replaces_the_charts() -> None:
     manifests = render({"existingSecret": "mine"})
     assert "Secret" not in kinds(manifests)
     source = variables(manifests, "gateway")["AUTELLIX_GATEWAY_TOKEN_SECRET"]

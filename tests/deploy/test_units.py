@@ -62,7 +62,7 @@ def test_the_gateways_variables_are_settings(tmp_path: Path) -> None:
     assert settings.engine.state_dir == Path("/var/lib") / directives(GATEWAY)["StateDirectory"]
 
 
-def test_a_gateway_has_the_time_to_drain_that_it_takes() -> None:
+def test_the_units_stop_timeout_exceeds_the_gateways_drain() -> None:
     """With engines of its own too."""
     settings = Settings()
     longest_s = settings.gateway.shutdown_grace_s + FLUSH_TIMEOUT_S
@@ -70,7 +70,7 @@ def test_a_gateway_has_the_time_to_drain_that_it_takes() -> None:
     assert int(directives(GATEWAY)["TimeoutStopSec"]) >= longest_s
 
 
-def test_an_engine_has_the_time_to_drain_that_it_is_given() -> None:
+def test_the_units_stop_timeout_exceeds_the_engines_drain() -> None:
     unit = directives(ENGINE)
     words = shlex.split(unit["ExecStart"])
     assert int(unit["TimeoutStopSec"]) >= int(words[words.index("--shutdown-timeout") + 1]) + EXIT_MARGIN_S
@@ -91,7 +91,7 @@ def test_a_unit_uses_variables_that_its_file_has() -> None:
     assert reload <= set(environment(UNITS / "gateway.env"))
 
 
-def test_the_image_is_made_of_files_and_extras_that_exist() -> None:
+def test_the_image_uses_existing_files_and_extras() -> None:
     text = (DEPLOY / "docker" / "Dockerfile").read_text()
     copied = [word for line in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE) for word in line.split()]
     assert copied

@@ -108,12 +108,12 @@ def check_targets(words: list[str]) -> None:
 
 
 @each_page
-def test_commands_are_right(page: Page) -> None:
+def test_commands_parse(page: Page) -> None:
     assert problems_of(page.commands(), check_command) == []
 
 
 @each_current_page
-def test_commands_in_the_prose_are_right(page: Page) -> None:
+def test_commands_in_the_prose_parse(page: Page) -> None:
     spans = [span.split() for span in page.spans() if span.split()]
     assert problems_of(spans, check_span) == []
 
@@ -223,7 +223,7 @@ def test_a_wrong_command_is_found(command: str) -> None:
     assert problems_of([command.split()], check_span)
 
 
-def test_what_is_wrong_with_a_page_is_found() -> None:
+def test_faults_of_a_page_are_found() -> None:
     page = Page(
         ROOT / "page.md", "# A heading\n[x](#a-heading) [y](nowhere.md)\n```console\n$ make nothing\n```\n"
     )

@@ -7,7 +7,7 @@ from tests.docs.pages import PAGES_READ, ROOT, Page
 
 
 @pytest.mark.parametrize("page", PAGES_READ, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Page) -> None:
+def test_links_have_existing_targets(page: Page) -> None:
     by_path = {other.path: other for other in PAGES_READ}
     lost = []
     for link in page.links():

@@ -29,7 +29,7 @@ def cluster(shared_cluster: SharedCluster) -> Cluster:
     return shared_cluster.sound()
 
 
-async def test_an_engine_is_killed_and_comes_back(cluster: Cluster) -> None:
+async def test_an_engine_is_killed_and_restarted(cluster: Cluster) -> None:
     """Its calls go to the others, but for those whose answer has begun, which say that it died."""
 
     async with drilling("engine", cluster) as drill:
@@ -67,7 +67,7 @@ async def test_a_gateway_is_killed_and_another_takes_its_place(cluster: Cluster)
     assert not drill.load.ledger.fates[Fate.FAILED]
 
 
-async def test_redis_is_killed_and_comes_back_empty(cluster: Cluster) -> None:
+async def test_redis_is_killed_and_restarted_empty(cluster: Cluster) -> None:
     """Gateways say so, go on with their copies, and give the table back what they know."""
 
     async with drilling("redis", cluster) as drill:
@@ -83,7 +83,7 @@ async def test_redis_is_killed_and_comes_back_empty(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("manner", ["cut", "deafen"])
-async def test_a_gateway_is_parted_from_redis(cluster: Cluster, manner: str) -> None:
+async def test_a_gateway_is_disconnected_from_redis(cluster: Cluster, manner: str) -> None:
     """It goes on beyond its lease, its calls are lost to the others, and it makes up for it on its return."""
 
     async with drilling(f"partition-{manner}", cluster) as drill:

@@ -15,7 +15,7 @@ def opened(at_s: float = 0.0) -> Breaker:
     return breaker
 
 
-def test_opens_after_failures_in_a_row_only() -> None:
+def test_opens_only_after_consecutive_failures() -> None:
     breaker = Breaker(failures=2, cooldown_s=5.0)
     for _ in range(3):
         breaker.fail(0.0)
@@ -27,7 +27,7 @@ def test_opens_after_failures_in_a_row_only() -> None:
     assert breaker.state is BreakerState.OPEN
 
 
-def test_lets_one_call_try_after_the_cool_down() -> None:
+def test_allows_one_trial_after_the_cool_down() -> None:
     breaker = opened()
     assert [breaker.admit(5.0), breaker.admit(5.0)] == [True, False]
     breaker.succeed()
@@ -35,14 +35,14 @@ def test_lets_one_call_try_after_the_cool_down() -> None:
     assert breaker.admit(5.0)
 
 
-def test_a_failed_try_opens_it_again_for_a_whole_cool_down() -> None:
+def test_a_failed_trial_reopens_it_for_a_whole_cool_down() -> None:
     breaker = opened()
     assert breaker.admit(5.0)
     breaker.fail(6.0)
     assert [breaker.admit(10.9), breaker.admit(11.0)] == [False, True]
 
 
-def test_a_try_that_leaves_makes_room_for_the_next() -> None:
+def test_an_abandoned_trial_admits_the_next() -> None:
     breaker = opened()
     assert breaker.admit(5.0)
     breaker.abandon()
@@ -50,7 +50,7 @@ def test_a_try_that_leaves_makes_room_for_the_next() -> None:
 
 
 @given(st.lists(st.sampled_from(["admit", "succeed", "fail", "abandon", "wait"]), max_size=60))
-def test_never_shuts_for_good_and_never_lets_two_try(steps: list[str]) -> None:
+def test_never_stays_open_and_never_allows_two_trials(steps: list[str]) -> None:
     """However calls end: a cool-down later somebody may go, and only one until it is told."""
     breaker, now = Breaker(failures=2, cooldown_s=1.0), 0.0
     for step in steps:

@@ -73,7 +73,7 @@ def test_host_memory_for_kv_blocks_is_a_size(value: float) -> None:
         EngineSettings(kv_host_gib=value)
 
 
-def test_an_address_that_is_none_names_the_setting() -> None:
+def test_an_invalid_address_names_the_setting() -> None:
     with pytest.raises(SettingsError, match=r"engine.urls: is 'host:1'"):
         EngineSettings(urls=("host:1",))
 

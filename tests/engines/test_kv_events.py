@@ -48,7 +48,7 @@ def read(*payloads: bytes, first: int = 0) -> CacheMap:
     return cache
 
 
-def test_reads_what_was_stored_and_removed() -> None:
+def test_reads_stored_and_removed_blocks() -> None:
     cache = read(message(stored(b"a", b"b"), stored(b"c", program="q")), message(removed(b"a")))
     assert [cache.held_tokens(program) for program in ("p", "q", "r")] == [16, 16, 0]
 
@@ -66,12 +66,12 @@ def test_a_cleared_cache_holds_nothing() -> None:
     ],
     ids=["host memory", "another group of layers", "nobody's"],
 )
-def test_blocks_that_say_nothing_of_a_program_are_passed_over(event: dict[str, Any]) -> None:
+def test_blocks_without_a_program_are_skipped(event: dict[str, Any]) -> None:
     cache = read(message(event, stored(2)), message(removed(2, medium="CPU"), removed(2, group_idx=1)))
     assert (cache.held_tokens("p"), len(cache)) == (16, 1)
 
 
-def test_a_gap_leaves_only_what_is_told_after_it() -> None:
+def test_after_a_gap_only_later_blocks_are_known() -> None:
     cache = CacheMap()
     reader = KvEventReader(cache)
     reader.read(0, message(stored(1)))
@@ -82,7 +82,7 @@ def test_a_gap_leaves_only_what_is_told_after_it() -> None:
     assert [cache.held_tokens(program) for program in "pqr"] == [0, 0, 16]
 
 
-def test_who_comes_late_knows_only_what_it_has_heard() -> None:
+def test_a_late_subscriber_knows_only_later_blocks() -> None:
     cache = read(message(stored(1)), first=7)
     assert (cache.held_tokens("p"), cache.held_tokens("q")) == (16, None)
 
@@ -90,7 +90,7 @@ def test_who_comes_late_knows_only_what_it_has_heard() -> None:
 @pytest.mark.parametrize(
     "payload", [b"", b"\xc1", msgspec.msgpack.encode({"a": 1}), message({"type": "New"})]
 )
-def test_what_cannot_be_read_leaves_nothing_known(payload: bytes) -> None:
+def test_an_unreadable_message_clears_the_map(payload: bytes) -> None:
     assert read(message(stored(1)), payload).held_tokens("p") is None
 
 
@@ -121,7 +121,7 @@ async def test_a_subscription_outlives_the_publisher(tmp_path: Path) -> None:
     await listener.close()
 
 
-def test_a_missing_package_is_said_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(SettingsError, match=r"engine.kv_events: needs the package pyzmq.*kv-events"):
         check_kv_events_installed()

@@ -52,7 +52,7 @@ def test_answers_a_chat_with_tool_messages(live_engine: VllmReplica) -> None:
     assert live_engine.is_alive()
 
 
-def test_sends_the_account_of_a_call(live_engine: VllmReplica) -> None:
+def test_sends_the_report_of_a_call(live_engine: VllmReplica) -> None:
     """The plugin's datagram carries the ids of the body's vllm_xargs."""
     path = live_engine.report_socket
     assert path is not None

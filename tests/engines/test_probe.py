@@ -51,7 +51,7 @@ async def answering(answers: dict[str, str]) -> AsyncIterator[str]:
         (ODD, EngineKind.OPENAI),
     ],
 )
-async def test_a_remote_engine_learns_what_it_is(answers: dict[str, str], kind: EngineKind) -> None:
+async def test_a_remote_engines_kind_is_detected(answers: dict[str, str], kind: EngineKind) -> None:
     async with answering(answers) as url:
         engine = RemoteEngine(url + "/v1")
         assert engine.kind is EngineKind.OPENAI
@@ -59,7 +59,7 @@ async def test_a_remote_engine_learns_what_it_is(answers: dict[str, str], kind: 
         assert engine.kind is kind
 
 
-async def test_a_kind_that_is_given_is_not_asked_for() -> None:
+async def test_a_configured_kind_is_not_probed() -> None:
     async with answering(VLLM) as url:
         settings = Settings(engine=EngineSettings(urls=(url,), kind="sglang"))
         (engine,) = make_engines(settings)
@@ -67,7 +67,7 @@ async def test_a_kind_that_is_given_is_not_asked_for() -> None:
         assert engine.kind is EngineKind.SGLANG
 
 
-def test_an_address_where_nobody_is_takes_what_all_take() -> None:
+def test_an_unreachable_address_gets_the_common_fields() -> None:
     assert asyncio.run(detect_kind("http://127.0.0.1:1", 1.0)) is EngineKind.OPENAI
 
 

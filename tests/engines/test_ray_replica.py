@@ -31,7 +31,7 @@ READY = re.compile(r"Autellix is ready: demo at (http://127\.0\.0\.1:\d+)/v1")
 FAKE_SERVER = (sys.executable, "-S", str(Path(__file__).parent / "fake_server.py"))
 
 
-def test_an_address_that_is_none_is_refused_before_anything_starts() -> None:
+def test_an_invalid_address_is_refused_before_anything_starts() -> None:
     with pytest.raises(ValueError, match=r"ray\.address: is 'demo'; expected auto, or HOST:PORT"):
         RaySettings(address="demo")
 
@@ -104,7 +104,7 @@ class TestOnACluster:
         assert not any(replica.is_alive() for replica in made)
         assert (await made[0].probe(5)).problem is not None
 
-    async def test_more_engines_than_there_is_room_for_fail_in_time(
+    async def test_replicas_that_do_not_fit_fail_in_time(
         self, ray_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(ray_replica, "PLACEMENT_TIMEOUT_S", 1.0)
@@ -113,13 +113,13 @@ class TestOnACluster:
             async with replicas(settings, 1):
                 pass
 
-    async def test_a_server_that_cannot_start_says_why(self, ray_cluster: Any, tmp_path: Path) -> None:
+    async def test_a_failed_start_names_its_cause(self, ray_cluster: Any, tmp_path: Path) -> None:
         with pytest.raises(EngineError, match=r"on node \w+: .*the model is too large"):
             async with replicas(settings_for(ray_cluster, tmp_path, "--fail=start"), 1):
                 pass
 
     @pytest.mark.parametrize("way", ["server", "actor"])
-    async def test_a_dead_replica_is_placed_anew_by_its_supervisor(
+    async def test_the_supervisor_places_a_dead_replica_again(
         self, ray_cluster: Any, tmp_path: Path, way: str
     ) -> None:
         """Whether the server died or the actor's process with it."""
@@ -146,7 +146,7 @@ class TestOnACluster:
             finally:
                 await supervisor.close()
 
-    async def test_what_the_scheduler_tells_arrives_at_the_gateways_socket(
+    async def test_the_schedulers_reports_arrive_at_the_gateways_socket(
         self, ray_cluster: Any, tmp_path: Path
     ) -> None:
         """The stand-in sends a datagram where vLLM's scheduler would."""

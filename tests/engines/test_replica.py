@@ -81,7 +81,7 @@ def test_starts_answers_and_stops(tmp_path: Path) -> None:
     wait_until(lambda: not any(map(is_running, read_pids(pid_file))))
 
 
-def test_a_server_that_dies_at_start_tells_its_first_error(tmp_path: Path) -> None:
+def test_a_server_that_dies_at_start_has_its_first_error_in_the_message(tmp_path: Path) -> None:
     """The message holds the exit code, the root cause, and the tail of the log."""
     replica = make_replica(tmp_path, "--fail", "start")
 

@@ -23,11 +23,11 @@ def test_replicas_of_one_core_or_less_compute_in_one_thread_each(replicas: int) 
 
 
 @pytest.mark.parametrize("name", ["VLLM_CPU_OMP_THREADS_BIND", "OMP_NUM_THREADS"])
-def test_what_the_user_has_bound_stays(name: str) -> None:
+def test_the_users_cpu_binding_is_kept(name: str) -> None:
     assert core_shares(2, [0, 1], {name: "1"}) == [{}, {}]
 
 
-def test_gpus_are_split_by_what_one_replica_takes() -> None:
+def test_gpus_are_split_by_the_need_of_one_replica() -> None:
     assert gpu_shares(2, ["4", "5", "6", "7", "8"], 2) == [
         {"CUDA_VISIBLE_DEVICES": "4,5"},
         {"CUDA_VISIBLE_DEVICES": "6,7"},

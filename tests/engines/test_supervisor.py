@@ -170,7 +170,7 @@ async def test_an_engine_that_is_not_ours_is_never_killed() -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("victim", ["server", "tree"])
-async def test_a_real_process_comes_back(tmp_path: Path, end: signal.Signals, victim: str) -> None:
+async def test_a_real_process_is_restarted(tmp_path: Path, end: signal.Signals, victim: str) -> None:
     """Killed or stopped, alone or with all that belongs to it: nothing is left of it, and one is up again."""
     pid_file = tmp_path / "pids"
     replica = make_replica(tmp_path, "--pid-file", str(pid_file))
@@ -201,7 +201,7 @@ class LateServer(FakeEngine):
         await super().start()
 
 
-async def test_a_server_that_was_not_there_at_the_start_is_up_once_it_answers() -> None:
+async def test_a_server_missing_at_the_start_is_up_once_it_answers() -> None:
     engine = LateServer()
     with pytest.raises(EngineUnreachableError):
         await engine.start()
@@ -227,7 +227,7 @@ def test_delays_have_a_bound() -> None:
     assert max(plan.next_delay_s(0.0) or 0.0 for _ in range(40)) == 60.0
 
 
-def test_what_lies_outside_the_window_is_forgotten() -> None:
+def test_restarts_outside_the_window_do_not_count() -> None:
     plan = RestartPlan(limit=2, window_s=10.0, first_delay_s=1.0)
     assert [plan.next_delay_s(now) for now in (0.0, 5.0, 9.9, 10.0, 14.9, 15.0)] == [
         0.0,

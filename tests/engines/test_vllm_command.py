@@ -25,7 +25,7 @@ def test_one_core_is_left_to_the_http_server(cores: int, threads: str) -> None:
 
 
 @pytest.mark.parametrize("argument", ["--enforce-eager", "--no-enforce-eager", "--no_enforce_eager"])
-def test_what_the_user_says_of_compiling_stays(argument: str) -> None:
+def test_the_users_compile_option_is_kept(argument: str) -> None:
     assert device_arguments("m", (argument,), UNBOUND, is_cpu=True) == IN_PROCESS
 
 

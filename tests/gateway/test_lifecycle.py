@@ -93,7 +93,7 @@ def test_a_call_that_failed_is_logged_too(serve: Any, tmp_path: Path) -> None:
     assert (line["outcome"], line["prompt_tokens"], line["is_estimated"]) == ("rejected", None, True)
 
 
-def test_without_accounts_the_answers_own_counts_are_logged(serve: Any, tmp_path: Path) -> None:
+def test_without_reports_the_answers_own_counts_are_logged(serve: Any, tmp_path: Path) -> None:
     line, _ = logged(serve, tmp_path / "calls.jsonl", FakeBehaviour(), has_socket=False)
 
     assert (line["output_tokens"], line["is_estimated"], line["level"]) == (4, True, None)

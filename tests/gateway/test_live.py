@@ -62,7 +62,7 @@ async def test_answers_and_streams_carry_the_engines_own_numbers(live_engine: An
         assert program.calls[1].end.inherited_service_s == pytest.approx(receipts[0]["service_s"])
 
 
-async def test_all_choices_are_accounted(live_engine: Any, listen: Any) -> None:
+async def test_all_choices_are_settled(live_engine: Any, listen: Any) -> None:
     async with gateway(live_engine, listen) as (url, _store, client):
         body = await body_of(client, url, n=3, temperature=1.0)
         async with client.post(url + CHAT, json=body) as response:

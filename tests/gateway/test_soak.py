@@ -70,13 +70,13 @@ def test_a_clean_soak_has_no_complaint(soak: Any) -> None:
         ({"begun": 12, "settled": 12}, "and 12 began"),
     ],
 )
-def test_whatever_is_left_is_complained_of(soak: Any, change: dict[str, int], complaint: str) -> None:
+def test_anything_left_is_reported(soak: Any, change: dict[str, int], complaint: str) -> None:
     found = soak.complaints(stats(soak), stats(soak), stats(soak, **change), ledger(soak), 10.0)
     assert len(found) == 1
     assert complaint in found[0]
 
 
-def test_growing_memory_is_complained_of(soak: Any) -> None:
+def test_growing_memory_is_reported(soak: Any) -> None:
     slope = soak.growth([(1000, 10_000_000), (2000, 14_000_000), (3000, 18_000_000)])
     assert slope == pytest.approx(4000.0)
     clean = stats(soak)

@@ -54,7 +54,7 @@ def test_no_compiler_leaves_the_fallback(builder: ModuleType, tree: Path) -> Non
 
 
 @pytest.mark.parametrize("mode", ["cpu", "cuda", "gpu"])
-def test_what_is_asked_for_is_made_or_refused(builder: ModuleType, tree: Path, mode: str) -> None:
+def test_the_requested_back_end_is_built_or_refused(builder: ModuleType, tree: Path, mode: str) -> None:
     """A mode other than `auto` fails where it cannot be had, and an unknown one always."""
     with pytest.raises(builder.BuildError):
         builder.build(tree, mode, builder.Toolchain(cxx=None, nvcc=None))

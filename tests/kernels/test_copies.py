@@ -31,9 +31,7 @@ def test_copies_byte_for_byte(swapper: Swapper, case: Case) -> None:
 
 
 @pytest.mark.parametrize("direction", Direction)
-def test_staging_makes_one_transfer_of_what_is_adjacent_in_far_memory(
-    native: Swapper, direction: Direction
-) -> None:
+def test_staging_merges_pages_adjacent_in_far_memory(native: Swapper, direction: Direction) -> None:
     """16 scattered blocks of four layers are 64 pages, one transfer if far memory keeps layers together."""
     transfers = {
         (strategy, is_far_together): native.copy(

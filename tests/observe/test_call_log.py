@@ -16,7 +16,7 @@ from autellix_backend.observe.call_log import STANDARD_ERROR, CallLog, line_of
 from autellix_backend.settings import SettingsError
 
 
-def test_a_line_holds_who_when_and_how_long() -> None:
+def test_a_line_has_identity_time_and_duration() -> None:
     line = json.loads(line_of(facts(wait_s=0.25000000001)))
 
     assert list(line)[:4] == ["time", "event", "call_id", "program_id"]
@@ -28,7 +28,7 @@ def test_a_line_holds_who_when_and_how_long() -> None:
 
 
 @pytest.mark.parametrize("traceparent", [None, "", "garbage", "00-1-2"])
-def test_a_call_without_a_trace_says_none(traceparent: str | None) -> None:
+def test_a_call_without_a_trace_has_a_null_trace_id(traceparent: str | None) -> None:
     assert json.loads(line_of(facts(traceparent=traceparent)))["trace_id"] is None
 
 
@@ -57,7 +57,7 @@ def test_the_dash_is_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capfd.readouterr().err)["call_id"] == "c"
 
 
-def test_a_file_that_was_moved_away_is_made_anew(tmp_path: Path) -> None:
+def test_a_moved_file_is_created_again(tmp_path: Path) -> None:
     """As log rotation does."""
     path = tmp_path / "calls.jsonl"
     log = CallLog(path, CollectorRegistry())
@@ -69,7 +69,7 @@ def test_a_file_that_was_moved_away_is_made_anew(tmp_path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) == 1
 
 
-def test_what_has_no_room_is_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_without_room_are_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full queue delays nobody."""
     monkeypatch.setattr(call_log, "MAX_PENDING", 3)
     registry = CollectorRegistry()
@@ -83,7 +83,7 @@ def test_what_has_no_room_is_dropped_and_counted(tmp_path: Path, monkeypatch: py
     assert registry.get_sample_value("autellix_call_log_lines_total", {"result": "written"}) == 3
 
 
-def test_a_disk_that_fails_is_complained_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_disk_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     registry = CollectorRegistry()

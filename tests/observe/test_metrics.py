@@ -35,7 +35,7 @@ def test_a_call_is_counted_by_its_level_and_engine() -> None:
         assert registry.get_sample_value("autellix_level_changes_total", {**engine, "kind": kind}) == moves
 
 
-def test_what_is_not_known_is_not_counted() -> None:
+def test_unknown_values_are_not_counted() -> None:
     registry = counted(level=None, first_token_s=None, prompt_tokens=None, promotions=None)
 
     assert registry.get_sample_value("autellix_engine_wait_seconds_count", {"level": "2"}) is None
@@ -115,7 +115,7 @@ def test_totals_become_counters() -> None:
         )
 
 
-def test_an_engine_that_starts_again_adds_to_its_counters() -> None:
+def test_a_restarted_engine_adds_to_its_counters() -> None:
     """Its totals fall; the counters do not."""
     make = MetricFactory()
     metrics = OffloadMetrics(make)
@@ -125,7 +125,7 @@ def test_an_engine_that_starts_again_adds_to_its_counters() -> None:
     assert values(make.registry, "bytes") == (9216, 2048)
 
 
-def test_an_engine_that_left_is_counted_from_zero() -> None:
+def test_a_removed_engine_is_counted_from_zero() -> None:
     """One that comes under its name later is another."""
     make = MetricFactory()
     metrics = OffloadMetrics(make)

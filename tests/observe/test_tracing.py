@@ -82,7 +82,7 @@ def test_the_exporter_is_made_of_the_endpoint() -> None:
     make_tracer("http://127.0.0.1:9").close()
 
 
-def test_without_the_extra_the_setting_is_an_error_that_says_what_to_install(
+def test_without_the_extra_the_setting_is_an_error_that_names_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)

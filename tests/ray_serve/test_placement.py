@@ -18,14 +18,14 @@ def call(program: str | None, *, tokens: int = 5000, is_final: bool = False) -> 
     return ServedCall(program_id=program, prompt_tokens=tokens, is_final=is_final)
 
 
-def test_a_program_goes_back_to_its_replica_though_another_is_idle() -> None:
+def test_a_program_returns_to_its_replica_although_another_is_idle() -> None:
     placing = ServePlacement()
     assert placing.ranked(call("p"), replicas(b=1, a=2), 0.0) == ["b", "a"]
     assert placing.ranked(call("p"), replicas(a=0, b=4), 1.0) == ["b", "a"]
     assert placing.ranked(call("q"), replicas(a=0, b=4), 1.0) == ["a", "b"]
 
 
-def test_short_calls_and_calls_without_a_program_go_where_there_are_fewest() -> None:
+def test_short_calls_and_calls_without_a_program_go_to_the_least_used_replica() -> None:
     placing = ServePlacement()
     placing.ranked(call("p"), replicas(a=0, b=1), 0.0)
     assert placing.ranked(call("p", tokens=10), replicas(a=3, b=1), 0.0) == ["b", "a"]
@@ -40,7 +40,7 @@ def test_a_replica_that_is_gone_loses_its_programs() -> None:
     assert placing.ranked(call("p"), replicas(a=0, b=9), 2.0)[0] == "b"
 
 
-def test_programs_are_forgotten_when_they_end_or_have_been_idle() -> None:
+def test_programs_are_dropped_when_they_end_or_are_idle() -> None:
     placing = ServePlacement(program_idle_s=10.0)
     for program in ("ended", "idle", "busy"):
         placing.ranked(call(program), replicas(a=0, b=1), 0.0)
@@ -77,6 +77,6 @@ def test_ray_serves_own_session_is_a_program_where_nothing_else_is() -> None:
     assert read_call([]).program_id is None
 
 
-def test_a_malformed_id_is_nobodys() -> None:
+def test_a_malformed_id_names_no_program() -> None:
     raw = SimpleNamespace(headers={"X-Autellix-Program-ID": "\x00"})
     assert read_call([raw], "s").program_id is None

@@ -67,7 +67,7 @@ def test_keys_of_a_later_version_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("datagram", [b"{", b"\xff", b"[]", b"{}", b'"x"'])
-def test_what_is_no_report_is_refused(datagram: bytes) -> None:
+def test_an_invalid_report_is_refused(datagram: bytes) -> None:
     with pytest.raises(ReportError, match=r"^not an engine report: "):
         EngineReport.from_bytes(datagram)
 

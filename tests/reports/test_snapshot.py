@@ -58,7 +58,7 @@ def test_a_snapshot_survives_the_wire() -> None:
     assert snapshot() == EngineSnapshot.from_bytes(snapshot().to_bytes())
 
 
-def test_what_was_swapped_survives_the_wire() -> None:
+def test_kv_offload_totals_survive_the_wire() -> None:
     swapping = msgspec.structs.replace(
         snapshot(), kv_offload=KvOffloadTotals(4096, 2, 0.25, 2048, 1, 0.125, 3, 0)
     )
@@ -74,7 +74,7 @@ def test_an_idle_engine_has_a_snapshot_without_calls() -> None:
 
 
 @pytest.mark.parametrize("id_length", [8, 250])
-def test_a_datagram_keeps_its_bound_and_counts_who_is_left_out(id_length: int) -> None:
+def test_a_datagram_is_bounded_and_counts_omitted_calls(id_length: int) -> None:
     """The first calls in order are told of; the others are counted."""
     datagram = snapshot(1000, id_length).to_bytes()
     told = EngineSnapshot.from_bytes(datagram)
@@ -85,7 +85,7 @@ def test_a_datagram_keeps_its_bound_and_counts_who_is_left_out(id_length: int) -
     assert len(told.calls) > 80
 
 
-def test_a_snapshot_is_told_from_other_datagrams() -> None:
+def test_a_snapshot_is_distinguished_from_other_datagrams() -> None:
     assert EngineSnapshot.is_one(snapshot().to_bytes())
     assert not EngineSnapshot.is_one(b'{"call_id":"c"}')
 
@@ -114,7 +114,7 @@ def test_a_call_past_its_time_is_promoted_at_once() -> None:
     assert standing(machine, "c", 100.0).promotion_s == 0.0
 
 
-def test_a_running_call_tells_its_quantum_and_no_promotion() -> None:
+def test_a_running_call_has_a_quantum_and_no_promotion() -> None:
     machine = machine_of()
     machine.arrive(Arrival("c", "p", service_s=2.0), 0.0)
     machine.start("c", 1.0)
@@ -127,7 +127,7 @@ def test_a_running_call_tells_its_quantum_and_no_promotion() -> None:
     assert (standing(machine, "c", 3.0).since_s, standing(machine, "c", 3.0).preemptions) == (1.0, 1)
 
 
-def test_the_last_level_has_no_quantum_and_without_beta_nobody_is_promoted() -> None:
+def test_the_last_level_has_no_quantum_and_without_beta_no_call_is_promoted() -> None:
     machine = machine_of(beta=math.inf)
     machine.arrive(Arrival("c", "p", service_s=5.0), 0.0)
     stands = standing(machine, "c", 1.0)
@@ -143,7 +143,7 @@ def test_a_call_without_service_has_no_ratio() -> None:
 
 
 @pytest.mark.parametrize("datagram", [b"{", b"\xff", b"[]", b"{}", b"[" * 100_000])
-def test_what_is_no_snapshot_is_refused(datagram: bytes) -> None:
+def test_an_invalid_snapshot_is_refused(datagram: bytes) -> None:
     with pytest.raises(ReportError, match=r"^not an engine snapshot: "):
         EngineSnapshot.from_bytes(datagram)
 
@@ -172,7 +172,7 @@ def test_a_field_of_another_type_is_refused(name: str, value: object) -> None:
         EngineSnapshot.from_bytes(json.dumps(message).encode())
 
 
-def test_what_a_later_version_adds_is_ignored() -> None:
+def test_fields_of_a_later_version_are_ignored() -> None:
     message = json.loads(snapshot().to_bytes()) | {"energy_j": 3}
     message["calls"][0].append("more")
 

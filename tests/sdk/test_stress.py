@@ -142,7 +142,7 @@ class Stress:
 
 
 @pytest.mark.timeout(240)
-def test_nobody_is_taken_for_somebody_else(network: Network) -> None:
+def test_no_call_is_attributed_to_another_program(network: Network) -> None:
     stress = Stress(network)
     asyncio.run(stress.run())
 

@@ -212,6 +212,6 @@ def test_a_store_that_cannot_work_is_refused(values: dict[str, Any], field: str)
 
 
 @pytest.mark.parametrize("name", ["Authorization", "X-", "X-A: b", ""])
-def test_a_session_header_takes_no_other_headers_place(name: str) -> None:
+def test_a_session_header_cannot_replace_another_header(name: str) -> None:
     with pytest.raises(SettingsError, match=r"engine\.session_header: is .* begins with X-"):
         EngineSettings(session_header=name)

@@ -53,5 +53,5 @@ def test_an_unknown_key_is_named_with_the_known_ones() -> None:
         scheduler_from_mapping({"bound": [1]})
 
 
-def test_left_out_quanta_are_the_widths_of_the_levels() -> None:
+def test_omitted_quanta_are_the_widths_of_the_levels() -> None:
     assert scheduler_from_mapping({"quanta": None}).quanta is None

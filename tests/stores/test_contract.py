@@ -111,7 +111,7 @@ def test_idle_programs_leave_and_busy_ones_stay(table: Table) -> None:
     table.run(main())
 
 
-def test_ending_a_program_twice_is_told(table: Table) -> None:
+def test_ending_a_program_twice_is_reported(table: Table) -> None:
     async def main() -> None:
         store = await table.open()
         await store.begin(start("a"), 0.0)

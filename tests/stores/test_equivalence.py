@@ -119,7 +119,7 @@ def test_a_history_reads_alike_in_every_store(table: Table, policy: str, steps: 
     table.run(main())
 
 
-def test_every_field_of_a_view_comes_back(table: Table) -> None:
+def test_every_field_of_a_view_is_restored(table: Table) -> None:
     """A field that a store does not keep shows here, new ones too."""
 
     async def main() -> None:

@@ -68,7 +68,7 @@ def test_a_gateway_keeps_its_calls_by_reaping(shared: Table) -> None:
     shared.run(main())
 
 
-def test_a_gateway_that_comes_again_keeps_its_calls_and_its_old_commands_are_refused(shared: Table) -> None:
+def test_a_returning_gateway_keeps_its_calls_and_its_old_commands_are_refused(shared: Table) -> None:
     async def main() -> None:
         one, other = await shared.open(), await shared.open()
         await one.begin(start("a"), 0.0)
@@ -83,7 +83,7 @@ def test_a_gateway_that_comes_again_keeps_its_calls_and_its_old_commands_are_ref
     shared.run(main())
 
 
-def test_what_is_stale_is_reported_by_one_gateway_only(shared: Table) -> None:
+def test_stale_entries_are_reported_by_one_gateway_only(shared: Table) -> None:
     async def main() -> None:
         stores = [await shared.open() for _ in range(4)]
         count = MAX_REAPED + 20
@@ -96,7 +96,7 @@ def test_what_is_stale_is_reported_by_one_gateway_only(shared: Table) -> None:
     shared.run(main())
 
 
-def test_ends_are_heard_by_the_others_and_teach_them(shared: Table) -> None:
+def test_other_gateways_receive_ends_and_learn_from_them(shared: Table) -> None:
     async def main() -> None:
         one, other = await shared.open("hinted"), await shared.open("hinted")
         heard: list[str] = []
@@ -113,7 +113,7 @@ def test_ends_are_heard_by_the_others_and_teach_them(shared: Table) -> None:
     shared.run(main())
 
 
-def test_scripts_that_the_server_forgot_are_sent_again(shared: Table, redis_server: RedisServer) -> None:
+def test_scripts_that_the_server_lost_are_sent_again(shared: Table, redis_server: RedisServer) -> None:
     async def main() -> None:
         store = await shared.open()
         await store.begin(start("a"), 0.0)
@@ -154,7 +154,7 @@ def test_a_silent_server_is_an_error_in_bounded_time(redis_program: str, tmp_pat
         server.stop()
 
 
-def test_moments_of_another_clock_come_back_on_the_own_one(shared: Table) -> None:
+def test_times_of_another_clock_are_converted(shared: Table) -> None:
     async def main() -> None:
         young, old = TableClock(lambda: 100.0), TableClock(lambda: 5000.0)
         one, other = await shared.open(clock=young), await shared.open(clock=old)

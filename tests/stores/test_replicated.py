@@ -62,7 +62,7 @@ async def returned(store: Any, now: float) -> None:
 
 
 @pytest.mark.parametrize(("policy", "expected"), [("plas", 15.0), ("atlas", 9.0)])
-def test_what_both_sides_of_a_partition_charge_is_counted_once(
+def test_charges_on_both_sides_of_a_partition_count_once(
     shared: Table, pair: Pair, policy: str, expected: float
 ) -> None:
     async def main() -> None:
@@ -132,7 +132,7 @@ def test_a_call_whose_answer_got_lost_counts_once(shared: Table, pair: Pair, whe
     shared.run(main())
 
 
-def test_calls_given_up_for_lost_come_back_with_their_gateway(shared: Table, pair: Pair) -> None:
+def test_calls_counted_as_lost_run_again_when_their_gateway_returns(shared: Table, pair: Pair) -> None:
     async def main() -> None:
         async with pair() as (far, near, relay):
             await far.begin(start("a"), 0.0)
@@ -179,9 +179,7 @@ def test_a_program_that_ended_meanwhile_stays_ended(shared: Table, pair: Pair) -
     shared.run(main())
 
 
-def test_an_end_that_both_sides_of_a_partition_bring_about_is_published_once(
-    shared: Table, pair: Pair
-) -> None:
+def test_an_end_on_both_sides_of_a_partition_is_published_once(shared: Table, pair: Pair) -> None:
     async def main() -> None:
         async with pair() as (far, near, relay):
             ends: dict[str, list[str]] = {"far": [], "near": []}
@@ -289,7 +287,7 @@ def test_every_kind_of_end_is_published_at_every_gateway(shared: Table, how: str
     shared.run(main())
 
 
-def test_what_ends_or_starts_out_of_sight_is_told_on_return(shared: Table, pair: Pair) -> None:
+def test_ends_and_starts_during_a_partition_are_published_afterwards(shared: Table, pair: Pair) -> None:
     async def main() -> None:
         async with pair() as (far, near, relay):
             await far.open_session("gone", 0.0)
@@ -318,7 +316,9 @@ def test_what_ends_or_starts_out_of_sight_is_told_on_return(shared: Table, pair:
     shared.run(main())
 
 
-def test_a_program_that_only_a_parted_gateway_had_ends_with_the_other_side(shared: Table, pair: Pair) -> None:
+def test_a_program_known_to_a_partitioned_gateway_alone_ends_on_the_other_side(
+    shared: Table, pair: Pair
+) -> None:
     """Both sides saw it for the first time while they were parted, and one was told of its end."""
 
     async def main() -> None:
@@ -343,7 +343,7 @@ def test_a_program_that_only_a_parted_gateway_had_ends_with_the_other_side(share
     shared.run(main())
 
 
-def test_a_program_that_was_to_end_with_a_parted_gateways_call_does(shared: Table, pair: Pair) -> None:
+def test_a_program_ends_with_the_final_call_of_a_partitioned_gateway(shared: Table, pair: Pair) -> None:
     async def main() -> None:
         async with pair() as (far, near, relay):
             await far.begin(start("a"), 0.0)
@@ -359,7 +359,7 @@ def test_a_program_that_was_to_end_with_a_parted_gateways_call_does(shared: Tabl
     shared.run(main())
 
 
-def test_a_program_that_ends_while_its_gateway_comes_back_has_ended(shared: Table, pair: Pair) -> None:
+def test_a_program_that_ends_while_its_gateway_reconnects_has_ended(shared: Table, pair: Pair) -> None:
     async def main() -> None:
         async with pair() as (far, near, relay):
             relay.cut()
@@ -380,7 +380,7 @@ def test_a_program_that_ends_while_its_gateway_comes_back_has_ended(shared: Tabl
     shared.run(main())
 
 
-def test_a_session_that_ends_out_of_sight_takes_its_new_programs_along(shared: Table, pair: Pair) -> None:
+def test_a_session_that_ends_during_a_partition_ends_its_new_programs(shared: Table, pair: Pair) -> None:
     async def main() -> None:
         async with pair() as (far, near, relay):
             relay.cut()
@@ -412,9 +412,7 @@ def own_server(redis_program: str, tmp_path: Path) -> Iterator[RedisServer]:
 
 
 @pytest.mark.parametrize(("policy", "expected"), [("plas", 19.0), ("atlas", 13.0)])
-def test_a_table_that_comes_back_empty_is_restored(
-    own_server: RedisServer, policy: str, expected: float
-) -> None:
+def test_an_emptied_table_is_restored(own_server: RedisServer, policy: str, expected: float) -> None:
     async def main() -> None:
         one, other = await table.open(policy), await table.open(policy)
         await one.open_session("s", 0.0)
@@ -445,7 +443,9 @@ def test_a_table_that_comes_back_empty_is_restored(
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_what_ended_while_the_table_was_lost_is_not_restored(own_server: RedisServer, is_known: bool) -> None:
+def test_programs_that_ended_while_the_table_was_lost_are_not_restored(
+    own_server: RedisServer, is_known: bool
+) -> None:
     """Whichever gateway returns first: the one that was told of the end, or the one that was not."""
 
     async def main() -> None:
@@ -498,7 +498,7 @@ def test_a_program_whose_session_another_gateway_closed_is_not_restored(
 
 
 @pytest.mark.parametrize("is_heard_first", [True, False])
-def test_what_ended_just_before_the_table_was_lost_is_not_restored(
+def test_programs_that_ended_just_before_the_table_was_lost_are_not_restored(
     own_server: RedisServer, is_heard_first: bool
 ) -> None:
     """One gateway has not heard of the end that another one brought about."""

@@ -62,7 +62,7 @@ def test_reads_the_tenant_and_its_weight() -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, 1e9, 1e-9, "2", True, None, [], 10**400])
-def test_an_unusable_weight_is_that_of_everybody(value: Any) -> None:
+def test_an_invalid_weight_is_the_default(value: Any) -> None:
     """A tenant of no usable name is the one without a name."""
     identity = read_identity("r", {"autellix_tenant": 7, "autellix_weight": value}, None)
     assert (identity.tenant, identity.weight) == ("", 1.0)

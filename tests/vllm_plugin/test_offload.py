@@ -67,7 +67,7 @@ def assert_clean(run: Scenario) -> None:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_preempted_calls_come_back_from_host_memory(
+def test_preempted_calls_resume_from_host_memory(
     engine_worker: Any, expected: Scenario, is_async: bool
 ) -> None:
     """Two hundred and fifty preemptions, most of them undone by a load, change no greedy token."""
@@ -112,7 +112,7 @@ def test_little_host_memory_is_shared_by_eviction(engine_worker: Any, expected: 
     assert run["swap"]["evicted_chunks"] > 0
 
 
-def test_programs_that_come_back_find_their_contexts(engine_worker: Any) -> None:
+def test_returning_programs_find_their_contexts(engine_worker: Any) -> None:
     """A program's second call, after others took the engine's blocks, loads what the first one left."""
     generator = random.Random(3)
     prompts = [[generator.randrange(2, 512) for _ in range(96)] for _ in range(12)]
@@ -135,7 +135,7 @@ def test_programs_that_come_back_find_their_contexts(engine_worker: Any) -> None
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_blocks_come_back_byte_for_byte(engine_worker: Any, seed: int) -> None:
+def test_blocks_are_restored_byte_for_byte(engine_worker: Any, seed: int) -> None:
     """For caches of any layout, one group of layers or two, and chunks of one block or more."""
     reply = engine_worker.run({"compare_swaps": seed})
     assert reply.get("moved", 0) > 0, reply

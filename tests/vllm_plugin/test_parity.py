@@ -379,7 +379,7 @@ def test_prefix_cache_of_finished_calls(live: ScriptedEngines, policy: str, kind
     ],
     ids=["running siblings", "evictions"],
 )
-def test_what_differs(
+def test_known_differences(
     live: ScriptedEngines, policy: str, arrivals: Arrivals, changes: dict[str, Any]
 ) -> None:
     """Each of these would be equal but for its reason."""

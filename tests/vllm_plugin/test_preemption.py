@@ -51,7 +51,7 @@ def observe_steps(prices: PreemptionPrices, token_s: float) -> None:
 @pytest.mark.parametrize(
     ("quantum_s", "running", "expected"), [(0.08, 1, True), (0.06, 1, False), (0.08, 2, False)]
 )
-def test_without_our_connector_all_is_read_again(
+def test_without_our_connector_everything_is_recomputed(
     connector: object, quantum_s: float, running: int, expected: bool
 ) -> None:
     """Neither without a connector nor with a stock one: 70 tokens at 1 ms, for each that runs."""
@@ -60,12 +60,12 @@ def test_without_our_connector_all_is_read_again(
     assert prices.pays(REQUEST, 10.0, running=running) is expected
 
 
-def test_an_engine_that_has_measured_nothing_stops_nothing() -> None:
+def test_an_engine_without_measurements_prevents_no_preemption() -> None:
     """Its first calls are interrupted as the policy says."""
     assert prices_of(None, 0.001).pays(REQUEST, 0.0, running=4)
 
 
-def test_a_price_above_the_gain_stops_it() -> None:
+def test_a_price_above_the_gain_prevents_preemption() -> None:
     """The rest of the quantum is what the other would wait; full blocks alone are stored."""
     connector = Connector(0.5)
     prices = prices_of(connector, 0.4)
@@ -75,19 +75,19 @@ def test_a_price_above_the_gain_stops_it() -> None:
     assert connector.asked == [64, 64]
 
 
-def test_a_call_that_has_just_come_back_stays() -> None:
+def test_a_call_that_has_just_resumed_keeps_its_slot() -> None:
     """Until it has run for as long as coming back takes."""
     prices = prices_of(Connector(0.5), 9.0, since_s=9.0)
     assert not prices.pays(REQUEST, 9.3, running=1)
     assert prices.pays(REQUEST, 9.6, running=1)
 
 
-def test_a_call_beyond_its_quantum_may_run_for_ever() -> None:
+def test_past_its_quantum_a_calls_remaining_time_is_unbounded() -> None:
     """So interrupting it gains any price."""
     assert prices_of(Connector(0.5), -0.1).pays(REQUEST, 10.0, running=1)
 
 
-def test_steps_teach_the_price_of_reading() -> None:
+def test_steps_determine_the_price_of_prefill() -> None:
     """Single tokens are written, not read."""
     connector = Connector(None)
     prices = prices_of(connector)

@@ -30,7 +30,7 @@ def test_sends_to_the_socket(receiver: socket.socket) -> None:
     sender.close()
 
 
-def test_what_a_full_socket_has_no_room_for_arrives_later(receiver: socket.socket) -> None:
+def test_messages_that_do_not_fit_a_full_socket_arrive_later(receiver: socket.socket) -> None:
     """A receiver that does not read never blocks the sender, and misses nothing, in order."""
     sender = ReportSender(receiver.getsockname())
     messages = [str(number).encode() for number in range(500)]

@@ -173,7 +173,7 @@ def test_garbage_identity_makes_a_program_of_its_own(engine_worker: Any) -> None
     assert len(run["finished"]) == 12
 
 
-def test_every_call_sends_its_account_and_the_engine_its_queues(engine_worker: Any, tmp_path: Path) -> None:
+def test_every_call_sends_its_report_and_the_engine_its_queues(engine_worker: Any, tmp_path: Path) -> None:
     """The socket receives snapshots, and one account per call, finished or aborted; the counts add up."""
     address = tmp_path / "accounts.sock"
     received: list[EngineReport] = []

@@ -74,7 +74,7 @@ def no_clock() -> float:
     raise AssertionError("the clock was looked at")
 
 
-def test_a_snapshot_tells_the_queue_in_order(tracker: CallTracker, receiver: socket.socket) -> None:
+def test_a_snapshot_lists_the_queue_in_order(tracker: CallTracker, receiver: socket.socket) -> None:
     reporter = SnapshotReporter(tracker)
     arrive(tracker, "late", service_s=1.5)
     arrive(tracker, "first")
@@ -107,7 +107,7 @@ def test_a_snapshot_tells_the_queue_in_order(tracker: CallTracker, receiver: soc
     [(None, None), (object(), None), (SimpleNamespace(offload_totals=lambda: SWAPPED), SWAPPED)],
     ids=["no connector", "a stock connector", "ours"],
 )
-def test_only_our_connector_tells_what_was_swapped(
+def test_only_our_connector_reports_offload_totals(
     tracker: CallTracker, connector: object, expected: KvOffloadTotals | None
 ) -> None:
     pool = SimpleNamespace(num_gpu_blocks=11, get_num_free_blocks=lambda: 4)
@@ -145,7 +145,7 @@ def test_a_snapshot_is_due_each_period_and_once_when_the_engine_empties(tracker:
     assert not reporter.is_due(no_clock)
 
 
-def test_what_takes_long_comes_less_often(tracker: CallTracker) -> None:
+def test_slow_snapshots_are_sent_less_often(tracker: CallTracker) -> None:
     """A snapshot of 10 ms may come again after 2 s: half a percent of the time."""
     reporter = SnapshotReporter(tracker)
     arrive(tracker, "r")
@@ -156,7 +156,7 @@ def test_what_takes_long_comes_less_often(tracker: CallTracker) -> None:
     assert reporter.is_due(at(3.1))
 
 
-def test_calls_between_two_snapshots_leave_nothing_to_tell(tracker: CallTracker) -> None:
+def test_calls_between_two_snapshots_need_no_final_snapshot(tracker: CallTracker) -> None:
     """Short calls on an idle engine cost no datagram each."""
     reporter = SnapshotReporter(tracker)
     arrive(tracker, "a")
@@ -175,7 +175,7 @@ def test_nothing_is_due_without_a_receiver() -> None:
     assert not SnapshotReporter(tracker).is_due(no_clock)
 
 
-def test_a_gateway_that_does_not_read_gets_accounts_but_no_heap_of_snapshots(
+def test_a_gateway_that_does_not_read_gets_reports_but_no_backlog_of_snapshots(
     tracker: CallTracker, receiver: socket.socket
 ) -> None:
     """Snapshots that have no room are left out; nothing is kept for later."""

@@ -113,9 +113,7 @@ def test_weights_split_the_engine(
 
 
 @pytest.mark.parametrize("period_steps", [1, 4])
-def test_memory_is_shared_where_it_is_what_lacks(
-    engine_worker: Any, expected: Any, period_steps: int
-) -> None:
+def test_memory_is_shared_where_it_is_scarce(engine_worker: Any, expected: Any, period_steps: int) -> None:
     """With blocks for fewer calls than slots, and with decisions every few steps."""
     scheduler = SCHEDULER | {"period_steps": period_steps}
     run = play(

@@ -38,7 +38,7 @@ def identity(
     )
 
 
-def test_account_of_a_call(tracker: CallTracker) -> None:
+def test_report_of_a_call(tracker: CallTracker) -> None:
     """The account holds the caller's call id, the request id, times, steps and tokens."""
     tracker.charge({}, 0.1, 0.0)
     tracker.arrive("r", identity(), 0.0)
@@ -65,7 +65,7 @@ def test_children_of_a_call_are_tracked_apart(tracker: CallTracker) -> None:
     assert [account.request_id for account in accounts] == ["0_r", "1_r"]
 
 
-def test_a_told_program_lives_as_long_as_its_calls(tracker: CallTracker) -> None:
+def test_a_gateways_program_lives_as_long_as_its_calls(tracker: CallTracker) -> None:
     """With a gateway in front the entry goes with the last active call."""
     tracker.arrive("a", identity(service_s=3.0), 0.0)
     tracker.arrive("b", identity(service_s=3.0), 0.0)
@@ -110,7 +110,7 @@ def test_tick_names_the_calls_that_moved(tracker: CallTracker) -> None:
     assert tracker.machine.call("r").rank[0] == 2
 
 
-def test_an_aborted_call_says_so(tracker: CallTracker) -> None:
+def test_an_aborted_calls_report_has_its_reason(tracker: CallTracker) -> None:
     """An abort while waiting is accounted for."""
     tracker.arrive("r", identity(), 0.0)
     usage: dict[str, Any] = {
@@ -140,14 +140,14 @@ def test_the_shortest_request_goes_first_under_sjf() -> None:
     assert tracker.priority("short") < tracker.priority("long") < UNRANKED
 
 
-def test_what_a_program_still_needs_orders_its_calls_under_hinted() -> None:
+def test_remaining_service_orders_calls_under_hinted() -> None:
     tracker = CallTracker(PluginSettings(scheduler=SchedulerConfig(policy="hinted")))
     tracker.arrive("long", identity(program_id="a", expected_s=9.0), 0.0)
     tracker.arrive("short", identity(program_id="b", expected_s=3.0), 1.0)
     assert tracker.priority("short") < tracker.priority("long")
 
 
-def test_calls_with_a_place_go_before_all_others(tracker: CallTracker) -> None:
+def test_calls_in_the_batch_go_before_all_others(tracker: CallTracker) -> None:
     """The place is the priority until another order takes it away."""
     tracker.arrive("fresh", identity(tenant="a"), 0.0)
     tracker.arrive("served", identity(tenant="b", program_id="old", service_s=5.0), 0.0)
@@ -162,7 +162,7 @@ def test_calls_with_a_place_go_before_all_others(tracker: CallTracker) -> None:
     assert [tracker.priority(call_id) for call_id in ("fresh", "served")] == ranks
 
 
-def test_a_call_that_left_has_no_place(tracker: CallTracker) -> None:
+def test_a_finished_call_has_no_rank(tracker: CallTracker) -> None:
     tracker.arrive("r", identity(tenant="a"), 0.0)
     tracker.place(tracker.machine)
     tracker.close("r", 1.0, **DONE)

@@ -32,7 +32,7 @@ class BackendError(Exception):
 
 
 class BackendProcess:
-    """One running `autellix serve`; use as a context manager, so that it is stopped on every way out."""
+    """One running `autellix serve`, as a context manager that always stops it."""
 
     def __init__(
         self, name: str, model: str, settings: Mapping[str, Mapping[str, Any]], out_dir: Path
@@ -80,7 +80,7 @@ class BackendProcess:
         """End the child and wait for it; may be called twice."""
         if self._process is None:
             return
-        # On this its guard ends it, as on our death.
+        # Its guard ends it when this pipe closes, as when this process dies.
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:

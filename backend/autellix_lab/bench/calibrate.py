@@ -1,7 +1,7 @@
 """Measure an engine's speed under full batches, so that offered load can be stated as a share of it.
 
-The calibration plays some of the workload's own programs, all arriving at once, and looks at the time when
-enough of them run to fill the batch.
+The calibration plays some of the workload's own programs, all arriving at once, and measures while enough of
+them run to fill the batch.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ def measure(results: Sequence[CallResult], slots: int) -> Calibration:
 
 
 def choose_bounds(calibration: Calibration, programs: Sequence[ProgramTrace]) -> tuple[float, ...]:
-    """Place the queue bounds by what a mean call costs at the measured speed.
+    """Derive the queue bounds from the cost of a mean call at the measured speed.
 
-    An operator would set them once per model and machine. They use nothing about any single program; the
-    scheduler stays blind to lengths and structure.
+    An operator would set them once per model and machine. They depend on no single program; the scheduler
+    knows neither lengths nor structure.
     """
     calls = sum(len(program.calls) for program in programs)
     mean_tokens = sum(program.decode_tokens for program in programs) / calls

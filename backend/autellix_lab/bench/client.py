@@ -28,8 +28,8 @@ from autellix_lab.bench.results import CallResult, result_to_mapping
 PROBE_WORDS = (16, 272)
 
 
-class ProgramScope(Protocol):
-    """`autellix.program`: assigns every call in the block to one program."""
+class ScopeOpener(Protocol):
+    """A scope like `autellix.program`: assigns every call in the block to one program."""
 
     def __call__(self, name: str) -> AbstractContextManager[object]:
         """Open a program of this name."""
@@ -45,7 +45,7 @@ class Player:
 
     client: AsyncOpenAI
     model: str
-    scope: ProgramScope
+    scope: ScopeOpener
     length: PromptLength
     started_s: float
     salt: str = ""
@@ -125,13 +125,14 @@ class Player:
             messages=[{"role": "user", "content": prompt}],
             max_tokens=output_tokens,
             temperature=0.0,
-            # vLLM's own fields: go on after an end-of-text token, so that every policy generates as much.
+            # vLLM's own fields: continue after an end-of-text token, so that every policy generates as many
+            # tokens.
             extra_body={"min_tokens": output_tokens, "ignore_eos": True} if self.is_exact else None,
         )
 
 
 def chains_of(program: ProgramTrace) -> list[list[CallTrace]]:
-    """Split a program into what one task can play in turn: calls of a thread that wait for each other."""
+    """Split a program into chains, one per task: calls of one thread that wait for each other."""
     chains: list[list[CallTrace]] = []
     current: dict[str, list[CallTrace]] = {}
     for call in program.calls:
@@ -154,7 +155,7 @@ async def probe_length(client: AsyncOpenAI, model: str, *, is_exact: bool) -> Pr
     return PromptLength.from_probes(*pairs)
 
 
-async def run_job(job: Mapping[str, Any], scope: ProgramScope) -> None:
+async def run_job(job: Mapping[str, Any], scope: ScopeOpener) -> None:
     """Play every program of the job at its arrival time, and return when all have ended."""
     programs = [program_from_mapping(item) for item in job["programs"]]
     async with _client(job) as client:
@@ -177,7 +178,7 @@ async def _probe(client: AsyncOpenAI, model: str) -> tuple[PromptLength, bool]:
 def _client(job: Mapping[str, Any]) -> AsyncOpenAI:
     options: dict[str, Any] = {"base_url": job["base_url"], "timeout": job["call_timeout_s"]}
     try:
-        # Without a key the official client takes OPENAI_API_KEY, and complains if there is none.
+        # Without a key the official client reads OPENAI_API_KEY, and fails if it is unset.
         return AsyncOpenAI(api_key=job["api_key"], **options)
     except openai.OpenAIError:
         return AsyncOpenAI(api_key="none", **options)

@@ -28,8 +28,8 @@ class Load:
     rho: float
     programs: Sequence[ProgramTrace]
     parts: int = 1
-    """How many shares the programs are played in, one after another, all policies taking their turns at each:
-    the shorter a turn, the less a machine changes its speed before the next policy's."""
+    """The number of parts into which the programs are split; the policies alternate at each part. The shorter
+    a part, the less the machine's speed changes between policies."""
 
     def split(self) -> list[Sequence[ProgramTrace]]:
         """Return the parts, in order; none is empty."""
@@ -113,13 +113,13 @@ def compare(
 
 @dataclass(slots=True)
 class _Turn:
-    """What one policy has played of a load, part after part on one time line (s)."""
+    """One policy's results of a load, part after part on one time line (s)."""
 
     arrivals_s: list[float] = field(default_factory=list)
     results: list[CallResult] = field(default_factory=list)
 
     def add(self, arrivals_s: Sequence[float], results: Sequence[CallResult]) -> None:
-        """Append a part, from where the last one ended."""
+        """Append a part after the end of the last one."""
         start_s = max((result.finish_s for result in self.results), default=0.0)
         self.arrivals_s += [start_s + arrival_s for arrival_s in arrivals_s]
         self.results += [

@@ -1,8 +1,8 @@
 """The paper's metrics from a run's results: pure functions.
 
 Program latency is the time from the program's arrival to its last answer. Program token latency is its
-response time divided by the tokens it generated (section 6.1): the response time of the longest chain of
-dependent calls, without tool time; for a parallel program that is the critical path, over all its tokens.
+response time divided by the tokens it generated (section 6.1): the response time of its critical path (the
+longest chain of dependent calls), without tool time, over all its tokens.
 Both are also counted in engine steps, from the receipts: a noisy machine makes a step longer, not more steps.
 """
 
@@ -31,7 +31,7 @@ class ProgramOutcome:
     latency_steps: float | None
     token_latency_steps: float | None
     wait_s: float | None
-    """Sum over its calls; like the sums below None if no receipt has an account of the engine."""
+    """Sum over its calls; None, like the sums below, if no receipt comes from an engine report."""
     service_s: float | None
     preemptions: int | None
     demotions: int | None
@@ -43,7 +43,7 @@ class ProgramOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """One run of one policy: statistics by metric name, totals, and what was lost."""
+    """One run of one policy: statistics by metric name, totals, and lost calls."""
 
     metrics: Mapping[str, Mapping[str, float]]
     """Metric name to statistic name to value; a metric that no receipt reported is absent."""

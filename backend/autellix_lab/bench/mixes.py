@@ -1,9 +1,9 @@
 """Closed-loop mixes that measure a live engine, so that a model can be fitted to it.
 
 Five mixes are played: single long answers, full batches of long answers, long prompts with answers of one
-token, short calls with two lanes for each slot, and full batches of long prompts with long answers. The first
-four determine the four times of the model; with the fifth, the errors show whether the model holds. A short
-warm-up round of each mix also finds how many calls fill its time.
+token, short calls with two clients for each slot, and full batches of long prompts with long answers. The
+first four determine the four times of the model; with the fifth, the errors show whether the model holds. A
+short warm-up round of each mix also finds how many calls fill its time.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["Mix", "live_player", "measure_mixes", "measured_calls", "usual_mixes
 SHORT_PROMPT_TOKENS = 16
 SHORT_ANSWER_TOKENS = 4
 WARM_UP_TOKENS = 32
-PROMPT_LANES = 2
+PROMPT_CLIENTS = 2
 MOST_CALLS = 64
-"""Calls of one lane at most: more do not improve the fit."""
+"""Calls of one client at most: more do not improve the fit."""
 REPLAY_MARGIN_S = 120.0
 
 Play = Callable[[str, Sequence[ProgramTrace]], list[CallResult]]
@@ -33,17 +33,17 @@ Play = Callable[[str, Sequence[ProgramTrace]], list[CallResult]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
-    """Lanes of equal calls, each sent when the previous one is answered."""
+    """Clients of equal calls, each sent when the previous one is answered."""
 
     name: str
-    lanes: int
+    clients: int
     prompt_tokens: int
     answer_tokens: int
     calls: int = 1
-    """Calls of one lane."""
+    """Calls of one client."""
 
     def programs(self) -> list[ProgramTrace]:
-        """Return one program for each lane; no two calls share a prompt."""
+        """Return one program for each client; no two calls share a prompt."""
         calls = tuple(
             CallTrace(
                 id=number,
@@ -55,8 +55,8 @@ class Mix:
             for number in range(self.calls)
         )
         return [
-            ProgramTrace(source=f"calibrate-{self.name}", program_id=f"{self.name}_{lane}", calls=calls)
-            for lane in range(self.lanes)
+            ProgramTrace(source=f"calibrate-{self.name}", program_id=f"{self.name}_{client}", calls=calls)
+            for client in range(self.clients)
         ]
 
 
@@ -70,11 +70,11 @@ def usual_mixes(
     """Return the five mixes for an engine of this batch size."""
     short = short_prompt_tokens
     return [
-        Mix(name="one lane", lanes=1, prompt_tokens=short, answer_tokens=answer_tokens),
-        Mix(name="full batch", lanes=slots, prompt_tokens=short, answer_tokens=answer_tokens),
-        Mix(name="prompts", lanes=PROMPT_LANES, prompt_tokens=prompt_tokens, answer_tokens=1),
-        Mix(name="short", lanes=2 * slots, prompt_tokens=short, answer_tokens=SHORT_ANSWER_TOKENS),
-        Mix(name="both", lanes=slots, prompt_tokens=prompt_tokens, answer_tokens=answer_tokens),
+        Mix(name="one client", clients=1, prompt_tokens=short, answer_tokens=answer_tokens),
+        Mix(name="full batch", clients=slots, prompt_tokens=short, answer_tokens=answer_tokens),
+        Mix(name="prompts", clients=PROMPT_CLIENTS, prompt_tokens=prompt_tokens, answer_tokens=1),
+        Mix(name="short", clients=2 * slots, prompt_tokens=short, answer_tokens=SHORT_ANSWER_TOKENS),
+        Mix(name="both", clients=slots, prompt_tokens=prompt_tokens, answer_tokens=answer_tokens),
     ]
 
 
@@ -96,7 +96,7 @@ def measure_mixes(
     found: list[MeasuredCall] = []
     for mix in planned:
         on_progress(
-            f"{mix.name}: {mix.lanes} lane(s) of {mix.calls} calls, {mix.prompt_tokens} prompt tokens, "
+            f"{mix.name}: {mix.clients} client(s) of {mix.calls} calls, {mix.prompt_tokens} prompt tokens, "
             f"{mix.answer_tokens} answer tokens"
         )
         found += measured_calls(mix.name, play(mix.name, mix.programs()))

@@ -24,7 +24,7 @@ class PromptLength:
 
     @classmethod
     def from_probes(cls, short: tuple[int, int], long: tuple[int, int]) -> PromptLength:
-        """Fit the line through two measured (words, prompt tokens) pairs, else take a token a word."""
+        """Fit the line through two measured (words, prompt tokens) pairs; fall back to one token per word."""
         slope = (long[1] - short[1]) / (long[0] - short[0])
         if slope <= 0:
             return cls(0.0, 1.0)

@@ -29,7 +29,7 @@ class ReplayError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayJob:
-    """One run: which programs arrive when, at which backend."""
+    """One run: the programs, their arrival times, and the backend."""
 
     base_url: str
     """The backend's root, without /v1."""
@@ -41,10 +41,10 @@ class ReplayJob:
     call_timeout_s: float = 600.0
     timeout_s: float = 900.0
     api_key: str | None = "none"
-    """None: what the official client finds in its environment."""
+    """None: the official client's default from its environment."""
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return what the client process reads."""
+        """Return the client process's input."""
         return {
             "base_url": self.base_url.rstrip("/") + "/v1",
             "model": self.model,

@@ -69,7 +69,7 @@ def make_result(
 
 
 def result_to_json(result: ReplayResult) -> dict[str, Any]:
-    """Return the JSON object of a result; its statistics are for other readers, read_result makes its own."""
+    """Return the JSON object of a result. Its statistics are for other readers; read_result ignores them."""
     return {
         "kind": KIND,
         "version": VERSION,
@@ -107,7 +107,7 @@ def _outcome(path: Path, item: object, where: str) -> ProgramOutcome:
 
 
 def _fields(path: Path, record: type[Any], mapping: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return the record's fields as they are in the mapping, each of its type; others are ignored."""
+    """Return the record's fields from the mapping, each checked for its type; others are ignored."""
     hints = typing.get_type_hints(record)
     found: dict[str, Any] = {}
     for item in dataclasses.fields(record):

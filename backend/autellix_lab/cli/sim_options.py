@@ -71,7 +71,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add("--max-num-seqs", type=count, metavar="N", help="calls in a step (default: the engine's)")
     add("--token-budget", type=count, metavar="N", help="tokens in a step (default: the engine's)")
     add("--kv-blocks", type=count, metavar="N", help="KV blocks (default: the engine's)")
-    add("--resume", choices=RESUME_KINDS, help="how preempted calls come back (default: the engine's)")
+    add("--resume", choices=RESUME_KINDS, help="how preempted calls resume (default: the engine's)")
     add("--swap", choices=SWAP_KINDS, help="how blocks are swapped (default: the engine's)")
     add("--engines", type=count, metavar="N", help="replicas (default: 1, or one for each speed)")
     add(

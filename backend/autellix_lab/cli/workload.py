@@ -18,7 +18,7 @@ from autellix_lab.workload.loaders import load
 from autellix_lab.workload.tokens import TokenizerError
 
 DESCRIBED_PROGRAMS = 3000
-"""Programs to generate for a description, unless told otherwise: enough for the tails to show."""
+"""Default number of programs generated for a description: enough for the tails to show."""
 
 COLUMNS = (
     ("programs", "programs", "{:d}"),

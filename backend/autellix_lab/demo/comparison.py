@@ -35,7 +35,7 @@ REPORT_WAIT_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What the demo plays, and how."""
+    """The demo's programs and settings."""
 
     policies: Sequence[str]
     """The first is the baseline."""

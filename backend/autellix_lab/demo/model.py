@@ -20,7 +20,7 @@ from autellix_lab.demo.corpus import sentences
 
 DEMO_MODEL_NAME = "autellix.demo-model"
 VERSION = 1
-"""Raised when the generated files change, so that old ones are not taken for new ones."""
+"""Increased when the generated files change, so that old ones are not mistaken for new ones."""
 MARKER = "autellix-demo-model.json"
 MAX_POSITIONS = 8192
 VOCABULARY_SIZE = 2048
@@ -106,7 +106,7 @@ def _is_built(directory: Path, identity: dict[str, Any]) -> bool:
 def _publish(staging: Path, directory: Path, identity: dict[str, Any]) -> None:
     staging.chmod(0o755)
     try:
-        # Replaces an empty folder, and fails on a full one: then another process was faster.
+        # Replaces an empty folder and fails on a full one, which another process wrote meanwhile.
         staging.rename(directory)
     except OSError as error:
         if not _is_built(directory, identity):

@@ -24,7 +24,7 @@ MAX_BODY_BYTES = 256 * 2**20
 
 
 class FakeApi:
-    """Answers calls as its behaviour says, and records what it receives."""
+    """Answers calls by its behaviour, and records the requests."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class FakeApi:
         self.aborted_calls = 0
         """Calls whose client disconnected before the answer ended."""
         self.report_socket = report_socket
-        """Where engine reports go."""
+        """The socket for engine reports."""
         self._keeps_requests = keeps_requests
         self._on_report = on_report
         self._changed = asyncio.Event()

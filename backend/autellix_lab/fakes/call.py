@@ -1,4 +1,4 @@
-"""The fake engine's calls: how it answers them, and what it received."""
+"""The fake engine's calls, its behaviour and its recorded requests."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class FakeBehaviour:
     """Shares of the calls by fault, drawn from a seeded generator; replaces `fault`."""
     slow_s: float = 0.5
     error_status: int = 500
-    error_message: str = "the fake engine was told to fail"
+    error_message: str = "injected fault"
     extra_fields: Mapping[str, object] = field(default_factory=dict)
     """Fields added to every answer and chunk, as future engines may."""
     message_fields: Mapping[str, object] = field(default_factory=dict)

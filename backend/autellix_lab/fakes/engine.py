@@ -113,7 +113,7 @@ class FakeEngine(FakeApi):
         self._failure = reason
 
     async def probe(self, timeout_s: float) -> Health:
-        """Probe the health path, which answers as the behaviour says."""
+        """Probe the health path; the behaviour sets its answer."""
         return await probe(self.base_url, timeout_s)
 
     def is_alive(self) -> bool:

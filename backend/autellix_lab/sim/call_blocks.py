@@ -50,12 +50,12 @@ class CallBlocks:
         return self._model.has_prefix_cache and fit_together(needs, self.kv.available)
 
     def preemption_pays(self, call: EngineCall, now: float, *, running: int) -> bool:
-        """Return whether preempting one of so many running calls, which is up to date, is worth its price."""
+        """Return whether preempting one of so many running calls, which is up to date, pays."""
         assert self._prices is not None
         return self._prices.preemption_pays(call, now, running=running)
 
     def enter(self, call: EngineCall, budget: int, reserve: int) -> bool:
-        """Look a waiting call up in the cache and allocate the blocks of its first chunk.
+        """Look up a waiting call in the cache and allocate the blocks of its first chunk.
 
         Args:
             call: gets its chunk and its count of cached tokens.
@@ -130,7 +130,7 @@ class CallBlocks:
             self._swap(self.needed(call.computed))
             if not segment.users:
                 self.kv.drop(segment)
-            # All of its content returns as its own: what it shared may be evicted by then.
+            # It resumes with private blocks: the shared ones may be evicted by then.
             call.segment, call.is_swapped = Segment(None, 0), True
 
     def held_tokens(self, call: EngineCall | None, tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""The parameters of a simulated engine: what a step costs, and what memory holds."""
+"""The parameters of a simulated engine: the cost of a step and the size of its memory."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 
 @dataclass(frozen=True, slots=True)
 class GapRule:
-    """How long a call waits after its last parent: what was recorded, but at most `cap_s` seconds.
+    """The rule for a call's wait after its last parent: the recorded gap, at most `cap_s` seconds.
 
     A cap of zero removes gaps, an infinite one keeps them as recorded. Unknown gaps are zero.
     """
@@ -79,7 +79,7 @@ def fit_program(
 
 
 def apply_fit(program: ProgramTrace, fit: Fit) -> ProgramTrace:
-    """Return the program as `fit_program` makes it."""
+    """Return the fitted program."""
     fitted: list[CallTrace] = []
     for call in program.calls:
         fitted.append(_fit_call(call, fitted, fit))

@@ -1,4 +1,4 @@
-"""Request logs as CSV: when requests arrived and how long they were.
+"""Request logs as CSV: arrival times and lengths of requests.
 
 Source of the format: Azure/AzurePublicDataset, AzureLLMInferenceTrace_{code,conv}.csv, read at commit
 b469a11: columns TIMESTAMP (date and time), ContextTokens, GeneratedTokens. The same with seconds (`t_s`,

@@ -1,4 +1,4 @@
-"""Counting the tokens of a text: an estimate that needs nothing, or a tokenizer's own count."""
+"""Counts the tokens of a text: by an estimate without dependencies, or by a tokenizer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ CountTokens = Callable[[str], int]
 """Returns the number of tokens of a text."""
 
 BYTES_PER_TOKEN = 4
-"""What the estimate assumes. English prose is near it; code has fewer bytes per token."""
+"""The estimate's assumption. English prose is close to it; code has fewer bytes per token."""
 
 ESTIMATE = f"estimate: {BYTES_PER_TOKEN} bytes per token"
-"""How a trace names the estimate in its `tokenizer` field."""
+"""The estimate's name in a trace's `tokenizer` field."""
 
 
 class TokenizerError(ValueError):

@@ -1,7 +1,7 @@
 """Derives from messages which calls an agent's next call depends on.
 
 Theory. AutoGen's runtime handles each message in a task of its own, so the ancestors of a task do not show
-who waited for whom. Causality travels with the messages instead:
+which agent waited for which. Causality travels with the messages instead:
 
 - A message carries the *past* of its sender: the calls directly before it, and ancestors of these.
 - Handling a message is a *turn* of its recipient. It starts from the past of the message, joined with the

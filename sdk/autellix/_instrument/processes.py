@@ -41,7 +41,7 @@ def _patch_submit(original: Callable[..., Any]) -> Callable[..., Any]:
         with Suppressed():
             future = original(self, fn if sent is None else sent, *args, **kwargs)
         if sent is not None:
-            future.add_done_callback(lambda _: remote_jobs.forget(sent))
+            future.add_done_callback(lambda _: remote_jobs.discard(sent))
         return future
 
     return submit

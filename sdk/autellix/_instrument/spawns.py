@@ -137,7 +137,7 @@ def instrument_pool(patches: Patches, module: ModuleType) -> None:
 
 
 def instrument_futures(patches: Patches, module: ModuleType) -> None:
-    """Link callbacks of pools' futures to whoever adds them; a worker runs them after its job."""
+    """Link callbacks of pools' futures to the code that adds them; a worker runs them after its job."""
     patches.apply(module.Future, "add_done_callback", _patch_add_done_callback)
     patches.apply(module.Executor, "map", _patch_map)
 

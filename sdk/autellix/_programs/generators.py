@@ -1,8 +1,8 @@
 """Keeps the scopes that generators have open.
 
 Such a scope belongs to the generator's frame, not to the thread or task. It holds where that frame is on the
-stack: it waits while the generator is suspended, whoever drives it, and the generator's consumer never sees
-it. The stack is walked only while such scopes are open.
+stack: it waits while the generator is suspended, independent of the code that drives it, and the generator's
+consumer never sees it. The stack is walked only while such scopes are open.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class RemoteJobs:
         self._senders[job] = thread
         return RemoteFunction(thread.remote_context(), function, job)
 
-    def forget(self, sent: RemoteFunction) -> None:
+    def discard(self, sent: RemoteFunction) -> None:
         self._senders.pop(sent.job, None)
 
     def receive(self, result: RemoteResult) -> None:

@@ -154,7 +154,7 @@ def enter(scope: ProgramThread, frame: FrameType | None) -> None:
 
 
 def leave(scope: ProgramThread) -> None:
-    """Leave a scope, wherever it was entered."""
+    """Leave a scope, entered in any thread or task."""
     scope.is_closed = True
     if scope.frame is not None:
         generators.close_scope(scope.frame)

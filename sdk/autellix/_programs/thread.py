@@ -50,7 +50,7 @@ class ProgramThread:
     """Tools that ran since the last call: name, seconds."""
     is_closed = False
     is_joined = False
-    """Whether its ancestors have been told of it."""
+    """Whether its ancestors know of it."""
     is_truncated = False
     _thread_id: int | None = None
     _free_thread_ids: list[int] | None = None
@@ -103,7 +103,7 @@ class ProgramThread:
         )
 
     def after_fork_in_child(self) -> None:
-        """Forget the parent's calls and threads, which are not part of the child's program."""
+        """Drop the parent's calls and threads, which are not part of the child's program."""
         self.frontier, self.children, self.ancestors, self._thread_id = (), (), (), None
         self.lineage = None
         self.session = None
@@ -185,7 +185,7 @@ class ProgramThread:
         self._add_interceptions([(name, seconds)])
 
     def take_interceptions(self) -> list[tuple[str, float]]:
-        """Return and forget the tools since the last call, those of ancestors included.
+        """Return and clear the tools since the last call, those of ancestors included.
 
         Many clients make a call in a task or job of its own, whose spawner ran the tools.
         """

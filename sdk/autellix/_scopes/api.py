@@ -77,7 +77,7 @@ def session(
 
 
 def propagate(function: F) -> F:
-    """Run a function as a branch of the thread that is running now, wherever and however often it is called.
+    """Run every call of a function as a branch of the thread that is running now, from any place.
 
     Use it where the client cannot follow: your own work queues, and callbacks of other libraries.
     """

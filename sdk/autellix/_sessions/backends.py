@@ -96,7 +96,7 @@ class BackendRegistry:
         self.configure({})
 
     def configure(self, roots: dict[Origin, str]) -> None:
-        """Admit these origins only, or nearby hosts if there are none; forget all results of probes."""
+        """Admit these origins only, or nearby hosts if there are none; drop all results of probes."""
         self._configured = roots
         self._seen: dict[Origin, Backend | None] = {}
         self.generation = object()

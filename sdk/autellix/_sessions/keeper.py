@@ -85,7 +85,7 @@ class SessionKeeper:
         return registration
 
     def end_program(self, backend: Backend, program_id: str) -> None:
-        """Tell a backend that a program has ended. Never blocks."""
+        """End a program at a backend. Never blocks."""
         self._control.post(lambda: _end_program(backend, program_id))
 
     def stop(self) -> threading.Thread | None:

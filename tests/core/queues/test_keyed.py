@@ -49,7 +49,7 @@ def test_smaller_calls_go_first_and_equal_ones_in_order_of_arrival() -> None:
     assert {call.level for call in calls} == {KEYED}
 
 
-def test_the_front_goes_before_all_keys_and_has_no_quantum() -> None:
+def test_promoted_calls_go_before_all_keys_without_a_quantum() -> None:
     queue, (_, large) = filled(Hinted(), s=1.0, l=9.0)
 
     queue.promote(large)
@@ -60,7 +60,7 @@ def test_the_front_goes_before_all_keys_and_has_no_quantum() -> None:
     assert names(queue) == "s"
 
 
-def test_a_new_size_is_a_new_place_and_a_new_quantum() -> None:
+def test_a_new_size_changes_position_and_quantum() -> None:
     queue, (_, second) = filled(Hinted(), a=1.0, b=2.0)
     assert (second.quantum_s, second.is_quantum_binding) == (0.5, True)
 
@@ -80,7 +80,7 @@ def test_equals_keep_their_order_when_their_size_changes() -> None:
     assert names(queue) == "abc"
 
 
-def test_held_calls_go_before_the_front_in_the_order_of_their_start() -> None:
+def test_calls_with_held_slots_go_before_the_front_in_order_of_their_start() -> None:
     queue, calls = filled(Sjf(), a=1.0, b=1.0, c=1.0)
     queue.promote(calls[0])
 
@@ -94,7 +94,7 @@ def test_held_calls_go_before_the_front_in_the_order_of_their_start() -> None:
     assert names(queue) == "ba"
 
 
-def test_a_running_call_keeps_its_place_where_no_slots_are_held() -> None:
+def test_a_running_call_keeps_its_position_without_held_slots() -> None:
     queue, calls = filled(Hinted(), a=2.0, b=1.0)
 
     queue.on_started(calls[0])

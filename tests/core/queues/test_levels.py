@@ -46,7 +46,7 @@ def test_a_quantum_is_the_width_of_its_level(service_s: float, quantum_s: float,
     assert (a.quantum_s, a.is_quantum_binding) == (quantum_s, binds)
 
 
-def test_quanta_may_be_given() -> None:
+def test_quanta_can_be_configured() -> None:
     queue, a = LevelQueue((1,), (5, 7)), call("a", 1.0)
 
     insert(queue, a)
@@ -77,7 +77,7 @@ def test_a_promoted_call_goes_to_the_end_of_the_first_level() -> None:
     assert queue.level_sizes() == (2, 0)
 
 
-def test_nothing_binds_where_nothing_is_demoted() -> None:
+def test_without_demotion_no_quantum_binds() -> None:
     queue, a = LevelQueue((1, 3), demotes=False), call("a")
 
     insert(queue, a)

@@ -32,7 +32,7 @@ def test_records_are_counted_by_prompts_and_choices(body: bytes, count: int) -> 
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
-def test_what_an_endpoint_does_not_know_is_not_counted(path: str) -> None:
+def test_unknown_counts_are_left_out(path: str) -> None:
     assert parse_body(b'{"prompt": ["a", "b"], "n": 2}', BY_PATH[path]).record_count == 1
     assert parse_body(b'{"prompt": ["a", "b"], "n": 2}', BY_PATH["/v1/chat/completions"]).record_count == 2
 

@@ -302,7 +302,7 @@ def test_the_asynchronous_client_gets_the_same(urls: tuple[str, str], model: str
 
 
 @pytest.mark.parametrize("case", ["response", "response, streamed", "message", "message, streamed"])
-def test_every_dialect_is_accounted_by_the_engine(urls: tuple[str, str], model: str, case: str) -> None:
+def test_every_dialect_is_charged_by_the_engines_report(urls: tuple[str, str], model: str, case: str) -> None:
     headers = {"X-Autellix-Program-ID": case}
     if case in OPENAI:
         use(OPENAI[case], openai_client(urls[1], model).with_options(default_headers=headers))

@@ -108,7 +108,7 @@ def assert_shape(error: dict[str, Any], shape: ErrorShape) -> None:
 
 
 @named([row for row in DIALECTS if not row.makes_call])
-async def test_what_makes_no_call_reaches_the_engine_as_it_is(serve: Any, row: Dialect) -> None:
+async def test_pass_through_requests_reach_the_engine_unchanged(serve: Any, row: Dialect) -> None:
     async with serve() as rig:
         target = path_of(row) + "?starting_after=3&beta=true"
         body = b"" if row.method == "GET" else b'{"a": 1.50, "vllm_xargs": 2}'
@@ -132,7 +132,7 @@ async def test_an_escaped_slash_in_an_id_stays_escaped(serve: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/models/%2e%2e/pause", "/v1/models/a%2F..%2F..%2Fpause"])
-async def test_an_id_that_climbs_stays_here(serve: Any, path: str) -> None:
+async def test_a_path_with_dot_segments_is_refused(serve: Any, path: str) -> None:
     async with serve() as rig:
         # A raw request: clients resolve dot segments themselves.
         host, port = rig.url.removeprefix("http://").split(":")

@@ -109,7 +109,7 @@ async def test_the_synchronous_client_gets_answers_and_streams(serve: Any) -> No
         assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 4
 
 
-async def test_service_accumulates_and_is_told_to_the_engine(serve: Any) -> None:
+async def test_service_accumulates_and_is_sent_to_the_engine(serve: Any) -> None:
     async with serve() as rig:
         for _ in range(3):
             await rig.chat({"X-Autellix-Program-ID": "p", "X-Autellix-Thread-ID": "7"})
@@ -126,7 +126,7 @@ async def test_unidentified_calls_leave_nothing_behind(serve: Any) -> None:
         assert await rig.store.programs() == []
 
 
-async def test_missing_accounts_are_estimated_and_say_so(serve: Any) -> None:
+async def test_missing_reports_are_estimated_and_marked(serve: Any) -> None:
     behaviour = FakeBehaviour(sends_reports=False, token_delay_s=0.01)
     async with serve(behaviour, report_wait_s=0.01) as rig:
         receipt = (await rig.chat())["autellix"]
@@ -255,7 +255,7 @@ async def test_other_errors_have_the_same_shape(serve: Any) -> None:
         assert (status, answer["error"]["code"]) == (404, "not_found")
 
 
-async def test_choices_are_accounted_together(serve: Any) -> None:
+async def test_choices_are_settled_together(serve: Any) -> None:
     async with serve(report_wait_s=0.02) as rig:
         # The fake engine accounts for one of the two, so the sum is known to be incomplete.
         receipt = (await rig.chat(n=2))["autellix"]

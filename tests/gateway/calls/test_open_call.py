@@ -89,5 +89,5 @@ def test_the_receipt_is_the_last_field_of_an_object(content: bytes) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"null", b"text"])
-def test_what_is_no_object_stays_as_it_is(content: bytes) -> None:
+def test_an_answer_that_is_no_object_is_unchanged(content: bytes) -> None:
     assert receipt().spliced_into(content) == content

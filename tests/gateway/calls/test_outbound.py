@@ -54,7 +54,7 @@ def sent(kind: EngineKind, fields: dict[str, Any], *, tenant: str = "") -> dict[
 
 
 @pytest.mark.parametrize("kind", EngineKind)
-def test_a_clients_orders_reach_no_engine(kind: EngineKind) -> None:
+def test_a_clients_scheduling_fields_reach_no_engine(kind: EngineKind) -> None:
     assert set(ORDERS) == PRIVILEGED_FIELDS
     assert not PRIVILEGED_FIELDS & set(sent(kind, {"model": "m", **ORDERS}))
     headers = engine_headers({**ENGINE_HEADERS, "authorization": "Bearer k"}, kind, "p")

@@ -33,11 +33,11 @@ def test_the_split_does_not_depend_on_the_chunks(cuts: list[int]) -> None:
 
 
 @pytest.mark.parametrize("stream", [b"", b"data: x\n\n", b"data: [DON", b"x data: [DONE]\n\n"])
-def test_a_stream_without_done_comes_out_whole(stream: bytes) -> None:
+def test_a_stream_without_done_is_relayed_whole(stream: bytes) -> None:
     assert split([stream[:9], stream[9:]]) == (stream, b"")
 
 
-def test_a_complete_event_is_not_held_back() -> None:
+def test_a_complete_event_is_relayed_at_once() -> None:
     assert StreamEndSplitter(DONE).feed(b"data: {}\n\n") == (b"data: {}\n\n", b"")
 
 

@@ -21,7 +21,7 @@ def test_usage_is_read_with_its_cached_tokens() -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b'{"usage":null}', b"{}", b'{"usage":{"prompt_tokens":"7"}}', b"[" * 100_000]
 )
-def test_what_states_no_usage_gives_none(content: bytes) -> None:
+def test_an_answer_without_usage_has_none(content: bytes) -> None:
     assert read_usage(content) is None
 
 
@@ -35,7 +35,7 @@ def test_the_last_usage_of_a_stream_counts() -> None:
     assert found is not None and found.completion_tokens == 3
 
 
-def test_a_stream_without_usage_gives_none() -> None:
+def test_a_stream_without_usage_has_none() -> None:
     tail = StreamTail()
     tail.feed(b'data: {"choices":[]}\n\n')
     assert tail.usage() is None

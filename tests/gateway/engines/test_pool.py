@@ -145,7 +145,7 @@ async def test_a_refused_call_leaves_no_pin_behind() -> None:
         assert not rig.app.state.router._balancer.pins
 
 
-async def test_a_full_engine_leaves_calls_to_those_with_room() -> None:
+async def test_calls_avoid_a_full_engine() -> None:
     slow = FakeBehaviour(token_delay_s=0.05)
     async with serving(slow, slow, balancer="locality", max_waiting_calls=1) as rig:
         answers = await asyncio.gather(*(rig.chat("p", "word " * 400) for _ in range(2)))
@@ -168,7 +168,7 @@ async def test_calls_of_a_dying_engine_are_answered_by_the_others() -> None:
         assert {(await rig.chat())[1] for _ in range(4)} == {"fake-0", "fake-2"}
 
 
-async def test_no_call_goes_on_waiting_for_a_dead_engine_when_another_comes_back() -> None:
+async def test_no_call_waits_for_a_dead_engine_when_another_is_up_again() -> None:
     async with serving(FakeBehaviour(), FakeBehaviour(), is_owned=False) as rig:
         for engine in rig.engines:
             await engine.kill()
@@ -202,7 +202,7 @@ async def test_no_call_is_lost_while_an_engine_is_drained_and_removed() -> None:
         assert 'engine="fake-0"' not in (await rig.text("/metrics"))[1]
 
 
-async def test_calls_in_line_for_a_drained_engine_go_elsewhere() -> None:
+async def test_calls_queued_for_a_drained_engine_go_elsewhere() -> None:
     slow = FakeBehaviour(token_delay_s=0.05)
     async with serving(slow, slow, max_in_flight=1) as rig:
         calls = [asyncio.create_task(rig.chat(f"p{at}")) for at in range(6)]
@@ -213,7 +213,7 @@ async def test_calls_in_line_for_a_drained_engine_go_elsewhere() -> None:
         assert Counter(answers) == {(200, "fake-0"): 1, (200, "fake-1"): 5}
 
 
-async def test_a_drained_engine_is_taken_back() -> None:
+async def test_a_drained_engine_is_undrained() -> None:
     """As is one that waiting calls were sent away from; one that leaves is not."""
 
     slow = FakeBehaviour(token_delay_s=0.05)
@@ -236,7 +236,7 @@ async def test_a_drained_engine_is_taken_back() -> None:
         assert (await rig.ask("POST", "/nobody/undrain"))[0] == 404
 
 
-async def test_an_engine_joins_at_run_time() -> None:
+async def test_an_engine_is_added_at_run_time() -> None:
     async with serving(FakeBehaviour()) as rig:
         late = FakeEngine(name="late")
         await late.start()
@@ -249,7 +249,7 @@ async def test_an_engine_joins_at_run_time() -> None:
         await late.stop()
 
 
-async def test_the_last_engine_stays() -> None:
+async def test_the_last_engine_cannot_be_removed() -> None:
     async with serving(FakeBehaviour(), FakeBehaviour()) as rig:
         assert (await rig.ask("POST", "/fake-0/drain"))[0] == 200
         for method, path in (("POST", "/fake-1/drain"), ("DELETE", "/fake-1")):
@@ -268,7 +268,7 @@ async def test_the_last_engine_stays() -> None:
         ({"name": "a"}, "url"),
     ],
 )
-async def test_an_engine_that_cannot_be_is_refused(body: dict[str, Any], param: str) -> None:
+async def test_an_invalid_engine_is_refused(body: dict[str, Any], param: str) -> None:
     async with serving(FakeBehaviour()) as rig:
         status, told = await rig.ask("POST", "", **body)
         assert (status, told["error"]["param"]) == (400, param)

@@ -148,14 +148,14 @@ async def test_an_engine_that_dies_in_mid_stream_is_back_for_the_next_call(serve
         assert (await post(rig))[0] == 200
 
 
-async def test_an_idle_engine_has_nothing_to_tell_and_stays(serve: Any) -> None:
+async def test_an_idle_engine_that_sends_no_reports_is_kept(serve: Any) -> None:
     settings = {**QUICK, "stall_timeout_s": 0.1, "max_restarts": 1000}
     async with serve(engine_settings=settings) as rig:
         await asyncio.sleep(0.5)
         assert await metric(rig, "autellix_engine_restarts_total") == 0
 
 
-async def test_an_engine_that_tells_nothing_of_its_calls_is_replaced(serve: Any) -> None:
+async def test_an_engine_that_sends_no_reports_of_its_calls_is_replaced(serve: Any) -> None:
     # Long enough for a loaded machine to answer a call on the engine that replaces this one.
     settings = {**QUICK, "stall_timeout_s": 2.0, "max_restarts": 1000}
     async with serve(FakeBehaviour(fault=Fault.HANG), engine_settings=settings) as rig:
@@ -167,7 +167,7 @@ async def test_an_engine_that_tells_nothing_of_its_calls_is_replaced(serve: Any)
         assert await metric(rig, restarts) == 1
 
 
-async def test_who_waited_long_enough_gets_a_503(serve: Any) -> None:
+async def test_a_call_that_waited_too_long_gets_a_503(serve: Any) -> None:
     settings = {**QUICK, "max_restarts": 1000}
     async with serve(engine_settings=settings, recovery_wait_s=0.3) as rig:
         async with kept_down(rig.engine):
@@ -179,7 +179,7 @@ async def test_who_waited_long_enough_gets_a_503(serve: Any) -> None:
         assert program is not None and program.service_s == 0
 
 
-async def test_nobody_waits_for_an_engine_that_stays_dead(serve: Any) -> None:
+async def test_no_call_waits_for_an_engine_that_stays_dead(serve: Any) -> None:
     async with serve(engine_settings={"max_restarts": 0}) as rig:
         await rig.engine.kill("it fell")
         async with asyncio.timeout(PATIENCE_S):
@@ -188,7 +188,7 @@ async def test_nobody_waits_for_an_engine_that_stays_dead(serve: Any) -> None:
         assert "it fell" in answer["error"]["message"]
 
 
-async def test_a_client_that_leaves_while_its_call_waits_takes_it_out(serve: Any) -> None:
+async def test_a_client_that_disconnects_removes_its_waiting_call(serve: Any) -> None:
     slow = FakeBehaviour(output_tokens=1000, token_delay_s=0.01)
     async with serve(slow, has_socket=False, engine_settings={"max_in_flight": 1}) as rig:
         running = asyncio.create_task(post(rig, "running"))
@@ -211,7 +211,7 @@ async def test_a_client_that_leaves_while_its_call_waits_takes_it_out(serve: Any
         assert (await post(rig))[0] == 200, "the slot is free again"
 
 
-async def test_calls_before_an_engine_without_our_scheduler_are_ordered_here(serve: Any) -> None:
+async def test_the_gateway_orders_calls_of_an_engine_without_our_scheduler(serve: Any) -> None:
     """The programs with less service go first; never more than max_in_flight calls are at the engine."""
 
     behaviour = FakeBehaviour(token_delay_s=0.05)
@@ -290,7 +290,7 @@ async def test_a_gateway_that_drains_refuses_waiting_and_fresh_calls_and_ends_th
         assert (await running)[0] == 200
 
 
-async def test_the_official_client_repeats_what_it_should_and_no_more(serve: Any) -> None:
+async def test_the_official_client_retries_only_retryable_errors(serve: Any) -> None:
     async with serve(FakeBehaviour(fault=Fault.HANG), upstream_timeout_s=0.2) as rig:
         client = openai.AsyncOpenAI(base_url=rig.url + "/v1", api_key="k")
         async with client:

@@ -28,7 +28,7 @@ def drain(ordering: PolicyOrdering, now: float = 0.0) -> list[str]:
     return order
 
 
-def test_a_straight_line_lets_all_go_in_their_order() -> None:
+def test_first_come_first_served_keeps_the_order_of_arrival() -> None:
     ordering = ArrivalOrdering()
     for number in range(3):
         ordering.enter(Arrival(str(number), "p", service_s=3.0 - number), 0.0)
@@ -48,7 +48,7 @@ def test_the_program_with_the_least_service_goes_first() -> None:
     assert drain(ordering) == ["fresh", "middle", "middle-2", "long"]
 
 
-def test_no_more_calls_go_than_there_are_slots_and_none_is_called_back() -> None:
+def test_no_more_calls_are_sent_than_slots_and_none_is_preempted() -> None:
     ordering = ordered(slots=2)
     for key in ("a", "b", "c"):
         ordering.enter(Arrival(key, key, service_s=20.0), 0.0)
@@ -76,7 +76,7 @@ def test_a_call_that_waited_too_long_is_promoted() -> None:
     assert (wait.wait_s, wait.counted_s) == (12.0, 2.0), "what a promotion made good counts no more"
 
 
-def test_a_promotion_is_ahead_of_what_comes_later() -> None:
+def test_a_promoted_call_is_ahead_of_later_ones() -> None:
     ordering = ordered(beta=2.0)
     ordering.enter(Arrival("long", "long", service_s=5.0), 0.0)
     assert ordering.next(10.0) == "long"
@@ -108,7 +108,7 @@ def test_tenants_share_by_weight_and_new_programs_gain_nothing() -> None:
         st.tuples(st.sampled_from(["enter", "go", "leave"]), st.integers(0, 7), st.floats(0, 5)), max_size=60
     ),
 )
-def test_nothing_is_kept_of_calls_that_left(
+def test_nothing_is_kept_of_finished_calls(
     policy: str, slots: int, steps: list[tuple[str, int, float]]
 ) -> None:
     ordering, now, present = ordered(slots, policy=policy), 0.0, []

@@ -58,7 +58,7 @@ SNAPSHOT = EngineSnapshot(
 
 
 @pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_accounts_and_snapshots_arrive_and_malformed_datagrams_are_counted(
+def test_reports_and_snapshots_arrive_and_malformed_datagrams_are_counted(
     make_loop: Callable[[], asyncio.AbstractEventLoop], wait_until: Any
 ) -> None:
     async def main(path: Path) -> None:

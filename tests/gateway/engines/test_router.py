@@ -7,11 +7,11 @@ import pytest
 from autellix_backend.gateway.engines.router import MAX_MODELS, PromptLengths
 
 
-def test_it_begins_with_four_bytes_a_token() -> None:
+def test_the_rate_starts_at_four_bytes_per_token() -> None:
     assert PromptLengths().estimate("m", 400) == 100
 
 
-def test_it_learns_the_rate_of_each_model() -> None:
+def test_the_rate_of_each_model_is_learned() -> None:
     lengths = PromptLengths()
     for _ in range(100):
         lengths.learn("wide", 1000, 100)
@@ -33,7 +33,7 @@ def test_an_answer_without_a_prompt_teaches_nothing() -> None:
     assert lengths.estimate("m", 400) == 100
 
 
-def test_made_up_names_share_one_rate() -> None:
+def test_unknown_model_names_share_one_rate() -> None:
     lengths = PromptLengths()
     for number in range(MAX_MODELS):
         lengths.learn(f"m{number}", 1000, 100)

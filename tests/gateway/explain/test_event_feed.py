@@ -32,7 +32,7 @@ def taken(subscription: Any) -> tuple[list[str], int]:
     return [event.kind for event in found], dropped
 
 
-def test_a_listener_hears_what_happens_while_it_listens() -> None:
+def test_a_subscriber_receives_events_while_it_is_connected() -> None:
     feed, _ = make_feed()
     feed.on_program_ended("before")
     with feed.subscribe(ADMIN) as subscription:
@@ -43,7 +43,7 @@ def test_a_listener_hears_what_happens_while_it_listens() -> None:
     assert feed.subscriber_count == 0
 
 
-def test_a_slow_listener_misses_events_and_learns_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_subscriber_gets_the_number_of_missed_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "MAX_PENDING", 3)
     feed, drops = make_feed()
     with feed.subscribe(ADMIN) as slow, feed.subscribe(ADMIN, ("p4",)) as other:
@@ -56,7 +56,7 @@ def test_a_slow_listener_misses_events_and_learns_how_many(monkeypatch: pytest.M
     assert len(drops) == 2
 
 
-def test_a_tenant_hears_of_its_own_programs_only() -> None:
+def test_a_tenant_receives_events_of_its_own_programs_only() -> None:
     feed, _ = make_feed()
     with feed.subscribe(Tenant(name="a")) as subscription:
         feed.on_program_ended("b/p")
@@ -93,7 +93,7 @@ async def listening(response: aiohttp.ClientResponse) -> Listener:
     return Listener(response)
 
 
-async def test_calls_and_programs_are_told_over_http(serve: Any) -> None:
+async def test_events_of_calls_and_programs_are_sent_over_http(serve: Any) -> None:
     async with serve() as rig, rig.client.get(rig.url + EVENTS) as response:
         listener = await listening(response)
         await rig.chat({"X-Autellix-Program-ID": "p", "X-Autellix-Final": "true"})
@@ -104,7 +104,7 @@ async def test_calls_and_programs_are_told_over_http(serve: Any) -> None:
         assert (ended["program_id"], set(ended)) == ("p", {"at", "program_id"})
 
 
-async def test_one_programs_events_can_be_asked_for(serve: Any) -> None:
+async def test_the_feed_can_be_filtered_by_program(serve: Any) -> None:
     async with serve() as rig, rig.client.get(rig.url + EVENTS + "?program=a%2Fb") as response:
         listener = await listening(response)
         await rig.chat({"X-Autellix-Program-ID": "other"})
@@ -115,7 +115,7 @@ async def test_one_programs_events_can_be_asked_for(serve: Any) -> None:
         assert (status, error["error"]["param"]) == (400, "program")
 
 
-async def test_what_the_scheduler_does_is_told_from_its_snapshots(serve: Any, tell: Any) -> None:
+async def test_promotions_and_preemptions_are_derived_from_snapshots(serve: Any, tell: Any) -> None:
     behaviour = FakeBehaviour(output_tokens=1000, token_delay_s=0.01)
     async with serve(behaviour) as rig, rig.client.get(rig.url + EVENTS) as response:
         listener = await listening(response)
@@ -141,7 +141,7 @@ async def test_a_feed_ends_with_its_client(serve: Any, wait_until: Any) -> None:
                 await asyncio.sleep(0.01)
 
 
-async def test_there_are_only_so_many_feeds(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_feeds_is_bounded(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events_api, "MAX_SUBSCRIBERS", 1)
 
     async with serve() as rig, rig.client.get(rig.url + EVENTS) as first:

@@ -25,7 +25,7 @@ WAITS = standing("p", place=2, level=2)
         (open_call("key-3", engine="another"), snapshot(RUNS, left_out=1), OpenCallState.SENT),
     ],
 )
-def test_a_call_is_where_its_engine_says(call: Any, last: Any, expected: OpenCallState) -> None:
+def test_a_calls_state_is_that_of_its_engines_snapshot(call: Any, last: Any, expected: OpenCallState) -> None:
     assert overview(call, last=last).call_state(call) is expected
 
 

@@ -108,7 +108,7 @@ def test_a_long_queue_is_named_in_part_and_counted() -> None:
         ({"slots": 8}, None, "it should start within a few steps"),
     ],
 )
-def test_what_is_short_is_said(fields: dict[str, object], short_of: str | None, words: str) -> None:
+def test_the_scarce_resource_is_named(fields: dict[str, object], short_of: str | None, words: str) -> None:
     call = open_call("key-3")
     told = why(overview(call, last=snapshot(FAST, FAST_TOO, MINE, **fields)), call)
 
@@ -116,7 +116,7 @@ def test_what_is_short_is_said(fields: dict[str, object], short_of: str | None, 
     assert words in told.text
 
 
-def test_a_call_that_is_due_is_lifted_at_the_next_decision() -> None:
+def test_a_call_that_is_due_is_promoted_at_the_next_decision() -> None:
     call = open_call("key-1")
     told = why(overview(call, last=snapshot(standing("p", place=1, level=2, promotion_s=0.0))), call)
 
@@ -124,7 +124,7 @@ def test_a_call_that_is_due_is_lifted_at_the_next_decision() -> None:
     assert "No other program is ahead of it." in told.text
 
 
-def test_a_lifted_call_says_so_and_has_no_promotion_before_it() -> None:
+def test_a_promoted_call_is_shown_as_such_without_a_further_promotion() -> None:
     lifted = standing("p", place=1, level=1, promotions=1, promotion_s=None, service_s=0.5)
     call = open_call("key-1")
     told = why(overview(call, last=snapshot(lifted)), call)
@@ -134,7 +134,7 @@ def test_a_lifted_call_says_so_and_has_no_promotion_before_it() -> None:
     assert "beta" not in told.text
 
 
-def test_a_running_call_says_when_it_sinks_and_when_it_must_yield() -> None:
+def test_a_running_call_shows_when_it_is_demoted_and_when_preempted() -> None:
     running = standing(
         "p", place=1, level=3, is_running=True, since_s=1.5, quantum_s=0.5, preemptions=2, wait_s=7.0
     )
@@ -155,7 +155,7 @@ def test_a_running_call_says_when_it_sinks_and_when_it_must_yield() -> None:
     )
 
 
-def test_nobody_goes_before_a_running_call_of_the_first_level() -> None:
+def test_no_call_is_ahead_of_a_running_call_of_the_first_level() -> None:
     call = open_call("key-1")
     told = why(overview(call, last=snapshot(FAST)), call)
 
@@ -167,7 +167,7 @@ def test_nobody_goes_before_a_running_call_of_the_first_level() -> None:
     ("preemption", "words", "preempted_after_calls"),
     [("always", "It is preempted once 2 more calls", 2), ("never", "", None)],
 )
-def test_what_a_running_call_must_yield_is_a_setting(
+def test_the_preemption_mode_changes_the_explanation(
     preemption: str, words: str, preempted_after_calls: int | None
 ) -> None:
     call = open_call("key-1")
@@ -221,14 +221,14 @@ def test_a_policy_without_levels_has_no_bounds() -> None:
         ),
     ],
 )
-def test_what_the_engine_does_not_tell_is_admitted(present: Overview, words: str) -> None:
+def test_missing_engine_data_is_stated(present: Overview, words: str) -> None:
     told = why(present, open_call(queued_because=present.calls_of("p")[0].queued_because))
 
     assert words in told.text
     assert (told.position, told.programs_ahead, told.level) == (None, (), 2)
 
 
-def test_an_idle_program_says_since_when_and_which_tools_ran_last() -> None:
+def test_an_idle_program_shows_since_when_and_which_tools_ran_last() -> None:
     view = program(active_calls=0, last_interceptions=(("search", 0.5), ("bash", 120.0)))
     told = explain_program(view, overview(), CONFIG, Tenant(), 122.0)
 
@@ -237,7 +237,7 @@ def test_an_idle_program_says_since_when_and_which_tools_ran_last() -> None:
     assert "before the last call ran search (0.50 s), bash (120 s)." in told.text
 
 
-def test_an_idle_program_without_known_tools_says_so() -> None:
+def test_an_idle_program_without_known_tools_is_explained() -> None:
     told = explain_program(program(active_calls=0), overview(), CONFIG, Tenant(), 122.0)
 
     assert "are reported with the next call. It has attained 1.4 s" in told.text
@@ -253,7 +253,7 @@ def test_a_program_is_explained_call_by_call() -> None:
     assert "Under policy plas calls of the best queue level run first" in told.text
 
 
-def test_a_program_that_was_ended_says_so() -> None:
+def test_an_ended_program_is_shown_as_such() -> None:
     told = explain_program(program(is_ending=True), overview(open_call()), CONFIG, Tenant(), 122.0)
 
     assert told.text.startswith("It was ended and leaves with its last open call.")

@@ -27,7 +27,7 @@ def plain(path: str) -> str:
     return path.replace(":path}", "}")
 
 
-def test_every_endpoint_of_the_engine_is_told_as_it_is() -> None:
+def test_every_engine_endpoint_is_documented_correctly() -> None:
     expected = [
         (
             f"`{row.method} {plain(row.path)}`",
@@ -48,7 +48,7 @@ def test_every_endpoint_of_the_engine_is_told_as_it_is() -> None:
     ] == ([True] * 4)
 
 
-def test_every_path_of_our_own_is_told_with_its_errors() -> None:
+def test_every_own_path_is_documented_with_its_errors() -> None:
     told = {
         path: set(re.findall(r"\d+", refused)) for path, _, refused in rows("Sessions, programs, operators")
     }
@@ -63,7 +63,7 @@ def test_every_path_of_our_own_is_told_with_its_errors() -> None:
     }
 
 
-def test_every_error_is_told_with_its_code() -> None:
+def test_every_error_is_documented_with_its_code() -> None:
     classes = [
         found
         for found in vars(errors).values()

@@ -68,7 +68,7 @@ async def test_the_table_and_the_reasons_follow_the_engines_snapshots(serve: Any
         await stop(tasks)
 
 
-async def test_a_dead_engines_last_words_are_not_repeated(serve: Any, tell: Any) -> None:
+async def test_a_dead_engines_last_snapshot_is_not_shown(serve: Any, tell: Any) -> None:
     async with serve() as rig:
         await tell(rig, snapshot(slots=1))
         await rig.engine.kill("it ended")

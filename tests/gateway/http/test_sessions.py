@@ -11,7 +11,7 @@ SESSIONS = "/autellix/v1/sessions"
 PROGRAMS = "/autellix/v1/programs"
 
 
-async def test_a_session_lives_from_start_to_end_and_takes_its_programs_along(serve: Any) -> None:
+async def test_a_session_ends_with_its_programs(serve: Any) -> None:
     async with serve(heartbeat_s=7.0) as rig:
         url = rig.url + SESSIONS
         for status in (201, 200):

@@ -133,7 +133,7 @@ def found(resolved: ResolvedAliases, field: AliasField) -> str | None:
 
 
 @pytest.mark.parametrize("sent", RECORDED, ids=lambda sent: sent.source)
-def test_a_name_is_read_as_its_client_sends_it(sent: Sent) -> None:
+def test_every_alias_is_read_as_its_client_sends_it(sent: Sent) -> None:
     alias = next(alias for alias in ALIASES if alias.source == sent.source)
     resolved = read(sent.headers, sent.body)
     assert found(resolved, alias.field) == sent.value
@@ -243,7 +243,7 @@ def test_a_malformed_end_of_ours_names_its_header() -> None:
         ({}, {"user": "jane", "safety_identifier": "jane"}, ()),
     ],
 )
-def test_what_is_unusable_under_a_foreign_name_is_ignored_and_reported(
+def test_an_invalid_alias_is_ignored_and_counted(
     headers: dict[str, str], body: dict[str, Any], malformed: tuple[str, ...]
 ) -> None:
     resolved = read(headers, body)
@@ -252,7 +252,7 @@ def test_what_is_unusable_under_a_foreign_name_is_ignored_and_reported(
     assert resolved.final is None
 
 
-def test_an_unusable_name_does_not_hide_the_next_one() -> None:
+def test_an_invalid_alias_does_not_hide_the_next_one() -> None:
     resolved = read({"X-Session-ID": ""}, {"session_id": "s"})
     assert resolved.program is not None
     assert resolved.program.value == "s"
@@ -264,7 +264,7 @@ def test_a_number_serves_as_a_job_id() -> None:
     assert resolved.program.value == "17"
 
 
-def test_what_is_too_long_or_not_ascii_has_one_hash_in_headers_and_bodies() -> None:
+def test_a_long_or_non_ascii_id_has_one_hash_in_headers_and_bodies() -> None:
     in_body = read(body={"session_id": "séance"}).program
     # A server reads the bytes of a header as Latin-1.
     in_header = read({"X-Session-ID": "séance".encode().decode("latin-1")}).program
@@ -277,7 +277,7 @@ def test_what_is_too_long_or_not_ascii_has_one_hash_in_headers_and_bodies() -> N
 
 
 @given(st.text())
-def test_a_foreign_id_becomes_usable_or_nothing(text: str) -> None:
+def test_a_foreign_id_becomes_valid_or_none(text: str) -> None:
     found_id = usable_id(text)
     assert found_id is None or (0 < len(found_id) <= 256 and found_id.isascii() and found_id.isprintable())
 
@@ -303,7 +303,7 @@ def test_no_foreign_value_breaks_a_request(headers: dict[str, str], body: dict[s
     assert set(resolved.malformed) <= {alias.source for alias in ALIASES}
 
 
-async def test_two_calls_of_a_client_are_one_program_and_say_why(serve: Any) -> None:
+async def test_two_calls_of_a_client_are_one_program_with_its_source(serve: Any) -> None:
     async with serve() as rig:
         for sent in RECORDED:
             if sent.source not in PROGRAM_SOURCES:

@@ -157,7 +157,7 @@ CHAT = [
 LONGER = [*CHAT, {"role": "assistant", "content": "d"}, {"role": "user", "content": "e"}]
 
 
-def test_an_unnamed_chat_is_recognised_if_that_is_wanted() -> None:
+def test_an_unnamed_chat_is_recognised_if_enabled() -> None:
     calls = Calls()
     assert calls.resolve({}, messages=CHAT).source == "content-chain"
     joined = calls.resolve({}, messages=LONGER)
@@ -168,7 +168,7 @@ def test_an_unnamed_chat_is_recognised_if_that_is_wanted() -> None:
     assert off.resolve({}, messages=CHAT).is_anonymous
 
 
-def test_a_named_chat_is_not_looked_at() -> None:
+def test_a_named_chat_is_not_matched() -> None:
     calls = Calls()
     calls.resolve({"x-session-id": "s"}, messages=CHAT)
     assert calls.resolve({}, messages=LONGER).program == "call-2"

@@ -22,7 +22,7 @@ def test_tenants_do_not_see_each_others_agents() -> None:
     assert lineage.root("b", "child", None, 0) == "child"
 
 
-def test_a_parent_that_closes_a_circle_is_not_believed() -> None:
+def test_a_parent_that_closes_a_circle_is_ignored() -> None:
     lineage = Lineage(ttl_s=10)
     assert lineage.root("", "a", "a", 0) == "a"
     assert lineage.root("", "a", "b", 0) == "b"
@@ -42,7 +42,7 @@ def test_links_leave_when_unused_and_stay_while_used() -> None:
     assert len(lineage) == 0
 
 
-def test_an_ended_agent_is_forgotten() -> None:
+def test_an_ended_agent_is_dropped() -> None:
     lineage = Lineage(ttl_s=10)
     lineage.root("", "child", "root", 0)
     lineage.forget("", "child")
@@ -58,7 +58,7 @@ def test_beyond_the_bound_the_longest_unused_leaves() -> None:
     assert lineage.root("", "a", None, 0) == "a"
 
 
-def test_a_line_is_followed_so_far_and_no_further() -> None:
+def test_the_depth_of_ancestry_is_bounded() -> None:
     lineage = Lineage(ttl_s=10)
     for number in range(MAX_DEPTH + 5):
         lineage.root("", str(number + 1), str(number), 0)
@@ -70,7 +70,7 @@ NAMES = st.sampled_from("abcdef")
 
 
 @given(st.lists(st.tuples(NAMES, st.none() | NAMES, st.integers(0, 5)), max_size=40))
-def test_any_claims_end_in_a_root_and_leave_nothing_behind(
+def test_any_links_end_in_a_root_and_leave_nothing_behind(
     links: list[tuple[str, str | None, int]],
 ) -> None:
     lineage = Lineage(ttl_s=10, max_links=4)

@@ -49,7 +49,7 @@ def test_own_token_is_accepted(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "v1.nonsense", "ü", None])
-def test_strict_gateway_refuses_calls_that_prove_nothing(serve: Serve, token: str | None) -> None:
+def test_strict_gateway_refuses_calls_without_a_token(serve: Serve, token: str | None) -> None:
     """A missing token is waited for, and may be retried; a wrong one is final."""
 
     async def use(rig: Rig) -> None:
@@ -89,7 +89,7 @@ def test_first_call_of_a_session_needs_no_token_yet(serve: Serve) -> None:
     run(serve, use, strict_identity=True)
 
 
-def test_session_that_runs_already_gives_no_such_grace(serve: Serve) -> None:
+def test_a_running_session_has_no_grace_for_missing_tokens(serve: Serve) -> None:
     """Who learns the id of a running session cannot call by it, not even after starting it again."""
 
     async def use(rig: Rig) -> None:

@@ -130,12 +130,12 @@ def test_beyond_the_bound_the_longest_unused_leaves() -> None:
         b'{"prompt": "assistant"}',
     ],
 )
-def test_what_is_no_chat_has_no_transcript(body: bytes) -> None:
+def test_a_request_that_is_no_chat_has_no_transcript(body: bytes) -> None:
     chain = TranscriptChain(ttl_s=10)
     assert chain.join("", parse_body(body, CHAT_COMPLETIONS).fields, "p", 0) is None
     assert len(chain) == 0
 
 
-def test_what_is_too_long_to_hash_on_the_way_has_no_transcript() -> None:
+def test_a_long_chat_has_no_transcript() -> None:
     chat = Chat()
     assert chat.say(answer("a"), user("x" * MAX_MESSAGES_BYTES)) is None

@@ -207,7 +207,7 @@ def test_the_end_of_a_program_writes_it(fake: FakeCalls) -> None:
     assert len(fake.close()) == fake.counted("written") == 1
 
 
-def test_a_program_that_goes_on_after_its_end_is_written_when_it_ends_again(fake: FakeCalls) -> None:
+def test_a_program_that_continues_after_its_end_is_written_at_its_next_end(fake: FakeCalls) -> None:
     running = fake.begin(100)
     fake.recorder.on_program_ended("p")
     assert fake.recorder.program_count == 1
@@ -293,7 +293,7 @@ def test_the_gateway_records_what_it_serves(serve: Any, tmp_path: Path) -> None:
     assert "token0" not in path.read_text()
 
 
-def test_engines_without_accounts_are_recorded_by_their_usage(serve: Any, tmp_path: Path) -> None:
+def test_engines_without_reports_are_recorded_by_their_usage(serve: Any, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
 
     async def main() -> None:

@@ -147,12 +147,12 @@ def test_each_limit_refuses_at_its_bound_and_not_below(
     assert refusal(TenantLimits(), TenantUsage(**tenant), used, 10) is None
 
 
-def test_a_program_that_is_there_needs_no_further_place() -> None:
+def test_a_known_program_counts_once_against_the_limit() -> None:
     full = TenantUsage(programs=2)
     assert refusal(TenantLimits(max_programs=2), full, ProgramUsage(), 0) is None
 
 
-def test_a_call_that_no_engine_took_is_given_back() -> None:
+def test_a_call_that_no_engine_accepted_is_refunded() -> None:
     limits = TenantLimits(requests_per_minute=1, program_calls=1)
     limiter, tenant = make_limiter(), Tenant(limits=limits)
     charge(limiter, admit(limiter, tenant), is_refunded=True)
@@ -163,7 +163,7 @@ def test_a_call_that_no_engine_took_is_given_back() -> None:
         admit(limiter, tenant, "other")
 
 
-def test_what_is_given_back_never_overfills_the_bucket() -> None:
+def test_a_refund_never_overfills_the_bucket() -> None:
     limiter, tenant = make_limiter(), Tenant(limits=TenantLimits(requests_per_minute=2))
     reservation = admit(limiter, tenant)
     # The bucket is full again by now.
@@ -174,7 +174,7 @@ def test_what_is_given_back_never_overfills_the_bucket() -> None:
         admit(limiter, tenant, now=3600.0)
 
 
-def test_a_budget_of_the_day_begins_anew_at_midnight() -> None:
+def test_a_daily_budget_resets_at_midnight() -> None:
     limiter, tenant = make_limiter(), Tenant(limits=TenantLimits(day_tokens=10))
     evening_s = DAY_S - 30
     charge(limiter, admit(limiter, tenant, now=evening_s), evening_s, tokens=10)
@@ -184,7 +184,7 @@ def test_a_budget_of_the_day_begins_anew_at_midnight() -> None:
     assert admit(limiter, tenant, now=DAY_S)
 
 
-def test_a_body_above_all_that_calls_may_hold_is_too_large() -> None:
+def test_a_body_above_the_limit_of_all_calls_is_too_large() -> None:
     refusals: list[tuple[str, str]] = []
     limiter, tenant = make_limiter(refusals), Tenant(name="t", limits=TenantLimits(max_call_bytes=10))
     with pytest.raises(BodyTooLargeError, match=r"10 bytes \(limits\.max_call_bytes\)"):
@@ -199,7 +199,7 @@ def test_no_limits_cost_no_memory() -> None:
     assert limiter.program_count == 0
 
 
-def test_a_call_that_began_in_vain_keeps_no_program() -> None:
+def test_a_refused_call_keeps_no_program() -> None:
     limiter, tenant = make_limiter(), Tenant(limits=TenantLimits(max_calls=9))
     limiter.cancel(admit(limiter, tenant, "new"), 0.0)
     assert limiter.program_count == 0
@@ -216,7 +216,7 @@ def test_a_call_that_began_in_vain_keeps_no_program() -> None:
     assert limiter.program_count == 1
 
 
-def test_a_program_frees_its_place_when_it_ends() -> None:
+def test_an_ended_program_no_longer_counts_against_the_limit() -> None:
     limiter, tenant = make_limiter(), Tenant(limits=TenantLimits(max_programs=1))
     charge(limiter, admit(limiter, tenant, "a"), 1.0)
     with pytest.raises(LimitError, match="max_programs"):
@@ -225,7 +225,7 @@ def test_a_program_frees_its_place_when_it_ends() -> None:
     charge(limiter, admit(limiter, tenant, "b", 6.0), 6.0)
 
 
-def test_a_duration_looks_as_openai_writes_it() -> None:
+def test_a_duration_has_openais_format() -> None:
     texts = [duration_text(seconds) for seconds in (0.0, 0.1204, 1.0, 7.5, 59.999, 360.0, 3661.25)]
     assert texts == ["0ms", "121ms", "1s", "7.5s", "1m0s", "6m0s", "61m1.25s"]
 
@@ -380,7 +380,7 @@ async def test_calls_in_flight_are_bounded_until_they_end_or_their_clients_go(
 
 
 @pytest.mark.parametrize("fault", [Fault.ERROR, Fault.RESET_BEFORE_FIRST_BYTE])
-async def test_only_what_no_engine_took_is_given_back(serve: Any, fault: Fault) -> None:
+async def test_only_calls_that_no_engine_accepted_are_refunded(serve: Any, fault: Fault) -> None:
     limits = TenantLimits(requests_per_minute=1)
     async with serve(FakeBehaviour(fault=fault), limits=limits) as rig:
         await rig.chat()
@@ -389,7 +389,7 @@ async def test_only_what_no_engine_took_is_given_back(serve: Any, fault: Fault) 
         assert ("choices" in answer) == (fault is not Fault.ERROR)
 
 
-async def test_answers_say_what_the_rates_have_left(serve: Any) -> None:
+async def test_answers_have_the_remaining_rate_limits(serve: Any) -> None:
     limits = TenantLimits(requests_per_minute=60, tokens_per_minute=6000)
     async with serve(limits=limits) as rig:
         for is_streaming in (False, True):
@@ -404,13 +404,13 @@ async def test_answers_say_what_the_rates_have_left(serve: Any) -> None:
         assert int(headers["x-ratelimit-remaining-tokens"]) < 6000
 
 
-async def test_without_limits_nothing_is_said_or_kept(serve: Any) -> None:
+async def test_without_limits_no_headers_are_sent_and_nothing_is_kept(serve: Any) -> None:
     async with serve() as rig, rig.client.post(rig.url + CHAT, json=HELLO) as response:
         assert not [name for name in response.headers if name.lower().startswith("x-ratelimit")]
         assert rig.limiter is None
 
 
-async def test_ends_of_programs_and_sessions_free_their_places(serve: Any) -> None:
+async def test_ended_programs_and_sessions_free_their_quota(serve: Any) -> None:
     async with serve(limits=TenantLimits(max_programs=1)) as rig:
 
         async def status(**ids: str) -> int:
@@ -477,7 +477,7 @@ def test_a_request_that_asks_for_no_bound_gets_the_limit(path: str, field: str) 
     assert bounded(asked, limits, dialect) is asked
 
 
-def test_what_has_no_output_gets_no_bound() -> None:
+def test_requests_without_output_get_no_bound() -> None:
     body = parse_body(b'{"input": ["a", "b"]}', BY_PATH["/v1/embeddings"])
     assert bounded(body, TenantLimits(max_messages=1, max_output_tokens=8), BY_PATH["/v1/embeddings"]) is body
 

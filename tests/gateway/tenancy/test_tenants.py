@@ -154,7 +154,7 @@ def test_any_bytes_get_a_clear_error(data: bytes, tmp_path_factory: pytest.TempP
         ]
     ),
 )
-def test_any_value_in_any_field_gives_tenants_or_a_clear_error(
+def test_any_value_in_any_field_is_accepted_or_a_clear_error(
     key: str, value: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     fields = {"name": "'a'", "keys": f"['{key_line('k')}']", key: value}
@@ -182,7 +182,7 @@ def test_ids_of_two_tenants_never_meet(names: tuple[str, str], ids: tuple[str, s
 
 @UNTIMED
 @given(st.text(max_size=60))
-def test_a_key_that_nobody_has_opens_nothing(key: str) -> None:
+def test_an_unknown_key_is_refused(key: str) -> None:
     tenants = Tenants({bytes.fromhex(key_line(KEYS["red"])[7:]): Tenant(name="red")})
     for headers in ({"authorization": f"Bearer {key}"}, {"x-api-key": key}, {"authorization": key}):
         with pytest.raises(InvalidKeyError):
@@ -191,7 +191,7 @@ def test_a_key_that_nobody_has_opens_nothing(key: str) -> None:
     assert tenants.authenticate({"x-api-key": KEYS["red"]}).name == "red"
 
 
-async def test_every_path_but_the_probes_asks_for_a_key(serve: Any, tenants_file: Path) -> None:
+async def test_every_path_except_the_probes_needs_a_key(serve: Any, tenants_file: Path) -> None:
     paths = (
         ("POST", CHAT),
         ("GET", "/v1/models"),
@@ -220,7 +220,7 @@ async def test_every_path_but_the_probes_asks_for_a_key(serve: Any, tenants_file
         assert 'autellix_refusals_total{reason="invalid_api_key",tenant=""} 30.0' in text
 
 
-async def test_official_clients_come_in_with_their_keys(serve: Any, tenants_file: Path) -> None:
+async def test_official_clients_authenticate_with_their_keys(serve: Any, tenants_file: Path) -> None:
     async with serve(tenants_file=tenants_file) as rig:
         async with openai.AsyncOpenAI(base_url=rig.url + "/v1", api_key=KEYS["red"]) as client:
             await client.chat.completions.create(**HELLO)
@@ -265,7 +265,7 @@ async def test_two_tenants_with_the_same_ids_share_nothing(serve: Any, tenants_f
         assert seen == ["red/p", "blue/p"]
 
 
-async def test_a_tenant_can_neither_see_nor_end_what_is_anothers(serve: Any, tenants_file: Path) -> None:
+async def test_a_tenant_can_neither_see_nor_end_anothers_programs(serve: Any, tenants_file: Path) -> None:
     async with serve(tenants_file=tenants_file) as rig:
         start = rig.client.post(rig.url + SESSIONS, json={"session_id": "s"}, headers=bearer("red"))
         async with start as response:
@@ -352,7 +352,7 @@ async def test_an_engine_sees_no_key_of_the_gateway(
     assert KEYS["red"] not in json.dumps(sent)
 
 
-def test_a_reload_changes_who_comes_in_unless_the_file_is_faulty(tenants_file: Path) -> None:
+def test_a_reload_changes_the_keys_unless_the_file_is_faulty(tenants_file: Path) -> None:
     tenants = load_tenants(Settings(gateway=GatewaySettings(tenants_file=tenants_file)))
     shown = {"authorization": f"Bearer {KEYS['red']}"}
     assert tenants.authenticate(shown).name == "red"

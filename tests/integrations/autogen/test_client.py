@@ -47,7 +47,7 @@ def test_base_url_of_the_environment(
     assert address(AutellixChatCompletionClient(model="any")) == expected
 
 
-def test_what_is_given_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explicit_arguments_win(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTELLIX_BASE_URL", "http://gateway:9000")
     info = AutellixChatCompletionClient(model="any").model_info
     info["vision"] = True
@@ -91,7 +91,7 @@ def test_component_round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loaded.dump_component() == dumped
 
 
-def test_component_keeps_what_was_given() -> None:
+def test_a_component_keeps_its_explicit_arguments() -> None:
     client = AutellixChatCompletionClient(model="any", base_url="http://here/v1", api_key="mine")
     loaded = AutellixChatCompletionClient.load_component(client.dump_component())
     assert address(loaded) == "http://here/v1/"

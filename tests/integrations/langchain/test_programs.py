@@ -60,7 +60,7 @@ def test_each_root_run_is_a_program(chat: ChatOpenAI, backend: RecordingBackend)
     assert [call.program_name for call in backend.recorded] == ["a", "a", "b", "b"]
 
 
-def test_a_programs_end_is_told(chat: ChatOpenAI, backend: RecordingBackend) -> None:
+def test_a_programs_end_is_sent(chat: ChatOpenAI, backend: RecordingBackend) -> None:
     two_steps(chat, "a").invoke({"parts": []})
     program = backend.recorded[0].program_id
     assert backend.wait_for("DELETE", f"programs/{program}")
@@ -282,7 +282,7 @@ def test_streamed_turns_of_a_thread(chat: ChatOpenAI, backend: RecordingBackend)
     assert len(backend.programs()) == 2
 
 
-def test_interrupted_run_goes_on_in_its_program(chat: ChatOpenAI, backend: RecordingBackend) -> None:
+def test_interrupted_run_continues_in_its_program(chat: ChatOpenAI, backend: RecordingBackend) -> None:
     """A human in the loop: the run that resumes is a further turn of the same program."""
 
     def node(state: Parts) -> Parts:

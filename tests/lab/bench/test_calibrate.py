@@ -15,10 +15,10 @@ from autellix_lab.bench.results import CallResult
 from autellix_lab.workload.generate import generate_programs
 
 
-def result(lane: str, submit_s: float, finish_s: float, step: int, error: str | None = None) -> CallResult:
+def result(thread: str, submit_s: float, finish_s: float, step: int, error: str | None = None) -> CallResult:
     receipt = {"finish_step": step, "service_s": 0.5}
     return CallResult(
-        program=lane,
+        program=thread,
         call=0,
         thread="main",
         submit_s=submit_s,

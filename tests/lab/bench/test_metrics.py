@@ -104,7 +104,7 @@ def test_a_result_survives_its_line() -> None:
     assert original.receipt_number("wait_s") is None
 
 
-def test_estimates_are_not_taken_for_accounts() -> None:
+def test_estimates_do_not_count_as_reports() -> None:
     chain = program(call(0), call(1, 0))
     estimate = {"wait_s": 0.0, "service_s": 9.0, "preemptions": None, "estimated": True}
     account = {"wait_s": 0.5, "service_s": 1.0, "preemptions": 2, "estimated": False}
@@ -115,7 +115,7 @@ def test_estimates_are_not_taken_for_accounts() -> None:
     assert (known.wait_s, known.service_s, known.preemptions) == (0.5, 1.0, 2)
 
 
-def test_cached_tokens_are_known_only_if_every_call_tells() -> None:
+def test_cached_tokens_are_known_only_if_every_call_reports_them() -> None:
     chain = program(call(0), call(1, 0))
     first = result(0, 0, 1, prompt_tokens=10, cached_tokens=4)
     (known,) = outcomes([chain], [0.0], [first, result(1, 1, 2, prompt_tokens=20, cached_tokens=0)])

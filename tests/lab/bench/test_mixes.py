@@ -20,7 +20,7 @@ from autellix_lab.sim.calibrate import FitError
         ({"receipt": {"estimated": True, "service_s": 1.0}}, "m: an answer came without"),
     ],
 )
-def test_calls_that_tell_nothing_are_refused(fields: dict[str, Any], message: str) -> None:
+def test_calls_without_reports_are_refused(fields: dict[str, Any], message: str) -> None:
     """An engine that is not ours cannot be fitted."""
     result = CallResult(program="p", call=0, thread="main", submit_s=0.0, finish_s=1.0, **fields)
 
@@ -59,8 +59,8 @@ def test_mixes_are_as_long_as_their_share_of_the_time() -> None:
         played.append((title, len(found), len(found[0].calls)))
         return [answer(program.program_id, call.id) for program in found for call in program.calls]
 
-    short = Mix(name="short", lanes=1, prompt_tokens=5, answer_tokens=32)
-    long = Mix(name="long", lanes=4, prompt_tokens=5, answer_tokens=160)
+    short = Mix(name="short", clients=1, prompt_tokens=5, answer_tokens=32)
+    long = Mix(name="long", clients=4, prompt_tokens=5, answer_tokens=160)
     measured = measure_mixes([short, long], play, 10.0, lambda _: None)
 
     assert played == [("warm-up short", 1, 2), ("warm-up long", 4, 2), ("short", 1, 10), ("long", 4, 2)]

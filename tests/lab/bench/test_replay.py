@@ -68,7 +68,7 @@ def test_calls_follow_the_graph_and_parallel_ones_overlap() -> None:
     assert all(body["max_tokens"] == body["min_tokens"] and body["ignore_eos"] for body in bodies)
 
 
-def test_chains_hold_what_waits_for_each_other_in_one_thread() -> None:
+def test_chains_are_dependent_calls_of_one_thread() -> None:
     program = ProgramTrace(
         source="x",
         program_id="x",

@@ -57,7 +57,7 @@ def load(*factors: float) -> LoadComparison:
     return found
 
 
-def test_a_gain_in_every_round_is_said() -> None:
+def test_a_gain_in_every_round_is_reported() -> None:
     (first, steps, *rest) = verdicts(load(0.4, 0.5), goal=0.5, tolerance=0.05)
     assert "in seconds is 0.40, 0.50 of fcfs's; at most 0.5 in 2 of 2 rounds" in first
     assert "in engine steps is 0.40, 0.50 of fcfs's; at most 0.5 in 2 of 2 rounds" in steps
@@ -67,7 +67,7 @@ def test_a_gain_in_every_round_is_said() -> None:
     assert "a token took the engine of atlas 0.40, 0.50 times as long as fcfs's, by round" in rest[2]
 
 
-def test_what_got_worse_is_listed() -> None:
+def test_losses_are_listed() -> None:
     lines = verdicts(load(1.2), goal=None, tolerance=0.05)
     assert any(
         "atlas is worse than fcfs in mean program token latency (ms/token): 1.20" in line for line in lines

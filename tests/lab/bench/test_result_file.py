@@ -90,7 +90,7 @@ def test_an_outcomes_field_is_named_with_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff"])
-def test_what_is_no_result_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_result_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "r.json"
     path.write_bytes(content)
     with pytest.raises(ResultFileError, match=r"r\.json"):

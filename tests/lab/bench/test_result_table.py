@@ -85,14 +85,14 @@ def test_figures_sum_up_the_programs() -> None:
     assert (found["cache_hits"], found["preemptions"], found["output_tokens"]) == (0.25, 4, 20)
 
 
-def test_what_an_endpoint_does_not_tell_is_unknown() -> None:
+def test_unreported_figures_are_unknown() -> None:
     found = figures(BARE)
     assert (found["cache_hits"], found["preemptions"]) == (None, None)
     assert found["fairness"] == 1.0
     assert figures(result())["fairness"] is None
 
 
-def test_the_table_has_ratios_to_the_first_and_says_what_is_unknown() -> None:
+def test_the_table_has_ratios_to_the_first_and_marks_unknown_values() -> None:
     text = show(base=BASE, bare=BARE)
     assert row(text, "program token latency (ms/token)")[1:] == ["mean", "2000", "500", "0.25"]
     assert row(text, "program latency (steps)")[1:] == ["mean", "20", "n/a", ""]

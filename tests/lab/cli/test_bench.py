@@ -113,7 +113,7 @@ def test_a_recording_is_replayed_and_compared(tmp_path: Path, capsys: pytest.Cap
     assert json.loads(capsys.readouterr().out)["results"]["first"]["figures"]["lost_calls"] == 0
 
 
-def test_an_endpoint_without_receipts_gets_the_metrics_that_can_be_had(
+def test_an_endpoint_without_receipts_has_the_available_metrics(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = tmp_path / "trace.jsonl"

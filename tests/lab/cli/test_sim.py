@@ -179,14 +179,14 @@ def test_sweep_prints_ratios_and_throughput_at_equal_latency(
     assert written["equal_latency"][0]["load"] == {"mean": 0.5, "half_width": 0.0}
 
 
-def test_a_latency_that_nobody_reaches_is_outside_the_range(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_latency_that_no_policy_reaches_is_outside_the_range(capsys: pytest.CaptureFixture[str]) -> None:
     """It is said for each policy, with the side."""
     assert main(["sim", *SWEEP, "--policies", "fcfs,plas", "--at-latency", "100"]) == 0
 
     assert capsys.readouterr().out.count("outside the measured range: above 3 in 2 of 2 seeds") == 2
 
 
-def test_sweep_says_when_there_was_nothing_to_order(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_without_waiting_calls_prints_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     """A batch that is never full compares nothing."""
     arguments = ["sweep", "chat", "-n", "5", "--seeds", "1", "--loads", "0.1", "--policies", "fcfs,plas"]
     found = report(capsys, *arguments, "--workers", "1")
@@ -235,7 +235,7 @@ def test_presets_are_listed_with_their_sources(capsys: pytest.CaptureFixture[str
         (["calibrate", "http://127.0.0.1:9", "--model", "m"], "does not report its settings"),
     ],
 )
-def test_bad_input_is_one_clear_line(
+def test_bad_input_gives_a_one_line_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     """The exit code is 2, and the line says what is wrong."""
@@ -350,7 +350,7 @@ def test_a_live_engine_can_be_calibrated(
     found = json.loads(capsys.readouterr().out)
     engine = read_engine(out)
     assert engine.to_mapping() == found["engine"]
-    assert found["errors"].keys() == {"one lane", "full batch", "prompts", "short", "both"}
+    assert found["errors"].keys() == {"one client", "full batch", "prompts", "short", "both"}
     assert found["calls"] >= 2 + 4 * 2 + 2 * 2
     # A few seconds on a machine that may be busy: only a model that is wrong for the engine is further off.
     assert max(map(abs, found["errors"].values())) < 0.9

@@ -109,7 +109,7 @@ def test_describe_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
         (["describe", "IN/empty.json"], "empty.json holds no program"),
     ],
 )
-def test_bad_input_is_one_clear_line(
+def test_bad_input_gives_a_one_line_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     """The exit code is 2, and the line names the file and what is wrong."""

@@ -119,7 +119,7 @@ def test_notices_aborted_calls(behaviour: FakeBehaviour, is_streaming: bool) -> 
     assert (engine.aborted_calls, engine.completed_calls) == (1, 0)
 
 
-def test_a_killed_engine_tells_its_failure() -> None:
+def test_a_killed_engine_returns_its_failure() -> None:
     """kill() ends running calls and is told from stop()."""
 
     async def use(engine: FakeEngine, client: aiohttp.ClientSession) -> None:
@@ -143,7 +143,7 @@ def read_accounts(receiver: socket.socket) -> list[EngineReport]:
             return accounts
 
 
-def test_sends_one_account_per_call(tmp_path: Path) -> None:
+def test_sends_one_report_per_call(tmp_path: Path) -> None:
     """The account carries the ids of the request and arrives before the answer."""
     path = tmp_path / "a.sock"
     xargs: dict[str, Any] = {"autellix_program": "p", "autellix_call": "c", "autellix_service_s": 1.5}
@@ -161,7 +161,7 @@ def test_sends_one_account_per_call(tmp_path: Path) -> None:
         assert read_accounts(receiver) == []
 
 
-def test_an_account_without_a_listener_is_dropped(tmp_path: Path) -> None:
+def test_a_report_without_a_receiver_is_dropped(tmp_path: Path) -> None:
     """Nobody listening at the socket does not disturb the call."""
 
     async def use(engine: FakeEngine, client: aiohttp.ClientSession) -> None:

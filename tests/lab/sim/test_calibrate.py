@@ -34,7 +34,7 @@ def alone() -> list[MeasuredCall]:
 
 def batch() -> list[MeasuredCall]:
     # Not quite together: the second pair begins to read while the first writes.
-    return [call("batch", first, 50, 20 + lane) for lane, first in enumerate((1, 1, 6, 6))]
+    return [call("batch", first, 50, 20 + slot) for slot, first in enumerate((1, 1, 6, 6))]
 
 
 def prompts() -> list[MeasuredCall]:
@@ -67,7 +67,7 @@ def test_mixes_do_not_overlap() -> None:
     assert predicted_s(MODEL, [one, other]) == pytest.approx(2 * predicted_s(MODEL, [one]))
 
 
-def test_the_fit_gives_back_the_times() -> None:
+def test_the_fit_recovers_the_times() -> None:
     """Without noise exactly, and no mix has an error."""
     found = fit_model(measured([*alone(), *batch(), *prompts()]))
 
@@ -77,7 +77,7 @@ def test_the_fit_gives_back_the_times() -> None:
     assert found.calls == 11
 
 
-def test_the_fit_bears_noise() -> None:
+def test_the_fit_tolerates_noise() -> None:
     """Two per cent of noise in each call moves the main time by little."""
     found = fit_model(measured([*alone(), *batch(), *prompts()], noise=0.02))
 
@@ -85,7 +85,7 @@ def test_the_fit_bears_noise() -> None:
     assert max(map(abs, found.errors.values())) < 0.03
 
 
-def test_a_short_or_frequent_outlier_does_not_rule_the_fit() -> None:
+def test_one_mix_does_not_dominate_the_fit() -> None:
     """Many prompts of very uneven times: the other mixes are still met, and the prompts in their sum."""
     many = [call("prompts", 10 * number, 1, 600) for number in range(20)]
     uneven = [

@@ -55,7 +55,7 @@ def test_runs_of_one_seed_share_programs_and_arrivals() -> None:
     assert len({next(iter(found)) for found in rates.values()}) == 4
 
 
-def test_a_clairvoyant_wins_under_load_and_nobody_loses_without_it() -> None:
+def test_the_clairvoyant_policy_wins_under_load_and_all_are_equal_without_load() -> None:
     result = run_sweep(sweep(loads=(0.3, 3.0), seeds=(0, 1, 2)))
     mean = "token_latency_s.mean"
     assert result.interval("srpt", 3.0, mean).mean < result.interval("plas", 3.0, mean).mean
@@ -63,7 +63,7 @@ def test_a_clairvoyant_wins_under_load_and_nobody_loses_without_it() -> None:
     assert result.ratio("plas", "fcfs", 0.3, mean).mean == pytest.approx(1.0, abs=0.1)
 
 
-def test_processes_find_what_one_finds() -> None:
+def test_parallel_sweeps_equal_serial_ones() -> None:
     alone = run_sweep(sweep(loads=(2.0,)))
     seen: list[Point] = []
     together = run_sweep(sweep(loads=(2.0,)), workers=2, on_point=seen.append)
@@ -71,7 +71,7 @@ def test_processes_find_what_one_finds() -> None:
     assert len(seen) == len(alone.points)
 
 
-def test_a_load_of_one_is_what_full_batches_can_do() -> None:
+def test_a_load_of_one_is_the_capacity_of_full_batches() -> None:
     """Equal programs of one call, all there at once, keep every batch full and leave at exactly that rate."""
     call = CallTrace(id=0, parents=(), thread="main", prefill_tokens=10, decode_tokens=50)
     programs = [ProgramTrace(source="s", program_id=str(index), calls=(call,)) for index in range(40)]

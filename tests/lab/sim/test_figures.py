@@ -102,7 +102,7 @@ def test_the_best_gain_is_found_where_the_mean_curves_are_furthest_apart() -> No
     assert (gain.level, gain.ratio.mean) == (1.0, 3.0)
 
 
-def test_a_gain_at_a_given_latency_is_taken_seed_by_seed() -> None:
+def test_a_gain_at_one_latency_is_computed_seed_by_seed() -> None:
     result = sweep_result({"ours": [[1, 2, 3], [1, 3, 5]], "base": [[1, 3, 5], [1, 3, 5]]})
 
     gain = best_gain(result, "ours", "base", "latency", level=2.0)
@@ -248,7 +248,7 @@ def a_sweep(study: Study, seeds: tuple[int, ...] = (0,)) -> Sweep:
     return Sweep(programs=study.pools["chat"], count=2, cases=cases, loads=(0.5,), seeds=seeds)
 
 
-def test_kept_runs_are_taken_for_an_equal_sweep_only(study: Study, tmp_path: Path) -> None:
+def test_kept_runs_are_reused_for_an_equal_sweep_only(study: Study, tmp_path: Path) -> None:
     result = run_sweep(a_sweep(study))
 
     keep(tmp_path / "runs", a_sweep(study), result)

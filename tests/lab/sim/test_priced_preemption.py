@@ -74,7 +74,7 @@ def play(
     demotes=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_every_call_gets_in_and_ends(
+def test_every_call_is_admitted_and_finishes(
     programs: list[tuple[int, list[tuple[int, int]]]],
     policy: str,
     preemption: str,
@@ -100,7 +100,7 @@ def test_every_call_gets_in_and_ends(
     demotes=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
-def test_a_running_call_can_be_interrupted_after_a_bounded_time(
+def test_a_running_call_can_be_preempted_after_a_bounded_time(
     bounds: tuple[float, ...], step_s: float, read_s: float, running: int, demotes: bool
 ) -> None:
     """Once it has run through its levels and for as long as its return costs, whatever that is."""
@@ -123,7 +123,7 @@ def test_a_running_call_can_be_interrupted_after_a_bounded_time(
     prefill_s=st.sampled_from((0.0005, 0.005, 0.05)),
 )
 @settings(max_examples=30, deadline=None)
-def test_a_refused_call_is_the_next_to_get_in(prompt: int, answer: int, prefill_s: float) -> None:
+def test_a_refused_call_is_admitted_next(prompt: int, answer: int, prefill_s: float) -> None:
     """The blocks hold two of five equal calls: the third waits for no more than one of them to leave.
 
     By then it stands before them, whose programs have had their service. Whether they are interrupted for it

@@ -43,19 +43,19 @@ def call_of(*, computed: int, stored: int, ran_s: float = 10.0, quantum_s: float
 
 
 @pytest.mark.parametrize(("load_block_s", "expected"), [(0.001, 64), (0.1, 0)])
-def test_what_is_stored_is_loaded_if_that_is_cheaper(load_block_s: float, expected: int) -> None:
+def test_stored_contexts_are_loaded_if_that_is_cheaper(load_block_s: float, expected: int) -> None:
     """Of 96 stored tokens the cache has 32; reading a block takes 16 ms."""
     assert prices_of(load_block_s).tokens_to_load(call_of(computed=0, stored=96), 32) == expected
 
 
-def test_nothing_is_loaded_that_the_cache_has() -> None:
+def test_cached_blocks_are_not_loaded() -> None:
     """The host's copy is of use only behind what is still there."""
     prices = prices_of(0.001)
     assert prices.tokens_to_load(call_of(computed=0, stored=96), 96) == 0
     assert prices.tokens_to_load(call_of(computed=0, stored=0), 0) == 0
 
 
-def test_without_a_price_it_loads() -> None:
+def test_without_a_price_contexts_are_loaded() -> None:
     """So it learns one."""
     assert ResumePrices(BLOCK_TOKENS, has_host=True).tokens_to_load(call_of(computed=0, stored=96), 0) == 96
 
@@ -70,7 +70,7 @@ def test_without_a_price_it_loads() -> None:
         (9.0, 10.0, 0.11, True),
     ],
 )
-def test_an_interruption_costs_the_cheaper_way_back(
+def test_a_preemption_costs_the_cheaper_resume(
     load_block_s: float, ran_s: float, quantum_s: float, expected: bool
 ) -> None:
     """Loading six blocks and reading 4 tokens takes 10 ms; reading all 100, 100 ms."""
@@ -79,7 +79,7 @@ def test_an_interruption_costs_the_cheaper_way_back(
 
 
 @pytest.mark.parametrize(("quantum_s", "running", "expected"), [(0.11, 1, True), (0.11, 2, False)])
-def test_without_host_memory_all_is_read_again(quantum_s: float, running: int, expected: bool) -> None:
+def test_without_host_memory_everything_is_recomputed(quantum_s: float, running: int, expected: bool) -> None:
     """Reading all 100 tokens keeps each running call waiting for 100 ms, however cheap loads would be."""
     call = call_of(computed=100, stored=0, quantum_s=quantum_s)
     assert prices_of(0.001, has_host=False).preemption_pays(call, 20.0, running=running) is expected

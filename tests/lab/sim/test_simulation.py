@@ -111,7 +111,9 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=str,
 )
 @pytest.mark.usefixtures("checked")
-def test_stretches_change_nothing(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stretches_give_the_results_of_single_steps(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     arrivals = workload()
     stretched, log = play(arrivals, **changes)
     monkeypatch.setattr(SimEngine, "_equal_steps", lambda *_: 1)
@@ -226,7 +228,7 @@ def test_bulk_swaps_cost_less_than_one_copy_per_block() -> None:
 
 @pytest.mark.parametrize(("swap_block_s", "better"), [(0.0001, "swap"), (0.02, "recompute")])
 @pytest.mark.usefixtures("checked")
-def test_priced_contexts_come_back_the_cheaper_way(swap_block_s: float, better: str) -> None:
+def test_priced_contexts_resume_in_the_cheaper_way(swap_block_s: float, better: str) -> None:
     """Without a prefix cache each return costs a transfer or all of the context."""
     arrivals = workload(rate_per_s=5.0)
     makespan_s, moved = {}, {}
@@ -241,7 +243,7 @@ def test_priced_contexts_come_back_the_cheaper_way(swap_block_s: float, better: 
 
 
 @pytest.mark.parametrize("resume", ["recompute", "host"])
-def test_a_price_stops_interruptions(resume: str) -> None:
+def test_a_price_prevents_preemptions(resume: str) -> None:
     """Where coming back costs more than a quantum, only who is beyond its quantum makes room."""
     arrivals = workload(rate_per_s=5.0)
     dear: dict[str, Any] = {
@@ -257,7 +259,7 @@ def test_a_price_stops_interruptions(resume: str) -> None:
     assert priced < free
 
 
-def test_what_the_cache_keeps_has_no_price() -> None:
+def test_cached_contexts_have_no_price() -> None:
     """With memory for all contexts, the prefix cache makes interruptions as free as the paper has them."""
     arrivals = workload(rate_per_s=5.0)
     dear: dict[str, Any] = {"kv_blocks": 10_000, "prefill_s": 0.005}
@@ -268,7 +270,7 @@ def test_what_the_cache_keeps_has_no_price() -> None:
 
 @pytest.mark.parametrize("policy", ["atlas", "round_robin"])
 @pytest.mark.parametrize("catches_up", [True, False])
-def test_calls_with_long_prompts_do_not_take_turns_for_ever(
+def test_calls_with_long_prompts_do_not_preempt_each_other_forever(
     catches_up: bool, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their prompts take ten quanta to read, and the cache holds only some; the control shows the trap."""
@@ -342,7 +344,7 @@ def test_every_balancer_plays_every_program_on_engines_of_different_speed(balanc
     assert {engine for engine, _ in log} == {"engine0", "engine1", "engine2"}
 
 
-def test_bounded_locality_finds_more_in_the_cache_than_turns_do() -> None:
+def test_bounded_locality_has_more_cache_hits_than_round_robin() -> None:
     """And its programs end earlier for it, the more so on engines of different speed."""
     arrivals = workload(rate_per_s=5.0)
     for speeds in ((), (1.0, 1.0, 2.0)):
@@ -356,7 +358,7 @@ def test_bounded_locality_finds_more_in_the_cache_than_turns_do() -> None:
         assert latency_s[1] < latency_s[0]
 
 
-def test_bounded_locality_can_be_told_what_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounded_locality_can_use_kv_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole blocks of the prefix that a call shares, at the engines that have them still."""
     told: list[tuple[int, int]] = []
     assign = LocalityBounded.assign

@@ -80,7 +80,7 @@ def test_retries_keep_the_call_id(sdk: None, backend: Recording) -> None:
     assert parents == ["-", "-", "-", first]
 
 
-def test_expectations_are_told_and_count_down(sdk: None, backend: Recording) -> None:
+def test_expectations_are_sent_and_count_down(sdk: None, backend: Recording) -> None:
     """Calls count down at the client; tokens are told once, and the backend counts them down."""
     with autellix.program("react", expected_calls=2, expected_tokens=90), make_client(backend) as client:
         for _ in range(3):

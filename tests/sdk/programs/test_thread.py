@@ -253,7 +253,7 @@ def test_unlinked_branch_of_a_running_program_has_unknown_parents(sdk: None) -> 
     assert results == [None]
 
 
-async def test_more_branches_than_can_be_listed_say_so(sdk: None) -> None:
+async def test_more_branches_than_can_be_listed_are_flagged(sdk: None) -> None:
     with autellix.program("a"):
         await asyncio.gather(*(acall(str(number)) for number in range(100)))
         parents = call("joined")

@@ -115,7 +115,7 @@ def test_foreign_backend_never_gets_headers(sdk: None, make_backend: Callable[..
     assert len(foreign.control) == 1
 
 
-def test_host_that_is_slow_to_tell_costs_a_moment_once(
+def test_a_slow_probe_delays_one_call_briefly(
     sdk: None, make_backend: Callable[..., Recording], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[object] = []

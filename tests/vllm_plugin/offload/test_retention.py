@@ -39,14 +39,14 @@ def order(retention: Retention) -> str:
     return b"".join(retention.worst_first()).decode()
 
 
-def test_a_context_goes_from_its_end(retention: Retention) -> None:
+def test_a_context_is_evicted_from_its_end(retention: Retention) -> None:
     """The front of a context is of use without its end, not the other way round."""
     call(retention, "p", "abc")
     call(retention, "p", "abcd")
     assert order(retention) == "dcba"
 
 
-def test_the_longest_idle_program_goes_first(retention: Retention) -> None:
+def test_the_longest_idle_program_is_evicted_first(retention: Retention) -> None:
     """A program's place is that of its latest call's end."""
     call(retention, "p", "ab")
     call(retention, "q", "cd")
@@ -54,7 +54,7 @@ def test_the_longest_idle_program_goes_first(retention: Retention) -> None:
     assert order(retention) == "dcba"
 
 
-def test_programs_that_ended_go_before_idle_ones(retention: Retention) -> None:
+def test_ended_programs_are_evicted_before_idle_ones(retention: Retention) -> None:
     """However recently they ended."""
     call(retention, "waits", "ab")
     call(retention, "ends", "cd", is_last=True)
@@ -93,7 +93,7 @@ def test_a_shared_front_goes_with_the_later_program(retention: Retention) -> Non
     assert order(retention) == "badcts"
 
 
-def test_a_front_taken_over_returns_to_the_one_that_is_left(retention: Retention) -> None:
+def test_a_shared_front_returns_to_the_remaining_program(retention: Retention) -> None:
     """When the later program ends, the shared front is the earlier one's again."""
     call(retention, "p", "stab")
     call(retention, "q", "stcd")
@@ -101,14 +101,14 @@ def test_a_front_taken_over_returns_to_the_one_that_is_left(retention: Retention
     assert order(retention) == "dcbats"
 
 
-def test_chunks_of_nobody_can_be_used_again(retention: Retention) -> None:
+def test_chunks_without_an_owner_can_be_reused(retention: Retention) -> None:
     """A front that one call after another uses lives on."""
     call(retention, "one", "sa", is_last=True)
     call(retention, "two", "sb", is_last=True)
     assert order(retention) == "abs"
 
 
-def test_a_chunk_that_is_gone_is_forgotten(retention: Retention) -> None:
+def test_an_evicted_chunk_is_dropped(retention: Retention) -> None:
     """Its program goes on with the others."""
     call(retention, "p", "abc")
     retention.discard(b"c")

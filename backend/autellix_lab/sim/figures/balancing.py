@@ -29,7 +29,7 @@ REPLICA_LOADS = (0.4, 0.8, 1.2, 1.8)
 REPLICA_FACTOR = 0.75
 """Programs of a run for each engine, over those of the main figures."""
 SLO_FACTORS = (1.5, 2.0, 3.0)
-"""Latencies held, over one engine's at the lowest rate."""
+"""Latency targets, over one engine's latency at the lowest rate."""
 LINEAR_WITHIN = 0.15
 """Largest shortfall from the straight line that still counts as linear."""
 

@@ -1,4 +1,4 @@
-"""Keeps the runs of finished sweeps in a folder, so that an interrupted command can go on where it was."""
+"""Keeps the runs of finished sweeps in a folder, so that a repeated command skips them."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ MEAN = "token_latency_s.mean"
 
 
 def figure_16(study: Study, run: RunSweep) -> Figure:
-    """Play growing batches of programs that are all there from the start."""
+    """Play growing batches of programs that all arrive at the start."""
     model = _scarce(study, "bulk")
     factors = OFFLINE_FACTORS[:1] if study.is_quick else OFFLINE_FACTORS
     ratios: dict[str, list[tuple[float, Interval]]] = {"Autellix": [], "MLFQ": []}

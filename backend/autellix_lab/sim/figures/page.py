@@ -19,8 +19,8 @@ def page(figures: Sequence[Figure], study: Study, source: str, pictures: Mapping
     """Return the page: a table of all claims, then each figure with its picture, tables and notes.
 
     Args:
-        figures: in the order of the page.
-        study: what they were made with.
+        figures: in the order of the page. study: their
+        setting.
         source: description of the programs.
         pictures: path of each figure's picture, by the figure's name.
     """
@@ -88,7 +88,7 @@ def _claim(figure: Figure, claim: PaperClaim) -> tuple[str, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """Return nested data with lists for tuples and null for what JSON has no number for."""
+    """Return nested data with lists for tuples, and null for numbers that JSON lacks."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

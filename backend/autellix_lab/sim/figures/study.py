@@ -82,7 +82,7 @@ class Study:
 
 
 def scheduler(policy: str, programs: Sequence[ProgramTrace], model: EngineModel) -> SchedulerConfig:
-    """Return a policy's configuration for these programs on this engine, as the paper has it."""
+    """Return a policy's configuration for these programs on this engine, as in the paper."""
     return SchedulerConfig(policy=policy, bounds=choose_bounds(model, programs), preemption="always")
 
 

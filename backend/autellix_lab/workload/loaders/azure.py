@@ -1,8 +1,8 @@
 """The Azure LLM inference trace of 2023 as programs: a CSV of single requests.
 
 Source: github.com/Azure/AzurePublicDataset, data/AzureLLMInferenceTrace_{code,conv}.csv, read at commit
-b469a11; `workload/request_log.py` describes the columns. The trace does not say which requests belong
-together, so each row is a program of one call; `read_arrivals` returns its arrival times for other programs.
+b469a11; `workload/request_log.py` describes the columns. The trace does not relate requests to each other,
+so each row is a program of one call; `read_arrivals` returns its arrival times for other programs.
 """
 
 from __future__ import annotations

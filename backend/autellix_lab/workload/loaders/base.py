@@ -1,4 +1,4 @@
-"""What every loader is built from: files read with the place of each record, and typed access to fields."""
+"""The parts of every loader: records with their place in the file, and typed access to their fields."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXPECTED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """What a loader may need beside the file."""
+    """Options of loaders beside the file."""
 
     count_tokens: CountTokens = estimate_tokens
     tokenizer: str = ESTIMATE
@@ -37,7 +37,7 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One JSON object of a file, with the place it was found at."""
+    """One JSON object of a file, with its place."""
 
     values: Mapping[str, Any]
     where: str

@@ -5,7 +5,7 @@ Source: github.com/ShishirPatil/gorilla, berkeley-function-call-leaderboard/bfcl
 
 A task is a program. Each turn has one call per function call of the ground truth, then a closing call that
 answers the person. The first prompt holds the descriptions of the functions of the involved classes, from
-multi_turn_func_doc/ beside the task's file. Functions that the task holds back (`missed_function`) are
+multi_turn_func_doc/ beside the task's file. Functions that the task omits at first (`missed_function`) are
 described when their turn comes; `excluded_function` are left out. Answers are the text of the function calls.
 Not in the data, so fixed here: tokens of a function's result and of a closing answer. Gaps are unknown.
 """

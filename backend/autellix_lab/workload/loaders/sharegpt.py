@@ -3,10 +3,10 @@
 Source: the format of ShareGPT_V3_unfiltered_cleaned_split.json and of FastChat's cleaned files, which
 serving benchmarks use. There is no version; the file has been the same since 2023.
 
-A conversation is a program, and each of its answers a call. What came since the last answer (people, tools,
-system) is the call's new prompt; the history before it is shared. Answers in a row count as one. What follows
-the last answer asks for nothing and is left out, as are conversations without an answer. Gaps are unknown.
-Tokens of a chat template are not counted.
+A conversation is a program, and each of its answers a call. The messages since the last answer (people,
+tools, system) are the call's new prompt; the history before it is shared. Answers in a row count as one. What
+follows the last answer asks for nothing and is left out, as are conversations without an answer. Gaps are
+unknown. Tokens of a chat template are not counted.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def test_a_turn_has_a_call_a_function_and_a_closing_one(tmp_path: Path) -> None:
     assert not program.is_parallel
 
 
-def test_a_function_held_back_is_described_in_its_turn(tmp_path: Path) -> None:
+def test_a_function_missing_at_first_is_described_in_its_turn(tmp_path: Path) -> None:
     """Until then it is not in the prompt."""
     program = load(tmp_path, {**TASK, "missed_function": {"1": ["mean"]}})
 

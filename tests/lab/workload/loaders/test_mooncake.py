@@ -62,7 +62,7 @@ def test_a_system_prompt_joins_no_programs(tmp_path: Path) -> None:
     assert all(call.shared_prefix_tokens == 0 for program in programs for call in program.calls)
 
 
-def test_no_more_is_shared_than_the_earlier_call_held(tmp_path: Path) -> None:
+def test_no_more_is_shared_than_the_earlier_calls_context(tmp_path: Path) -> None:
     """Its last block is seldom full."""
     (program,) = load(tmp_path, request(0, [1, 2], output=10), request(1, [1, 2, 3]))
 

@@ -24,7 +24,7 @@ MOONCAKE = {"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [
         ("a.csv", "x", "azure"),
     ],
 )
-def test_a_format_is_told_from_the_file(tmp_path: Path, name: str, text: str, expected: str) -> None:
+def test_the_format_is_detected_from_the_file(tmp_path: Path, name: str, text: str, expected: str) -> None:
     """By its suffix or the fields of its first object."""
     (tmp_path / name).write_text(text)
 
