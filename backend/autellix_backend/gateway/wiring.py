@@ -82,7 +82,7 @@ class Components:
         self.tokens = SessionTokens(gateway.token_secret, is_strict=gateway.strict_identity, clock=clock)
         self.resolver = IdentityResolver(gateway, metrics, clock=clock)
         self.exporters = CallExporters(settings.observe, metrics.registry)
-        lifecycle = Lifecycle(FactsSink(metrics.take), *map(FactsSink, self.exporters.sinks))
+        lifecycle = Lifecycle(FactsSink(metrics.calls.take), *map(FactsSink, self.exporters.sinks))
         self.store.subscribe(lifecycle.on_program_ended)
         self.registry = CallRegistry(
             self.store,

@@ -61,6 +61,13 @@ class CallMetrics:
     """Counts settled calls by their facts."""
 
     def __init__(self, make: MetricFactory) -> None:
+        self._calls = make.counter("calls", "Settled calls.", "outcome", "source", "engine")
+        self._duration_s = make.latency("call_duration_seconds", "Arrival of a call to settlement.", "engine")
+        self._total_wait_s = make.counter("wait_seconds", "Waiting, by the engines' reports.", "engine")
+        self._service_s = make.counter("service_seconds", "Service, by the engines' reports.", "engine")
+        self._preemptions = make.counter("preemptions", "Preemptions in engines.", "engine")
+        self._tenant_calls = make.counter("tenant_calls", "Settled calls by tenant.", "tenant", "outcome")
+        self._tenant_service_s = make.counter("tenant_service_seconds", "Service by tenant.", "tenant")
         self._wait_s = make.latency(
             "engine_wait_seconds", "Waiting of a call in its engine's queues, by its last level.", "level"
         )
@@ -72,6 +79,14 @@ class CallMetrics:
 
     def take(self, facts: CallFacts) -> None:
         """Count a call."""
+        self._calls.labels(facts.outcome, facts.identity_source, facts.engine).inc()
+        self._duration_s.labels(facts.engine).observe(facts.duration_s)
+        self._service_s.labels(facts.engine).inc(facts.service_s)
+        self._total_wait_s.labels(facts.engine).inc(facts.wait_s)
+        self._preemptions.labels(facts.engine).inc(facts.preemptions or 0)
+        if facts.tenant:
+            self._tenant_calls.labels(facts.tenant, facts.outcome).inc()
+            self._tenant_service_s.labels(facts.tenant).inc(facts.service_s)
         if facts.level is not None:
             self._wait_s.labels(str(facts.level)).observe(facts.wait_s)
         if facts.first_token_s is not None and facts.outcome == "ok":
@@ -187,14 +202,7 @@ class GatewayMetrics:
     def __init__(self) -> None:
         self._make = make = MetricFactory()
         self.registry = make.registry
-        self.calls = make.counter("calls", "Settled calls.", "outcome", "source", "engine")
-        self.duration_s = make.latency("call_duration_seconds", "Arrival of a call to settlement.", "engine")
-        self.wait_s = make.counter("wait_seconds", "Waiting, by the engines' reports.", "engine")
-        self.service_s = make.counter("service_seconds", "Service, by the engines' reports.", "engine")
-        self.preemptions = make.counter("preemptions", "Preemptions in engines.", "engine")
-        self.call_facts = CallMetrics(make)
-        self.tenant_calls = make.counter("tenant_calls", "Settled calls by tenant.", "tenant", "outcome")
-        self.tenant_service_s = make.counter("tenant_service_seconds", "Service by tenant.", "tenant")
+        self.calls = CallMetrics(make)
         self.refusals = make.counter(
             "refusals", "Requests refused for a limit or their key.", "tenant", "reason"
         )
@@ -226,18 +234,6 @@ class GatewayMetrics:
         )
         self._store_up = make.gauge("store_up", "Whether the process table can be reached.")
         self._stored = make.gauge("stored", "Entries in the store.", "kind")
-
-    def take(self, facts: CallFacts) -> None:
-        """Count a settled call."""
-        self.calls.labels(facts.outcome, facts.identity_source, facts.engine).inc()
-        self.duration_s.labels(facts.engine).observe(facts.duration_s)
-        self.service_s.labels(facts.engine).inc(facts.service_s)
-        self.wait_s.labels(facts.engine).inc(facts.wait_s)
-        self.preemptions.labels(facts.engine).inc(facts.preemptions or 0)
-        if facts.tenant:
-            self.tenant_calls.labels(facts.tenant, facts.outcome).inc()
-            self.tenant_service_s.labels(facts.tenant).inc(facts.service_s)
-        self.call_facts.take(facts)
 
     def set_engine(self, engine: str, *, is_up: bool, is_restarting: bool = False) -> None:
         """Record the new state of an engine."""
