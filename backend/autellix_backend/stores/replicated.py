@@ -139,11 +139,9 @@ class ReplicatedStore:
     async def open_session(self, session_id: str, now: float) -> bool:
         """Start or refresh a session."""
         is_new = await self._local.open_session(session_id, now)
-        if self._problem is None:
-            try:
-                return await self._shared.open_session(session_id, now)
-            except StoreUnavailableError as error:
-                self._go_alone(error)
+        answer = await self._ask(lambda shared: shared.open_session(session_id, now))
+        if answer is not None:
+            return answer
         self._backlog.open_session(session_id, now)
         self._on_fallback()
         return is_new
@@ -151,11 +149,9 @@ class ReplicatedStore:
     async def heartbeat(self, session_id: str, now: float) -> bool:
         """Refresh a session if there is one."""
         was_here = await self._local.heartbeat(session_id, now)
-        if self._problem is None:
-            try:
-                return await self._shared.heartbeat(session_id, now)
-            except StoreUnavailableError as error:
-                self._go_alone(error)
+        answer = await self._ask(lambda shared: shared.heartbeat(session_id, now))
+        if answer is not None:
+            return answer
         if was_here:
             self._backlog.beats[session_id] = now
         self._on_fallback()
@@ -166,16 +162,15 @@ class ReplicatedStore:
         kept = {name: self._local.sums(name) for name in self._local.kept_by(session_id)}
         was_here = await self._local.close_session(session_id, now)
         try:
-            if self._problem is None:
-                return await self._shared.close_session(session_id, now)
-        except StoreUnavailableError as error:
-            self._go_alone(error)
+            answer = await self._ask(lambda shared: shared.close_session(session_id, now))
         finally:
             # The table ends those whose session it knows.
             for program_id, base in kept.items():
                 if self._is_alone(program_id):
                     self._backlog.end_program(program_id, now, base)
                     self._note_end(program_id, was_here=True)
+        if answer is not None:
+            return answer
         self._backlog.close_session(session_id)
         self._on_fallback()
         return was_here
@@ -186,10 +181,9 @@ class ReplicatedStore:
         base = self._local.sums(program_id)
         was_here = await self._local.end_program(program_id, now)
         if not is_alone:
-            try:
-                return await self._shared.end_program(program_id, now)
-            except StoreUnavailableError as error:
-                self._go_alone(error)
+            answer = await self._ask(lambda shared: shared.end_program(program_id, now))
+            if answer is not None:
+                return answer
         self._backlog.end_program(program_id, now, base)
         self._note_end(program_id, was_here=was_here)
         self._on_fallback()
@@ -199,7 +193,7 @@ class ReplicatedStore:
         """Return to the shared table if it can be reached again; remove what is stale."""
         if self._problem is not None:
             await self._reconnect()
-        reaped = await self._reap_shared(now)
+        reaped = await self._ask(lambda shared: self._reap_shared(shared, now))
         # While the shared table reaps, this only keeps the copy small.
         forgotten = await self._local.reap(now)
         return forgotten if reaped is None else reaped
@@ -234,6 +228,16 @@ class ReplicatedStore:
             logger.warning("the shared process table cannot be used (%s): going on with the copy", error)
         self._shared.disconnect(error)
 
+    async def _ask(self, ask: Callable[[RedisStore], Awaitable[T]]) -> T | None:
+        """Return the shared table's answer, None if it cannot be used."""
+        if self._problem is not None:
+            return None
+        try:
+            return await ask(self._shared)
+        except StoreUnavailableError as error:
+            self._go_alone(error)
+            return None
+
     async def _read(self, ask: Callable[[ProgramStore], Awaitable[T]]) -> T:
         if self._problem is None:
             try:
@@ -242,15 +246,9 @@ class ReplicatedStore:
                 self._go_alone(error)
         return await ask(self._local)
 
-    async def _reap_shared(self, now: float) -> Reaped | None:
-        if self._problem is not None:
-            return None
-        try:
-            await self._backlog.upload(self._left_table)
-            return await self._shared.reap(now)
-        except StoreUnavailableError as error:
-            self._go_alone(error)
-            return None
+    async def _reap_shared(self, shared: RedisStore, now: float) -> Reaped:
+        await self._backlog.upload(self._left_table)
+        return await shared.reap(now)
 
     async def _reconnect(self) -> None:
         last_epoch = self._shared.epoch
