@@ -96,7 +96,7 @@ def fake_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VllmReplica
     return replica
 
 
-def test_stops_its_engine_at_the_end(
+async def test_stops_its_engine_at_the_end(
     tmp_path: Path, fake_replica: VllmReplica, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The replica lives as long as the server does."""
@@ -104,7 +104,7 @@ def test_stops_its_engine_at_the_end(
     async def use(_root: str) -> None:
         assert fake_replica.is_alive()
 
-    assert asyncio.run(serve_and(make_settings(tmp_path), capsys, use)) == 0
+    assert await serve_and(make_settings(tmp_path), capsys, use) == 0
     assert fake_replica.pid is None
 
 
@@ -115,7 +115,7 @@ async def kill_engine(replica: VllmReplica) -> None:
     await wait_until(lambda: not replica.is_alive())
 
 
-def test_a_dead_engine_leaves_a_gateway_that_answers_503(
+async def test_a_dead_engine_leaves_a_gateway_that_answers_503(
     tmp_path: Path, fake_replica: VllmReplica, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where no restart is wanted, calls get a clear error and the server goes on."""
@@ -130,11 +130,11 @@ def test_a_dead_engine_leaves_a_gateway_that_answers_503(
             assert response.status == 503
             assert "told to die" in (await response.json())["error"]["message"]
 
-    assert asyncio.run(serve_and(make_settings(tmp_path, max_restarts=0), capsys, use)) == 0
+    assert await serve_and(make_settings(tmp_path, max_restarts=0), capsys, use) == 0
     assert fake_replica.pid is None
 
 
-def test_a_dead_engine_comes_back(
+async def test_a_dead_engine_comes_back(
     tmp_path: Path, fake_replica: VllmReplica, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The server says that the engine died, and that it is up again."""
@@ -150,24 +150,23 @@ def test_a_dead_engine_comes_back(
 
         await wait_until(is_back)
 
-    assert asyncio.run(serve_and(make_settings(tmp_path), capsys, use)) == 0
+    assert await serve_and(make_settings(tmp_path), capsys, use) == 0
     assert "RuntimeError: told to die; restarting" in "".join(said)
     assert fake_replica.pid is None
 
 
-def test_a_signal_during_the_start_ends_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_signal_during_the_start_ends_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SIGINT while the engine loads leaves no process and gives code 130."""
     spec = ReplicaSpec(model="m", log_path=tmp_path / "log", extra_args=("--fail", "late"))
     replica = VllmReplica(spec, server=FAKE_SERVER)
     monkeypatch.setattr("autellix_backend.cli.serve.make_engines", lambda _settings: [replica])
 
-    async def main() -> int:
-        server = asyncio.create_task(serve(make_settings(tmp_path)))
-        await wait_until(lambda: replica.pid is not None)
-        os.kill(os.getpid(), signal.SIGINT)
-        return await asyncio.wait_for(server, PATIENCE_S)
-
-    assert asyncio.run(main()) == 130
+    server = asyncio.create_task(serve(make_settings(tmp_path)))
+    await wait_until(lambda: replica.pid is not None)
+    os.kill(os.getpid(), signal.SIGINT)
+    assert await asyncio.wait_for(server, PATIENCE_S) == 130
     assert replica.pid is None
 
 
@@ -189,73 +188,67 @@ async def in_flight(client: aiohttp.ClientSession, root: str, engine: FakeEngine
     return calls
 
 
-def test_sigterm_finishes_running_calls_and_refuses_new_ones(
+async def test_sigterm_finishes_running_calls_and_refuses_new_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """While it drains the server still answers: not ready, and 503 to calls."""
 
-    async def main() -> int:
-        engine = slow_engine()
-        await engine.start()
-        settings = replace(
-            make_settings(tmp_path, urls=(engine.base_url,)),
-            gateway=GatewaySettings(port=0, shutdown_grace_s=20.0),
-        )
-        server = asyncio.create_task(serve(settings))
-        root = await wait_ready(capsys, [])
-        async with aiohttp.ClientSession() as client:
-            calls = await in_flight(client, root, engine)
-            os.kill(os.getpid(), signal.SIGTERM)
-            await asyncio.sleep(0)
-            async with asyncio.timeout(PATIENCE_S):
-                while True:
-                    async with client.get(root + "/readyz") as response:
-                        if response.status == 503:
-                            break
-            async with client.post(root + "/v1/chat/completions", json={"messages": []}) as response:
-                assert (response.status, response.headers["Retry-After"]) == (503, "1")
-                assert response.headers["Connection"] == "close"
-            for status, content in await asyncio.gather(*calls):
-                assert status == 200
-                assert b"token39" in content
-        code = await asyncio.wait_for(server, PATIENCE_S)
-        await engine.stop()
-        return code
-
-    assert asyncio.run(main()) == 0
+    engine = slow_engine()
+    await engine.start()
+    settings = replace(
+        make_settings(tmp_path, urls=(engine.base_url,)),
+        gateway=GatewaySettings(port=0, shutdown_grace_s=20.0),
+    )
+    server = asyncio.create_task(serve(settings))
+    root = await wait_ready(capsys, [])
+    async with aiohttp.ClientSession() as client:
+        calls = await in_flight(client, root, engine)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                async with client.get(root + "/readyz") as response:
+                    if response.status == 503:
+                        break
+        async with client.post(root + "/v1/chat/completions", json={"messages": []}) as response:
+            assert (response.status, response.headers["Retry-After"]) == (503, "1")
+            assert response.headers["Connection"] == "close"
+        for status, content in await asyncio.gather(*calls):
+            assert status == 200
+            assert b"token39" in content
+    code = await asyncio.wait_for(server, PATIENCE_S)
+    await engine.stop()
+    assert code == 0
 
 
 @pytest.mark.parametrize(("grace_s", "signals", "code"), [(0.2, 1, 0), (60.0, 2, 130)])
-def test_calls_that_outlast_the_grace_get_an_error(
+async def test_calls_that_outlast_the_grace_get_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], grace_s: float, signals: int, code: int
 ) -> None:
     """When the grace is over, or a second signal comes: 503, or an error event in a stream."""
 
-    async def main() -> int:
-        engine = FakeEngine(FakeBehaviour(output_tokens=10_000, token_delay_s=0.02))
-        await engine.start()
-        gateway = GatewaySettings(port=0, shutdown_grace_s=grace_s)
-        server = asyncio.create_task(
-            serve(replace(make_settings(tmp_path, urls=(engine.base_url,)), gateway=gateway))
-        )
-        root = await wait_ready(capsys, [])
-        async with aiohttp.ClientSession() as client:
-            calls = await in_flight(client, root, engine)
-            for _ in range(signals):
-                os.kill(os.getpid(), signal.SIGTERM)
-                # Signals that come at once are one.
-                await asyncio.sleep(0.1)
-            (stream_status, stream), (status, content) = await asyncio.gather(*calls)
-            assert (stream_status, status) == (200, 503)
-            for told in (stream, content):
-                assert b'"code":"shutting_down"' in told
-            assert b'"retryable":false' in stream
-        ended = await asyncio.wait_for(server, PATIENCE_S)
-        await wait_until(lambda: engine.aborted_calls == 2)
-        await engine.stop()
-        return ended
-
-    assert asyncio.run(main()) == code
+    engine = FakeEngine(FakeBehaviour(output_tokens=10_000, token_delay_s=0.02))
+    await engine.start()
+    gateway = GatewaySettings(port=0, shutdown_grace_s=grace_s)
+    server = asyncio.create_task(
+        serve(replace(make_settings(tmp_path, urls=(engine.base_url,)), gateway=gateway))
+    )
+    root = await wait_ready(capsys, [])
+    async with aiohttp.ClientSession() as client:
+        calls = await in_flight(client, root, engine)
+        for _ in range(signals):
+            os.kill(os.getpid(), signal.SIGTERM)
+            # Signals that come at once are one.
+            await asyncio.sleep(0.1)
+        (stream_status, stream), (status, content) = await asyncio.gather(*calls)
+        assert (stream_status, status) == (200, 503)
+        for told in (stream, content):
+            assert b'"code":"shutting_down"' in told
+        assert b'"retryable":false' in stream
+    ended = await asyncio.wait_for(server, PATIENCE_S)
+    await wait_until(lambda: engine.aborted_calls == 2)
+    await engine.stop()
+    assert ended == code
 
 
 def test_the_demo_model_is_generated_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import math
 
 
 class InputError(Exception):
-    """Arguments that do not go together, or with what they are used on; the message is for the user."""
+    """Arguments that do not fit together, or do not fit the data; the message is for the user."""
 
 
 def count(text: str) -> int:
@@ -33,10 +33,10 @@ def above_zero(text: str) -> float:
 
 
 def numbers(text: str, *, example: str) -> tuple[float, ...]:
-    """Return finite numbers above zero that stand between commas, as in the example."""
+    """Return comma-separated finite numbers above zero; the message of an error shows the example."""
     try:
         return tuple(above_zero(item) for item in text.split(","))
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(
-            f"{text!r}; expected numbers above zero with commas, as {example}"
+            f"{text!r}; expected comma-separated numbers above zero such as {example}"
         ) from None

@@ -1,4 +1,4 @@
-"""Requests to a running gateway, for the commands that show or change its state."""
+"""Requests to a running gateway, for commands that show or change its state."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ class RemoteGateway:
                 "or its address in --url or AUTELLIX_BASE_URL"
             ) from error
         if not isinstance(answer, dict):
-            raise RemoteError(f"{self.url} is no Autellix gateway: its answer to {path} is not a JSON object")
+            raise RemoteError(
+                f"{self.url} is not an Autellix gateway: its answer to {path} is not a JSON object"
+            )
         return answer
 
 

@@ -26,43 +26,43 @@ def make_feed() -> tuple[EventFeed, list[None]]:
     return EventFeed(lambda _: None, lambda: 7.0, lambda: drops.append(None)), drops
 
 
-def taken(subscription: Any) -> tuple[list[str], int]:
+async def taken(subscription: Any) -> tuple[list[str], int]:
     """Return the kinds of what came, and how many were missed."""
-    found, dropped = asyncio.run(asyncio.wait_for(subscription.take(), PATIENCE_S))
+    found, dropped = await asyncio.wait_for(subscription.take(), PATIENCE_S)
     return [event.kind for event in found], dropped
 
 
-def test_a_subscriber_receives_events_while_it_is_connected() -> None:
+async def test_a_subscriber_receives_events_while_it_is_connected() -> None:
     feed, _ = make_feed()
     feed.on_program_ended("before")
     with feed.subscribe(ADMIN) as subscription:
         assert feed.subscriber_count == 1
         feed.on_program_ended("p")
         feed.engine_changed("replica-0", "down", "it ended")
-        assert taken(subscription) == (["program_ended", "engine"], 0)
+        assert await taken(subscription) == (["program_ended", "engine"], 0)
     assert feed.subscriber_count == 0
 
 
-def test_a_slow_subscriber_gets_the_number_of_missed_events(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_subscriber_gets_the_number_of_missed_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "MAX_PENDING", 3)
     feed, drops = make_feed()
     with feed.subscribe(ADMIN) as slow, feed.subscribe(ADMIN, ("p4",)) as other:
         for number in range(5):
             feed.on_program_ended(f"p{number}")
-        assert taken(slow) == (["program_ended"] * 3, 2)
-        assert taken(other) == (["program_ended"], 0)
+        assert await taken(slow) == (["program_ended"] * 3, 2)
+        assert await taken(other) == (["program_ended"], 0)
         feed.on_program_ended("p")
-        assert taken(slow) == (["program_ended"], 0)
+        assert await taken(slow) == (["program_ended"], 0)
     assert len(drops) == 2
 
 
-def test_a_tenant_receives_events_of_its_own_programs_only() -> None:
+async def test_a_tenant_receives_events_of_its_own_programs_only() -> None:
     feed, _ = make_feed()
     with feed.subscribe(Tenant(name="a")) as subscription:
         feed.on_program_ended("b/p")
         feed.engine_changed("replica-0", "down", None)
         feed.on_program_ended("a/p")
-        found, _ = asyncio.run(asyncio.wait_for(subscription.take(), PATIENCE_S))
+        found, _ = await asyncio.wait_for(subscription.take(), PATIENCE_S)
     assert [event.program_id for event in found] == ["a/p"]
     data = events_api.encode_event(found[0], Tenant(name="a"))
     assert data == b'event: program_ended\ndata: {"at":7.0,"program_id":"p"}\n\n'

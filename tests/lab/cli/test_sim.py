@@ -106,8 +106,11 @@ def test_engines_may_differ_in_speed(capsys: pytest.CaptureFixture[str]) -> None
             ["--engines", "3", "--engine-speeds", "1,2"],
             "engine_speeds must be one for each of 3 engines, not 2",
         ),
-        (["--engine-speeds", "1,fast"], "'1,fast'; expected numbers above zero with commas, as 1,1,2,2"),
-        (["--engine-speeds", "1,0"], "'1,0'; expected numbers above zero with commas, as 1,1,2,2"),
+        (
+            ["--engine-speeds", "1,fast"],
+            "'1,fast'; expected comma-separated numbers above zero such as 1,1,2,2",
+        ),
+        (["--engine-speeds", "1,0"], "'1,0'; expected comma-separated numbers above zero such as 1,1,2,2"),
     ],
 )
 def test_speeds_that_cannot_be_used_are_named(
