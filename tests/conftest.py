@@ -88,7 +88,7 @@ def live_engine(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         scheduler=SchedulerConfig(policy="atlas"),
         max_num_seqs=4,
         startup_timeout_s=LIVE_STARTUP_S,
-        # For requests that name the tool to call; what the parser makes of free text does not matter.
+        # For requests that name the tool to call; the parsing of free text does not matter.
         extra_args=("--enable-auto-tool-choice", "--tool-call-parser", "pythonic"),
     )
     replica = VllmReplica(spec)

@@ -1,4 +1,4 @@
-"""Waiting for what must come true: it matters only to a test that fails how long."""
+"""Waits for conditions; the limit matters only to a failing test."""
 
 from __future__ import annotations
 

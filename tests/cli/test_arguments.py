@@ -30,7 +30,7 @@ def test_a_count_is_above_zero(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "inf", "nan", "much", ""])
 def test_a_number_is_finite_and_above_zero(text: str) -> None:
-    """Infinity and what is no number are refused too."""
+    """Infinity and text are refused too."""
     with pytest.raises(argparse.ArgumentTypeError, match=f"is {text!r}; expected a number above zero"):
         above_zero(text)
 

@@ -1,4 +1,4 @@
-"""`autellix config`: what is in force, and why."""
+"""`autellix config`: the values in force and their sources."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from autellix_backend.settings import TenantLimits
 def test_a_new_key_authenticates_once_its_lines_are_in_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is printed is a key and, word for word, what the file needs."""
+    """The command prints a key and its exact lines for the file."""
     assert main(["keys", "new", "research"]) == 0
     head, tail = capsys.readouterr().out.split("Line for")
     (key,) = re.findall(r"sk-autellix-[\w-]{43}", head)

@@ -54,7 +54,7 @@ def test_bad_input_gives_a_one_line_error(
 
 
 def test_a_taken_port_shows_before_the_engine_starts(capsys: pytest.CaptureFixture[str]) -> None:
-    """The port is bound first, so nobody waits for an engine in vain."""
+    """The port is bound before the engine starts."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
 
@@ -69,7 +69,7 @@ def test_a_taken_port_shows_before_the_engine_starts(capsys: pytest.CaptureFixtu
 def test_a_missing_package_names_the_remedy(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A subcommand whose packages are not installed says what to install."""
+    """A subcommand without its packages names the extra to install."""
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "autellix_backend.cli.serve", raising=False)
 
@@ -81,7 +81,7 @@ def test_a_missing_package_names_the_remedy(
 def test_a_missing_engine_names_the_remedy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without vLLM, serve says what to install."""
+    """Without vLLM, serve names the package to install."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     (tmp_path / "config.json").write_text("{}")
 
@@ -93,7 +93,7 @@ def test_a_missing_engine_names_the_remedy(
 def test_a_failed_engine_and_ctrl_c_have_their_own_exit_codes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An engine that fails to start gives 1 with its log, Ctrl-C gives 130."""
+    """A failed start exits with 1 and the engine's log, Ctrl-C with 130."""
 
     class Failing:
         def __init__(self, error: BaseException) -> None:

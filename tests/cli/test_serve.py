@@ -118,7 +118,7 @@ async def kill_engine(replica: VllmReplica) -> None:
 async def test_a_dead_engine_leaves_a_gateway_that_answers_503(
     tmp_path: Path, fake_replica: VllmReplica, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where no restart is wanted, calls get a clear error and the server goes on."""
+    """Without restarts, calls get a clear error and the server keeps running."""
 
     async def use(root: str) -> None:
         await kill_engine(fake_replica)
@@ -137,7 +137,7 @@ async def test_a_dead_engine_leaves_a_gateway_that_answers_503(
 async def test_a_dead_engine_comes_back(
     tmp_path: Path, fake_replica: VllmReplica, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The server says that the engine died, and that it is up again."""
+    """The server prints that the engine died and that it is up again."""
     said: list[str] = []
 
     async def use(_root: str) -> None:
@@ -225,7 +225,7 @@ async def test_sigterm_finishes_running_calls_and_refuses_new_ones(
 async def test_calls_that_outlast_the_grace_get_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], grace_s: float, signals: int, code: int
 ) -> None:
-    """When the grace is over, or a second signal comes: 503, or an error event in a stream."""
+    """After the grace or a second signal: 503, or an error event in a stream."""
 
     engine = FakeEngine(FakeBehaviour(output_tokens=10_000, token_delay_s=0.02))
     await engine.start()
@@ -287,7 +287,7 @@ def test_a_recording_that_cannot_be_written_shows_before_the_engine_starts(
 
 
 def test_sighup_reloads_the_tenants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A key that comes into the file opens the door from then on; a faulty file changes nothing."""
+    """A key added to the file is accepted from then on; a faulty file changes nothing."""
     path = tmp_path / "tenants.toml"
     keys = [new_key(), new_key()]
 
@@ -370,7 +370,7 @@ def test_serves_while_an_optional_engine_is_missing(
     ("words", "address"), [([], None), (["--ray"], "auto"), (["--ray", "head:6379"], "head:6379")]
 )
 def test_ray_needs_no_address(words: list[str], address: str | None) -> None:
-    """`--ray` alone means the cluster that this machine is a node of."""
+    """`--ray` alone uses the cluster of this machine."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     assert settings_from_args(parser.parse_args(["demo", *words])).ray.address == address

@@ -1,4 +1,4 @@
-"""Pins that yield: what moves a program, what keeps it, and what is remembered of it."""
+"""Pins that yield: when a program moves, when it stays, and the state kept of it."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_pinned_program_leaves_a_slow_engine_for_an_idle_fast_one(balancer: Lo
 
 
 def test_contexts_are_spread_over_the_memory_of_engines(balancer: LocalityBounded) -> None:
-    """Two of them are as much as counts as full, and the engine that reads faster is filled first."""
+    """Two of them count as full, and the engine with the faster prefill is filled first."""
     slow = replace(IDLE, running=5, kv_tokens=2 * CONTEXT / 0.8)
     fast = replace(OTHER, running=5, kv_tokens=2 * CONTEXT / 0.8, prefill_s_per_token=0.00008)
 
@@ -148,7 +148,7 @@ def test_contexts_are_spread_over_the_memory_of_engines(balancer: LocalityBounde
 
 
 def test_contexts_are_not_kept_for_programs_that_make_one_call(balancer: LocalityBounded) -> None:
-    """What nobody reads again may be pushed out: then the faster engine gets more than fits."""
+    """Contexts without a later call may be evicted: then the faster engine gets more than fits."""
     slow = replace(IDLE, running=5, kv_tokens=2 * CONTEXT / 0.8)
     fast = replace(OTHER, running=5, kv_tokens=2 * CONTEXT / 0.8, prefill_s_per_token=0.00008)
     for number in range(300):
@@ -161,7 +161,7 @@ def test_contexts_are_not_kept_for_programs_that_make_one_call(balancer: Localit
 
 
 def test_answers_count_as_context(balancer: LocalityBounded) -> None:
-    """The next prompt holds the answer, which is in the cache: it need not be read where it was written."""
+    """The next prompt contains the answer, which is cached where it was decoded."""
     roomy, tight = replace(IDLE, kv_tokens=9000), replace(OTHER, kv_tokens=9000, decode_s_per_token=0.0151)
     balancer.assign("p", 1000, [roomy, tight])
     assert balancer.assign("q", 5000, [roomy, tight]) == "a"
@@ -173,7 +173,7 @@ def test_answers_count_as_context(balancer: LocalityBounded) -> None:
 
 
 def test_long_answers_are_learned(balancer: LocalityBounded) -> None:
-    """Where answers are long, the pace of writing outweighs the reading."""
+    """With long answers, decode speed outweighs prefill speed."""
     slow_writer = replace(IDLE, decode_s_per_token=0.02, prefill_s_per_token=0.00001)
     slow_reader = replace(OTHER, decode_s_per_token=0.018, prefill_s_per_token=0.001)
     assert balancer.assign("p", 2000, [slow_writer, slow_reader]) == "a"
@@ -233,7 +233,7 @@ def test_pins_are_bounded_by_the_live_programs(balancer: LocalityBounded) -> Non
     assert balancer.pins == {}
 
 
-# What engines tell of their caches.
+# KV events.
 
 
 def test_a_program_goes_to_the_engine_with_its_cached_context(balancer: LocalityBounded) -> None:

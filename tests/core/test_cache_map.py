@@ -1,4 +1,4 @@
-"""What an engine's cache holds of programs, by stored and removed blocks."""
+"""The map of programs' blocks in an engine's cache, from stored and removed blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expected remainders: the Gittins index, hints, and what a class remembers."""
+"""Expected remainders: the Gittins index, hints, and the history of a class."""
 
 from __future__ import annotations
 

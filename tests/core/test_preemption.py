@@ -1,4 +1,4 @@
-"""The prices of bringing a context back, and when an interruption is worth one."""
+"""The prices of a resume, and when a preemption pays."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_fit_follows_a_changing_machine() -> None:
 
 
 def test_samples_of_one_amount_make_a_price_per_unit() -> None:
-    """Without two amounts no fixed part can be told, so nothing counts as fixed."""
+    """One amount cannot determine a fixed cost, so it is zero."""
     line = CostLine()
     for _ in range(MIN_SAMPLES):
         line.observe(10, 2.0)
@@ -78,7 +78,7 @@ def test_a_negative_slope_becomes_zero() -> None:
 
 
 def test_full_steps_determine_the_prefill_speed() -> None:
-    """Under load all steps read what the budget leaves, and more of it the fewer calls write beside them."""
+    """Under load all steps prefill the rest of the budget: the fewer calls decode, the more tokens."""
     costs = PreemptionCosts()
     for _ in range(5):
         costs.observe_step(0, 0.014)
@@ -89,7 +89,7 @@ def test_full_steps_determine_the_prefill_speed() -> None:
 
 
 def test_without_decode_steps_nothing_is_deducted() -> None:
-    """An engine that has read in every step so far has its whole steps for a price."""
+    """If every step so far prefilled, the price is the whole step."""
     costs = PreemptionCosts()
     for _ in range(MIN_SAMPLES):
         costs.observe_step(100, 0.2)
@@ -97,7 +97,7 @@ def test_without_decode_steps_nothing_is_deducted() -> None:
 
 
 def test_prefill_that_adds_no_time_has_no_price() -> None:
-    """Where reading shows in no step's time, there is nothing to weigh."""
+    """Prefill that does not lengthen steps has no price."""
     costs = PreemptionCosts()
     for number in range(40):
         costs.observe_step(number % 2 * 64, 0.01)
@@ -105,7 +105,7 @@ def test_prefill_that_adds_no_time_has_no_price() -> None:
 
 
 def test_prices_are_unknown_at_first() -> None:
-    """Nothing is said before there are samples enough."""
+    """There is no price before enough samples."""
     costs = PreemptionCosts()
     for _ in range(MIN_SAMPLES - 1):
         costs.observe_load(1 << 20, 0.1)
@@ -116,7 +116,7 @@ def test_prices_are_unknown_at_first() -> None:
 
 
 def test_decode_steps_do_not_price_prefill() -> None:
-    """Recomputing has no price before prompts were read."""
+    """Recomputing has no price before the first prefill."""
     costs = PreemptionCosts()
     for _ in range(MIN_SAMPLES):
         costs.observe_step(0, 0.1)
@@ -149,7 +149,7 @@ def test_unstored_contexts_are_recomputed() -> None:
 
 
 def test_a_load_of_unknown_price_is_tried() -> None:
-    """What is stored is loaded at first, or its price would never be learned."""
+    """Stored contexts are loaded at first; otherwise the price would never be learned."""
     costs = PreemptionCosts()
     for number in range(MIN_SAMPLES + 1):
         costs.observe_step(number, 0.1 * number)
@@ -181,7 +181,7 @@ def test_a_known_load_is_used_while_the_prefill_price_is_unknown() -> None:
 def test_a_preemption_must_gain_more_than_it_costs(
     quantum_s: float, ran_s: float, cost_s: float, expected: bool
 ) -> None:
-    """Neither for less gain than cost, nor of a call that has only just resumed."""
+    """Neither if the gain is below the cost, nor if the call has just resumed."""
     resume = Resume(kind=ResumeKind.LOAD, seconds=cost_s, prefill_s=0.0)
     assert preemption_pays(running_call(quantum_s), 4.0 + ran_s, resume, running=1) is expected
 
@@ -195,12 +195,12 @@ def test_all_running_calls_wait_for_prefill_steps() -> None:
 
 @pytest.mark.parametrize(("room", "expected"), [(6, True), (5, False), (math.inf, True)])
 def test_needs_fit_together_or_not(room: float, expected: bool) -> None:
-    """What fits exactly fits."""
+    """An exact fit fits."""
     assert fit_together(iter((1, 2, 3)), room) is expected
 
 
 def test_the_sum_stops_at_the_first_need_that_does_not_fit() -> None:
-    """Thousands may wait: once the room is exceeded, the rest is not asked for."""
+    """Thousands may wait: once the room is exceeded, the rest is not evaluated."""
     needs = iter((4, 5, 6, 7))
     assert not fit_together(needs, 8)
     assert next(needs) == 6
@@ -240,7 +240,7 @@ def test_a_preemption_gains_the_rest_of_the_quantum(
 
 
 def test_an_unknown_price_prevents_no_preemption() -> None:
-    """An engine that has measured nothing yet does as the policy says."""
+    """An engine without measurements follows the policy."""
     assert preemption_pays(running_call(0.1), 4.0, None, running=4)
 
 

@@ -1,4 +1,4 @@
-"""What holds for any sequence of events."""
+"""Properties of any sequence of events."""
 
 # Hypothesis is skipped by the type checker, and its decorators with it.
 # mypy: disallow-untyped-decorators=False
@@ -65,7 +65,7 @@ EVENTS = st.lists(
 
 @dataclass(kw_only=True)
 class Driver:
-    """Applies drawn events to a machine, and remembers what went in and came out."""
+    """Applies drawn events to a machine, and records its inputs and outputs."""
 
     machine: Machine
     tenants: tuple[str, ...] = ("",)

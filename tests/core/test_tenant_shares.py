@@ -1,4 +1,4 @@
-"""The share between tenants: who goes first, what idling saves up, what is forgotten."""
+"""The share between tenants: order, idle tenants, and the state that is dropped."""
 
 # Hypothesis is skipped by the type checker, and its decorators with it.
 # mypy: disallow-untyped-decorators=False
@@ -277,7 +277,7 @@ class Backlog:
         self.machine.arrive(
             Arrival(
                 call_id,
-                # Half of the calls are of programs that nobody has seen.
+                # Half of the calls belong to new programs.
                 call_id if self._random.random() < 0.5 else f"{tenant}",
                 expected_s=self._left[call_id],
                 tenant=str(tenant),

@@ -1,4 +1,4 @@
-"""A unit-step driver over the machine: programs of known length in, everything that happened out.
+"""A unit-step driver over the machine: it takes programs of known length and returns all events.
 
 Events at time t happen before the step [t, t+1). Order inside an instant: finishes, arrivals (by program,
 then call), demotions and promotions, batch. With a period of N steps the last three happen every N steps;

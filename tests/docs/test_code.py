@@ -1,4 +1,4 @@
-"""What the documentation has one type or import exists: commands, options, paths, names."""
+"""Commands, options, paths and names in the documentation exist."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCRIPT = re.compile(r"(benchmarks|scripts)/[\w./-]+")
 DOTTED = re.compile(rf"\b(?:{'|'.join(name for name in PACKAGES if '_' in name)})(?:\.\w+)+\b")
 
 each_page = pytest.mark.parametrize("page", PAGES_READ, ids=lambda page: page.name)
-# The changelog names what has been renamed since.
+# The changelog has names that were changed since.
 each_current_page = pytest.mark.parametrize(
     "page", [page for page in PAGES_READ if page.name != "CHANGELOG.md"], ids=lambda page: page.name
 )
@@ -124,7 +124,7 @@ def test_names_of_modules_exist(page: Page) -> None:
 
 
 def exists(name: str) -> bool:
-    """Say whether a dotted name is a module of ours, or something that one defines."""
+    """Return whether a dotted name is a module of ours or defined in one."""
     package, *parts = name.split(".")
     path = ROOT / PACKAGES[package] / package
     for at, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""Every link of the documentation leads somewhere."""
+"""Every link of the documentation has an existing target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold after a drill, whatever died: service as it was told, and nothing left behind."""
+"""The invariants after every drill: service equals the receipts, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def nothing_is_left(cluster: Cluster, operator: Operator) -> None:
 
 
 def every_call_was_answered_or_refused_clearly(load: Load, *, may_cut: bool = False) -> None:
-    """Check that no call hung or ended without a word; a connection may break only with its gateway."""
+    """Check that no call hung or ended without an error; a connection may break only with its gateway."""
     fates = load.ledger.fates
     never = (Fate.HUNG, Fate.UNCLEAR) if may_cut else (Fate.HUNG, Fate.UNCLEAR, Fate.CUT, Fate.REFUSED)
     assert not sum(fates[fate] for fate in never), load.ledger.reasons

@@ -1,4 +1,4 @@
-"""Gateways, engines and one Redis, all processes of their own, with a line to Redis that can be cut."""
+"""Gateways, engines and one Redis, all processes of their own, with a connection to Redis that can be cut."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ SETTINGS = {
 
 @dataclass(slots=True)
 class Cluster:
-    """What a drill has at hand."""
+    """The processes and files of a drill."""
 
     redis: RedisServer
     line: Line
-    """The second gateway's way to Redis."""
+    """The second gateway's route to Redis."""
     engines: list[Server]
     gateways: list[Server]
     ledgers: list[Path]
-    """What the engines wrote down of each call; none of them where they are real."""
+    """The fake engines' ledgers of calls; none for real engines."""
     idle: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Tasks and sockets of each gateway before it had any work."""
     is_sound: bool = True
@@ -124,11 +124,11 @@ class Line:
         self._end: asyncio.Event | None = None
 
     def cut(self) -> None:
-        """Break the line: connections end, and no further one comes about."""
+        """Cut the connection: open ones end, and no new one succeeds."""
         self._call("cut")
 
     def deafen(self) -> None:
-        """Lose every answer, and nothing that is sent."""
+        """Drop every answer, but no request."""
         self._call("deafen")
 
     def mend(self) -> None:

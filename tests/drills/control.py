@@ -1,4 +1,4 @@
-"""What an operator sees of the gateways, and tells them."""
+"""An operator's view of the gateways, and the commands to them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def until(
     *arguments: object,
     told: Callable[[], object] = str,
 ) -> None:
-    """Wait for a condition; where it does not come true, say what did not, and what is so instead."""
+    """Wait for a condition; on a timeout, fail with its description and the actual state."""
     deadline = time.monotonic() + PATIENCE_S
     while not await condition(*arguments):
         assert time.monotonic() < deadline, f"{what}: not within {PATIENCE_S:g} s; {told()}"
@@ -38,7 +38,7 @@ class Operator:
     client: aiohttp.ClientSession
 
     async def readiness(self, gateway: Server) -> dict[str, Any]:
-        """Return what the gateway says of its readiness."""
+        """Return the gateway's answer to /readyz."""
         async with self.client.get(gateway.url + "/readyz") as response:
             told: dict[str, Any] = await response.json()
             return told
@@ -65,17 +65,17 @@ class Operator:
             assert response.status == 200, await response.text()
 
     async def has_store(self, gateway: Server) -> bool:
-        """Say whether a gateway uses the shared table, by its metrics and its readiness alike."""
+        """Return whether a gateway uses the shared table, by its metrics and its readiness."""
         is_up = (await self.metrics(gateway))["autellix_store_up"] == 1.0
         return is_up and (await self.readiness(gateway))["status"] == "ready"
 
     async def lacks_store(self, gateway: Server) -> bool:
-        """Say whether a gateway goes on without the shared table, and says so."""
+        """Return whether a gateway runs without the shared table and reports so."""
         is_down = (await self.metrics(gateway))["autellix_store_up"] == 0.0
         return is_down and (await self.readiness(gateway))["status"] == "degraded"
 
     async def sees(self, gateway: Server, engine: str, state: str) -> bool:
-        """Say whether an engine is in a state, as a gateway sees it."""
+        """Return whether an engine is in a state, as a gateway sees it."""
         states = {one["name"]: one["state"] for one in await self.engines(gateway)}
         return bool(states[engine] == state)
 

@@ -1,4 +1,4 @@
-"""The course of every drill: steady load, something dies and comes back, and the books must be right."""
+"""The course of every drill: steady load, a failure and its recovery, then checks of the accounts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WARM_CALLS = 60
 
 @dataclass(frozen=True, slots=True)
 class Drill:
-    """What the middle of a drill works with."""
+    """The cluster, load and operator of a running drill."""
 
     cluster: Cluster
     load: Load

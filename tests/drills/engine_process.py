@@ -1,4 +1,4 @@
-"""A fake engine in a process of its own, which writes down what each call cost before it answers."""
+"""A fake engine in its own process, which records each call's cost before it answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 async def serve(port: int, ledger: Path, behaviour: FakeBehaviour) -> None:
     """Answer calls until SIGTERM."""
-    # Unbuffered: what was written outlives a kill.
+    # Unbuffered: written lines survive a kill.
     file = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def note(account: EngineReport) -> None:

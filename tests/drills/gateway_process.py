@@ -1,4 +1,4 @@
-"""`autellix serve` that tells on SIGUSR1 how many tasks its event loop has, as a line on standard output."""
+"""`autellix serve` that prints the number of its event loop's tasks on SIGUSR1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that call through all gateways without a pause, and keep account of every answer.
+"""Programs that call through all gateways without a pause, and record every answer.
 
 Residents stay for the whole drill: their service is compared at its end. Visitors make a few calls and go, so
 that programs begin and end whatever is out of order at the moment.
@@ -39,15 +39,15 @@ DONE = b"data: [DONE]"
 
 
 class Fate(enum.Enum):
-    """What became of a call."""
+    """The outcome of a call."""
 
     ANSWERED = "answered"
     REFUSED = "refused"
-    """No connection came about: no gateway had it."""
+    """The connection failed: no gateway received the call."""
     CUT = "cut"
     """The connection to the gateway broke."""
     FAILED = "failed"
-    """An error object said why."""
+    """The answer was an error object."""
     UNCLEAR = "unclear"
     """An error without an error object, or an end without one."""
     HUNG = "hung"
@@ -55,7 +55,7 @@ class Fate(enum.Enum):
 
 @dataclass(slots=True)
 class Ledger:
-    """What the clients know."""
+    """The clients' records."""
 
     fates: Counter[Fate] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
@@ -65,7 +65,7 @@ class Ledger:
     by_gateway: Counter[str] = field(default_factory=Counter)
     """Answered ones by gateway."""
     service_s: dict[str, float] = field(default_factory=dict)
-    """What the receipts add up to, by program."""
+    """The receipts' sum, by program."""
 
     def note(self, fate: Fate, reason: str) -> None:
         """Count a call that was not answered."""
@@ -81,7 +81,7 @@ class Ledger:
 
 
 class _FailedError(Exception):
-    """A call was not answered, and an error object or its absence says why."""
+    """A call was not answered."""
 
     def __init__(self, fate: Fate, reason: str) -> None:
         super().__init__(reason)
@@ -123,12 +123,12 @@ class Load:
             await asyncio.sleep(PAUSE_S)
 
     async def rest(self) -> None:
-        """Have visitors come no more, and return once the residents have enough calls and make none."""
+        """Stop the visitors, and return once the residents have enough calls and are idle."""
         self._is_over = True
         await self._has_rested.wait()
 
     def leave(self) -> None:
-        """Have the residents, who rest, end."""
+        """End the idle residents."""
         self._may_leave.set()
 
     def _answers(self, gateway: Server | None) -> int:
@@ -173,7 +173,7 @@ class Load:
     async def _call(
         self, program: str, session: str | None, *, thread: str = "0", is_final: bool = False
     ) -> bool:
-        """Make a call and note what became of it; return whether it was answered."""
+        """Make a call and record its outcome; return whether it was answered."""
         gateway = self._next_gateway()
         headers = {PROGRAM_ID: program, THREAD_ID: thread}
         if session is not None:

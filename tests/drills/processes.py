@@ -50,7 +50,7 @@ class Server:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return self.spec.name
 
     def launch(self) -> None:
@@ -80,7 +80,7 @@ class Server:
         self.await_ready()
 
     def kill(self) -> None:
-        """End it, and all that it started, without a word."""
+        """Kill it and its children."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -113,7 +113,7 @@ class Server:
         return int(counts[-1])
 
     def log_tail(self) -> str:
-        """Return the end of what it wrote."""
+        """Return the end of its output."""
         return self.spec.log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL:]
 
     def _told_tasks(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Gateways, engines and Redis die under load: no call is lost in silence, and no service forgotten."""
+"""Gateways, engines and Redis die under load: no call is lost silently, and no service is lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cluster(shared_cluster: SharedCluster) -> Cluster:
 
 
 async def test_an_engine_is_killed_and_restarted(cluster: Cluster) -> None:
-    """Its calls go to the others, but for those whose answer has begun, which say that it died."""
+    """Its calls go to the others, except begun streams, which end with an error event."""
 
     async with drilling("engine", cluster) as drill:
         victim = cluster.engines[0]
@@ -51,7 +51,7 @@ async def test_an_engine_is_killed_and_restarted(cluster: Cluster) -> None:
 
 
 async def test_a_gateway_is_killed_and_another_takes_its_place(cluster: Cluster) -> None:
-    """Its calls are given up when its lease ends, and their programs go on through the other one."""
+    """Its calls count as lost when its lease ends, and their programs continue through the other one."""
 
     async with drilling("gateway", cluster, may_cut=True) as drill:
         victim, other = cluster.gateways
@@ -68,7 +68,7 @@ async def test_a_gateway_is_killed_and_another_takes_its_place(cluster: Cluster)
 
 
 async def test_redis_is_killed_and_restarted_empty(cluster: Cluster) -> None:
-    """Gateways say so, go on with their copies, and give the table back what they know."""
+    """Gateways report it, continue with their copies, and restore the table."""
 
     async with drilling("redis", cluster) as drill:
         cluster.redis.stop()
@@ -84,7 +84,7 @@ async def test_redis_is_killed_and_restarted_empty(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("manner", ["cut", "deafen"])
 async def test_a_gateway_is_disconnected_from_redis(cluster: Cluster, manner: str) -> None:
-    """It goes on beyond its lease, its calls are lost to the others, and it makes up for it on its return."""
+    """It outlives its lease, the others count its calls as lost, and it merges them when it reconnects."""
 
     async with drilling(f"partition-{manner}", cluster) as drill:
         other, parted = cluster.gateways
@@ -105,7 +105,7 @@ async def test_a_gateway_is_disconnected_from_redis(cluster: Cluster, manner: st
 
 
 async def test_all_engines_are_restarted_in_turn(cluster: Cluster) -> None:
-    """Drained, stopped, started and taken back one by one, while every call is answered."""
+    """Each is drained, stopped, started and undrained in turn, and every call is answered."""
 
     async with drilling("rolling-restart", cluster) as drill:
         operator = drill.operator

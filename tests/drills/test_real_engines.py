@@ -55,7 +55,7 @@ def cluster(
 
 
 async def test_real_engines_a_gateway_and_redis_die_in_turn(cluster: Cluster) -> None:
-    """Programs go on, with the service that their receipts tell, and nothing is left of them."""
+    """Programs continue with the service of their receipts, and nothing is left of them."""
 
     async with drilling("real", cluster, model=DEMO_MODEL_NAME, may_cut=True) as drill:
         engine, (gateway, other), operator = cluster.engines[0], cluster.gateways, drill.operator

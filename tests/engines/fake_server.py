@@ -1,4 +1,4 @@
-"""Stands for a vLLM server in tests: answers /health, and misbehaves as its extra arguments say."""
+"""A stand-in for a vLLM server: answers /health, with faults by its extra arguments."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Server(HTTPServer):
         self._config = config
 
     def tell(self) -> None:
-        """Send a datagram to where vLLM's scheduler would send its accounts."""
+        """Send a datagram to the socket for the scheduler's reports."""
         path = json.loads(self._config)["autellix"]["report_socket"]
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.sendto(b"told", path)

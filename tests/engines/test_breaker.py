@@ -1,4 +1,4 @@
-"""The breaker opens after a row of failures, lets one call try, and closes when that succeeds."""
+"""The circuit breaker opens after consecutive failures, allows one trial, and closes when it succeeds."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ class TestOnACluster:
     def test_the_command_serves_real_vllm_from_a_node(
         self, ray_cluster: Any, tmp_path: Path, demo_model: Path
     ) -> None:
-        """A call is charged what the engine says, and a signal ends gateway, actor and server."""
+        """A call is charged by the engine's report, and a signal ends gateway, actor and server."""
         command = [sys.executable, "-m", "autellix_backend.cli.main", "serve", str(demo_model)]
         options = ["--port=0", f"--ray={ray_cluster.address}", "--served-model-name=demo", "--max-num-seqs=4"]
         environment = {**os.environ, "AUTELLIX_CACHE_DIR": str(tmp_path)}

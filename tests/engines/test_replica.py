@@ -1,4 +1,4 @@
-"""A replica starts its server, tells why it failed, and leaves nothing behind."""
+"""A replica starts its server, reports its failures, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_a_kv_connector_of_the_user_collides_with_ours(tmp_path: Path) -> None:
 
 
 def test_a_stock_engine_has_no_plugin(tmp_path: Path) -> None:
-    """With `stock` neither scheduler nor accounting is set."""
+    """With `stock` neither scheduler nor report socket is set."""
     spec = ReplicaSpec(model="m", log_path=tmp_path / "log", stock=True, kv_host_gib=1.0)
     replica = VllmReplica(spec)
 

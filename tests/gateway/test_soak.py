@@ -1,4 +1,4 @@
-"""A short soak of the gateway, and what its verdict is worth."""
+"""A short soak of the gateway, and tests of its verdict."""
 
 from __future__ import annotations
 

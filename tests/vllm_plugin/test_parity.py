@@ -55,7 +55,7 @@ ROOMY = EngineModel(
 )
 """Only slots are scarce: all prompts of a full batch fit into one step."""
 DEAR = replace(ROOMY, prefill_s=2.0**-11)
-"""Reading a context takes about as long as a quantum."""
+"""The prefill of a context takes about as long as a quantum."""
 SCHEDULER: dict[str, Any] = {
     "bounds": (0.25, 0.5, 1.0, 2.0),
     "beta": 4.0,
@@ -291,7 +291,7 @@ def test_blocks(live: ScriptedEngines, policy: str, period_steps: int) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_blocks_and_chunks(live: ScriptedEngines, policy: str) -> None:
-    """A call is let in only if its whole prompt fits, although it is read in chunks."""
+    """A call is admitted only if its whole prompt fits, although it is prefilled in chunks."""
     model = replace(ROOMY, kv_blocks=45, token_budget=64)
     simulated, lived = play_both(live, CALM, model, policy=policy)
     assert simulated == lived
@@ -300,7 +300,7 @@ def test_blocks_and_chunks(live: ScriptedEngines, policy: str) -> None:
 def play_priced(
     live: ScriptedEngines, model: EngineModel, *, is_async: bool = False, **scheduler: Any
 ) -> tuple[list[Decision], list[Decision]]:
-    """Return the logs of both where interruptions are weighed, which is not the log of the paper's way."""
+    """Return the logs of both with priced preemption, which differ from the paper's rule."""
     simulated, lived = play_both(live, BUSY, model, is_async=is_async, preemption="priced", **scheduler)
     always = play_simulated(BUSY, model, SchedulerConfig(**{**SCHEDULER, **scheduler}))
     assert simulated != normal(always)
@@ -311,7 +311,7 @@ def play_priced(
 @pytest.mark.parametrize("changes", [{}, {"token_budget": 64}], ids=str)
 @pytest.mark.parametrize("policy", ["mlfq", "plas", "atlas", "round_robin", "hinted"])
 def test_priced_slots(live: ScriptedEngines, policy: str, changes: dict[str, Any], period_steps: int) -> None:
-    """Both learn the same price of reading from the same steps, and refuse the same interruptions by it."""
+    """Both learn the same price of prefill from the same steps, and refuse the same preemptions by it."""
     model = replace(DEAR, **changes)
     simulated, lived = play_priced(live, model, policy=policy, period_steps=period_steps)
     assert simulated == lived
@@ -330,7 +330,7 @@ def test_priced_blocks(live: ScriptedEngines, policy: str) -> None:
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_priced_beside_a_cache(live: ScriptedEngines, is_async: bool) -> None:
-    """Interruptions are free while all contexts fit, and have their price while they do not."""
+    """Preemptions are free while all contexts fit, and have a price otherwise."""
     model = replace(DEAR, has_prefix_cache=True, kv_blocks=400)
     simulated, lived = play_priced(live, model, is_async=is_async, policy="plas")
     assert simulated == lived

@@ -1,4 +1,4 @@
-"""Interruptions are weighed by the engine's own prices, or by those of our connector."""
+"""Preemptions are priced by the engine's own steps, or by our connector."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autellix_backend.vllm_plugin.preemption import PreemptionPrices
 
 
 class Connector:
-    """As much of our connector as is asked."""
+    """The part of our connector that is used."""
 
     def __init__(self, price_s: float | None) -> None:
         self.costs = PreemptionCosts()
@@ -41,7 +41,7 @@ def prices_of(connector: object, quantum_s: float = 1.0, since_s: float = 0.0) -
 
 
 def observe_steps(prices: PreemptionPrices, token_s: float) -> None:
-    """Show steps that write alone, and steps that read beside it."""
+    """Observe decode steps, and steps with prefill."""
     for number in range(20):
         reads = 100 if number % 2 else 0
         prices.observe_step({"a": 1, "b": 1} | ({"c": reads} if reads else {}), 0.01 + reads * token_s)
@@ -61,12 +61,12 @@ def test_without_our_connector_everything_is_recomputed(
 
 
 def test_an_engine_without_measurements_prevents_no_preemption() -> None:
-    """Its first calls are interrupted as the policy says."""
+    """Its first calls are preempted by the policy alone."""
     assert prices_of(None, 0.001).pays(REQUEST, 0.0, running=4)
 
 
 def test_a_price_above_the_gain_prevents_preemption() -> None:
-    """The rest of the quantum is what the other would wait; full blocks alone are stored."""
+    """The gain is the rest of the quantum; only full blocks are stored."""
     connector = Connector(0.5)
     prices = prices_of(connector, 0.4)
     assert not prices.pays(REQUEST, 10.0, running=1)
@@ -76,19 +76,19 @@ def test_a_price_above_the_gain_prevents_preemption() -> None:
 
 
 def test_a_call_that_has_just_resumed_keeps_its_slot() -> None:
-    """Until it has run for as long as coming back takes."""
+    """Until it has run for as long as its resume takes."""
     prices = prices_of(Connector(0.5), 9.0, since_s=9.0)
     assert not prices.pays(REQUEST, 9.3, running=1)
     assert prices.pays(REQUEST, 9.6, running=1)
 
 
 def test_past_its_quantum_a_calls_remaining_time_is_unbounded() -> None:
-    """So interrupting it gains any price."""
+    """So preempting it pays at any price."""
     assert prices_of(Connector(0.5), -0.1).pays(REQUEST, 10.0, running=1)
 
 
 def test_steps_determine_the_price_of_prefill() -> None:
-    """Single tokens are written, not read."""
+    """Single tokens are decode, not prefill."""
     connector = Connector(None)
     prices = prices_of(connector)
     observe_steps(prices, 0.001)

@@ -78,7 +78,7 @@ def test_drops_a_path_that_is_no_address() -> None:
 
 
 def test_without_an_address_nothing_is_sent_or_dropped() -> None:
-    """No accounting socket means no accounts, not lost ones."""
+    """Without a socket there are no reports, and none count as lost."""
     sender = ReportSender(None)
     assert not sender.is_enabled
     assert not sender.send(b"x")

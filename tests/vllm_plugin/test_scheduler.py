@@ -141,7 +141,7 @@ def test_aborts_leave_nothing_behind(engine_worker: Any, stock_runs: Any, is_asy
 
 
 def test_fcfs_keeps_the_stock_order(engine_worker: Any, stock_runs: Any) -> None:
-    """Under fcfs the plugin only keeps accounts: the same calls finish in the same order and step."""
+    """Under fcfs the plugin only reports: the same calls finish in the same order and step."""
     expected = run_stock(engine_worker, stock_runs, False, True)
     actual = engine_worker.run(scenario(additional_config={"autellix": {"scheduler": {"policy": "fcfs"}}}))
     assert_clean(actual)
@@ -174,7 +174,7 @@ def test_garbage_identity_makes_a_program_of_its_own(engine_worker: Any) -> None
 
 
 def test_every_call_sends_its_report_and_the_engine_its_queues(engine_worker: Any, tmp_path: Path) -> None:
-    """The socket receives snapshots, and one account per call, finished or aborted; the counts add up."""
+    """The socket receives snapshots, and one report per call, finished or aborted; the counts add up."""
     address = tmp_path / "accounts.sock"
     received: list[EngineReport] = []
     snapshots: list[EngineSnapshot] = []

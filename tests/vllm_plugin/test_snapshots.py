@@ -1,4 +1,4 @@
-"""When snapshots are sent, and what they tell."""
+"""When snapshots are sent, and their contents."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def identity(
 
 
 def test_report_of_a_call(tracker: CallTracker) -> None:
-    """The account holds the caller's call id, the request id, times, steps and tokens."""
+    """The report has the caller's call id, the request id, times, steps and tokens."""
     tracker.charge({}, 0.1, 0.0)
     tracker.arrive("r", identity(), 0.0)
     tracker.start("r", 1.0, cached_tokens=8)
@@ -57,7 +57,7 @@ def test_report_of_a_call(tracker: CallTracker) -> None:
 
 
 def test_children_of_a_call_are_tracked_apart(tracker: CallTracker) -> None:
-    """The requests of one n > 1 call share its id in their accounts and nothing else."""
+    """The requests of one n > 1 call share its id in their reports and nothing else."""
     for request_id in ("0_r", "1_r"):
         tracker.arrive(request_id, identity(), 0.0)
     accounts = [tracker.close(request_id, 1.0, **DONE) for request_id in ("0_r", "1_r")]
@@ -111,7 +111,7 @@ def test_tick_names_the_calls_that_moved(tracker: CallTracker) -> None:
 
 
 def test_an_aborted_calls_report_has_its_reason(tracker: CallTracker) -> None:
-    """An abort while waiting is accounted for."""
+    """An abort while waiting is reported."""
     tracker.arrive("r", identity(), 0.0)
     usage: dict[str, Any] = {
         "prompt_tokens": 1,
@@ -123,7 +123,7 @@ def test_an_aborted_calls_report_has_its_reason(tracker: CallTracker) -> None:
 
 
 def test_tokens_can_be_charged_instead_of_time() -> None:
-    """Reading ten tokens and writing one cost 10 + 2 weighted tokens."""
+    """Prefilling ten tokens and decoding one cost 10 + 2 weighted tokens."""
     config = SchedulerConfig(policy="plas", service="tokens", token_s=0.5)
     tracker = CallTracker(PluginSettings(scheduler=config))
     tracker.arrive("r", identity(), 0.0)

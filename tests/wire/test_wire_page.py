@@ -1,4 +1,4 @@
-"""The page on the wire protocol names what the code reads and sends."""
+"""The page on the wire protocol lists the names that the code reads and sends."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ CLAUDE_TOOL: Any = {"name": "weather", "description": "Tells the weather", "inpu
 EASY_TOOL: Any = {"name": "now", "description": "Tells the time", "input_schema": {"enum": [{}]}}
 GREEDY = {"temperature": 0}
 ENDING: Any = {"temperature": 1, "seed": 5, "max_tokens": 512}
-"""A sampled answer of the untrained model ends where the schema lets it; a greedy one may repeat a blank."""
+"""A sampled answer of the untrained model ends where the schema allows; a greedy one may repeat a blank."""
 TOO_LONG = "word " * 100_000
 
 

@@ -56,7 +56,7 @@ async def test_an_answer_is_the_engines_with_a_receipt(serve: Any, row: Dialect)
         receipt = through.pop("autellix")
         assert {**direct, "id": ""} == {**through, "id": ""}
         assert response.headers["X-Autellix-Program-ID"] == receipt["program_id"] == "p"
-        # Without identity in the engine no account can be told from another.
+        # Without identity in the engine, reports cannot be matched to calls.
         assert receipt["estimated"] is not row.takes_identity
         assert ("vllm_xargs" in rig.engine.requests[-1].json) is row.takes_identity
         program = await rig.store.program("p")

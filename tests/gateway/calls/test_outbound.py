@@ -1,4 +1,4 @@
-"""What engines get to see of a request, by their kind; and that no client's order reaches one."""
+"""The fields that engines receive, by their kind; clients' scheduling fields never reach one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several engines behind one gateway: who gets a call, who joins and leaves, and what a death costs."""
+"""Several engines behind one gateway: balancing, adding and removing engines, and deaths."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def test_calls_take_turns(wait_until: Any) -> None:
 
 
 async def test_a_call_goes_where_fewest_are_open() -> None:
-    """Our own open calls count at once, not when an engine tells of them."""
+    """Our own open calls count at once, not with the engine's next snapshot."""
 
     slow = FakeBehaviour(token_delay_s=0.05)
     async with serving(slow, slow, slow, balancer="least_used") as rig:

@@ -1,4 +1,4 @@
-"""The receiver of accounts, on the event loops that the gateway runs on."""
+"""The receiver of reports, on the gateway's event loops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The feed of events: who hears what, and that nobody waits for a slow listener."""
+"""The event feed: its subscribers, and that slow ones delay nothing."""
 
 from __future__ import annotations
 

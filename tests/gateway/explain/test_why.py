@@ -1,4 +1,4 @@
-"""The words and numbers that say why a call is where it is."""
+"""The text and numbers that explain why a call waits or runs."""
 
 from __future__ import annotations
 

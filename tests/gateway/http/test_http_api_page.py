@@ -1,4 +1,4 @@
-"""The page of the HTTP API tells the same as the tables it describes."""
+"""The page of the HTTP API agrees with the code's tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one request says of itself, and the place that its call gets."""
+"""The identity of one request, and the call that results."""
 
 from __future__ import annotations
 

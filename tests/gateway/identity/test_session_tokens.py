@@ -1,4 +1,4 @@
-"""Session tokens: who may call by which name, strictly and not."""
+"""Session tokens, with and without strict identity."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_running_session_has_no_grace_for_missing_tokens(serve: Serve) -> None
 
 
 def test_foreign_token_makes_a_call_anonymous(serve: Serve) -> None:
-    """Where identity is not strict: it gets an answer, and joins nobody's program."""
+    """Without strict identity it is answered, and joins no other program."""
 
     async def use(rig: Rig) -> None:
         token = await start(rig, "thief")

@@ -71,7 +71,7 @@ def test_over_any_window_no_more_requests_pass_than_the_bucket_and_its_filling(
         try:
             charge(limiter, admit(limiter, tenant, now=now), now)
         except LimitError as error:
-            # Who comes back when told to, is let in.
+            # A retry after `Retry-After` is admitted.
             wait_ms = int(error.headers["retry-after-ms"])
             now += wait_ms / 1000
             charge(limiter, admit(limiter, tenant, now=now), now)

@@ -1,4 +1,4 @@
-"""Tenants: who may come in, what they see, and that their ids never meet."""
+"""Tenants: authentication, visibility, and isolation of their ids."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ async def test_a_tenant_can_neither_see_nor_end_anothers_programs(serve: Any, te
             assert await status("DELETE", f"{SESSIONS}/{session}", "blue") == 404
             assert await status("POST", f"{SESSIONS}/{session}/heartbeat", "blue") == 404
             assert await status("GET", f"{SESSIONS}/{session}/watch", "blue") == 404
-        # A stolen token is worth nothing under another key: the call is anonymous, in the thief's space.
+        # A stolen token is invalid under another key: the call is anonymous, in the thief's tenant.
         stolen = bearer("blue", **{"X-Autellix-Session-ID": "s", "X-Autellix-Session-Token": token})
         stolen["X-Autellix-Call-ID"] = "red/p"
         async with rig.client.post(rig.url + CHAT, json=HELLO, headers=stolen) as response:

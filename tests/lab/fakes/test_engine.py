@@ -120,7 +120,7 @@ def test_notices_aborted_calls(behaviour: FakeBehaviour, is_streaming: bool) -> 
 
 
 def test_a_killed_engine_returns_its_failure() -> None:
-    """kill() ends running calls and is told from stop()."""
+    """kill() ends running calls and differs from stop()."""
 
     async def use(engine: FakeEngine, client: aiohttp.ClientSession) -> None:
         call = asyncio.create_task(post(engine, client))
@@ -144,7 +144,7 @@ def read_accounts(receiver: socket.socket) -> list[EngineReport]:
 
 
 def test_sends_one_report_per_call(tmp_path: Path) -> None:
-    """The account carries the ids of the request and arrives before the answer."""
+    """The report has the ids of the request and arrives before the answer."""
     path = tmp_path / "a.sock"
     xargs: dict[str, Any] = {"autellix_program": "p", "autellix_call": "c", "autellix_service_s": 1.5}
 

@@ -1,4 +1,4 @@
-"""Bounds of the levels by what a mean call costs."""
+"""Bounds of the levels by the cost of a mean call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autellix_lab.sim.model import EngineModel
 
 
 def test_the_first_bound_is_half_a_mean_call_s_cost_and_the_others_double() -> None:
-    """Two calls that read 100 and 300 tokens and write 10 and 30: 20 ms of reading, 20 steps of 12 ms."""
+    """Two calls that prefill 100 and 300 tokens and decode 10 and 30: 20 ms of prefill, 20 steps of 12 ms."""
     model = EngineModel(max_num_seqs=4, step_s=0.01, decode_s=0.0005, prefill_s=0.0001)
     first = CallTrace(id=0, parents=(), thread="t", prefill_tokens=100, decode_tokens=10)
     second = CallTrace(

@@ -33,7 +33,7 @@ def alone() -> list[MeasuredCall]:
 
 
 def batch() -> list[MeasuredCall]:
-    # Not quite together: the second pair begins to read while the first writes.
+    # Not quite together: the second pair begins to prefill while the first decodes.
     return [call("batch", first, 50, 20 + slot) for slot, first in enumerate((1, 1, 6, 6))]
 
 
@@ -42,7 +42,7 @@ def prompts() -> list[MeasuredCall]:
 
 
 def measured(calls: Sequence[MeasuredCall], noise: float = 0.0) -> list[MeasuredCall]:
-    """Charge the calls what the model says."""
+    """Charge the calls by the model."""
     rng = random.Random(1)
     times = predicted_s(MODEL, calls)
     return [
@@ -52,7 +52,7 @@ def measured(calls: Sequence[MeasuredCall], noise: float = 0.0) -> list[Measured
 
 
 def test_a_call_is_charged_the_steps_of_all_that_overlap_with_it() -> None:
-    """Two calls: one reads in the step in which the other writes its second token."""
+    """Two calls: one prefills in the step in which the other decodes its second token."""
     first, second = call("m", 1, 3, 10), call("m", 2, 2, 30)
 
     s, d, p, a = MODEL.step_s, MODEL.decode_s, MODEL.prefill_s, MODEL.call_s
@@ -110,7 +110,7 @@ def test_no_time_is_below_zero() -> None:
 
 @pytest.mark.parametrize("calls", [[], alone(), [*alone(), *prompts()][:1]])
 def test_calls_that_leave_a_time_open_are_refused(calls: list[MeasuredCall]) -> None:
-    """Calls of one kind cannot tell the times apart."""
+    """Calls of one kind do not determine the times."""
     with pytest.raises(FitError, match="do not determine step_s, decode_s, prefill_s, call_s"):
         fit_model(calls)
 

@@ -77,7 +77,7 @@ def test_every_preset_names_its_source() -> None:
 
 
 def test_the_demo_engine_writes_what_was_measured() -> None:
-    """255 tokens/s with the demo's mean call: 127 new tokens read, 24 written."""
+    """255 tokens/s with the demo's mean call: 127 new tokens prefilled, 24 decoded."""
     assert PRESETS["demo"].tokens_per_s(127.4, 23.75) == pytest.approx(255, rel=0.05)
 
 

@@ -1,4 +1,4 @@
-"""Interruptions that must be worth their price keep nobody out for good."""
+"""Priced preemption starves no call."""
 
 # Hypothesis is skipped by the type checker, and its decorators with it.
 # mypy: disallow-untyped-decorators=False
@@ -82,7 +82,7 @@ def test_every_call_is_admitted_and_finishes(
     beta: float,
     demotes: bool,
 ) -> None:
-    """However dear reading is and however short memory: no standstill, and nobody is left waiting."""
+    """At any price of prefill and with little memory: no standstill, and no call is left waiting."""
     arrivals = [(tenths / 10, program_of(number, calls)) for number, (tenths, calls) in enumerate(programs)]
     options = {"policy": policy, "preemption": preemption, "beta": beta, "demotes": demotes}
 
@@ -103,7 +103,7 @@ def test_every_call_is_admitted_and_finishes(
 def test_a_running_call_can_be_preempted_after_a_bounded_time(
     bounds: tuple[float, ...], step_s: float, read_s: float, running: int, demotes: bool
 ) -> None:
-    """Once it has run through its levels and for as long as its return costs, whatever that is."""
+    """Once it has run through its levels and for as long as its resume costs."""
     machine = Machine(SchedulerConfig(policy="plas", bounds=bounds, demotes=demotes))
     call = machine.arrive(Arrival("c", "p"), 0.0)
     machine.start("c", 0.0)

@@ -1,4 +1,4 @@
-"""The price list of a simulated engine: what is loaded, and who may be interrupted."""
+"""The price list of a simulated engine: loads, and calls that may be preempted."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def call_of(*, computed: int, stored: int, ran_s: float = 10.0, quantum_s: float
 
 @pytest.mark.parametrize(("load_block_s", "expected"), [(0.001, 64), (0.1, 0)])
 def test_stored_contexts_are_loaded_if_that_is_cheaper(load_block_s: float, expected: int) -> None:
-    """Of 96 stored tokens the cache has 32; reading a block takes 16 ms."""
+    """Of 96 stored tokens the cache has 32; prefilling a block takes 16 ms."""
     assert prices_of(load_block_s).tokens_to_load(call_of(computed=0, stored=96), 32) == expected
 
 
@@ -73,13 +73,13 @@ def test_without_a_price_contexts_are_loaded() -> None:
 def test_a_preemption_costs_the_cheaper_resume(
     load_block_s: float, ran_s: float, quantum_s: float, expected: bool
 ) -> None:
-    """Loading six blocks and reading 4 tokens takes 10 ms; reading all 100, 100 ms."""
+    """Loading six blocks and prefilling 4 tokens takes 10 ms; prefilling all 100, 100 ms."""
     call = call_of(computed=100, stored=0, ran_s=ran_s, quantum_s=quantum_s)
     assert prices_of(load_block_s).preemption_pays(call, 20.0, running=1) is expected
 
 
 @pytest.mark.parametrize(("quantum_s", "running", "expected"), [(0.11, 1, True), (0.11, 2, False)])
 def test_without_host_memory_everything_is_recomputed(quantum_s: float, running: int, expected: bool) -> None:
-    """Reading all 100 tokens keeps each running call waiting for 100 ms, however cheap loads would be."""
+    """Prefilling all 100 tokens delays each running call by 100 ms, however cheap loads would be."""
     call = call_of(computed=100, stored=0, quantum_s=quantum_s)
     assert prices_of(0.001, has_host=False).preemption_pays(call, 20.0, running=running) is expected

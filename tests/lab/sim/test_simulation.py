@@ -159,7 +159,7 @@ def test_without_contention_no_policy_waits() -> None:
 
 
 def test_a_call_alone_takes_its_steps() -> None:
-    """One step for each chunk of the prompt, the last of which writes a token, and for each further token."""
+    """One step for each chunk of the prompt, the last of which decodes a token, and for each later one."""
     call = CallTrace(id=0, parents=(), thread="main", prefill_tokens=200, decode_tokens=5)
     program = ProgramTrace(source="s", program_id="p", calls=(call,))
 
@@ -189,7 +189,7 @@ def test_a_later_turn_finds_its_prefix_in_the_cache() -> None:
     warm, _ = play(arrivals)
     cold, _ = play(arrivals, has_prefix_cache=False)
 
-    # The last token that was written was never read: of 8 blocks of context, 7 are in the cache.
+    # The last decoded token was never computed: of 8 blocks of context, 7 are in the cache.
     assert warm.programs[0].cached_tokens == 112
     assert cold.programs[0].cached_tokens == 0
     saved_s = 112 * SMALL.prefill_s + SMALL.step_s
@@ -229,7 +229,7 @@ def test_bulk_swaps_cost_less_than_one_copy_per_block() -> None:
 @pytest.mark.parametrize(("swap_block_s", "better"), [(0.0001, "swap"), (0.02, "recompute")])
 @pytest.mark.usefixtures("checked")
 def test_priced_contexts_resume_in_the_cheaper_way(swap_block_s: float, better: str) -> None:
-    """Without a prefix cache each return costs a transfer or all of the context."""
+    """Without a prefix cache each resume costs a transfer or the whole context."""
     arrivals = workload(rate_per_s=5.0)
     makespan_s, moved = {}, {}
     for resume in ("swap", "recompute", "host"):
@@ -244,7 +244,7 @@ def test_priced_contexts_resume_in_the_cheaper_way(swap_block_s: float, better: 
 
 @pytest.mark.parametrize("resume", ["recompute", "host"])
 def test_a_price_prevents_preemptions(resume: str) -> None:
-    """Where coming back costs more than a quantum, only who is beyond its quantum makes room."""
+    """Where a resume costs more than a quantum, only calls past their quantum are preempted."""
     arrivals = workload(rate_per_s=5.0)
     dear: dict[str, Any] = {
         "prefill_s": 0.005,
@@ -260,7 +260,7 @@ def test_a_price_prevents_preemptions(resume: str) -> None:
 
 
 def test_cached_contexts_have_no_price() -> None:
-    """With memory for all contexts, the prefix cache makes interruptions as free as the paper has them."""
+    """With memory for all contexts, the prefix cache makes preemptions free, as in the paper."""
     arrivals = workload(rate_per_s=5.0)
     dear: dict[str, Any] = {"kv_blocks": 10_000, "prefill_s": 0.005}
     free, priced = (play(arrivals, preemption=preemption, **dear) for preemption in ("always", "priced"))
@@ -273,7 +273,7 @@ def test_cached_contexts_have_no_price() -> None:
 def test_calls_with_long_prompts_do_not_preempt_each_other_forever(
     catches_up: bool, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their prompts take ten quanta to read, and the cache holds only some; the control shows the trap."""
+    """Their prefill takes ten quanta, and the cache holds only some; the control shows the livelock."""
     if not catches_up:
         monkeypatch.setattr(Call, "has_prefill_debt", False)
     long = CallTrace(id=0, parents=(), thread="0", prefill_tokens=4000, decode_tokens=40)
@@ -380,7 +380,7 @@ def test_bounded_locality_can_use_kv_events(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_programs_are_drawn_as_they_arrive() -> None:
-    """Memory grows with the programs that are alive: one after the other, there is one at a time."""
+    """Memory grows with live programs only: in sequence, there is one at a time."""
     program = workload()[0][1]
     alive: list[int] = []
     drawn = 0
@@ -431,7 +431,7 @@ def test_a_bad_parameter_names_its_field(field: str, value: object) -> None:
 
 
 def test_calls_of_one_prompt_share_its_blocks_while_they_run() -> None:
-    """Three answers to one prompt of six blocks: it is read once, and the rest of each own."""
+    """Three answers to one prompt of six blocks: it is prefilled once."""
     root = CallTrace(id=0, parents=(), thread="0", prefill_tokens=100, decode_tokens=20)
     others = tuple(
         CallTrace(

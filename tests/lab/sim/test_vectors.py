@@ -21,7 +21,7 @@ NAMES = {"arrive": "enqueue", "demotion": "demote", "promotion": "promote", "fin
 
 
 def program(calls: Sequence[dict[str, Any]]) -> ProgramTrace:
-    """Make a program whose calls write a token in each of their steps."""
+    """Make a program whose calls decode a token in each of their steps."""
     return ProgramTrace(
         source="vector",
         program_id="vector",
