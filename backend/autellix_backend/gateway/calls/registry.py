@@ -1,7 +1,7 @@
 """The registry of open calls: each begins once and is settled exactly once, whatever happens in between.
 
 A call waits for one report from each engine request that it became. If they do not all come in time, its
-receipt is estimated from the time that passed here, and says so.
+receipt is estimated from the time that passed here, and is marked as estimated.
 """
 
 from __future__ import annotations
