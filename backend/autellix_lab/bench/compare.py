@@ -84,7 +84,7 @@ def compare(
     seed: int,
     follow: Follow,
 ) -> list[LoadComparison]:
-    """Play every load on every target, policies taking turns (A B A B), one at a time.
+    """Play every load on every target, one at a time, with alternating policies (A B A B).
 
     The speed is measured in each round, so that rho refers to the machine's current speed. `measure_speed`
     receives a name for the round.

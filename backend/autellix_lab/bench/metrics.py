@@ -123,7 +123,7 @@ def ratios(summary: RunSummary, baseline: RunSummary) -> dict[str, dict[str, flo
 
 
 def critical_path(program: ProgramTrace, weight: Callable[[int], float]) -> float:
-    """Return the largest sum of weights along a chain of dependent calls."""
+    """Return the largest sum of weights along a path of dependent calls."""
     return longest_chain(program, [weight(call.id) for call in program.calls])
 
 

@@ -1,4 +1,4 @@
-"""What a resume costs a simulated engine, learned and compared as in the live scheduler."""
+"""The price of a resume on a simulated engine, learned and compared as in the live scheduler."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ResumePrices:
         return 0 if resume is not None and resume.kind is ResumeKind.RECOMPUTE else stored
 
     def preemption_pays(self, call: EngineCall, now: float, *, running: int) -> bool:
-        """Return whether preempting one of so many running calls, which is up to date, is worth its price."""
+        """Return whether preempting one of so many running calls, which is up to date, pays."""
         assert call.state is not None
         stored = call.computed // self._block_tokens * self._block_tokens if self._has_host else 0
         return preemption_pays(call.state, now, self._resume(call.computed, stored), running=running)

@@ -71,7 +71,7 @@ class VictimSelector:
         return next(reversed(self._batch.calls.values()))
 
     def rank(self, call: EngineCall) -> tuple[int, float, int]:
-        """Return a call's place in the machine's order."""
+        """Return a call's position in the machine's order."""
         return self._machine.call(call.call_id).rank
 
     def _for_slots(self, now: float) -> list[EngineCall]:

@@ -110,7 +110,7 @@ def build_tree(program: CallList, call_count: int) -> None:
 
 
 def build_map_reduce(program: CallList, call_count: int) -> None:
-    """Make a plan, parallel maps that each read a part of their own, and a reduce that reads all answers."""
+    """Make a plan, parallel maps with a part of the input each, and a reduce over all answers."""
     plan = program.add("main", "root", ())
     instructions = program.calls[plan].prefill_tokens
     maps = [

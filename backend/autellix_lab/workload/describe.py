@@ -11,23 +11,23 @@ from autellix_backend.gateway.recording.trace import ProgramTrace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """What a set of programs looks like; tokens are means per call."""
+    """Statistics of a set of programs; tokens are means per call."""
 
     programs: int
     calls: int
     calls_per_program: float
     calls_max: int
     new_prefill_tokens: float
-    """Prompt tokens that no earlier call of the program has shown to the engine."""
+    """Prompt tokens that no earlier call of the program had."""
     prompt_tokens: float
-    """Whole prompts, what they repeat included."""
+    """Whole prompts, repeated tokens included."""
     decode_tokens: float
     parallel_share: float
     """Share of the programs in which any two calls can run at the same time."""
     width: float
-    """Mean over the programs of all decode tokens / decode tokens of the longest chain of dependent calls."""
+    """Mean over the programs of all decode tokens / decode tokens of the critical path."""
     depth: float
-    """Mean number of calls in the longest chain of dependent calls, counted in calls."""
+    """Mean number of calls on the longest path, counted in calls."""
     gap_known_share: float
     """Share of the calls with parents whose gap is known."""
 
@@ -97,12 +97,12 @@ def describe(programs: Sequence[ProgramTrace]) -> Statistics:
 
 
 def critical_decode_tokens(program: ProgramTrace) -> int:
-    """Return the most decode tokens on any chain of dependent calls."""
+    """Return the most decode tokens on any path of dependent calls."""
     return int(longest_chain(program, [call.decode_tokens for call in program.calls]))
 
 
 def program_depth(program: ProgramTrace) -> int:
-    """Return the most calls on any chain of dependent calls."""
+    """Return the most calls on any path of dependent calls."""
     return int(longest_chain(program, [1] * len(program.calls)))
 
 
@@ -116,7 +116,7 @@ def program_width(program: ProgramTrace) -> float:
 
 
 def longest_chain(program: ProgramTrace, weights: Sequence[float]) -> float:
-    """Return the largest sum of the calls' weights along a chain of dependent calls."""
+    """Return the largest sum of the calls' weights along a path of dependent calls."""
     ends: list[float] = []
     for call, weight in zip(program.calls, weights, strict=True):
         ends.append(weight + max([ends[parent] for parent in call.parents], default=0))
