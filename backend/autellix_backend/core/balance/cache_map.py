@@ -1,4 +1,4 @@
-"""What one engine's KV cache holds of each program, told block by block.
+"""The tokens of each program in one engine's KV cache, block by block.
 
 Engines name blocks by hashes of all tokens up to them, and say for which program they stored or found them. A
 block that several programs share counts for each. What an engine evicts counts for none.
@@ -35,14 +35,14 @@ class CacheMap:
         """Start over with an empty map.
 
         Args:
-            is_complete: whether the cache is as empty; else it may hold what was never told.
+            is_complete: whether the cache is empty too; else it may hold blocks that were never reported.
         """
         self._blocks.clear()
         self._tokens.clear()
         self._is_complete = is_complete
 
     def stored(self, hashes: Iterable[Hashable], block_tokens: int, program_id: str) -> None:
-        """Note blocks that a program's call filled, or found."""
+        """Add blocks that a program's call filled or found."""
         for name in hashes:
             block = self._blocks.get(name)
             if block is None:
@@ -52,7 +52,7 @@ class CacheMap:
                 self._tokens[program_id] += block.tokens
 
     def removed(self, hashes: Iterable[Hashable]) -> None:
-        """Note blocks that the engine evicted; some may be unknown."""
+        """Remove blocks that the engine evicted; some may be unknown."""
         for name in hashes:
             block = self._blocks.pop(name, None)
             if block is None:

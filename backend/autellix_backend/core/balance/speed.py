@@ -52,7 +52,7 @@ class Speed:
         self._decode_s = self._decode_square * DECODE_GUESS_S
 
     def on_call_placed(self, *, is_here: bool) -> None:
-        """Note that a call was sent to this engine, or to another one."""
+        """Count a call that was sent to this engine or to another one."""
         self._calls_elsewhere = 0 if is_here else self._calls_elsewhere + 1
 
     def estimate(self, fastest: SpeedEstimate) -> SpeedEstimate:

@@ -27,7 +27,7 @@ class _Call:
 
 
 class ProgramOffloadingManager(CPUOffloadingManager):
-    """vLLM's own manager, told of programs and of transfers that were given up."""
+    """vLLM's own manager, which also knows programs and failed transfers."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ProgramOffloadingManager(CPUOffloadingManager):
         self._told: Counter[tuple[str, ...]] = Counter()
 
     def begin_call(self, request_id: str, program_id: str, *, is_last: bool) -> None:
-        """Note a request before vLLM's side of the connector sees it."""
+        """Register a request before vLLM's side of the connector sees it."""
         if request_id not in self._calls:
             self._calls[request_id] = _Call(program_id, is_last)
             self._retention.begin_call(program_id)
@@ -70,12 +70,12 @@ class ProgramOffloadingManager(CPUOffloadingManager):
         return call is not None and call.is_stored
 
     def take_report(self, report: TransferReport) -> None:
-        """Take in what workers counted and lost, before the transfers' ends are told."""
+        """Add the workers' counts and lost chunks, before vLLM sees the transfers end."""
         self.tally.update(report.counts)
         self._lost_chunks |= report.lost_chunks
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """Say whether a chunk can be loaded for a request."""
+        """Return whether a chunk can be loaded for a request."""
         call = self._calls.get(req_context.req_id)
         if call is not None and not call.is_loadable:
             return LookupResult.MISS
@@ -126,7 +126,7 @@ class ProgramOffloadingManager(CPUOffloadingManager):
         return stats
 
     def totals(self) -> KvOffloadTotals:
-        """Return what was counted since the start, as far as a gateway is told of it."""
+        """Return the totals since the start that the gateway receives."""
         tally = self.tally
         return KvOffloadTotals(
             stored_bytes=tally["bytes", "store"],

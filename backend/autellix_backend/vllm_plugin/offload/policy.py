@@ -13,7 +13,7 @@ __all__ = ["ProgramCachePolicy"]
 
 
 class ProgramCachePolicy(CachePolicy):
-    """Holds the chunks of host memory by key. Who uses them is told to its `retention`, by the manager."""
+    """Holds the chunks of host memory by key; the manager keeps its `retention` up to date."""
 
     def __init__(self, cache_capacity: int) -> None:
         super().__init__(cache_capacity)
@@ -26,7 +26,7 @@ class ProgramCachePolicy(CachePolicy):
         return self._chunks.get(key)
 
     def insert(self, key: OffloadKey, chunk: ChunkStatus) -> None:
-        """Take in a chunk that is about to be stored."""
+        """Add a chunk that is about to be stored."""
         self._chunks[key] = chunk
         self.retention.add(key)
 
@@ -40,7 +40,7 @@ class ProgramCachePolicy(CachePolicy):
         """Do nothing: when a chunk was used last does not count here."""
 
     def evict(self, n: int, protected: set[OffloadKey]) -> list[tuple[OffloadKey, ChunkStatus]] | None:
-        """Give up n chunks that no transfer uses, the worst first; None, and nothing done, if too few."""
+        """Evict n chunks that no transfer uses, worst first; with too few, evict none and return None."""
         if n > len(self._evictable):
             return None
         chosen: list[OffloadKey] = []
@@ -64,9 +64,9 @@ class ProgramCachePolicy(CachePolicy):
         self.retention.clear()
 
     def mark_evictable(self, key: OffloadKey) -> None:
-        """Note that no transfer uses the chunk any more."""
+        """Allow the eviction of a chunk that no transfer uses any more."""
         self._evictable.add(key)
 
     def mark_non_evictable(self, key: OffloadKey) -> None:
-        """Note that a transfer uses the chunk."""
+        """Forbid the eviction of a chunk that a transfer uses."""
         self._evictable.discard(key)

@@ -57,7 +57,7 @@ class Retention:
         self._unused: OrderedDict[bytes, None] = OrderedDict()
 
     def begin_call(self, program_id: str) -> None:
-        """Note that a call of the program came to the engine."""
+        """Count a call of the program that arrives at the engine."""
         program = self._active.get(program_id)
         if program is None:
             program = self._idle.pop(program_id, None) or _Program(0)
@@ -67,7 +67,7 @@ class Retention:
         program.calls += 1
 
     def end_call(self, program_id: str, *, is_last: bool) -> None:
-        """Note that a call left the engine; the program ends with it, or with those that are still there."""
+        """Remove a call that leaves the engine; a last call ends its program once all its calls have left."""
         program = self._active[program_id]
         program.is_ending |= is_last
         program.calls -= 1
@@ -82,12 +82,12 @@ class Retention:
             self._end(next(iter(self._idle)))
 
     def add(self, key: bytes) -> None:
-        """Take in a chunk that nobody uses yet."""
+        """Add a chunk that no program uses yet."""
         self._chunks[key] = _Chunk()
         self._unused[key] = None
 
     def use(self, keys: Sequence[bytes], program_id: str) -> None:
-        """Note that chunks, in the order of the context, belong to a program that has a call."""
+        """Assign chunks, in the order of the context, to a program that has a call."""
         program = self._active[program_id]
         taken_over: list[bytes] = []
         for key in keys:

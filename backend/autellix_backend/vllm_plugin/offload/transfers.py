@@ -35,7 +35,7 @@ class TransferReport:
     """Chunks of host memory whose store was given up."""
 
     def add(self, other: TransferReport) -> None:
-        """Take in another report, of another worker or a later time."""
+        """Add another report, of another worker or a later time."""
         self.counts.update(other.counts)
         self.loads += other.loads
         self.lost_chunks |= other.lost_chunks
@@ -90,7 +90,7 @@ class TransferQueue:
         return ended
 
     def wait(self, numbers: Iterable[int]) -> None:
-        """Wait until these transfers are over, as far as they are under way; take_ended() tells of them."""
+        """Wait until those of these transfers that are under way are over; take_ended() returns them."""
         for number in numbers:
             while number in self._open:
                 self._advance(number, is_waiting=True)

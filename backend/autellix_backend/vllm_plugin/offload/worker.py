@@ -28,7 +28,7 @@ __all__ = ["SwapWorker"]
 class SwapWorker(OffloadingWorker):
     """Moves blocks for one worker of the engine. Every transfer ends as a success, as vLLM wants it.
 
-    Those that were given up are told by `take_failed_loads` and in `take_report`.
+    `take_failed_loads` and `take_report` return those that failed.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class SwapWorker(OffloadingWorker):
         self._queue.wait(job_ids)
 
     def take_failed_loads(self) -> set[int]:
-        """Return the loads that get_finished() told of although they were given up."""
+        """Return the failed loads that get_finished() has returned as done."""
         failed, self._failed_loads = self._failed_loads, set()
         return failed
 
