@@ -130,6 +130,7 @@ def serve() -> Serve:
         observe: ObserveSettings | None = None,
         engine_settings: Mapping[str, Any] | None = None,
         limits: TenantLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
         **gateway: Any,
     ) -> AsyncIterator[Rig]:
         # Paths of unix sockets are short, pytest's folders are not.
@@ -150,7 +151,7 @@ def serve() -> Serve:
                     program_idle_s=settings.gateway.program_idle_s,
                     session_ttl_s=LOST_HEARTBEATS * settings.gateway.heartbeat_s,
                 )
-                app = create_app(settings, engine, store=store)
+                app = create_app(settings, engine, store=store, clock=clock)
                 async with listening(app) as url:
                     async with aiohttp.ClientSession() as client:
                         rig = Rig(url, client, engine, store, app.state.limiter, app)

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.stores.tables import check_memory
+from tests.waiting import PATIENCE_S
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
@@ -82,9 +83,17 @@ async def test_a_client_that_leaves_aborts_the_call(
             async with client.post(url + CHAT, json=body, headers=headers) as response:
                 await response.read()
 
+        async def is_running() -> bool:
+            async with client.get(f"{url}/autellix/v1/programs/p/why") as response:
+                return response.status == 200 and [
+                    call["state"] for call in (await response.json())["calls"]
+                ] == ["running"]
+
         task = asyncio.create_task(call())
-        await asyncio.sleep(0.15)
-        assert not task.done()
+        async with asyncio.timeout(PATIENCE_S):
+            while not await is_running():
+                assert not task.done()
+                await asyncio.sleep(0.01)
         task.cancel()
         while (await store.counts()).active_calls:  # noqa: ASYNC110 - the store tells when asked
             await asyncio.sleep(0.01)

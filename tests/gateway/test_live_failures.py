@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,14 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1500)]
 CHAT = "/v1/chat/completions"
 STARTUP_S = 600.0
 RETURN_S = 1200.0
-LONG_TOKENS = 600
+LONG_TOKENS = 1000
+"""So many that a call is still open when the engine has been seen to have it."""
+ENDLESS_TOKENS = 6000
 SETTINGS = f"""
 [gateway]
 port = 0
 recovery_wait_s = {RETURN_S}
-shutdown_grace_s = 60
+shutdown_grace_s = 300
 [engine]
 max_num_seqs = 4
 max_restarts = 8
@@ -133,14 +137,14 @@ class Client:
             while not await condition():  # noqa: ASYNC110 - the backend tells when asked
                 await asyncio.sleep(0.1)
 
-    async def in_flight(self, count: int) -> None:
-        async def holds() -> bool:
-            shown = (await self.get("/autellix/v1/engines"))[1]["engines"][0]
-            return bool(shown["open_calls"] == count and shown["queued_calls"] == 0)
+    async def are_in_engine(self, *programs: str) -> None:
+        """Wait until the engine's snapshots have shown a call of each program, or the call has ended."""
+        for program in programs:
+            await self.until(partial(self.is_in_engine, program))
 
-        await self.until(holds)
-        # On its way, a call is open as well.
-        await asyncio.sleep(0.3)
+    async def is_in_engine(self, program: str) -> bool:
+        status, why = await self.get(f"/autellix/v1/programs/{program}/why")
+        return status == 200 and all(call["state"] in ("waiting", "running") for call in why["calls"])
 
     async def nothing_is_open(self) -> bool:
         shown = (await self.get("/autellix/v1/engines"))[1]["engines"][0]
@@ -154,19 +158,16 @@ def _call(program: str, max_tokens: int, **fields: object) -> dict[str, Any]:
     return {"json": body | fields, "headers": {"X-Autellix-Program-ID": program}}
 
 
-def drill(backend: Backend, run: Callable[[Client], Awaitable[None]]) -> None:
-    """Run a drill; before and after it no call is open, and each was settled once."""
-
-    async def main() -> None:
-        timeout = aiohttp.ClientTimeout(total=RETURN_S)
-        async with aiohttp.ClientSession(timeout=timeout) as http:
-            client = Client(backend, http)
-            assert (await client.chat("warm-up"))[0] == 200
-            await run(client)
-            await client.until(client.nothing_is_open)
-            assert (await client.get("/readyz"))[0] == 200
-
-    asyncio.run(main())
+@asynccontextmanager
+async def drill(backend: Backend) -> AsyncIterator[Client]:
+    """Yield a client; before and after the drill no call is open, and each was settled once."""
+    timeout = aiohttp.ClientTimeout(total=RETURN_S)
+    async with aiohttp.ClientSession(timeout=timeout) as http:
+        client = Client(backend, http)
+        assert (await client.chat("warm-up"))[0] == 200
+        yield client
+        await client.until(client.nothing_is_open)
+        assert (await client.get("/readyz"))[0] == 200
 
 
 def killed_core(backend: Backend) -> tuple[list[int], signal.Signals]:
@@ -178,17 +179,17 @@ def stopped_core(backend: Backend) -> tuple[list[int], signal.Signals]:
 
 
 @pytest.mark.parametrize("fault", [killed_core, stopped_core])
-def test_an_engine_fails_under_calls(backend: Backend, fault: Any) -> None:
+async def test_an_engine_fails_under_calls(backend: Backend, fault: Any) -> None:
     """A stream ends with an error event; a call without a byte of its answer goes to the next engine."""
-
-    async def run(client: Client) -> None:
+    streaming, unanswered = f"streaming-{fault.__name__}", f"unanswered-{fault.__name__}"
+    async with drill(backend) as client:
         settled_before = await client.metric("autellix_calls_total")
         restarts_before = await client.metric("autellix_engine_restarts_total")
         has_begun = asyncio.Event()
-        stream = asyncio.create_task(client.stream("streaming", has_begun, max_tokens=LONG_TOKENS))
+        stream = asyncio.create_task(client.stream(streaming, has_begun, max_tokens=ENDLESS_TOKENS))
         await has_begun.wait()
-        waiting = asyncio.create_task(client.chat("waiting", max_tokens=LONG_TOKENS))
-        await client.in_flight(2)
+        waiting = asyncio.create_task(client.chat(unanswered, max_tokens=LONG_TOKENS))
+        await client.are_in_engine(streaming, unanswered)
         old = backend.engine_pids()
         victims, number = fault(backend)
         assert victims
@@ -198,7 +199,7 @@ def test_an_engine_fails_under_calls(backend: Backend, fault: Any) -> None:
         errors = [json.loads(event[6:])["error"] for event in events if event.startswith(b'data: {"error"')]
         assert [(error["code"], error["retryable"]) for error in errors] == [("engine_unavailable", False)]
         # The programs go on, the one whose stream broke off as well.
-        assert (await client.chat("streaming"))[0] == 200
+        assert (await client.chat(streaming))[0] == 200
         status, answer = await waiting
         assert (status, answer["usage"]["completion_tokens"]) == (200, LONG_TOKENS)
         await client.until(client.nothing_is_open)
@@ -206,32 +207,27 @@ def test_an_engine_fails_under_calls(backend: Backend, fault: Any) -> None:
         assert await client.metric("autellix_calls_total") == settled_before + 3
         assert not old.keys() & backend.engine_pids().keys(), "nothing is left of the engine that failed"
 
-    drill(backend, run)
 
-
-def test_an_engine_dies_between_calls(backend: Backend) -> None:
+async def test_an_engine_dies_between_calls(backend: Backend) -> None:
     """The next call waits for the engine's return."""
-
-    async def run(client: Client) -> None:
+    async with drill(backend) as client:
         for pid in backend.engine_pids():
             os.kill(pid, signal.SIGKILL)
         answers = await asyncio.gather(*(client.chat(f"p{number}") for number in range(3)))
         assert [status for status, _ in answers] == [200] * 3
         assert all(answer["autellix"]["wait_s"] > 1 for _, answer in answers)
 
-    drill(backend, run)
-
 
 async def test_the_gateway_ends_under_load(backend: Backend) -> None:
     """Running calls end, fresh ones are refused, no process is left, and all of it in time."""
-
     async with aiohttp.ClientSession() as http:
         client = Client(backend, http)
         has_begun = asyncio.Event()
-        stream = asyncio.create_task(client.stream("streaming", has_begun, max_tokens=1000))
+        stream = asyncio.create_task(client.stream("ending", has_begun, max_tokens=LONG_TOKENS))
         await has_begun.wait()
-        calls = [asyncio.create_task(client.chat(f"p{number}", max_tokens=500)) for number in range(6)]
-        await client.in_flight(7)
+        programs = [f"ending-{number}" for number in range(6)]
+        calls = [asyncio.create_task(client.chat(program, max_tokens=LONG_TOKENS)) for program in programs]
+        await client.are_in_engine("ending", *programs)
         engine = backend.engine_pids()
         backend.process.send_signal(signal.SIGTERM)
 

@@ -39,6 +39,8 @@ class FakeApi:
         self.completed_calls = 0
         self.aborted_calls = 0
         """Calls whose client disconnected before the answer ended."""
+        self.steps = 0
+        """Tokens generated, over all calls."""
         self.report_socket = report_socket
         """The socket for engine reports."""
         self._keeps_requests = keeps_requests
@@ -46,7 +48,6 @@ class FakeApi:
         self._changed = asyncio.Event()
         self._faulty_calls = 0
         self._random = random.Random(0)
-        self._steps = 0
         self._numbers = itertools.count()
 
     @property
@@ -143,7 +144,7 @@ class FakeApi:
             request_id=f"call-fake-{next(self._numbers)}",
             body=body,
             behaviour=self.behaviour,
-            arrival_step=self._steps,
+            arrival_step=self.steps,
             planned_tokens=min(int(limit), self.behaviour.output_tokens),
         )
 
@@ -178,7 +179,7 @@ class FakeApi:
         if call.behaviour.token_delay_s:
             await asyncio.sleep(call.behaviour.token_delay_s)
         call.output_tokens += 1
-        self._steps += 1
+        self.steps += 1
         if call.is_complete:
             # As in vLLM, the report precedes the last token.
             self.completed_calls += 1
@@ -214,7 +215,7 @@ class FakeApi:
         if call.is_reported or not call.behaviour.sends_reports:
             return
         call.is_reported = True
-        report = call.report(self._steps)
+        report = call.report(self.steps)
         if self._on_report is not None:
             self._on_report(report)
         if self.report_socket is not None:

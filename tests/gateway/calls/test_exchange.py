@@ -141,8 +141,7 @@ async def test_a_client_that_leaves_aborts_the_call_in_the_engine(
 ) -> None:
     async with serve(FakeBehaviour(output_tokens=1000, token_delay_s=0.01)) as rig:
         call = asyncio.create_task(rig.chat({"X-Autellix-Program-ID": "p"}, stream=is_streaming))
-        await wait_until(lambda: len(rig.engine.calls) == 1)
-        await asyncio.sleep(0.05)
+        await wait_until(lambda: rig.engine.steps >= 1)
         call.cancel()
         await wait_until(lambda: rig.engine.aborted_calls == 1)
         await rig.settled()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 from tests.gateway.conftest import CHAT, HELLO, Rig, Serve
+from tests.waiting import PATIENCE_S, until
 
+from autellix_backend.gateway.identity import session_tokens
 from autellix_backend.settings import GatewaySettings, Settings, SettingsError, settings_to_mapping
 
 SECRET = "sixteen characters or more"
@@ -27,6 +30,11 @@ async def start(rig: Rig, session: str) -> str:
 async def call(rig: Rig, **named: Any) -> tuple[int, dict[str, Any], Any]:
     async with rig.client.post(rig.url + CHAT, json=HELLO, headers=headers(**named)) as answer:
         return answer.status, await answer.json(), answer.headers
+
+
+def waits_for_start(rig: Rig, session: str) -> bool:
+    """Return whether a call without a token is at the gateway, and waits for its session's start."""
+    return session in rig.app.state.components.guard._waiting
 
 
 def run(serve: Serve, use: Any, **settings: Any) -> None:
@@ -75,12 +83,13 @@ def test_strict_gateway_refuses_calls_without_a_session(serve: Serve) -> None:
     run(serve, use, strict_identity=True)
 
 
-def test_first_call_of_a_session_needs_no_token_yet(serve: Serve) -> None:
+def test_first_call_of_a_session_needs_no_token_yet(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client starts its session beside its first call, which is admitted once that has happened."""
+    monkeypatch.setattr(session_tokens, "START_WINDOW_S", PATIENCE_S)
 
     async def use(rig: Rig) -> None:
         first = asyncio.create_task(call(rig, session="mine"))
-        await asyncio.sleep(0.05)
+        await until(lambda: waits_for_start(rig, "mine"))
         assert not first.done()
         await start(rig, "mine")
         assert (await first)[0] == 200
@@ -92,15 +101,18 @@ def test_first_call_of_a_session_needs_no_token_yet(serve: Serve) -> None:
 def test_a_running_session_has_no_grace_for_missing_tokens(serve: Serve) -> None:
     """Who learns the id of a running session cannot call by it, not even after starting it again."""
 
+    now_s = time.monotonic()
+
     async def use(rig: Rig) -> None:
+        nonlocal now_s
         await start(rig, "mine")
-        await asyncio.sleep(2.1)
+        now_s += session_tokens.START_WINDOW_S + 0.1
         thief = asyncio.create_task(call(rig, session="mine"))
-        await asyncio.sleep(0.05)
+        await until(lambda: waits_for_start(rig, "mine"))
         await start(rig, "mine")
         assert (await thief)[0] == 401
 
-    run(serve, use, strict_identity=True)
+    run(serve, use, strict_identity=True, clock=lambda: now_s)
 
 
 def test_foreign_token_makes_a_call_anonymous(serve: Serve) -> None:
