@@ -260,13 +260,15 @@ def test_dead_backend_costs_a_bounded_exit(run_script: Callable[..., str]) -> No
     """A backend that accepts and never answers: openai's own error, and a second at most at the exit."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        script = SCRIPT + (
+        # Registered first, it runs last; taking down the modules after that is not the client's time.
+        begin = "    import atexit, time\n    atexit.register(lambda: print(time.time()))\n"
+        script = f"{begin}{SCRIPT}" + (
             "    try:\n        client.with_options(timeout=0.2).models.with_raw_response\n"
             "        client.with_options(timeout=0.2).chat.completions.create(model='m', messages=[])\n"
             "    except openai.APITimeoutError:\n        print(time.time())"
         )
-        failed_at_s = float(run_script(script, f"http://127.0.0.1:{port}/v1"))
-        assert time.time() - failed_at_s < 5
+        failed_at_s, ended_at_s = map(float, run_script(script, f"http://127.0.0.1:{port}/v1").split())
+        assert ended_at_s - failed_at_s < 5
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
