@@ -261,8 +261,9 @@ def test_dead_backend_costs_a_bounded_exit(run_script: Callable[..., str]) -> No
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         # Registered first, it runs last; taking down the modules after that is not the client's time.
-        begin = "    import atexit, time\n    atexit.register(lambda: print(time.time()))\n"
-        script = f"{begin}{SCRIPT}" + (
+        script = (
+            "    import atexit, time\n    atexit.register(lambda: print(time.time()))\n"
+            f"{SCRIPT}"
             "    try:\n        client.with_options(timeout=0.2).models.with_raw_response\n"
             "        client.with_options(timeout=0.2).chat.completions.create(model='m', messages=[])\n"
             "    except openai.APITimeoutError:\n        print(time.time())"
