@@ -101,7 +101,7 @@ def complaints(before: Stats, warm: Stats, after: Stats, ledger: Ledger, growth_
     found += [f"{count} {name} are left" for name, count in kept.items() if count]
     for name, allowed in (("tasks", before.tasks), ("sockets", before.sockets), ("series", warm.series)):
         if (held := getattr(after, name)) > allowed:
-            found.append(f"{held} {name} remain, expected at most {allowed}")
+            found.append(f"{held} {name} are held, {allowed} are expected")
     if growth_bytes > MAX_GROWTH_BYTES:
         found.append(f"memory grew by {growth_bytes:.0f} bytes per call, {MAX_GROWTH_BYTES} are allowed")
     return found

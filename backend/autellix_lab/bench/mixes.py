@@ -70,7 +70,7 @@ def usual_mixes(
     """Return the five mixes for an engine of this batch size."""
     short = short_prompt_tokens
     return [
-        Mix(name="one client", clients=1, prompt_tokens=short, answer_tokens=answer_tokens),
+        Mix(name="one lane", clients=1, prompt_tokens=short, answer_tokens=answer_tokens),
         Mix(name="full batch", clients=slots, prompt_tokens=short, answer_tokens=answer_tokens),
         Mix(name="prompts", clients=PROMPT_CLIENTS, prompt_tokens=prompt_tokens, answer_tokens=1),
         Mix(name="short", clients=2 * slots, prompt_tokens=short, answer_tokens=SHORT_ANSWER_TOKENS),

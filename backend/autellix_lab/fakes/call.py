@@ -47,7 +47,7 @@ class FakeBehaviour:
     """Shares of the calls by fault, drawn from a seeded generator; replaces `fault`."""
     slow_s: float = 0.5
     error_status: int = 500
-    error_message: str = "injected fault"
+    error_message: str = "the fake engine was told to fail"
     extra_fields: Mapping[str, object] = field(default_factory=dict)
     """Fields added to every answer and chunk, as future engines may."""
     message_fields: Mapping[str, object] = field(default_factory=dict)

@@ -353,7 +353,7 @@ def test_a_live_engine_can_be_calibrated(
     found = json.loads(capsys.readouterr().out)
     engine = read_engine(out)
     assert engine.to_mapping() == found["engine"]
-    assert found["errors"].keys() == {"one client", "full batch", "prompts", "short", "both"}
+    assert found["errors"].keys() == {"one lane", "full batch", "prompts", "short", "both"}
     assert found["calls"] >= 2 + 4 * 2 + 2 * 2
     # A few seconds on a machine that may be busy: only a model that is wrong for the engine is further off.
     assert max(map(abs, found["errors"].values())) < 0.9
