@@ -19,6 +19,7 @@ from autellix_backend.engines.base import Engine
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.recording.trace import write_traces
 from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
+from autellix_lab.bench.mixes import Mix, usual_mixes
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 from autellix_lab.sim.presets import PRESETS, read_engine
 from autellix_lab.workload.generate import generate_programs
@@ -300,10 +301,16 @@ def behind_gateway(engine: Engine, use: Callable[[str], int]) -> int:
     return asyncio.run(run())
 
 
+def three_mixes(slots: int, **lengths: int) -> list[Mix]:
+    """Return the mixes without which a step's time is not determined; each takes two processes' starts."""
+    return usual_mixes(slots, **lengths)[:3]
+
+
 def test_calibrate_finds_the_fake_engine_s_step_time(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It charges 10 ms a step whatever is in it; the file is an engine that simulations read."""
+    monkeypatch.setattr("autellix_lab.cli.sim_calibrate.usual_mixes", three_mixes)
     out = tmp_path / "engine.json"
     options = ["--seconds", "0.5", "--answer-tokens", "20", "--prompt-tokens", "64", "--out", str(out)]
 
