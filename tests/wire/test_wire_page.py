@@ -22,7 +22,10 @@ def rows() -> list[tuple[str, str, str]]:
 
 
 def test_the_table_of_names_is_the_codes_in_its_order() -> None:
-    expected = [(alias.source, alias.name, WORDS.get(alias.field, alias.field.value)) for alias in ALIASES]
+    expected = [
+        (alias.source, alias.header or alias.body, WORDS.get(alias.field, alias.field.value))
+        for alias in ALIASES
+    ]
     assert rows() == expected
 
 
