@@ -16,7 +16,6 @@ import aiohttp
 import pytest
 from fastapi import FastAPI
 from tests.serving import listening
-from tests.stores.tables import check_memory
 from tests.waiting import PATIENCE_S
 
 from autellix_backend.core.config import SchedulerConfig
@@ -157,7 +156,7 @@ def serve() -> Serve:
                         rig = Rig(url, client, engine, store, app.state.limiter, app)
                         yield rig
                     await rig.settled()
-                    check_memory(store)
+                    store.check()
                     if rig.limiter is not None:
                         rig.limiter.check()
                         assert rig.limiter.open_calls == 0

@@ -10,7 +10,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.stores.tables import check_memory
 from tests.waiting import PATIENCE_S
 
 from autellix_backend.core.config import SchedulerConfig
@@ -31,7 +30,7 @@ async def gateway(engine: Any, listen: Any) -> AsyncIterator[tuple[str, MemorySt
     store = MemoryStore(make_policy("plas"), program_idle_s=60.0, session_ttl_s=60.0)
     async with listen(create_app(settings, engine, store=store)) as url, aiohttp.ClientSession() as client:
         yield url, store, client
-    check_memory(store)
+    store.check()
     assert (await store.counts()).active_calls == 0
 
 

@@ -103,29 +103,13 @@ class Table:
 def check(store: Any) -> None:
     """Assert the invariants of a store; blocks while it reads Redis."""
     if isinstance(store, ReplicatedStore):
-        check_memory(store._local)
+        store._local.check()
         if store.failure() is None:
             check(store._shared)
     elif isinstance(store, RedisStore):
         check_table(store._link.url, store._link.tag)
     else:
-        check_memory(store)
-
-
-def check_memory(store: MemoryStore) -> None:
-    """Assert that the table, the entries and the session index agree."""
-    store._table.check()
-    rows = {program.program_id: program for program in store._table.programs()}
-    assert rows.keys() == store._entries.keys(), (rows.keys(), store._entries.keys())
-    for program_id, entry in store._entries.items():
-        assert rows[program_id].active_calls.keys() == entry.running.keys(), program_id
-        assert len(entry.history) <= entry.view.finished_calls, program_id
-        for session_id in entry.view.session_ids:
-            assert program_id in store._programs_of[session_id], (session_id, program_id)
-    for session_id, programs in store._programs_of.items():
-        assert programs, session_id
-        for program_id in programs:
-            assert session_id in store._entries[program_id].view.session_ids, (session_id, program_id)
+        store.check()
 
 
 def start(key: str, program: str = "p", session: str | None = None, **fields: Any) -> CallStart:

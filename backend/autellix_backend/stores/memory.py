@@ -201,6 +201,21 @@ class MemoryStore:
         """Publish the ends of programs."""
         self._end_subscribers.append(on_end)
 
+    def check(self) -> None:
+        """Assert that the table, the entries and the session index agree."""
+        self._table.check()
+        rows = {program.program_id: program for program in self._table.programs()}
+        assert rows.keys() == self._entries.keys(), (rows.keys(), self._entries.keys())
+        for program_id, entry in self._entries.items():
+            assert rows[program_id].active_calls.keys() == entry.running.keys(), program_id
+            assert len(entry.history) <= entry.view.finished_calls, program_id
+            for session_id in entry.view.session_ids:
+                assert program_id in self._programs_of[session_id], (session_id, program_id)
+        for session_id, programs in self._programs_of.items():
+            assert programs, session_id
+            for program_id in programs:
+                assert session_id in self._entries[program_id].view.session_ids, (session_id, program_id)
+
     def _close(self, session_id: str) -> tuple[bool, list[str]]:
         was_open = self._heartbeats.pop(session_id, None) is not None
         programs = self._programs_of.pop(session_id, {})
