@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def serve(settings: Settings) -> int:
-    """Start the engines, serve the gateway, and stop them whatever happens; return the exit code.
+    """Start the engines, serve the gateway, and stop them in every case; return the exit code.
 
     Raises:
         SettingsError: if the address cannot be bound, the recording or the log of calls cannot be written,

@@ -71,7 +71,7 @@ def _follow(gateway: RemoteGateway, console: Console, period_s: float) -> None:
             try:
                 shown = screen(gateway.url, _fetch(gateway, max(1, console.height - MARGIN_LINES)))
             except RemoteError as error:
-                # Keep running: the gateway may come back.
+                # Keep running: the gateway may return.
                 shown = Text(f"{error}", style="red")
             live.update(shown, refresh=True)
             if _quits(period_s):

@@ -173,7 +173,7 @@ class Machine:
         Beyond the paper, a queue may defer a call whose quantum is used up: a promoted call keeps its level,
         and under `round_robin` every call its place, until it has decoded for as long as it prefilled since
         it got its slot. Else calls whose prefill takes longer than a quantum, and whose contexts together
-        exceed the cache, could replace each other for ever: each would lose its context before it resumes.
+        exceed the cache, could replace each other without end: each would lose its context before it resumes.
 
         The cost is that of the calls concerned: those whose quantum is used up or whose deadline has passed.
         """

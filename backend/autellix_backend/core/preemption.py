@@ -9,7 +9,7 @@ A running call is preempted only where that pays: the call that takes its slot w
 rest of the running call's quantum, and the resume must cost less than that. A resumed call keeps its slot
 until it has run for as long as the resume took, so that no two calls spend their time replacing each other.
 Recomputing costs its time once for each running call, because all of them wait for prefill steps; a load
-delays nobody else.
+delays no other call.
 
 A context that stays in the prefix cache costs nothing to resume. The cache is assumed to keep the contexts
 of all calls in the engine, running and waiting, as long as they fit into its memory together. Once they do

@@ -33,12 +33,12 @@ class QuantumWatch:
         self._due[call.call_id] = self._deferred[call.call_id] = call
 
     def forget(self, call: Call) -> None:
-        """Forget a call that leaves; it need not be here."""
+        """Drop a call that leaves; it may be absent."""
         self._due.pop(call.call_id, None)
         self._deferred.pop(call.call_id, None)
 
     def pop(self) -> dict[str, Call]:
-        """Return and forget the calls to move."""
+        """Return the calls to move, and clear them."""
         due, self._due, self._deferred = self._due, {}, {}
         return due
 

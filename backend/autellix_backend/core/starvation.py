@@ -1,4 +1,4 @@
-"""Anti-starvation (Alg. 1, lines 24-30): the ratio test, and whom it may concern at a given time.
+"""Anti-starvation (Alg. 1, lines 24-30): the ratio test, and the calls that it may concern at a given time.
 
 Testing every call at every tick would cost as much as there are waiting calls. But a call's ratio
 
@@ -8,10 +8,10 @@ rises in two ways only: with time while the call waits, and when its program's e
 has a deadline, the time at which it would reach beta if nothing but time went on, and a heap yields the
 calls whose deadline has passed. Two rules keep it exact:
 
-1. A deadline in the heap is never later than the true one. Whoever makes a ratio rise (a stop, a change of
-   the table, a move to a lower level) calls `watch` again. What makes it fall is ignored until the deadline
-   is popped.
-2. The ratio test itself decides when a deadline is popped; the deadline alone promotes nobody.
+1. A deadline in the heap is never later than the true one. Every event that makes a ratio rise (a
+   preemption, a change of the table, a move to a lower level) calls `watch` again. What makes it fall is
+   ignored until the deadline is popped.
+2. The ratio test itself decides when a deadline is popped; the deadline alone promotes no call.
 
 A watched call has service: below the first level it either inherited some or used up a quantum. Under a
 policy of sizes the expected size counts as service too: else a large program that never ran would wait for
@@ -36,7 +36,7 @@ _MIN_HEAP = 64
 
 
 def is_starving(wait_s: float, service_s: float, beta: float) -> bool:
-    """Tell whether total waiting over total service has reached beta; without service it never has."""
+    """Return whether total waiting over total service has reached beta; without service it never has."""
     return service_s > 0 and wait_s / service_s >= beta  # Alg. 1, line 26
 
 

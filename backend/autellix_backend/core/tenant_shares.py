@@ -163,7 +163,7 @@ class TenantShares:
                 waiting_s = min(waiting_s, share.virtual_s)
             else:
                 running_s = max(running_s, share.virtual_s)
-        # Where nobody waits, nobody was denied anything: all rise to the tenant that had the most.
+        # Where no call waits, no tenant was denied anything: all rise to the tenant that had the most.
         self._now_s = max(self._now_s, waiting_s if waiting_s < math.inf else running_s)
 
     def _forget(self) -> None:

@@ -2,7 +2,7 @@
 
     python guard.py GRACE_S COMMAND...
 
-The guard leads its own process group, and its standard input is a pipe that nobody writes to. When the pipe
+The guard leads its own process group, and its standard input is a pipe without a writer. When the pipe
 closes (the owner ends the server, or died), the server gets SIGTERM and GRACE_S seconds to finish; then the
 whole group, guard included, is killed. When the server ends by itself the guard ends with its exit code, and
 the owner kills the group. It uses the standard library only, so that it starts at once.

@@ -240,7 +240,7 @@ class RayReplica:
                     return
 
     def _drop(self) -> None:
-        """End the actor, and with it whatever is left of the server."""
+        """End the actor, and with it all processes of the server."""
         host, self._host = self._host, None
         for task in self._tasks:
             task.cancel()

@@ -70,7 +70,7 @@ class RemoteEngine:
         self._is_started = True
 
     async def stop(self) -> None:
-        """Forget the server, which keeps running."""
+        """Drop the connection; the server keeps running."""
         self._is_started = False
 
     async def kill(self, reason: str) -> None:

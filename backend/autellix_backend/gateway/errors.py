@@ -196,7 +196,7 @@ class UnavailableError(GatewayError):
         super().__init__(message, headers=headers)
 
     def forbid_retry(self) -> None:
-        """Tell the client's library not to repeat the request."""
+        """Mark the answer so that client libraries do not repeat the request."""
         self.headers["x-should-retry"] = "false"
         self.headers.pop("retry-after", None)
 

@@ -67,7 +67,7 @@ class CallSettled:
     record_count: int
     """The engine requests that it became: one for each prompt and choice."""
     usage: Usage | None
-    """The tokens of its answer, the prompt counted once whatever the number of choices; None if unknown."""
+    """The tokens of its answer, the prompt counted once for any number of choices; None if unknown."""
     engine_time_s: float
     """The engine's time for it as reported, else the time since it was sent."""
 

@@ -12,7 +12,7 @@ from autellix_backend.gateway.errors import BodyTooLargeError
 
 
 class ClientGoneError(Exception):
-    """The client went away before its request was complete; there is nobody to answer."""
+    """The client went away before its request was complete; no answer can be sent."""
 
 
 def read_headers(scope: Scope) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """The swapper without a native library, so that everything works where there is no compiler.
 
-It copies every job page by page, whatever the strategy, and reports that.
+It copies every job page by page, for every strategy, and reports that.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Strategy(IntEnum):
     COALESCED = 1
     """Pages adjacent in both memories share a transfer."""
     STAGED = 2
-    """Pages are gathered in near memory; whatever is adjacent in far memory shares a transfer."""
+    """Pages are gathered in near memory; adjacent pages in far memory share a transfer."""
     AUTO = 3
     """The fastest by the job's table; COALESCED without a table."""
 

@@ -173,7 +173,7 @@ class EngineSettings(Section):
     """time between two health probes, s"""
     stall_timeout_s: PositiveFloat | None = None
     """how long a replica with calls may send no report before it counts as hung, s: more than its longest
-    step; unset is for ever"""
+    step; unset for no limit"""
     max_in_flight: PositiveInt | None = None
     """calls sent at once to an engine without our scheduler; the others wait in the gateway, in the
     scheduler's order; unset sends all"""

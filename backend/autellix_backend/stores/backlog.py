@@ -76,7 +76,7 @@ class Backlog:
         self._ended.pop(call.program_id, None)
 
     def pop_shared(self, key: str) -> bool:
-        """Return whether the table has a running call for certain, and forget it."""
+        """Return whether the table has a running call for certain, and drop it from the backlog."""
         is_shared = key in self._shared_keys
         self._shared_keys.discard(key)
         return is_shared

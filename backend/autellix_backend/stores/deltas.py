@@ -2,7 +2,7 @@
 
 A program's service is a fold of its calls by the policy's rule, an addition or a maximum. Both are
 commutative and associative and begin at zero. So the calls that one gateway settled alone fold from zero into
-one number, which the table merges by the same rule later, in whatever order the gateways return.
+one number, which the table merges by the same rule later, in any order of the gateways' return.
 
 - A call unknown to the table is folded. Its delta carries a version, so that the table ignores a delta that
   is sent again because its answer was lost.
@@ -40,7 +40,7 @@ class Delta:
     program_id: str
     created_s: float
     is_known: bool
-    """Whether the table has had the program."""
+    """Whether the program was ever in the table."""
     base: dict[str, float]
     """Its service and waiting before."""
     is_restoring: bool = False

@@ -237,7 +237,7 @@ class RedisStore:
         return Counts(programs=programs, sessions=sessions, active_calls=active_calls)
 
     def subscribe(self, on_end: Callable[[str], None]) -> None:
-        """Publish the ends of programs, whatever gateway brought them about."""
+        """Publish the ends of programs, whichever gateway ended them."""
         self._end_subscribers.append(on_end)
 
     async def _settle(self, end: CallEnd, now: float, *, owner: str) -> str | None:

@@ -28,7 +28,7 @@ def encode_record(call: StoredCall, shared: Clock) -> str:
 
 
 def call_sums(end: CallEnd) -> dict[str, float]:
-    """Return what a call adds to its program's counts, whatever the policy."""
+    """Return what a call adds to its program's counts, under any policy."""
     return {
         "finished_calls": 1,
         "total_service_s": end.service_s,

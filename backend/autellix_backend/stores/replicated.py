@@ -215,7 +215,7 @@ class ReplicatedStore:
         return await self._read(lambda store: store.counts())
 
     def subscribe(self, on_end: Callable[[str], None]) -> None:
-        """Publish the ends of programs, whatever gateway brought them about."""
+        """Publish the ends of programs, whichever gateway ended them."""
         self._end_subscribers.append(on_end)
 
     def _is_alone(self, program_id: str) -> bool:

@@ -61,7 +61,7 @@ class StepDecisions:
         self._beneficiaries = []
 
     def forget(self, request_id: str) -> None:
-        """Forget a request that leaves."""
+        """Drop a request that leaves."""
         self._cooling.pop(request_id, None)
 
     def _place_tenants(self, slots: int) -> None:

@@ -45,7 +45,7 @@ class ReportSender:
         except BlockingIOError:
             return self._postpone(message)
         except OSError:
-            # Absent or too long: a report is worth less than a stalled engine.
+            # Absent or too long: losing a report is better than stalling the engine.
             self.dropped_records += 1
             return False
         self.sent_records += 1

@@ -182,7 +182,7 @@ class CallTracker:
         return report
 
     def _drop_program(self, request_id: str, identity: CallIdentity) -> None:
-        """Forget a program whose totals are kept elsewhere, or that was this one call."""
+        """Drop a program whose totals are kept elsewhere, or that was this one call."""
         is_own = identity.program_id == request_id
         if not (identity.has_totals or is_own):
             return

@@ -86,7 +86,7 @@ class Balancer(ABC):
         """Learn from a call that an engine has answered; program and engine may be unknown by then."""
 
     def forget(self, program_id: str) -> None:  # noqa: B027 - some remember no program
-        """Forget a program that is over; it may be unknown."""
+        """Drop a program that has ended; it may be unknown."""
 
 
 def accepting(loads: Sequence[EngineLoad]) -> list[EngineLoad]:

@@ -88,7 +88,7 @@ class LocalityBounded(Balancer):
             self._pin(call.program_id, _Pin(pin.engine, context_tokens, pin.calls))
 
     def forget(self, program_id: str) -> None:
-        """Forget a program that is over, and learn how many calls it made; it may be unknown."""
+        """Drop a program that has ended, and learn how many calls it made; it may be unknown."""
         pin = self._pins.get(program_id)
         if pin is not None:
             calls_after = _moved(self._mean.calls_after, pin.calls - 1)

@@ -3,17 +3,17 @@
     cost = wait_weight x wait + prefill + decode + delays + evictions
 
     wait       the calls that wait there and one slot more: (waiting + 1) x engine time of a mean call;
-               zero while a slot is free and nobody waits
+               zero while a slot is free and no call waits
     prefill    the prompt tokens that are not in the cache, at the engine's speed
     decode     a mean answer at the engine's speed; a taken slot slows the other calls by about as much as the
                batch is full, which counts as well
-    delays     every running call stands still during the prefill, and the calls behind it start later:
+    delays     every running call stalls during the prefill, and the calls behind it start later:
                STALL_WEIGHT x prefill x running; and half of the waiting calls start after this one
     evictions  the contexts that it evicts from a full cache are prefilled again, with their delays, once for
                each call that their programs still make, but MOST_RECOMPUTES times at most
 
 Prefilling what another engine has in its cache delays a whole batch, so it costs much more than its own time:
-without that term programs hop between engines until no cache is worth anything.
+without that term programs hop between engines until no cache is of use.
 """
 
 from __future__ import annotations

@@ -43,5 +43,5 @@ class Locality(Balancer):
         return self._pins[program_id]
 
     def forget(self, program_id: str) -> None:
-        """Forget a program that is over; it may be unknown."""
+        """Drop a program that has ended; it may be unknown."""
         self._pins.pop(program_id, None)

@@ -6,7 +6,7 @@ The time of a call is modelled as
 
 Both are found by least squares over recent calls, which weigh less the older they are. A first guess counts
 like a few calls, so that the first one decides nothing. Neither falls below a hundredth of its guess: calls
-that differ in one number only say nothing of the other.
+that differ in one number only carry no information on the other.
 
 An estimate moves only with the engine's own calls, so one that is too slow would keep calls away, and itself
 alive, for good. The more calls in a row went to other engines, the less an engine's own estimate counts, and

@@ -11,7 +11,7 @@ __all__ = ["LeastUsed", "RoundRobin"]
 
 
 class RoundRobin(Balancer):
-    """Engines take turns; one that accepts no calls loses its turn."""
+    """Engines in rotation; one that accepts no calls is skipped."""
 
     name: ClassVar[str] = "round_robin"
 

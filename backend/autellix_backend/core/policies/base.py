@@ -28,7 +28,7 @@ class Policy:
     has_levels: ClassVar[bool] = True
     """Whether its queue has the configured levels."""
     holds_slots: ClassVar[bool] = False
-    """Whether a running call keeps its slot until it finishes, whoever waits."""
+    """Whether a running call keeps its slot until it finishes, whichever calls wait."""
     reads_parents: ClassVar[bool] = False
     """Whether a call's priority follows from its own parents, where they are known."""
     adds_service: ClassVar[bool] = False

@@ -1,6 +1,6 @@
 """The path of a call, from top to bottom: identify, choose engine, admit, send, relay, settle.
 
-A call is settled exactly once, whatever happens: its client disconnects, its engine dies, times out or cannot
+A call is settled exactly once, also when its client disconnects, its engine dies, times out or cannot
 be reached, or the gateway shuts down. Until the first byte of its answer it may be sent again: once after a
 reset of the connection, and once more to another engine when its engine died.
 """

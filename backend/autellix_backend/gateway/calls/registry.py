@@ -1,4 +1,4 @@
-"""The registry of open calls: each begins once and is settled exactly once, whatever happens in between.
+"""The registry of open calls: each begins once and is settled exactly once, on every path in between.
 
 A call waits for one report from each engine request that it became. If they do not all come in time, its
 receipt is estimated from the time that passed here, and is marked as estimated.
@@ -171,7 +171,7 @@ class CallRegistry:
         await self._is_idle.wait()
 
     async def drained(self) -> None:
-        """Return once no call is open, or when every open call has had the time to get its reports."""
+        """Return once no call is open, or when every open call had the time to get its reports."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._report_wait_s + DRAIN_MARGIN_S):
                 await self._is_idle.wait()

@@ -11,7 +11,7 @@ ERROR_MARKS = (b'data: {"error":', b"event: error\n")
 
 
 class StreamEndSplitter:
-    """Splits a stream of bytes at the line that opens its last event, wherever the chunks break.
+    """Splits a stream of bytes at the line that opens its last event, at any split into chunks.
 
     `ends` are the possible beginnings of that line.
     """

@@ -67,7 +67,7 @@ class AdmissionBounds:
         return self.add(size_bytes)
 
     def add(self, size_bytes: int) -> QueueSpace:
-        """Admit a call whatever the bounds, because another engine's bounds admitted it before."""
+        """Admit a call without regard to the bounds, because another engine's bounds admitted it before."""
         self.calls += 1
         self.size_bytes += size_bytes
         return QueueSpace(self, size_bytes)
@@ -166,7 +166,7 @@ class EngineHandle:
             self.receiver.close()
 
     def on_change(self, change: EngineChange) -> None:
-        """Forget what is out of date when the engine is no longer up."""
+        """Drop what is out of date when the engine is no longer up."""
         if change.state is not EngineState.UP:
             self.telemetry.forget()
             if self.cache is not None:
@@ -174,7 +174,7 @@ class EngineHandle:
                 self.cache.begin(is_complete=False)
 
     def silence_s(self) -> float:
-        """Return for how long an engine that reports on its calls has had some and sent nothing."""
+        """Return the seconds since a reporting engine with open calls last sent anything."""
         busy_since_s = self.queue.busy_since_s
         if not self.sends_reports or busy_since_s is None:
             return 0.0

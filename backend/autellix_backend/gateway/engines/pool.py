@@ -163,7 +163,7 @@ class EnginePool:
             Whether the call may be sent; otherwise it has to move, because only other engines accept calls.
 
         Raises:
-            EngineUnavailableError: if the engine is gone for good, or does not come back in time.
+            EngineUnavailableError: if the engine is gone for good, or does not return in time.
             ShuttingDownError: if the gateway shuts down meanwhile.
         """
         handle.queue.enter(call)
@@ -215,7 +215,7 @@ class EnginePool:
             handle.queue.judge(can_move=can_move)
 
     def _judge_later(self) -> None:
-        # Time alone may open a breaker again, or make a call give up.
+        # Time alone may open a breaker again, or end a call's wait.
         if self._is_open and self._timer is None and any(handle.queue.is_blocked for handle in self):
             self._timer = asyncio.get_running_loop().call_later(JUDGE_PERIOD_S, self._on_timer)
 

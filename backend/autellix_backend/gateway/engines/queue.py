@@ -72,12 +72,12 @@ class ArrivalOrdering:
         return next(iter(self._waiting), None)
 
     def send(self, key: str, now: float) -> Wait:
-        """Forget the call."""
+        """Remove the call."""
         waited_s = now - self._waiting.pop(key)
         return Wait(wait_s=waited_s, counted_s=waited_s)
 
     def leave(self, key: str, now: float) -> Wait | None:
-        """Forget the call if it is still queued."""
+        """Remove the call if it is still queued."""
         return self.send(key, now) if key in self._waiting else None
 
 
@@ -115,7 +115,7 @@ class PolicyOrdering:
         return wait
 
     def leave(self, key: str, now: float) -> Wait | None:
-        """Free the call's slot, if it has one; forget its program with its last call here."""
+        """Free the call's slot, if it has one; drop its program with its last call here."""
         self._charge(now)
         was_sent = self._charged_until_s.pop(key, None) is not None
         record = self._machine.finish(key, now) if was_sent else self._machine.abort(key, now)
@@ -232,7 +232,7 @@ class EngineQueue:
         self._queued: dict[str, QueuedCall] = {}
         self._in_flight = 0
         self.busy_since_s: float | None = None
-        """Since when the engine has had calls without a pause; None while it has none."""
+        """Since when the engine has been busy with calls; None while it has none."""
         self._is_shutting_down = False
         self.is_draining = False
         """Whether queued calls should move to other engines."""
@@ -303,7 +303,7 @@ class EngineQueue:
         self.judge(can_move=False)
 
     def pump(self) -> None:
-        """Send the calls whose turn it is."""
+        """Send the calls that may be admitted."""
         now = self._clock()
         is_open = self.reachability.supervisor.is_up and not self._is_shutting_down
         while self._queued and is_open:

@@ -141,7 +141,7 @@ class Router(LifecycleSubscriber):
         )
 
     def on_program_ended(self, program_id: str) -> None:
-        """Forget a program."""
+        """Drop what is kept of a program."""
         self._programs.discard(program_id)
         self._balancer.forget(program_id)
 

@@ -198,7 +198,7 @@ class Upstream:
 
 
 def request_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Pick the headers that go on to the engine; bodies must come back as they are, so no compression."""
+    """Pick the headers that go on to the engine; bodies must return unchanged, so no compression."""
     forwarded = {name: headers[name] for name in FORWARDED_HEADERS if name in headers}
     return {"content-type": "application/json", **forwarded, "accept-encoding": "identity"}
 

@@ -49,7 +49,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_client_gone(_request: Request, _error: Exception) -> Response:
-    # It is sent to nobody.
+    # The client is gone; this is never sent.
     return Response(status_code=HTTPStatus.NO_CONTENT)
 
 

@@ -154,7 +154,7 @@ class IdentityResolver:
         return self._resolve_named(identity, aliases, aliases.program, tenant)
 
     def expire(self, now: float) -> None:
-        """Forget lineages and transcripts that have not been used for as long as a program may idle."""
+        """Drop lineages and transcripts that have not been used for as long as a program may idle."""
         self._lineage.expire(now)
         if self._chain is not None:
             self._chain.expire(now)

@@ -1,4 +1,4 @@
-"""A bounded map that forgets the entries unused for longest."""
+"""A bounded map that drops the least recently used entries."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class TranscriptChain:
         return program
 
     def expire(self, now: float) -> None:
-        """Forget the transcripts that have not been used for `ttl_s`."""
+        """Drop the transcripts that have not been used for `ttl_s`."""
         self._programs.expire(now)
 
     def _longest_match(self, earlier: list[bytes], now: float) -> str | None:

@@ -135,7 +135,7 @@ class Limiter(LifecycleSubscriber):
             )
 
     def on_program_ended(self, program_id: str) -> None:
-        """Forget a program; may be called for any id."""
+        """Drop a program; the id may be unknown."""
         program = self._programs.get(program_id)
         if program is not None:
             program.is_in_table = False

@@ -19,7 +19,7 @@ DAY_S = 86400.0
 SOON_S = 1.0
 """The retry time at a cap: when a call or program will end is unknown."""
 DUST_S = 1e-6
-"""Rounding error of floats; a client that waited as told must not be refused for it."""
+"""Rounding error of floats; a client that waited for `Retry-After` must not be refused for it."""
 
 
 @dataclass(frozen=True, slots=True)

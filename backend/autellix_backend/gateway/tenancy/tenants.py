@@ -1,11 +1,11 @@
 """Tenants and their API keys.
 
 Keys are stored as SHA-256 digests. A slow, salted hash protects passwords, which people choose and others can
-guess; a key holds 256 random bits, which nobody can guess at any speed, and it is checked at each call. The
+guess; a key holds 256 random bits, which cannot be guessed at any speed, and it is checked at each call. The
 comparison with the known keys takes the same time for every key.
 
 Within the backend an id carries its tenant's name (`research/run-7`). Names hold no slash, so no two tenants
-can share an id, whatever their clients choose.
+can share an id, whichever ids their clients choose.
 """
 
 from __future__ import annotations

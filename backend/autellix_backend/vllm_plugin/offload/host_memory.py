@@ -30,7 +30,7 @@ class HostMemory:
         self._page_bytes = tuple(page_bytes)
         self._row_bytes = sum(page_bytes)
         self._blocks = blocks
-        # Anonymous: the system gives each page of it when it is first written.
+        # Anonymous: the system allocates each page at its first use.
         self._memory = mmap.mmap(-1, self._row_bytes * blocks)
         self._view = (ctypes.c_char * len(self._memory)).from_buffer(self._memory)
         self.base = ctypes.addressof(self._view)

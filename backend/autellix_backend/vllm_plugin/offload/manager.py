@@ -1,4 +1,4 @@
-"""The scheduler's side: which chunks are in host memory, for whom, and what became of their transfers."""
+"""The scheduler's side: the chunks in host memory, their programs, and the state of their transfers."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class ProgramCachePolicy(CachePolicy):
         self.retention.add(key)
 
     def remove(self, key: OffloadKey) -> None:
-        """Forget a chunk whose store failed."""
+        """Drop a chunk whose store failed."""
         del self._chunks[key]
         self._evictable.discard(key)
         self.retention.discard(key)
@@ -58,7 +58,7 @@ class ProgramCachePolicy(CachePolicy):
         return evicted
 
     def clear(self) -> None:
-        """Forget all chunks."""
+        """Drop all chunks."""
         self._chunks.clear()
         self._evictable.clear()
         self.retention.clear()

@@ -107,11 +107,11 @@ class Retention:
             self._keep(key, program_id, is_front=True)
 
     def discard(self, key: bytes) -> None:
-        """Forget a chunk that is gone."""
+        """Drop a chunk that is gone."""
         self._unlist(key, self._chunks.pop(key))
 
     def clear(self) -> None:
-        """Forget all chunks; the programs stay."""
+        """Drop all chunks; the programs stay."""
         for key in list(self._chunks):
             self.discard(key)
 
