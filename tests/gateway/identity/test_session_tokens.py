@@ -34,7 +34,7 @@ async def call(rig: Rig, **named: Any) -> tuple[int, dict[str, Any], Any]:
 
 def waits_for_start(rig: Rig, session: str) -> bool:
     """Return whether a call without a token is at the gateway, and waits for its session's start."""
-    return session in rig.app.state.components.guard._waiting
+    return session in rig.app.state.components.tokens._waiting
 
 
 def run(serve: Serve, use: Any, **settings: Any) -> None:
