@@ -1,0 +1,349 @@
+"""The work that programs of a class need, learned from those that have ended.
+
+Work is counted in weighted tokens. The total of a live program is predicted at checkpoints: when its first,
+second, fourth, eighth ... call arrives. A prediction adds the work attained so far to the median of what
+ended programs of its class needed beyond the same checkpoint: those whose first prompt was of the same size
+(a bucket of powers of two), else all that reached the checkpoint, else those that were larger than what it
+has attained. The output of the last call was tried as a second bucket and improved nothing.
+
+Each prediction is kept until its program ends and then scored by ln(predicted / true), so every error is one
+of a program that the tables had not seen. Faded means keep the errors (Gama, Sebastião and Rodrigues, "On
+evaluating stream learning algorithms", 2013). Page's cumulative sums ("Continuous inspection schemes", 1954)
+over the errors at the first call detect drift; the class then keeps its latest programs only.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+__all__ = [
+    "CHECKPOINTS",
+    "CheckpointError",
+    "ClassKey",
+    "ClassReport",
+    "ClassSizes",
+    "LiveProgram",
+    "sd_of_logs",
+]
+
+CHECKPOINTS = (0, 1, 3, 7, 15, 31)
+"""Finished calls at which a program's total is predicted: at its first, second, fourth ... call."""
+HISTORY_PROGRAMS = 256
+"""Ended programs that a class remembers, and the spread of all classes; the oldest are forgotten first."""
+MAX_CLASSES = 256
+"""Classes of one tenant; the one not seen for the longest is forgotten first."""
+LEAST_PROGRAMS = 8
+"""Ended programs that a class needs before anything is predicted."""
+LEAST_IN_BUCKET = 4
+"""Ended programs that a table needs; with fewer, the next coarser one answers."""
+LEAST_SCORED = 30
+"""Scored predictions that a class needs at a checkpoint before they are used."""
+MARGIN = 0.9
+"""Predictions are used where their error is below this share of the class's spread."""
+PRIOR_PROGRAMS = 6
+PRIOR_SD = 0.7
+"""A spread begins as that of so many programs, so that the first ended ones do not decide alone."""
+
+FADING = 0.99
+"""Weight of the errors before the last one: means over about 100 programs."""
+DRIFT_SLACK = 0.5
+DRIFT_LIMIT = 10.0
+"""Page's test, in standard deviations of the error: a lasting shift beyond the slack adds up to the limit."""
+KEPT_AFTER_DRIFT = 32
+"""Programs kept at a drift; more would leave the old ones in the majority."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ClassKey:
+    """A class of programs of one tenant."""
+
+    tenant: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """A program at a checkpoint."""
+
+    attained: float
+    predicted: float | None
+    drifts: int
+    """Drifts of its class before the prediction; one made before a drift is not scored after it."""
+
+
+@dataclass(slots=True)
+class LiveProgram:
+    """A program that has not ended, at the checkpoints it has passed."""
+
+    key: ClassKey
+    first_prompt_tokens: float
+    points: dict[int, _Point] = field(default_factory=dict)
+    attained: float = 0.0
+    """Work of its finished calls when its latest call arrived."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointError:
+    """How well a class is predicted at one checkpoint."""
+
+    call: int
+    """The call at whose arrival the prediction is made, counted from 1."""
+    scored: int
+    error: float | None
+    """Root mean square of ln(predicted / true); None without a scored prediction."""
+    is_used: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassReport:
+    """What is known of a class."""
+
+    key: ClassKey
+    ended: int
+    """Programs that ended since the class was first seen."""
+    median_work: float | None
+    p90_work: float | None
+    spread: float
+    """Standard deviation of ln(work)."""
+    errors: tuple[CheckpointError, ...]
+    drifts: int
+    is_drifting: bool
+    """Whether a drift was found so recently that predictions are not used yet."""
+
+
+@dataclass(slots=True)
+class _FadedMean:
+    total: float = 0.0
+    weight: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.total = FADING * self.total + value
+        self.weight = FADING * self.weight + 1
+
+    def value(self) -> float:
+        return self.total / self.weight if self.weight else 0.0
+
+
+@dataclass(slots=True)
+class _Score:
+    """The log-errors at one checkpoint."""
+
+    mean: _FadedMean = field(default_factory=_FadedMean)
+    square: _FadedMean = field(default_factory=_FadedMean)
+    scored: int = 0
+    above: float = 0.0
+    below: float = 0.0
+    """Page's sums: how far the errors have stayed above and below their mean."""
+
+    def add(self, log_error: float) -> None:
+        self._watch(log_error)
+        self.scored += 1
+        self.mean.add(log_error)
+        self.square.add(log_error**2)
+
+    def error(self) -> float | None:
+        return math.sqrt(self.square.value()) if self.scored else None
+
+    def has_drifted(self) -> bool:
+        return max(self.above, self.below) > DRIFT_LIMIT
+
+    def _watch(self, log_error: float) -> None:
+        variance = self.square.value() - self.mean.value() ** 2
+        if self.scored < LEAST_SCORED or variance <= 0:
+            return
+        deviation = (log_error - self.mean.value()) / math.sqrt(variance)
+        self.above = max(0.0, self.above + deviation - DRIFT_SLACK)
+        self.below = max(0.0, self.below - deviation - DRIFT_SLACK)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """An ended program as the tables hold it."""
+
+    work: float
+    remainders: tuple[tuple[tuple[int, int | None], float], ...]
+    """Work beyond each checkpoint, by table: a checkpoint, and the first prompt's bucket or None for all."""
+
+
+class _Tables:
+    """The works and remainders of the latest ended programs of a class, in rising order."""
+
+    def __init__(self, ended: Iterable[_Ended] = ()) -> None:
+        self.ended: deque[_Ended] = deque()
+        self.works: list[float] = []
+        self._remainders: dict[tuple[int, int | None], list[float]] = {}
+        for program in ended:
+            self.add(program)
+
+    def add(self, program: _Ended) -> None:
+        """Add a program, and drop the oldest one if there are too many."""
+        if len(self.ended) == HISTORY_PROGRAMS:
+            self._drop_oldest()
+        self.ended.append(program)
+        insort(self.works, program.work)
+        for table, remainder in program.remainders:
+            insort(self._remainders.setdefault(table, []), remainder)
+
+    def predict(self, checkpoint: int, bucket: int, attained: float) -> float | None:
+        """Return the total work of a program at a checkpoint, None if too few have ended."""
+        if len(self.ended) < LEAST_PROGRAMS:
+            return None
+        for table in ((checkpoint, bucket), (checkpoint, None)):
+            remainders = self._remainders.get(table, ())
+            if len(remainders) >= LEAST_IN_BUCKET:
+                return attained + _median(remainders)
+        larger = len(self.works) - bisect_right(self.works, attained)
+        return self.works[-1 - larger // 2] if larger >= LEAST_IN_BUCKET else None
+
+    def spread(self) -> float:
+        return sd_of_logs([math.log(work) for work in self.works])
+
+    def _drop_oldest(self) -> None:
+        oldest = self.ended.popleft()
+        del self.works[bisect_left(self.works, oldest.work)]
+        for table, remainder in oldest.remainders:
+            values = self._remainders[table]
+            del values[bisect_left(values, remainder)]
+            if not values:
+                del self._remainders[table]
+
+
+class _Class:
+    """One class: its tables, and how well they predict."""
+
+    def __init__(self) -> None:
+        self.tables = _Tables()
+        self.scores = {checkpoint: _Score() for checkpoint in CHECKPOINTS}
+        self.ended = 0
+        self.drifts = 0
+        self._spread = self.tables.spread()
+
+    def add(self, program: LiveProgram, work: float) -> None:
+        for checkpoint, point in program.points.items():
+            if point.predicted is not None and point.drifts == self.drifts:
+                self.scores[checkpoint].add(math.log(point.predicted / work))
+        self.tables.add(_ended(program, work))
+        self.ended += 1
+        if self.scores[CHECKPOINTS[0]].has_drifted():
+            self._forget()
+        self._spread = self.tables.spread()
+
+    def is_used(self, checkpoint: int) -> bool:
+        score = self.scores[checkpoint]
+        error = score.error()
+        return error is not None and score.scored >= LEAST_SCORED and error < MARGIN * self._spread
+
+    def report(self, key: ClassKey) -> ClassReport:
+        works = self.tables.works
+        return ClassReport(
+            key=key,
+            ended=self.ended,
+            median_work=_median(works) if works else None,
+            p90_work=works[math.ceil(0.9 * len(works)) - 1] if works else None,
+            spread=self._spread,
+            errors=tuple(self._errors()),
+            drifts=self.drifts,
+            is_drifting=self.drifts > 0 and self.scores[CHECKPOINTS[0]].scored < LEAST_SCORED,
+        )
+
+    def _errors(self) -> Iterator[CheckpointError]:
+        for checkpoint, score in self.scores.items():
+            yield CheckpointError(
+                call=checkpoint + 1,
+                scored=score.scored,
+                error=score.error(),
+                is_used=self.is_used(checkpoint),
+            )
+
+    def _forget(self) -> None:
+        self.drifts += 1
+        self.tables = _Tables(list(self.tables.ended)[-KEPT_AFTER_DRIFT:])
+        self.scores = {checkpoint: _Score() for checkpoint in CHECKPOINTS}
+
+
+class ClassSizes:
+    """Predicts the work of programs by their class, and measures how well."""
+
+    def __init__(self) -> None:
+        self._classes: dict[str, dict[ClassKey, _Class]] = {}
+        self._log_works: deque[float] = deque(maxlen=HISTORY_PROGRAMS)
+
+    def on_call(self, program: LiveProgram, *, finished_calls: int, attained_work: float) -> None:
+        """Predict a program's total if the arrival of a call takes it past a checkpoint."""
+        program.attained = max(program.attained, attained_work)
+        checkpoint = CHECKPOINTS[bisect_right(CHECKPOINTS, finished_calls) - 1]
+        if checkpoint < max(program.points, default=0) or checkpoint in program.points:
+            return
+        found = self._class(program.key)
+        predicted = found.tables.predict(checkpoint, _bucket(program.first_prompt_tokens), attained_work)
+        program.points[checkpoint] = _Point(attained_work, predicted, found.drifts)
+
+    def on_end(self, program: LiveProgram, work: float) -> None:
+        """Score the predictions for a program that has ended, and learn from it unless it did no work."""
+        if work > 0:
+            self._class(program.key).add(program, work)
+            self._log_works.append(math.log(work))
+
+    def expected_work(self, program: LiveProgram) -> float | None:
+        """Return the total work that a program is expected to need, None where its class is uninformative."""
+        checkpoint = max(program.points, default=CHECKPOINTS[0])
+        point = program.points.get(checkpoint)
+        if point is None or point.predicted is None or not self.is_informative(program.key, checkpoint):
+            return None
+        return max(point.predicted, program.attained)
+
+    def is_informative(self, key: ClassKey, checkpoint: int = 0) -> bool:
+        """Return whether the error of a class's predictions at a checkpoint beats the class's spread."""
+        found = self._classes.get(key.tenant, {}).get(key)
+        return found is not None and found.is_used(checkpoint)
+
+    def spread(self) -> float:
+        """Return the standard deviation of ln(work) over the latest ended programs of all classes."""
+        return sd_of_logs(self._log_works)
+
+    def reports(self, tenant: str | None = None) -> list[ClassReport]:
+        """Return what is known of each class, of one tenant or of all, by tenant and name."""
+        tenants = self._classes if tenant is None else {tenant}
+        classes = (item for name in tenants for item in self._classes.get(name, {}).items())
+        return [found.report(key) for key, found in sorted(classes, key=lambda item: item[0])]
+
+    def _class(self, key: ClassKey) -> _Class:
+        classes = self._classes.setdefault(key.tenant, {})
+        found = classes.pop(key, None) or _Class()
+        classes[key] = found
+        if len(classes) > MAX_CLASSES:
+            del classes[next(iter(classes))]
+        return found
+
+
+def sd_of_logs(log_works: Sequence[float]) -> float:
+    """Return the standard deviation of ln(work), with the prior's programs around the same mean."""
+    mean = fmean(log_works) if log_works else 0.0
+    squares = sum((log_work - mean) ** 2 for log_work in log_works)
+    return math.sqrt((PRIOR_PROGRAMS * PRIOR_SD**2 + squares) / (PRIOR_PROGRAMS + len(log_works)))
+
+
+def _ended(program: LiveProgram, work: float) -> _Ended:
+    bucket = _bucket(program.first_prompt_tokens)
+    return _Ended(
+        work,
+        tuple(
+            ((checkpoint, column), max(0.0, work - point.attained))
+            for checkpoint, point in program.points.items()
+            for column in (bucket, None)
+        ),
+    )
+
+
+def _bucket(tokens: float) -> int:
+    return max(1, math.ceil(tokens)).bit_length()
+
+
+def _median(ordered: Sequence[float]) -> float:
+    middle = len(ordered) // 2
+    return (ordered[middle] + ordered[-1 - middle]) / 2
