@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
-from tests.observe.facts import facts
+from tests.observe.settled_calls import settled_call
 
 from autellix_backend.observe import call_log
 from autellix_backend.observe.call_log import STANDARD_ERROR, CallLog, line_of
@@ -17,7 +17,7 @@ from autellix_backend.settings import SettingsError
 
 
 def test_a_line_has_identity_time_and_duration() -> None:
-    line = json.loads(line_of(facts(wait_s=0.25000000001)))
+    line = json.loads(line_of(settled_call(wait_s=0.25000000001)))
 
     assert list(line)[:4] == ["time", "event", "call_id", "program_id"]
     assert (line["time"], line["event"]) == ("2023-11-14T22:13:20.500+00:00", "call")
@@ -29,7 +29,7 @@ def test_a_line_has_identity_time_and_duration() -> None:
 
 @pytest.mark.parametrize("traceparent", [None, "", "garbage", "00-1-2"])
 def test_a_call_without_a_trace_has_a_null_trace_id(traceparent: str | None) -> None:
-    assert json.loads(line_of(facts(traceparent=traceparent)))["trace_id"] is None
+    assert json.loads(line_of(settled_call(traceparent=traceparent)))["trace_id"] is None
 
 
 def test_lines_go_to_the_file_in_order_and_the_end_waits_for_them(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_lines_go_to_the_file_in_order_and_the_end_waits_for_them(tmp_path: Path
     log = CallLog(path, registry)
     log.open()
     for number in range(500):
-        log.take(facts(call_id=f"c{number}"))
+        log.take(settled_call(call_id=f"c{number}"))
     log.close()
 
     assert [f"c{number}" for number in range(500)] == [
@@ -51,7 +51,7 @@ def test_lines_go_to_the_file_in_order_and_the_end_waits_for_them(tmp_path: Path
 def test_the_dash_is_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
     log = CallLog(STANDARD_ERROR, CollectorRegistry())
     log.open()
-    log.take(facts())
+    log.take(settled_call())
     log.close()
 
     assert json.loads(capfd.readouterr().err)["call_id"] == "c"
@@ -63,7 +63,7 @@ def test_a_moved_file_is_created_again(tmp_path: Path) -> None:
     log = CallLog(path, CollectorRegistry())
     path.rename(tmp_path / "old")
     log.open()
-    log.take(facts())
+    log.take(settled_call())
     log.close()
 
     assert len(path.read_text(encoding="utf-8").splitlines()) == 1
@@ -75,7 +75,7 @@ def test_lines_without_room_are_dropped_and_counted(tmp_path: Path, monkeypatch:
     registry = CollectorRegistry()
     log = CallLog(tmp_path / "calls.jsonl", registry)
     for _ in range(5):
-        log.take(facts())
+        log.take(settled_call())
 
     assert registry.get_sample_value("autellix_call_log_lines_total", {"result": "dropped"}) == 2
     log.open()
@@ -91,10 +91,10 @@ def test_a_failing_disk_is_logged_once(tmp_path: Path, caplog: pytest.LogCapture
     (folder / "calls.jsonl").unlink()
     folder.rmdir()
     log.open()
-    log.take(facts())
+    log.take(settled_call())
     while registry.get_sample_value("autellix_call_log_lines_total", {"result": "failed"}) != 1:
         os.sched_yield()
-    log.take(facts())
+    log.take(settled_call())
     log.close()
 
     assert registry.get_sample_value("autellix_call_log_lines_total", {"result": "failed"}) == 2

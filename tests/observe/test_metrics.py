@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from tests.observe.facts import facts
+from tests.observe.settled_calls import settled_call
 
 from autellix_backend.observe.metrics import (
     CallMetrics,
@@ -14,12 +14,13 @@ from autellix_backend.observe.metrics import (
     OffloadMetrics,
     SnapshotMetrics,
 )
+from autellix_backend.observe.settled_call import Outcome
 from autellix_backend.reports.snapshot import EngineSnapshot, KvOffloadTotals
 
 
 def counted(**fields: Any) -> CollectorRegistry:
     make = MetricFactory()
-    CallMetrics(make).take(facts(**fields))
+    CallMetrics(make).take(settled_call(**fields))
     return make.registry
 
 
@@ -47,7 +48,7 @@ def test_unknown_values_are_not_counted() -> None:
 
 
 def test_a_broken_stream_has_no_time_to_its_first_token() -> None:
-    registry = counted(outcome="aborted")
+    registry = counted(outcome=Outcome.ABORTED)
 
     assert (
         registry.get_sample_value("autellix_time_to_first_token_seconds_count", {"engine": "replica-0"})

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 
 import pytest
-from tests.observe.facts import TRACEPARENT, facts
+from tests.observe.settled_calls import TRACEPARENT, settled_call
 
+from autellix_backend.observe.settled_call import Outcome
 from autellix_backend.observe.tracing import CallTracer, attributes_of, check_installed, make_tracer
 from autellix_backend.settings import SettingsError
 
@@ -21,7 +22,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 def span_of(**fields: object) -> ReadableSpan:
     exporter = InMemorySpanExporter()
     tracer = CallTracer(SimpleSpanProcessor(exporter))
-    tracer.take(facts(**fields))
+    tracer.take(settled_call(**fields))
     (span,) = exporter.get_finished_spans()
     tracer.close()
     return span
@@ -42,7 +43,7 @@ def test_a_span_lasts_as_long_as_its_call_below_the_clients_span() -> None:
 
 
 def test_attributes_follow_the_conventions_and_hold_no_content() -> None:
-    attributes = attributes_of(facts())
+    attributes = attributes_of(settled_call())
 
     assert attributes["gen_ai.operation.name"] == "chat"
     assert attributes["gen_ai.request.model"] == "m"
@@ -61,13 +62,13 @@ def test_names_of_attributes_are_those_of_the_conventions() -> None:
     from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 
     known = {value for name, value in vars(gen_ai_attributes).items() if name.startswith("GEN_AI_")}
-    ours = {name for name in attributes_of(facts()) if name.startswith("gen_ai.")}
+    ours = {name for name in attributes_of(settled_call()) if name.startswith("gen_ai.")}
 
     assert ours <= known
 
 
 def test_a_call_that_failed_is_an_error_without_a_parent_if_none_is_named() -> None:
-    span = span_of(outcome="timeout", traceparent=None, model=None)
+    span = span_of(outcome=Outcome.TIMEOUT, traceparent=None, model=None)
 
     assert (span.name, span.parent) == ("chat", None)
     assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "timeout")

@@ -30,7 +30,6 @@ from autellix_backend.gateway.http.sessions import LOST_HEARTBEATS
 from autellix_backend.gateway.http.watches import Watches
 from autellix_backend.gateway.identity.identity import IdentityResolver
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
-from autellix_backend.gateway.lifecycle import FactsSink, Lifecycle
 from autellix_backend.gateway.recording.recorder import ProgramRecorder
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.limiter import Limiter
@@ -82,13 +81,10 @@ class Components:
         self.tokens = SessionTokens(gateway.token_secret, is_strict=gateway.strict_identity, clock=clock)
         self.resolver = IdentityResolver(gateway, metrics, clock=clock)
         self.exporters = CallExporters(settings.observe, metrics.registry)
-        lifecycle = Lifecycle(FactsSink(metrics.calls.take), *map(FactsSink, self.exporters.sinks))
-        self.store.subscribe(lifecycle.on_program_ended)
         self.registry = CallRegistry(
             self.store,
             settings.scheduler,
             metrics,
-            lifecycle,
             clock=clock,
             report_wait_s=gateway.report_wait_s,
             limiter=self.limiter,
@@ -100,11 +96,28 @@ class Components:
         self.pool = EnginePool(self._make_handle, metrics.forget_engine)
         balancer = make_balancer(settings.balancer.name, settings.balancer.threshold_tokens)
         self.router = Router(self.pool, balancer, self._count_refusal)
-        for subscriber in (self.limiter, self.recorder, self.feed, self.router):
-            if subscriber is not None:
-                lifecycle.subscribe(subscriber)
+        self._subscribe()
         for engine in engines:
             self.pool.join(engine)
+
+    def _subscribe(self) -> None:
+        """Publish the life of each call and program: its beginning, its settlement or end."""
+        registry, router = self.registry, self.router
+        registry.subscribe(on_settled=self.metrics.calls.take)
+        for take in self.exporters.sinks:
+            registry.subscribe(on_settled=take)
+        if self.limiter is not None:
+            registry.subscribe(on_settled=self.limiter.on_call_settled)
+        for subscriber in (self.recorder, self.feed):
+            if subscriber is not None:
+                registry.subscribe(on_begun=subscriber.on_call_begun, on_settled=subscriber.on_call_settled)
+        registry.subscribe(
+            on_begun=lambda call: router.on_program_begun(call.start.program_id),
+            on_settled=router.on_call_settled,
+        )
+        for part in (self.limiter, self.recorder, self.feed, router):
+            if part is not None:
+                self.store.subscribe(part.on_program_ended)
 
     def _make_store(self) -> ProgramStore:
         return make_store(

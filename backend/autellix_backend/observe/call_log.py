@@ -13,7 +13,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter
 
-from autellix_backend.observe.call_facts import CallFacts
+from autellix_backend.observe.settled_call import SettledCall
 from autellix_backend.settings import SettingsError
 
 MAX_PENDING = 10_000
@@ -47,7 +47,7 @@ class CallLog:
             ("result",),
             registry=registry,
         )
-        self._pending: queue.Queue[CallFacts | None] = queue.Queue(MAX_PENDING)
+        self._pending: queue.Queue[SettledCall | None] = queue.Queue(MAX_PENDING)
         self._has_complained = False
         self._thread = threading.Thread(target=self._run, name="autellix-call-log", daemon=True)
 
@@ -55,10 +55,10 @@ class CallLog:
         """Start writing."""
         self._thread.start()
 
-    def take(self, facts: CallFacts) -> None:
+    def take(self, call: SettledCall) -> None:
         """Queue a call for the log."""
         try:
-            self._pending.put_nowait(facts)
+            self._pending.put_nowait(call)
         except queue.Full:
             self._lines.labels("dropped").inc()
 
@@ -75,11 +75,11 @@ class CallLog:
             while not self._pending.empty():
                 batch.append(self._pending.get())
             is_over = None in batch
-            self._write([facts for facts in batch if facts is not None])
+            self._write([call for call in batch if call is not None])
 
-    def _write(self, batch: list[CallFacts]) -> None:
+    def _write(self, batch: list[SettledCall]) -> None:
         try:
-            text = "".join(line_of(facts) for facts in batch)
+            text = "".join(line_of(call) for call in batch)
             if self._path == STANDARD_ERROR:
                 sys.stderr.write(text)
                 sys.stderr.flush()
@@ -96,17 +96,47 @@ class CallLog:
             self._lines.labels("written").inc(len(batch))
 
 
-def line_of(facts: CallFacts) -> str:
+def line_of(call: SettledCall) -> str:
     """Return a call as one line of JSON, its time first."""
-    values = facts.to_mapping()
-    ended_at = datetime.datetime.fromtimestamp(facts.ended_at_s, datetime.UTC)
-    del values["ended_at_s"]
-    values["tools"] = [{"name": name, "duration_s": duration_s} for name, duration_s in facts.tools]
-    rounded = {
-        name: round(value, _DIGITS) if isinstance(value, float) else value for name, value in values.items()
+    start, receipt, usage = call.start, call.receipt, call.engine_usage
+    ended_at = datetime.datetime.fromtimestamp(call.ended_at_s, datetime.UTC)
+    line = {
+        "time": ended_at.isoformat(timespec="milliseconds"),
+        "event": "call",
+        "call_id": start.call_id,
+        "program_id": receipt.program_id,
+        "program_name": start.name,
+        "session_id": call.session_id,
+        "thread_id": start.thread_id,
+        "parents": start.parents,
+        "tenant": call.tenant,
+        "identity_source": call.identity_source,
+        "engine": call.engine,
+        "operation": call.operation,
+        "model": call.model,
+        "is_streaming": call.is_streaming,
+        "outcome": call.outcome,
+        "duration_s": call.duration_s,
+        "first_token_s": call.first_token_s,
+        "wait_s": receipt.wait_s,
+        "service_s": receipt.service_s,
+        "inherited_service_s": call.inherited_service_s,
+        "level": receipt.level,
+        "preemptions": receipt.preemptions,
+        "demotions": receipt.demotions,
+        "promotions": receipt.promotions,
+        "prompt_tokens": usage.prompt_tokens if usage else None,
+        "cached_tokens": usage.cached_tokens if usage else None,
+        "output_tokens": usage.output_tokens if usage else None,
+        "is_estimated": receipt.estimated,
+        "is_final": call.is_final,
+        "tools": [{"name": name, "duration_s": duration_s} for name, duration_s in start.interceptions],
+        "trace_id": call.trace_id,
     }
-    line = {"time": ended_at.isoformat(timespec="milliseconds"), "event": "call", **rounded}
-    return json.dumps(line, separators=(",", ":")) + "\n"
+    rounded = {
+        name: round(value, _DIGITS) if isinstance(value, float) else value for name, value in line.items()
+    }
+    return json.dumps(rounded, separators=(",", ":")) + "\n"
 
 
 def check_writable(path: Path) -> None:

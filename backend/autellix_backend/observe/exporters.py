@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from autellix_backend.observe.call_facts import CallFacts
 from autellix_backend.observe.call_log import CallLog
+from autellix_backend.observe.settled_call import SettledCall
 from autellix_backend.observe.tracing import CallTracer, make_tracer
 from autellix_backend.settings import ObserveSettings
 
@@ -27,7 +27,7 @@ class CallExporters:
             self._tracer = make_tracer(settings.otlp_endpoint)
 
     @property
-    def sinks(self) -> list[Callable[[CallFacts], None]]:
+    def sinks(self) -> list[Callable[[SettledCall], None]]:
         """Return the functions that take the facts of each call."""
         return [one.take for one in (self._log, self._tracer) if one is not None]
 

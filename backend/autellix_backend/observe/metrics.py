@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics import MetricWrapperBase
 
-from autellix_backend.observe.call_facts import CallFacts
+from autellix_backend.observe.settled_call import Outcome, SettledCall
 from autellix_backend.reports.snapshot import EngineSnapshot, KvOffloadTotals
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -58,7 +58,7 @@ class MetricFactory:
 
 
 class CallMetrics:
-    """Counts settled calls by their facts."""
+    """Counts settled calls."""
 
     def __init__(self, make: MetricFactory) -> None:
         self._calls = make.counter("calls", "Settled calls.", "outcome", "source", "engine")
@@ -77,25 +77,26 @@ class CallMetrics:
         self._tokens = make.counter("tokens", "Prompt, cached and output tokens.", "engine", "kind")
         self._moves = make.counter("level_changes", "Demotions and promotions of calls.", "engine", "kind")
 
-    def take(self, facts: CallFacts) -> None:
+    def take(self, call: SettledCall) -> None:
         """Count a call."""
-        self._calls.labels(facts.outcome, facts.identity_source, facts.engine).inc()
-        self._duration_s.labels(facts.engine).observe(facts.duration_s)
-        self._service_s.labels(facts.engine).inc(facts.service_s)
-        self._total_wait_s.labels(facts.engine).inc(facts.wait_s)
-        self._preemptions.labels(facts.engine).inc(facts.preemptions or 0)
-        if facts.tenant:
-            self._tenant_calls.labels(facts.tenant, facts.outcome).inc()
-            self._tenant_service_s.labels(facts.tenant).inc(facts.service_s)
-        if facts.level is not None:
-            self._wait_s.labels(str(facts.level)).observe(facts.wait_s)
-        if facts.first_token_s is not None and facts.outcome == "ok":
-            self._first_token_s.labels(facts.engine).observe(facts.first_token_s)
-        self._tokens.labels(facts.engine, "prompt").inc(facts.prompt_tokens or 0)
-        self._tokens.labels(facts.engine, "cached").inc(facts.cached_tokens or 0)
-        self._tokens.labels(facts.engine, "output").inc(facts.output_tokens or 0)
-        self._moves.labels(facts.engine, "demotion").inc(facts.demotions or 0)
-        self._moves.labels(facts.engine, "promotion").inc(facts.promotions or 0)
+        engine, receipt, usage = call.engine, call.receipt, call.engine_usage
+        self._calls.labels(call.outcome, call.identity_source, engine).inc()
+        self._duration_s.labels(engine).observe(call.duration_s)
+        self._service_s.labels(engine).inc(receipt.service_s)
+        self._total_wait_s.labels(engine).inc(receipt.wait_s)
+        self._preemptions.labels(engine).inc(receipt.preemptions or 0)
+        if call.tenant:
+            self._tenant_calls.labels(call.tenant, call.outcome).inc()
+            self._tenant_service_s.labels(call.tenant).inc(receipt.service_s)
+        if receipt.level is not None:
+            self._wait_s.labels(str(receipt.level)).observe(receipt.wait_s)
+        if call.first_token_s is not None and call.outcome is Outcome.OK:
+            self._first_token_s.labels(engine).observe(call.first_token_s)
+        self._tokens.labels(engine, "prompt").inc(usage.prompt_tokens if usage else 0)
+        self._tokens.labels(engine, "cached").inc(usage.cached_tokens or 0 if usage else 0)
+        self._tokens.labels(engine, "output").inc(usage.output_tokens if usage else 0)
+        self._moves.labels(engine, "demotion").inc(receipt.demotions or 0)
+        self._moves.labels(engine, "promotion").inc(receipt.promotions or 0)
 
 
 class QueueMetrics:

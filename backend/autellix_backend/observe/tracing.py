@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from autellix_backend.observe.call_facts import CallFacts
+from autellix_backend.observe.settled_call import Outcome, SettledCall
 from autellix_backend.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -37,21 +37,21 @@ class CallTracer:
         self._tracer = self._provider.get_tracer("autellix_backend")
         self._propagator = TraceContextTextMapPropagator()
 
-    def take(self, facts: CallFacts) -> None:
+    def take(self, call: SettledCall) -> None:
         """Create the span of a call."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
-        end_ns = int(facts.ended_at_s * _NS)
-        carrier = {} if facts.traceparent is None else {"traceparent": facts.traceparent}
+        end_ns = int(call.ended_at_s * _NS)
+        carrier = {} if call.traceparent is None else {"traceparent": call.traceparent}
         span = self._tracer.start_span(
-            f"{facts.operation} {facts.model}" if facts.model else facts.operation,
+            f"{call.operation} {call.model}" if call.model else call.operation,
             context=self._propagator.extract(carrier),
             kind=SpanKind.SERVER,
-            attributes=attributes_of(facts),
-            start_time=end_ns - int(facts.duration_s * _NS),
+            attributes=attributes_of(call),
+            start_time=end_ns - int(call.duration_s * _NS),
         )
-        if facts.outcome != "ok":
-            span.set_status(Status(StatusCode.ERROR, facts.outcome))
+        if call.outcome is not Outcome.OK:
+            span.set_status(Status(StatusCode.ERROR, call.outcome))
         span.end(end_ns)
 
     def close(self) -> None:
@@ -93,35 +93,36 @@ def make_tracer(endpoint: str) -> CallTracer:
     return CallTracer(BatchSpanProcessor(OTLPSpanExporter(endpoint=url)))
 
 
-def attributes_of(facts: CallFacts) -> dict[str, Any]:
+def attributes_of(call: SettledCall) -> dict[str, Any]:
     """Return the known attributes of a call's span."""
+    start, receipt, usage = call.start, call.receipt, call.engine_usage
     attributes = {
-        "gen_ai.operation.name": facts.operation,
+        "gen_ai.operation.name": call.operation,
         "gen_ai.provider.name": "autellix",
-        "gen_ai.request.model": facts.model,
-        "gen_ai.request.stream": facts.is_streaming,
-        "gen_ai.conversation.id": facts.session_id,
-        "gen_ai.agent.name": facts.program_name,
-        "gen_ai.usage.input_tokens": facts.prompt_tokens,
-        "gen_ai.usage.cache_read.input_tokens": facts.cached_tokens,
-        "gen_ai.usage.output_tokens": facts.output_tokens,
-        "gen_ai.response.time_to_first_chunk": facts.first_token_s,
-        "error.type": None if facts.outcome == "ok" else facts.outcome,
-        "autellix.program.id": facts.program_id,
-        "autellix.call.id": facts.call_id,
-        "autellix.thread.id": facts.thread_id,
-        "autellix.parent.ids": facts.parents,
-        "autellix.tenant": facts.tenant or None,
-        "autellix.identity.source": facts.identity_source,
-        "autellix.engine": facts.engine,
-        "autellix.outcome": facts.outcome,
-        "autellix.wait_s": facts.wait_s,
-        "autellix.service_s": facts.service_s,
-        "autellix.inherited_service_s": facts.inherited_service_s,
-        "autellix.level": facts.level,
-        "autellix.preemptions": facts.preemptions,
-        "autellix.demotions": facts.demotions,
-        "autellix.promotions": facts.promotions,
-        "autellix.estimated": facts.is_estimated,
+        "gen_ai.request.model": call.model,
+        "gen_ai.request.stream": call.is_streaming,
+        "gen_ai.conversation.id": call.session_id,
+        "gen_ai.agent.name": start.name,
+        "gen_ai.usage.input_tokens": usage.prompt_tokens if usage else None,
+        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens if usage else None,
+        "gen_ai.usage.output_tokens": usage.output_tokens if usage else None,
+        "gen_ai.response.time_to_first_chunk": call.first_token_s,
+        "error.type": None if call.outcome is Outcome.OK else call.outcome,
+        "autellix.program.id": receipt.program_id,
+        "autellix.call.id": start.call_id,
+        "autellix.thread.id": start.thread_id,
+        "autellix.parent.ids": start.parents,
+        "autellix.tenant": call.tenant or None,
+        "autellix.identity.source": call.identity_source,
+        "autellix.engine": call.engine,
+        "autellix.outcome": call.outcome,
+        "autellix.wait_s": receipt.wait_s,
+        "autellix.service_s": receipt.service_s,
+        "autellix.inherited_service_s": call.inherited_service_s,
+        "autellix.level": receipt.level,
+        "autellix.preemptions": receipt.preemptions,
+        "autellix.demotions": receipt.demotions,
+        "autellix.promotions": receipt.promotions,
+        "autellix.estimated": receipt.estimated,
     }
     return {name: value for name, value in attributes.items() if value is not None}

@@ -1,1 +1,1 @@
-"""The messages of an engine to its gateway: the report of a call, and the snapshot of its queues."""
+"""The messages between engine, gateway and client: reports and receipts of calls, snapshots of engines."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autellix_backend.gateway.calls.usage import TAIL_BYTES, StreamTail, read_usage
-from autellix_backend.gateway.lifecycle import Usage
+from autellix_backend.observe.settled_call import Usage
 
 USAGE = b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}'
 
@@ -13,7 +13,7 @@ USAGE = b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}'
 def test_usage_is_read_with_its_cached_tokens() -> None:
     usage = read_usage(b'{"usage":{"prompt_tokens":7,"prompt_tokens_details":{"cached_tokens":4},"x":[]}}')
     assert usage is not None
-    assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (7, 0, 4)
+    assert (usage.prompt_tokens, usage.output_tokens, usage.cached_tokens) == (7, 0, 4)
     plain = read_usage(USAGE)
     assert plain is not None and plain.cached_tokens is None
 
@@ -32,7 +32,7 @@ def test_the_last_usage_of_a_stream_counts() -> None:
     for start in range(0, len(stream), 1000):
         tail.feed(stream[start : start + 1000])
     found = tail.usage()
-    assert found is not None and found.completion_tokens == 3
+    assert found is not None and found.output_tokens == 3
 
 
 def test_a_stream_without_usage_has_none() -> None:
@@ -50,9 +50,9 @@ def test_a_stream_without_usage_has_none() -> None:
     ],
 )
 def test_every_dialects_counts_mean_the_same(content: bytes) -> None:
-    assert read_usage(content) == Usage(prompt_tokens=7, completion_tokens=3, cached_tokens=4)
+    assert read_usage(content) == Usage(prompt_tokens=7, output_tokens=3, cached_tokens=4)
 
 
 def test_the_usage_may_be_in_the_last_event() -> None:
     last = b'event: response.completed\ndata: {"response":' + USAGE + b"}\n\n"
-    assert StreamTail().usage(last) == Usage(prompt_tokens=7, completion_tokens=3)
+    assert StreamTail().usage(last) == Usage(prompt_tokens=7, output_tokens=3)

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from tests.gateway.facts import settled
+from tests.gateway.open_calls import open_call
 
 from autellix_backend.gateway import app as gateway_app
-from autellix_backend.gateway.identity.identity import read_identity
-from autellix_backend.gateway.lifecycle import CallBegan, Outcome, Usage
+from autellix_backend.gateway.calls.open_call import OpenCall
 from autellix_backend.gateway.recording import recorder as record
 from autellix_backend.gateway.recording.recorder import ProgramRecorder, append_line
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace, read_traces
+from autellix_backend.observe.settled_call import Outcome, Usage
+from autellix_backend.reports.receipt import Receipt
 from autellix_backend.settings import GatewaySettings, Settings, SettingsError, settings_to_mapping
 from autellix_lab.fakes.engine import FakeBehaviour, Fault
 
@@ -35,37 +36,26 @@ class FakeCalls:
         self.recorder = ProgramRecorder(path, self.registry, origin_s=100.0)
         self.count = 0
 
-    def begin(self, now: float, program: str = "p", **headers: str) -> CallBegan:
+    def begin(self, now: float, program: str = "p", **headers: str) -> OpenCall:
         self.count += 1
-        named = {f"x-autellix-{key.replace('_', '-')}": value for key, value in headers.items()}
-        identity = read_identity(
-            {"x-autellix-program-id": program, **named}, {}, lambda: f"made-{self.count}"
-        )
-        call = CallBegan(
-            key=f"{identity.call}~{self.count}",
-            at_s=now,
-            call_id=identity.call,
-            program_id=identity.program,
-            program_name=identity.name,
-            thread_id=identity.thread,
-            parents=identity.parents,
-            level=1,
-            entry_service_s=0.0,
-        )
-        self.recorder.on_call_began(call)
+        named = {"x-autellix-program-id": program, "x-autellix-call-id": f"made-{self.count}"}
+        named |= {f"x-autellix-{key.replace('_', '-')}": value for key, value in headers.items()}
+        call = open_call(named, key=str(self.count), began_s=now)
+        self.recorder.on_call_begun(call)
         return call
 
     def settle(
         self,
-        call: CallBegan,
+        call: OpenCall,
         now: float,
         prompt: int | None = 10,
         output: int = 5,
         cached: int | None = 0,
         outcome: Outcome = Outcome.OK,
     ) -> None:
-        usage = None if prompt is None else Usage(prompt, output, cached)
-        self.recorder.on_call_settled(settled(call, outcome, usage, at_s=now))
+        call.usage = None if prompt is None else Usage(prompt, output, cached)
+        receipt = Receipt(call_id=call.start.call_id, program_id="p", wait_s=0.0, service_s=0.0)
+        self.recorder.on_call_settled(call.settled(receipt, outcome, now, ended_at_s=0.0))
 
     def call(
         self,

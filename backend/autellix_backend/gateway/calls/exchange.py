@@ -31,9 +31,9 @@ from autellix_backend.gateway.errors import (
 )
 from autellix_backend.gateway.identity.identity import Identity, IdentityResolver, read_identity
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
-from autellix_backend.gateway.lifecycle import Outcome
 from autellix_backend.gateway.requests import read_body, read_headers, run_while_connected
 from autellix_backend.gateway.tenancy.tenants import Tenant, Tenants
+from autellix_backend.observe.settled_call import Outcome
 from autellix_wire import CALL_ID, ENGINE, IDENTITY_SOURCE, PROGRAM_ID, QUEUE_LEVEL
 
 
@@ -132,7 +132,7 @@ class Exchange:
                 self._registry.move(self._call, self._handle.name)
         except GatewayError as error:
             self._outcome = _outcome_of(error)
-            error.headers.update(self._receipt_headers(self._call.began.level))
+            error.headers.update(self._receipt_headers(self._call.level))
             raise
 
     async def _attempt(self) -> bool:
@@ -158,7 +158,7 @@ class Exchange:
         headers = engine_headers(
             self._call.request.headers,
             upstream.kind,
-            self._call.began.program_id,
+            self._call.start.program_id,
             session_header=upstream.session_header,
         )
         try:
@@ -199,7 +199,7 @@ class Exchange:
             raise self._death()
         self._outcome = Outcome.REJECTED
         await self._registry.settle(self._call, self._outcome, has_reports=False)
-        await self._start(response, content_length=len(content), level=self._call.began.level)
+        await self._start(response, content_length=len(content), level=self._call.level)
         await self._send({"type": "http.response.body", "body": content})
 
     async def _relay_body(self, response: aiohttp.ClientResponse) -> None:
@@ -210,7 +210,7 @@ class Exchange:
         )
         if response.content_type == "application/json" and "content-encoding" not in response.headers:
             content = receipt.spliced_into(content)
-        level = receipt.level or self._call.began.level
+        level = receipt.level or self._call.level
         await self._start(response, content_length=len(content), level=level)
         await self._send({"type": "http.response.body", "body": content})
 
@@ -251,7 +251,7 @@ class Exchange:
 
     async def _begin_stream(self, response: aiohttp.ClientResponse) -> None:
         # The head waits for the first bytes: until then the call may be sent to another engine.
-        await self._start(response, content_length=None, level=self._call.began.level)
+        await self._start(response, content_length=None, level=self._call.level)
         self._is_stream_open = True
 
     async def _break_off(self, error: GatewayError, rest: bytes) -> None:
@@ -277,7 +277,7 @@ class Exchange:
         """
         error = ShuttingDownError()
         if not self._has_begun:
-            error.headers.update(self._receipt_headers(self._call.began.level))
+            error.headers.update(self._receipt_headers(self._call.level))
             raise error
         if self._is_stream_open:
             await self._send_part(error_event(error, self._dialect.errors), is_last=True)
@@ -322,7 +322,7 @@ class Exchange:
     def _receipt_headers(self, level: int) -> dict[str, str]:
         return {
             PROGRAM_ID: self._call.shown_program,
-            CALL_ID: self._call.began.call_id,
+            CALL_ID: self._call.start.call_id,
             IDENTITY_SOURCE: self._call.request.identity.source,
             ENGINE: self._call.engine,
             QUEUE_LEVEL: str(level),

@@ -16,10 +16,12 @@ from collections.abc import Callable, Iterator
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
-from autellix_backend.gateway.calls.open_call import CallRequest, OpenCall, Receipt, open_call
-from autellix_backend.gateway.lifecycle import CallBegan, Lifecycle, Outcome, Usage
+from autellix_backend.gateway.calls.open_call import CallRequest, OpenCall
+from autellix_backend.gateway.engines.queue import QueuedCall
 from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.observe.metrics import GatewayMetrics
+from autellix_backend.observe.settled_call import Outcome, SettledCall, Usage
+from autellix_backend.reports.receipt import Receipt
 from autellix_backend.reports.report import EngineReport
 from autellix_backend.stores.base import ProgramStore
 
@@ -38,14 +40,14 @@ class CallRegistry:
         store: ProgramStore,
         scheduler: SchedulerConfig,
         metrics: GatewayMetrics,
-        lifecycle: Lifecycle,
         *,
         clock: Callable[[], float],
         report_wait_s: float,
         limiter: Limiter | None = None,
         wants_usage: bool = False,
     ) -> None:
-        self._lifecycle = lifecycle
+        self._on_begun: list[Callable[[OpenCall], None]] = []
+        self._on_settled: list[Callable[[SettledCall], None]] = []
         self._limiter = limiter
         self._store = store
         self._scheduler = scheduler
@@ -69,10 +71,24 @@ class CallRegistry:
     def __iter__(self) -> Iterator[OpenCall]:
         return iter(self._open.values())
 
-    def find(self, engine_key: str) -> CallBegan | None:
+    def find(self, engine_key: str) -> OpenCall | None:
         """Return the open call of an id in the engine."""
-        call = self._open.get(engine_key)
-        return None if call is None else call.began
+        return self._open.get(engine_key)
+
+    def subscribe(
+        self,
+        *,
+        on_begun: Callable[[OpenCall], None] | None = None,
+        on_settled: Callable[[SettledCall], None] | None = None,
+    ) -> None:
+        """Publish the beginning and the settlement of each call, each once.
+
+        Subscribers are called in their order; they must not raise, block or change a call.
+        """
+        if on_begun is not None:
+            self._on_begun.append(on_begun)
+        if on_settled is not None:
+            self._on_settled.append(on_settled)
 
     def new_id(self) -> str:
         """Return an id for a call whose client gave none."""
@@ -86,31 +102,34 @@ class CallRegistry:
             BodyTooLargeError: if they do for its body alone.
         """
         now = self._clock()
-        key = self._new_key(request.identity.call)
+        start = request.start(self._new_key(request.identity.call))
         reservation = None
         if self._limiter is not None:
             reservation = self._limiter.admit(
-                request.tenant, key, request.identity.program, request.body.size_bytes, now
+                request.tenant, start.key, start.program_id, request.body.size_bytes, now
             )
         try:
-            inherited = await self._store.begin(request.start(key), now)
+            inherited = await self._store.begin(start, now)
         except BaseException:
             if self._limiter is not None and reservation is not None:
                 self._limiter.cancel(reservation, now)
             raise
         entry_service_s = self._policy.inherit(inherited.service_s)
-        call = self._open[key] = open_call(
-            request,
-            inherited,
-            key=key,
-            engine=engine,
-            at_s=now,
+        call = self._open[start.key] = OpenCall(
+            request=request,
+            start=start,
+            began_s=now,
             level=bisect_right(self._bounds, entry_service_s) + 1,
             entry_service_s=entry_service_s,
+            inherited=inherited,
+            queued=QueuedCall(request.arrival(start.key, inherited)),
+            engine=engine,
+            engine_key=start.key,
             rate_headers={} if reservation is None else reservation.headers,
         )
         self._is_idle.clear()
-        self._lifecycle.on_call_began(call.began)
+        for on_begun in self._on_begun:
+            on_begun(call)
         return call
 
     def on_sent(self, call: OpenCall) -> None:
@@ -185,14 +204,16 @@ class CallRegistry:
         del self._open[call.engine_key]
         if not self._open:
             self._is_idle.set()
-        self._lifecycle.on_call_settled(call.settled(receipt, outcome, now, ended_at_s=time.time()))
+        settled = call.settled(receipt, outcome, now, ended_at_s=time.time())
+        for on_settled in self._on_settled:
+            on_settled(settled)
         await self._store.settle(call.end(receipt, outcome), now)
         return receipt
 
     def _renew_key(self, call: OpenCall) -> None:
         # A report of the attempt that failed must not pass for one of the next.
         del self._open[call.engine_key]
-        call.engine_key = self._new_key(call.began.call_id)
+        call.engine_key = self._new_key(call.start.call_id)
         call.reports.clear()
         call.has_reports.clear()
         call.sent_s = None
@@ -213,7 +234,7 @@ class CallRegistry:
         if usage is None or self._scheduler.service != "tokens":
             return now - call.sent_s
         prefill_tokens = usage.prompt_tokens - (usage.cached_tokens or 0)
-        return self._scheduler.nominal_service_s(max(0, prefill_tokens), usage.completion_tokens)
+        return self._scheduler.nominal_service_s(max(0, prefill_tokens), usage.output_tokens)
 
     def _new_key(self, call_id: str) -> str:
         return f"{call_id[:MAX_READABLE_ID]}~{self._prefix}-{next(self._numbers)}"

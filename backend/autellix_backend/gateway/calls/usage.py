@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from autellix_backend.gateway.lifecycle import Usage
+from autellix_backend.observe.settled_call import Usage
 
 TAIL_BYTES = 16 * 1024
 """How much of a stream is kept before its last event; in some dialects the event before it has the usage."""

@@ -15,7 +15,7 @@ from autellix_backend.core.errors import NoEngineError
 from autellix_backend.gateway.engines.handle import EngineHandle, QueueSpace
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
-from autellix_backend.gateway.lifecycle import CallBegan, CallSettled, LifecycleSubscriber, Outcome
+from autellix_backend.observe.settled_call import Outcome, SettledCall
 
 FIRST_BYTES_PER_TOKEN = 4.0
 LEARNING_RATE = 0.05
@@ -61,7 +61,7 @@ class PromptLengths:
         return model if model is not None and is_known else ""
 
 
-class Router(LifecycleSubscriber):
+class Router:
     """Assigns calls to the engines of a pool."""
 
     def __init__(self, pool: EnginePool, balancer: Balancer, on_refusal: Callable[[str], None]) -> None:
@@ -112,30 +112,30 @@ class Router(LifecycleSubscriber):
         self.pool.release(assignment.handle)
         self._forget_unless_begun(assignment.program_id)
 
-    def on_call_began(self, call: CallBegan) -> None:
-        """Note that a call's program is in the process table."""
-        self._programs.add(call.program_id)
+    def on_program_begun(self, program_id: str) -> None:
+        """Note that a program is in the process table; it may be there already."""
+        self._programs.add(program_id)
 
-    def on_call_settled(self, settled: CallSettled) -> None:
+    def on_call_settled(self, settled: SettledCall) -> None:
         """Learn from an answer how long prompts are, how fast its engine is, and what that has cached."""
-        facts, usage = settled.facts, settled.usage
+        usage = settled.answer_usage
         # The counts of several choices do not say how long one prompt is.
-        if facts.outcome != Outcome.OK or settled.record_count != 1 or usage is None:
+        if settled.outcome != Outcome.OK or settled.record_count != 1 or usage is None:
             return
-        self._prompts.learn(facts.model, settled.body_bytes, usage.prompt_tokens)
-        handle = self.pool.find(facts.engine)
+        self._prompts.learn(settled.model, settled.body_bytes, usage.prompt_tokens)
+        handle = self.pool.find(settled.engine)
         if handle is not None:
             handle.speed.learn(
                 prefill_tokens=max(0, usage.prompt_tokens - (usage.cached_tokens or 0)),
-                decode_tokens=usage.completion_tokens,
+                decode_tokens=usage.output_tokens,
                 duration_s=settled.engine_time_s,
             )
         self._balancer.finished(
             FinishedCall(
-                program_id=settled.call.program_id,
-                engine=facts.engine,
+                program_id=settled.start.program_id,
+                engine=settled.engine,
                 prompt_tokens=usage.prompt_tokens,
-                output_tokens=usage.completion_tokens,
+                output_tokens=usage.output_tokens,
                 cached_tokens=usage.cached_tokens,
             )
         )

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from autellix_backend.gateway.lifecycle import CallBegan, CallSettled, LifecycleSubscriber
+from autellix_backend.gateway.calls.open_call import OpenCall
 from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.observe.settled_call import SettledCall
 from autellix_backend.reports.snapshot import EngineSnapshot
+from autellix_backend.stores.base import CallStart
 
 MAX_PENDING = 1000
 """Events that are queued for one subscription; further ones are only counted."""
@@ -73,12 +75,12 @@ class Subscription:
         return self._viewer.is_admin or self._viewer.owns(event.program_id)
 
 
-class EventFeed(LifecycleSubscriber):
+class EventFeed:
     """Turns facts about calls, programs and engines into events for its subscribers."""
 
     def __init__(
         self,
-        find_call: Callable[[str], CallBegan | None],
+        find_call: Callable[[str], OpenCall | None],
         wall_clock: Callable[[], float],
         on_drop: Callable[[], None],
     ) -> None:
@@ -114,27 +116,24 @@ class EventFeed(LifecycleSubscriber):
         finally:
             self._subscriptions.discard(subscription)
 
-    def on_call_began(self, call: CallBegan) -> None:
+    def on_call_begun(self, call: OpenCall) -> None:
         """Publish that a call began."""
-        if self._subscriptions:
-            self._publish_call("begun", call, level=call.level, inherited_service_s=call.entry_service_s)
+        self._publish_call("begun", call.start, level=call.level, inherited_service_s=call.entry_service_s)
 
-    def on_call_settled(self, settled: CallSettled) -> None:
+    def on_call_settled(self, settled: SettledCall) -> None:
         """Publish that a call was settled."""
-        if not self._subscriptions:
-            return
-        facts, is_reported = settled.facts, settled.facts.level is not None
+        receipt = settled.receipt
         self._publish_call(
             "settled",
-            settled.call,
-            outcome=facts.outcome,
-            wait_s=facts.wait_s,
-            service_s=facts.service_s,
-            level=facts.level,
-            preemptions=facts.preemptions,
-            promotions=facts.promotions,
-            prompt_tokens=facts.prompt_tokens if is_reported else None,
-            output_tokens=facts.output_tokens if is_reported else None,
+            settled.start,
+            outcome=settled.outcome,
+            wait_s=receipt.wait_s,
+            service_s=receipt.service_s,
+            level=receipt.level,
+            preemptions=receipt.preemptions,
+            promotions=receipt.promotions,
+            prompt_tokens=receipt.prompt_tokens,
+            output_tokens=receipt.output_tokens,
         )
 
     def on_program_ended(self, program_id: str) -> None:
@@ -156,12 +155,12 @@ class EventFeed(LifecycleSubscriber):
             if past is None or call is None:
                 continue
             if standing.promotions > past.promotions:
-                self._publish_call("promoted", call, engine=engine, waited_s=standing.wait_s)
+                self._publish_call("promoted", call.start, engine=engine, waited_s=standing.wait_s)
             if standing.preemptions > past.preemptions:
-                self._publish_call("preempted", call, engine=engine, level=standing.level)
+                self._publish_call("preempted", call.start, engine=engine, level=standing.level)
 
-    def _publish_call(self, kind: str, call: CallBegan, **facts: Any) -> None:
-        named = {"call_id": call.call_id, "thread_id": call.thread_id, "name": call.program_name, **facts}
+    def _publish_call(self, kind: str, call: CallStart, **facts: Any) -> None:
+        named = {"call_id": call.call_id, "thread_id": call.thread_id, "name": call.name, **facts}
         self._publish(kind, call.program_id, named)
 
     def _publish(self, kind: str, program_id: str | None, facts: dict[str, Any]) -> None:

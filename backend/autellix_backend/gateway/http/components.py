@@ -49,17 +49,17 @@ class Inspector:
         )
 
     def _call(self, call: OpenCall) -> OpenCallView:
-        began, handle = call.began, self._pool.find(call.engine)
+        start, handle = call.start, self._pool.find(call.engine)
         return OpenCallView(
             key=call.engine_key,
-            call_id=began.call_id,
-            program_id=began.program_id,
-            thread_id=began.thread_id,
+            call_id=start.call_id,
+            program_id=start.program_id,
+            thread_id=start.thread_id,
             engine=call.engine,
-            open_s=self.now() - began.at_s,
-            level=began.level,
-            entry_service_s=began.entry_service_s,
-            queued_because=None if handle is None else handle.queue.why_queued(began.key),
+            open_s=self.now() - call.began_s,
+            level=call.level,
+            entry_service_s=call.entry_service_s,
+            queued_because=None if handle is None else handle.queue.why_queued(start.key),
         )
 
 

@@ -23,9 +23,9 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Scope
 
 from autellix_backend.gateway.calls.dialects import Dialect
-from autellix_backend.gateway.calls.open_call import Receipt
 from autellix_backend.gateway.errors import ErrorShape
 from autellix_backend.gateway.requests import read_body, read_headers
+from autellix_backend.reports.receipt import Receipt
 from autellix_wire import (
     CALL_ID,
     ENGINE,

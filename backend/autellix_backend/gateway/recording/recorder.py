@@ -20,8 +20,9 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter
 
-from autellix_backend.gateway.lifecycle import CallBegan, CallSettled, LifecycleSubscriber, Outcome
+from autellix_backend.gateway.calls.open_call import OpenCall
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace, program_to_mapping
+from autellix_backend.observe.settled_call import Outcome, SettledCall
 from autellix_backend.settings import SettingsError
 
 MAX_CALLS = 4096
@@ -70,7 +71,7 @@ class _RecordedProgram:
         self.ended_in_thread.clear()
 
 
-class ProgramRecorder(LifecycleSubscriber):
+class ProgramRecorder:
     """Appends one line per ended program to a file.
 
     Results are counted in the metric `autellix_recorded_programs`: written, empty (no call reached the
@@ -112,43 +113,44 @@ class ProgramRecorder(LifecycleSubscriber):
         """Return the number of programs that are kept in memory."""
         return len(self._programs)
 
-    def on_call_began(self, call: CallBegan) -> None:
+    def on_call_begun(self, call: OpenCall) -> None:
         """Add a call to its program."""
-        program = self._program(call.program_id, call.at_s)
-        program.name = program.name or call.program_name
+        start = call.start
+        program = self._program(start.program_id, call.began_s)
+        program.name = program.name or start.name
         program.running += 1
-        previous = program.ended_in_thread.get(call.thread_id)
+        previous = program.ended_in_thread.get(start.thread_id)
         entry = _RecordedCall(
-            call_id=call.call_id,
-            thread=call.thread_id,
-            start_s=call.at_s,
-            parents=_parents(program, call.parents, previous),
+            call_id=start.call_id,
+            thread=start.thread_id,
+            start_s=call.began_s,
+            parents=_parents(program, start.parents, previous),
             previous=previous,
         )
-        self._running[call.key] = (program, entry)
+        self._running[start.key] = (program, entry)
         if program.problem is None:
             program.calls.append(entry)
-            program.by_id[call.call_id] = entry
+            program.by_id[start.call_id] = entry
             if len(program.calls) > MAX_CALLS:
                 program.leave_out("too_long")
 
-    def on_call_settled(self, settled: CallSettled) -> None:
+    def on_call_settled(self, settled: SettledCall) -> None:
         """Complete a call with its end and its tokens."""
-        found = self._running.pop(settled.call.key, None)
+        found = self._running.pop(settled.start.key, None)
         if found is None:
             # It outlived the recording.
             return
         program, entry = found
-        entry.finish_s = settled.at_s
+        entry.finish_s = settled.settled_s
         program.running -= 1
-        if settled.usage is not None:
-            entry.prompt_tokens = settled.usage.prompt_tokens
-            entry.output_tokens = settled.usage.completion_tokens
-            entry.cached_tokens = settled.usage.cached_tokens or 0
+        if (usage := settled.answer_usage) is not None:
+            entry.prompt_tokens = usage.prompt_tokens
+            entry.output_tokens = usage.output_tokens
+            entry.cached_tokens = usage.cached_tokens or 0
         entry.is_kept = entry.prompt_tokens > 0
         if program.problem is None:
             program.ended_in_thread[entry.thread] = entry
-            if not entry.is_kept and settled.facts.outcome == Outcome.OK:
+            if not entry.is_kept and settled.outcome == Outcome.OK:
                 program.leave_out("no_tokens")
 
     def on_program_ended(self, program_id: str) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autellix_backend.gateway.errors import BodyTooLargeError
-from autellix_backend.gateway.lifecycle import CallSettled, LifecycleSubscriber, Outcome
 from autellix_backend.gateway.tenancy.quotas import (
     DAY_S,
     Bucket,
@@ -22,6 +21,7 @@ from autellix_backend.gateway.tenancy.quotas import (
     refusal,
 )
 from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.observe.settled_call import Outcome, SettledCall
 from autellix_backend.settings import TenantLimits
 
 NO_LIMITS = TenantLimits()
@@ -48,7 +48,7 @@ class Reservation:
     """The rate limit headers of its answer."""
 
 
-class Limiter(LifecycleSubscriber):
+class Limiter:
     """Admits calls by their tenants' limits, and charges them when they are settled."""
 
     def __init__(self, *, epoch_s: float, on_refusal: Callable[[str, str], None]) -> None:
@@ -121,17 +121,17 @@ class Limiter(LifecycleSubscriber):
         self._programs[reservation.program_id].is_in_table = True
         self._release(reservation, now, tokens=tokens, service_s=service_s, is_refunded=is_refunded)
 
-    def on_call_settled(self, settled: CallSettled) -> None:
+    def on_call_settled(self, settled: SettledCall) -> None:
         """Charge a call that was admitted by limits."""
-        reservation, facts = self._reservations.get(settled.call.key), settled.facts
+        reservation, usage = self._reservations.get(settled.start.key), settled.engine_usage
         if reservation is not None:
             self.charge(
                 reservation,
-                settled.at_s,
-                tokens=(facts.prompt_tokens or 0) + (facts.output_tokens or 0),
-                service_s=facts.service_s,
+                settled.settled_s,
+                tokens=0 if usage is None else usage.prompt_tokens + usage.output_tokens,
+                service_s=settled.receipt.service_s,
                 # A call that no engine took does not count among the tenant's requests.
-                is_refunded=facts.outcome == Outcome.UNAVAILABLE,
+                is_refunded=settled.outcome == Outcome.UNAVAILABLE,
             )
 
     def on_program_ended(self, program_id: str) -> None:

@@ -1,4 +1,4 @@
-"""The facts of settled calls reach the log, traces and metrics."""
+"""Calls begin and settle once, and settled calls reach the log, traces and metrics."""
 
 from __future__ import annotations
 
@@ -7,32 +7,37 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.observe.facts import TRACEPARENT
+from tests.gateway.open_calls import open_call
+from tests.observe.settled_calls import TRACEPARENT
 
-from autellix_backend.gateway.lifecycle import Lifecycle, LifecycleSubscriber
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.policies import make_policy
+from autellix_backend.gateway.calls.registry import CallRegistry
+from autellix_backend.observe.metrics import GatewayMetrics
+from autellix_backend.observe.settled_call import Outcome
 from autellix_backend.settings import ObserveSettings
+from autellix_backend.stores.memory import MemoryStore
 from autellix_lab.fakes.engine import FakeBehaviour, Fault
 
 
-class Noting(LifecycleSubscriber):
-    """Notes what is published to it."""
-
-    def __init__(self, name: str, noted: list[tuple[str, str]]) -> None:
-        self._name = name
-        self._noted = noted
-
-    def on_program_ended(self, program_id: str) -> None:
-        self._noted.append((self._name, program_id))
-
-
-def test_each_fact_goes_to_the_subscribers_in_their_order() -> None:
+async def test_subscribers_are_called_once_for_each_call_in_their_order() -> None:
     noted: list[tuple[str, str]] = []
-    lifecycle = Lifecycle(Noting("first", noted))
-    lifecycle.subscribe(LifecycleSubscriber())
-    lifecycle.subscribe(Noting("second", noted))
-    lifecycle.on_program_ended("p")
+    store = MemoryStore(make_policy("fcfs"), program_idle_s=60.0, session_ttl_s=60.0)
+    registry = CallRegistry(
+        store, SchedulerConfig(policy="fcfs"), GatewayMetrics(), clock=lambda: 0.0, report_wait_s=0.0
+    )
+    registry.subscribe(on_settled=lambda settled: noted.append(("settled", settled.start.key)))
+    registry.subscribe(on_begun=lambda call: noted.append(("first", call.start.key)))
+    registry.subscribe(
+        on_begun=lambda call: noted.append(("second", call.start.key)),
+        on_settled=lambda settled: noted.append(("last", settled.start.key)),
+    )
+    call = await registry.begin(open_call({}, key="k").request, "fake-0")
+    receipt = await registry.settle(call, Outcome.OK, has_reports=False)
 
-    assert noted == [("first", "p"), ("second", "p")]
+    assert await registry.settle(call, Outcome.ABORTED, has_reports=False) is receipt
+    key = call.start.key
+    assert noted == [("first", key), ("second", key), ("settled", key), ("last", key)]
 
 
 def logged(

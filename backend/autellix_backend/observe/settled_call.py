@@ -1,0 +1,97 @@
+"""The record of a settled call, for limits, recordings, events, metrics, logs and traces; never content."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from autellix_backend.reports.receipt import Receipt
+from autellix_backend.stores.base import CallStart
+
+
+class Outcome(enum.StrEnum):
+    """How a call ended."""
+
+    OK = "ok"
+    REJECTED = "rejected"
+    """The engine answered with an error."""
+    UNAVAILABLE = "unavailable"
+    """No engine answered, or it died."""
+    TIMEOUT = "timeout"
+    ABORTED = "aborted"
+    """The client went away."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The tokens of one call."""
+
+    prompt_tokens: int
+    output_tokens: int = 0
+    cached_tokens: int | None = None
+    """The prompt tokens found in the prefix cache; None if unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettledCall:
+    """A call that is accounted for; unknown values are None."""
+
+    start: CallStart
+    """Its ids as the backend knows them, with the tenant before those of program and session."""
+    receipt: Receipt
+    """Its cost, with the program's id as its client knows it."""
+    outcome: Outcome
+    settled_s: float
+    """On the gateway's clock."""
+    ended_at_s: float
+    """Seconds since 1970."""
+    session_id: str | None
+    """As its client knows it."""
+    tenant: str
+    """Empty without tenants."""
+    identity_source: str
+    engine: str
+    operation: str
+    """The operation by GenAI's names: `chat`, `text_completion` or `embeddings`."""
+    model: str | None
+    is_streaming: bool
+    body_bytes: int
+    record_count: int
+    """The engine requests that it became: one for each prompt and choice."""
+    duration_s: float
+    """From its arrival to its settlement."""
+    first_token_s: float | None
+    """From its arrival to the first bytes of a streamed answer."""
+    sent_for_s: float
+    """From its last sending to its settlement."""
+    inherited_service_s: float
+    """The service that the policy started it with."""
+    stated_usage: Usage | None
+    """The tokens that its answer states, if they were read."""
+    is_final: bool
+    """Whether its client marked it as the last of its program."""
+    traceparent: str | None
+
+    @property
+    def engine_usage(self) -> Usage | None:
+        """The tokens that engines reported, the prompt counted for each choice, else those of the answer."""
+        receipt = self.receipt
+        if receipt.prompt_tokens is None:
+            return self.stated_usage
+        return Usage(receipt.prompt_tokens, receipt.output_tokens or 0, receipt.cached_tokens)
+
+    @property
+    def answer_usage(self) -> Usage | None:
+        """The tokens of its answer, the prompt counted once for any number of choices."""
+        return self.engine_usage if self.record_count == 1 else self.stated_usage or self.engine_usage
+
+    @property
+    def engine_time_s(self) -> float:
+        """The engine's time for it as reported, else the time since it was sent."""
+        return self.sent_for_s if self.receipt.prompt_tokens is None else self.receipt.service_s
+
+    @property
+    def trace_id(self) -> str | None:
+        """The id of the trace that its client names."""
+        parts = (self.traceparent or "").split("-")
+        return parts[1] if len(parts) == 4 else None
