@@ -44,11 +44,9 @@ class Command(Protocol):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the subcommand's arguments."""
-        ...
 
     def run(self, args: argparse.Namespace) -> int:
         """Run it and return the exit code."""
-        ...
 
 
 class NotInstalledError(CommandError):

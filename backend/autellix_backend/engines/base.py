@@ -90,32 +90,26 @@ class Engine(Protocol):
     @property
     def name(self) -> str:
         """Its name in receipts and logs, unique within one gateway."""
-        ...
 
     @property
     def base_url(self) -> str:
         """Root of its HTTP server (`http://127.0.0.1:8123`, no slash at the end); valid after start()."""
-        ...
 
     @property
     def kind(self) -> EngineKind:
         """The kind whose fields its calls may have; known after start()."""
-        ...
 
     @property
     def report_socket(self) -> Path | None:
         """The socket for the engine's datagrams, one per finished call; the gateway binds it."""
-        ...
 
     @property
     def kv_events_endpoint(self) -> str | None:
         """The ZeroMQ address of its KV events; None if it publishes none."""
-        ...
 
     @property
     def is_owned(self) -> bool:
         """Whether start() creates the server's process, so that it can be killed and restarted."""
-        ...
 
     async def start(self) -> None:
         """Return when the engine is ready to answer; a second call while it runs does nothing.
@@ -123,27 +117,21 @@ class Engine(Protocol):
         Raises:
             EngineError: if it cannot be started or is not ready in time. Nothing is left running.
         """
-        ...
 
     async def stop(self) -> None:
         """Drain the engine within a bound, then end it. May be called twice; never raises."""
-        ...
 
     async def kill(self, reason: str) -> None:
         """Kill the engine and its calls; failure() then returns the reason.
 
         A server that we do not own keeps running.
         """
-        ...
 
     async def probe(self, timeout_s: float) -> Health:
         """Probe the engine; each probed path may take the timeout. Never raises."""
-        ...
 
     def is_alive(self) -> bool:
         """Return whether the engine started and has not ended since; cheap, without network I/O."""
-        ...
 
     def failure(self) -> str | None:
         """Return in one line why a started engine is gone; None while it lives or after stop()."""
-        ...

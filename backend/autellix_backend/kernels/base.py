@@ -17,7 +17,6 @@ class Swapper(Protocol):
     @property
     def backend(self) -> str:
         """The back end: `cuda`, `cpu` or `python`."""
-        ...
 
     def copy(self, job: Job) -> SwapStats:
         """Run a job and wait for it.
@@ -25,7 +24,6 @@ class Swapper(Protocol):
         Raises:
             SwapError: the job was refused and nothing was copied, or it failed.
         """
-        ...
 
     def submit(self, job: Job) -> int:
         """Queue a job and return its handle at once.
@@ -33,7 +31,6 @@ class Swapper(Protocol):
         Raises:
             SwapError: the job was refused; nothing was copied.
         """
-        ...
 
     def poll(self, handle: int) -> SwapStats | None:
         """Return the result of a job, None while it runs. The result is reported once.
@@ -41,7 +38,6 @@ class Swapper(Protocol):
         Raises:
             SwapError: the job failed, or its handle is unknown or was reported.
         """
-        ...
 
     def wait(self, handle: int) -> SwapStats:
         """Wait for a job and return its result.
@@ -49,7 +45,6 @@ class Swapper(Protocol):
         Raises:
             SwapError: as in `poll`.
         """
-        ...
 
     def calibrate(self) -> SwapTable:
         """Measure this machine for `Strategy.AUTO`, in about a second; no job may run meanwhile.
@@ -57,7 +52,6 @@ class Swapper(Protocol):
         Raises:
             SwapError: there is not enough memory, or the back end has only one strategy.
         """
-        ...
 
     def pin(self, base: int, bytes_: int) -> None:
         """Page-lock host memory for fast transfers of a GPU; do nothing elsewhere.
@@ -65,7 +59,6 @@ class Swapper(Protocol):
         Raises:
             SwapError: the driver refused, and nothing is pinned.
         """
-        ...
 
     def unpin(self, base: int, bytes_: int) -> None:
         """Undo `pin` for the same range.
@@ -73,8 +66,6 @@ class Swapper(Protocol):
         Raises:
             SwapError: the range was not pinned.
         """
-        ...
 
     def close(self) -> None:
         """Wait for all jobs and free everything. May be called twice."""
-        ...

@@ -140,15 +140,12 @@ class ProgramStore(Protocol):
 
     async def open(self) -> None:
         """Prepare for work, before anything else."""
-        ...
 
     async def close(self) -> None:
         """Release all resources and keep the stored data. May be called twice."""
-        ...
 
     def failure(self) -> str | None:
         """Return why the store works with incomplete data; None while all is well."""
-        ...
 
     async def begin(self, call: CallStart, now: float) -> Inherited:
         """Add a running call, and its program if it is missing; return what the call inherits.
@@ -156,7 +153,6 @@ class ProgramStore(Protocol):
         Raises:
             DuplicateCallError: if a call of this key is running.
         """
-        ...
 
     async def settle(self, end: CallEnd, now: float) -> None:
         """Charge a running call to its program by the policy's rule and remove the program if it has ended.
@@ -164,31 +160,24 @@ class ProgramStore(Protocol):
         Raises:
             UnknownCallError: if no such call is running, so a call cannot be settled twice.
         """
-        ...
 
     async def open_session(self, session_id: str, now: float) -> bool:
         """Start a session or refresh one; return whether it was started."""
-        ...
 
     async def heartbeat(self, session_id: str, now: float) -> bool:
         """Refresh a session; return False if there is none."""
-        ...
 
     async def close_session(self, session_id: str, now: float) -> bool:
         """End a session and the programs that no other session keeps; return False if there was nothing."""
-        ...
 
     async def end_program(self, program_id: str, now: float) -> bool:
         """End a program, at once or with its last running call; return False if there is none."""
-        ...
 
     async def reap(self, now: float) -> Reaped:
         """Remove sessions without a heartbeat, with their programs, and idle programs."""
-        ...
 
     async def program(self, program_id: str) -> ProgramView | None:
         """Return one program with its calls."""
-        ...
 
     async def programs(
         self, *, prefix: str = "", is_active: bool | None = None, limit: int | None = None
@@ -200,11 +189,9 @@ class ProgramStore(Protocol):
             is_active: Only programs with running calls, or only those without; None means both.
             limit: The greatest number of programs; None means all.
         """
-        ...
 
     async def counts(self) -> Counts:
         """Return how much the store holds."""
-        ...
 
     def subscribe(self, on_end: Callable[[str], None]) -> None:
         """Call `on_end` with the id of each program that ends, once, when its last running call has ended.
@@ -213,4 +200,3 @@ class ProgramStore(Protocol):
         A shared store also publishes the ends that other gateways brought about. `on_end` must not raise or
         block.
         """
-        ...

@@ -42,19 +42,15 @@ class Ordering(Protocol):
 
     def enter(self, arrival: Arrival, now: float) -> None:
         """Queue a call, whose id must not be in use."""
-        ...
 
     def next(self, now: float) -> str | None:
         """Return the key of the queued call to send next; None if none is queued or no slot is free."""
-        ...
 
     def send(self, key: str, now: float) -> Wait:
         """Give a queued call a slot; return how long it waited."""
-        ...
 
     def leave(self, key: str, now: float) -> Wait | None:
         """Remove a call; return how long it waited if it was still queued."""
-        ...
 
 
 class ArrivalOrdering:
