@@ -3,81 +3,48 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Self
 
 
 class Code(IntEnum):
     """The reason of a refusal or failure, by the native library's numbers."""
 
-    NULL = 1
-    STRUCT = 2
-    CHOICE = 3
-    LIMIT = 4
-    ALIGN = 5
-    STRIDE = 6
-    OVERFLOW = 7
-    MISMATCH = 8
-    RANGE = 9
-    TWICE = 10
-    OVERLAP = 11
-    BACKEND = 12
-    MEMORY = 13
-    HANDLE = 14
-    BUSY = 15
-    DEVICE = 16
-    PLACE = 17
-    PENDING = 18
+    text: str
+    """The native library's sentence."""
+
+    def __new__(cls, number: int, text: str = "") -> Self:
+        """Attach the sentence to a number."""
+        code = int.__new__(cls, number)
+        code._value_ = number
+        code.text = text
+        return code
+
+    NULL = 1, "a pointer is null"
+    STRUCT = 2, "the structure is not of this version"
+    CHOICE = 3, "the value is not one of those that exist"
+    LIMIT = 4, "the number is zero or beyond its limit"
+    ALIGN = 5, "the value is not a multiple of the alignment"
+    STRIDE = 6, "the stride is less than a block"
+    OVERFLOW = 7, "the plane reaches beyond the address space"
+    MISMATCH = 8, "source and destination differ in the size of their blocks"
+    RANGE = 9, "the block lies outside of a plane"
+    TWICE = 10, "the destination block is written twice"
+    OVERLAP = 11, "the plane overlaps another one"
+    BACKEND = 12, "the back end is not in this build, or has no device"
+    MEMORY = 13, "memory could not be had"
+    HANDLE = 14, "there is no such job, or its end was reported already"
+    BUSY = 15, "too many jobs are under way"
+    DEVICE = 16, "the device failed"
+    PLACE = 17, "the plane lies in the wrong memory for the direction"
+    PENDING = 18, "the job is still under way"
 
 
-TEXTS = {
-    Code.NULL: "a pointer is null",
-    Code.STRUCT: "the structure is not of this version",
-    Code.CHOICE: "the value is not one of those that exist",
-    Code.LIMIT: "the number is zero or beyond its limit",
-    Code.ALIGN: "the value is not a multiple of the alignment",
-    Code.STRIDE: "the stride is less than a block",
-    Code.OVERFLOW: "the plane reaches beyond the address space",
-    Code.MISMATCH: "source and destination differ in the size of their blocks",
-    Code.RANGE: "the block lies outside of a plane",
-    Code.TWICE: "the destination block is written twice",
-    Code.OVERLAP: "the plane overlaps another one",
-    Code.BACKEND: "the back end is not in this build, or has no device",
-    Code.MEMORY: "memory could not be had",
-    Code.HANDLE: "there is no such job, or its end was reported already",
-    Code.BUSY: "too many jobs are under way",
-    Code.DEVICE: "the device failed",
-    Code.PLACE: "the plane lies in the wrong memory for the direction",
-    Code.PENDING: "the job is still under way",
-}
-
+_PLANE_PARTS = ("", ".base", ".block_bytes", ".stride_bytes", ".blocks")
 FIELDS = (
-    "",
-    "job",
-    "strategy",
-    "direction",
-    "flags",
-    "planes",
-    "pairs",
-    "sources[{}]",
-    "sources[{}].base",
-    "sources[{}].block_bytes",
-    "sources[{}].stride_bytes",
-    "sources[{}].blocks",
-    "destinations[{}]",
-    "destinations[{}].base",
-    "destinations[{}].block_bytes",
-    "destinations[{}].stride_bytes",
-    "destinations[{}].blocks",
-    "pairs[{}].source",
-    "pairs[{}].destination",
-    "table",
-    "context",
-    "backend",
-    "threads",
-    "slot_bytes",
-    "slots",
-    "handle",
-    "stats",
-    "memory",
+    *("", "job", "strategy", "direction", "flags", "planes", "pairs"),
+    *(f"{side}[{{}}]{part}" for side in ("sources", "destinations") for part in _PLANE_PARTS),
+    *("pairs[{}].source", "pairs[{}].destination"),
+    *("table", "context", "backend", "threads", "slot_bytes", "slots", "handle", "stats", "memory"),
 )
 """Fields by the native library's numbers; `{}` is the index of the plane or pair."""
 
@@ -87,7 +54,7 @@ class SwapError(Exception):
 
     def __init__(self, code: Code, field: str, device_error: int = 0) -> None:
         device = f" (CUDA error {device_error})" if device_error else ""
-        super().__init__(f"{field}: {TEXTS[code]}{device}" if field else f"{TEXTS[code]}{device}")
+        super().__init__(f"{field}: {code.text}{device}" if field else f"{code.text}{device}")
         self.code = code
         self.field = field
         self.device_error = device_error
