@@ -6,10 +6,6 @@ import argparse
 import math
 
 
-class InputError(Exception):
-    """Arguments that do not fit together, or do not fit the data; the message is for the user."""
-
-
 def count(text: str) -> int:
     """Return a whole number above zero."""
     try:
@@ -30,13 +26,3 @@ def above_zero(text: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"is {text!r}; expected a number above zero")
     return value
-
-
-def numbers(text: str, *, example: str) -> tuple[float, ...]:
-    """Return comma-separated finite numbers above zero; the message of an error shows the example."""
-    try:
-        return tuple(above_zero(item) for item in text.split(","))
-    except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}; expected comma-separated numbers above zero such as {example}"
-        ) from None

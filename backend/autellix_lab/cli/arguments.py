@@ -11,6 +11,20 @@ from autellix_lab.workload.loaders import LOADERS, LoadOptions
 from autellix_lab.workload.tokens import load_tokenizer
 
 
+class InputError(Exception):
+    """Arguments that do not fit together, or do not fit the data; the message is for the user."""
+
+
+def numbers(text: str, *, example: str) -> tuple[float, ...]:
+    """Return comma-separated finite numbers above zero; the message of an error shows the example."""
+    try:
+        return tuple(above_zero(item) for item in text.split(","))
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}; expected comma-separated numbers above zero such as {example}"
+        ) from None
+
+
 def gap_rule(text: str) -> GapRule:
     """Return the rule that `zero`, `recorded` or `capped:SECONDS` names."""
     if text in ("zero", "recorded"):

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from autellix_backend.cli.arguments import InputError, above_zero, count
+from autellix_backend.cli.arguments import above_zero, count
 from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError, read_traces
 from autellix_lab.bench.arrivals import RECORDED, REPLAY_ARRIVALS, rescaled_arrivals, with_unique_ids
 from autellix_lab.bench.endpoint import first_model, root_url
@@ -31,7 +31,7 @@ from autellix_lab.bench.result_table import (
     result_table,
     write_distributions,
 )
-from autellix_lab.cli.arguments import add_fit_options
+from autellix_lab.cli.arguments import InputError, add_fit_options
 from autellix_lab.cli.console import lab_extra, make_console, progress_bars
 from autellix_lab.workload.arrivals import draw_arrivals
 from autellix_lab.workload.fit import Fit, apply_fit

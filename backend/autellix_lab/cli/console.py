@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from autellix_backend.cli.arguments import InputError
+from autellix_lab.cli.arguments import InputError
 
 WIDTH = 150
 """Columns of the tables where the output is not a terminal."""

@@ -16,14 +16,14 @@ from typing import Any
 
 from rich.console import Console
 
-from autellix_backend.cli.arguments import InputError, above_zero, count
+from autellix_backend.cli.arguments import above_zero, count
 from autellix_backend.core.policies import LIVE_POLICY_NAMES
 from autellix_backend.gateway.recording.trace import TraceError
 from autellix_lab.bench.backend import BackendError
 from autellix_lab.bench.calibrate import CalibrationError
 from autellix_lab.bench.replay import ReplayError
 from autellix_lab.bench.report import check_plotting, comparison_table, write_json, write_plot
-from autellix_lab.cli.arguments import add_tree_scale
+from autellix_lab.cli.arguments import InputError, add_tree_scale
 from autellix_lab.cli.console import lab_extra, progress_bars
 from autellix_lab.demo.comparison import (
     Comparison,

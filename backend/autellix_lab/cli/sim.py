@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.table import Table
 
-from autellix_backend.cli.arguments import InputError
 from autellix_backend.gateway.recording.trace import TraceError
+from autellix_lab.cli.arguments import InputError
 from autellix_lab.cli.console import make_console
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.presets import PRESETS, ModelError

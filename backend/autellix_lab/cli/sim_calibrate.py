@@ -11,10 +11,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from autellix_backend.cli.arguments import InputError, above_zero, count
+from autellix_backend.cli.arguments import above_zero, count
 from autellix_lab.bench.endpoint import batch_size, first_model, root_url
 from autellix_lab.bench.mixes import live_player, measure_mixes, usual_mixes
 from autellix_lab.bench.replay import ReplayError
+from autellix_lab.cli.arguments import InputError
 from autellix_lab.sim.calibrate import FitError, MeasuredCall, ModelFit, fit_model
 
 LARGE_ERROR = 0.2

@@ -8,14 +8,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autellix_backend.cli.arguments import InputError, count, numbers
+from autellix_backend.cli.arguments import count
 from autellix_backend.cli.options import add_setting_options, settings_from_args
 from autellix_backend.core.balance import BALANCER_NAMES
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
 from autellix_backend.settings.scheduler import scheduler_to_mapping
-from autellix_lab.cli.arguments import add_fit_options, add_load_options, add_tree_scale, load_options
+from autellix_lab.cli.arguments import (
+    InputError,
+    add_fit_options,
+    add_load_options,
+    add_tree_scale,
+    load_options,
+    numbers,
+)
 from autellix_lab.sim.bounds import choose_bounds
 from autellix_lab.sim.model import RESUME_KINDS, SWAP_KINDS, EngineModel
 from autellix_lab.sim.presets import PRESETS, find_engine

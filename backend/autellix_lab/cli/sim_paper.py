@@ -8,7 +8,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from autellix_backend.cli.arguments import InputError, above_zero, count
+from autellix_backend.cli.arguments import above_zero, count
+from autellix_lab.cli.arguments import InputError
 from autellix_lab.cli.console import lab_extra, make_console, progress_bars
 from autellix_lab.sim.experiment import Sweep, SweepResult, run_sweep
 from autellix_lab.sim.figures.base import Figure

@@ -11,9 +11,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from autellix_backend.cli.arguments import InputError, above_zero
+from autellix_backend.cli.arguments import above_zero
 from autellix_backend.core.policies import POLICY_NAMES
 from autellix_backend.gateway.recording.trace import ProgramTrace
+from autellix_lab.cli.arguments import InputError
 from autellix_lab.cli.console import make_console
 from autellix_lab.cli.sim_options import (
     OFFERED_LOAD,

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-from autellix_backend.cli.arguments import InputError, above_zero, count, numbers
+from autellix_backend.cli.arguments import above_zero, count
 from autellix_backend.core.policies import POLICY_NAMES
+from autellix_lab.cli.arguments import InputError, numbers
 from autellix_lab.cli.console import lab_extra, make_console, progress_bars
 from autellix_lab.cli.sim_options import (
     OFFERED_LOAD,
