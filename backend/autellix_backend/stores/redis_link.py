@@ -24,6 +24,8 @@ from autellix_backend.stores.base import StoreUnavailableError
 
 MAX_PIPELINE = 256
 NOT_MEMBER = "NOTMEMBER"
+OPEN_SCRIPTS = ("join", "leave", "time")
+"""Scripts that run without a lease."""
 
 Argument = str | bytes | int | float
 
@@ -34,19 +36,19 @@ class NotMemberError(StoreUnavailableError):
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script with its name and its hash in Redis."""
+    """A script with its hash in Redis."""
 
-    name: str
     text: str
     sha: str
 
 
 @cache
 def load_script(name: str) -> Script:
-    """Read a script of this package, after the common part."""
+    """Read a script of this package, after the common parts."""
     folder = resources.files("autellix_backend.stores") / "scripts"
-    text = "\n".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", name))
-    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    parts = ("common", name) if name in OPEN_SCRIPTS else ("common", "member", name)
+    text = "\n".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in parts)
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
 @dataclass(slots=True, eq=False)

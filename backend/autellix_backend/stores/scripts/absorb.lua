@@ -2,9 +2,6 @@
 -- Returns 0 if the program ended meanwhile and stays ended, else a list with its removed entry if it ends here.
 -- ARGV: gateway, JSON {program, version, writer, is_known, base?, rule, services, wait_s, sums, path_ends_s,
 -- name?, flags, most_flags, sessions, entries, most_entries, running, settled, is_ended, created, event}
-if not is_member(ARGV[1]) then
-  return redis.error_reply(NOT_MEMBER)
-end
 local gateway, delta = ARGV[1], cjson.decode(ARGV[2])
 local program = delta.program
 local p, r = key('p', program), key('r', program)

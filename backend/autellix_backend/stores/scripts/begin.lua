@@ -1,9 +1,6 @@
 -- Starts a call. Returns 0 if its key is running already, else the values that it inherits from its program.
 -- ARGV: gateway, JSON {program, key, now, start, session?, name?, flags, most_flags, intercepted_s,
 -- interceptions?, hint?, parents?}
-if not is_member(ARGV[1]) then
-  return redis.error_reply(NOT_MEMBER)
-end
 local start = cjson.decode(ARGV[2])
 local program, now = start.program, text(start.now)
 if call('HEXISTS', key('r', program), start.key) == 1 then

@@ -1,7 +1,4 @@
 -- Ends a session. Returns whether it existed, and the removed entries. ARGV: gateway, session
-if not is_member(ARGV[1]) then
-  return redis.error_reply(NOT_MEMBER)
-end
 local gone = {}
 local was_there = close(ARGV[2], {}, gone)
 return {was_there and 1 or 0, gone}

@@ -43,13 +43,6 @@ local function number(value)
   return tonumber(value or '0')
 end
 
-local function is_member(gateway)
-  return call('ZSCORE', GATEWAYS, gateway)
-end
-
--- Every script rejects a gateway without a lease: it may have missed decisions, or that the table was lost.
-local NOT_MEMBER = 'NOTMEMBER the gateway has no lease'
-
 -- The rules of the policies: `add` for sums, `max` for paths.
 local function merged(rule, old, value)
   if rule == 'add' then

@@ -1,7 +1,4 @@
 -- Returns the numbers of programs, sessions and running calls. ARGV: gateway
-if not is_member(ARGV[1]) then
-  return redis.error_reply(NOT_MEMBER)
-end
 local running = 0
 for _, gateways in ipairs({call('ZRANGE', GATEWAYS, 0, -1), call('SMEMBERS', GONE)}) do
   for _, gateway in ipairs(gateways) do

@@ -1,7 +1,4 @@
 -- Ends a program. Returns whether it existed, and its removed entry. ARGV: gateway, program
-if not is_member(ARGV[1]) then
-  return redis.error_reply(NOT_MEMBER)
-end
 local was_there, entry = finish(ARGV[2])
 if not was_there then
   note_end(ENDED, ARGV[2])

@@ -3,9 +3,6 @@
 -- last entry of the stream of ends that the gateway has seen
 -- Returns the time here, lost sessions, programs that ended with them, idle programs, removed entries, the
 -- running calls of gateways without a lease ({gateway, call, program}), and new entries of the stream of ends.
-if not is_member(ARGV[1]) then
-  return redis.error_reply(NOT_MEMBER)
-end
 call('ZADD', GATEWAYS, ARGV[3], ARGV[1])
 local most = tonumber(ARGV[6])
 local sessions = call('ZRANGEBYSCORE', SESSIONS, '-inf', ARGV[4], 'LIMIT', 0, most)

@@ -1,9 +1,6 @@
 -- Ends a call. Returns 0 if it is not running, else its program's name and, if that has ended, its removed entry.
 -- ARGV: gateway, the gateway that runs it, JSON {program, key, now, entry, most_entries, rule, services, wait_s,
 -- sums, is_final, is_lost, path_end_s?}
-if not is_member(ARGV[1]) then
-  return redis.error_reply(NOT_MEMBER)
-end
 local ending = cjson.decode(ARGV[3])
 local program, now = ending.program, text(ending.now)
 local p, r = key('p', program), key('r', program)

@@ -1,8 +1,5 @@
 -- Returns programs as they are: {values, sessions, running calls, finished calls}, nothing for one that is not
 -- there. ARGV: gateway, `with` or `without` their finished calls, programs
-if not is_member(ARGV[1]) then
-  return redis.error_reply(NOT_MEMBER)
-end
 local views = {}
 for index = 3, #ARGV do
   local program = ARGV[index]
