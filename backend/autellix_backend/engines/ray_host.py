@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from autellix_backend.engines.base import EngineError
+from autellix_backend.engines.datagrams import DatagramReceiver
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.engines.replica_spec import replica_spec
 from autellix_backend.engines.vllm_command import VLLM_SERVER
 from autellix_backend.settings import Settings, SettingsError
 
 WATCH_PERIOD_S = 0.1
-MAX_DATAGRAM_BYTES = 64 * 1024
 MAX_KEPT_DATAGRAMS = 4096
 """The oldest are dropped if the gateway does not fetch them."""
-RECEIVE_BUFFER_BYTES = 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +50,9 @@ class ReplicaHost:
         self._name = name
         self._server = tuple(server)
         self._replica: VllmReplica | None = None
-        self._inbox = _Inbox()
+        self._receiver: DatagramReceiver | None = None
+        self._datagrams: deque[bytes] = deque(maxlen=MAX_KEPT_DATAGRAMS)
+        self._has_datagrams = asyncio.Event()
 
     async def place(self) -> Place:
         """Return the actor's place, which it has once it answers."""
@@ -67,10 +66,11 @@ class ReplicaHost:
             # In a thread: it may generate the demo model.
             self._replica = await asyncio.to_thread(self._make_replica)
             if self._replica.report_socket is not None:
-                self._inbox.open(self._replica.report_socket)
+                self._receiver = DatagramReceiver(self._replica.report_socket, self._keep)
+                self._receiver.open()
             await self._replica.start()
         except (EngineError, SettingsError, OSError) as error:
-            self._inbox.close()
+            self._close_receiver()
             return Start(problem=str(error))
         return Start(base_url=self._replica.base_url)
 
@@ -83,17 +83,29 @@ class ReplicaHost:
 
     async def datagrams(self) -> list[bytes]:
         """Wait for datagrams of the scheduler and return them."""
-        return await self._inbox.take()
+        await self._has_datagrams.wait()
+        self._has_datagrams.clear()
+        taken = list(self._datagrams)
+        self._datagrams.clear()
+        return taken
 
     async def stop(self) -> None:
         """Drain and end the server."""
         await self._started().stop()
-        self._inbox.close()
+        self._close_receiver()
 
     async def kill(self, reason: str) -> None:
         """Kill the server."""
         await self._started().kill(reason)
-        self._inbox.close()
+        self._close_receiver()
+
+    def _keep(self, datagram: bytes) -> None:
+        self._datagrams.append(datagram)
+        self._has_datagrams.set()
+
+    def _close_receiver(self) -> None:
+        if self._receiver is not None:
+            self._receiver.close()
 
     def _make_replica(self) -> VllmReplica:
         import ray
@@ -110,43 +122,3 @@ class ReplicaHost:
     def _started(self) -> VllmReplica:
         assert self._replica is not None, "start() comes first"
         return self._replica
-
-
-class _Inbox:
-    """A bound datagram socket and its received datagrams."""
-
-    def __init__(self) -> None:
-        self._datagrams: deque[bytes] = deque(maxlen=MAX_KEPT_DATAGRAMS)
-        self._has_some = asyncio.Event()
-        self._socket: socket.socket | None = None
-        self._path: Path | None = None
-
-    def open(self, path: Path) -> None:
-        receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        receiver.setblocking(False)
-        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-        receiver.bind(str(path))
-        asyncio.get_running_loop().add_reader(receiver, self._read, receiver)
-        self._socket, self._path = receiver, path
-
-    def close(self) -> None:
-        receiver, self._socket = self._socket, None
-        if receiver is not None:
-            asyncio.get_running_loop().remove_reader(receiver)
-            receiver.close()
-            assert self._path is not None
-            self._path.unlink(missing_ok=True)
-
-    async def take(self) -> list[bytes]:
-        await self._has_some.wait()
-        self._has_some.clear()
-        taken = list(self._datagrams)
-        self._datagrams.clear()
-        return taken
-
-    def _read(self, receiver: socket.socket) -> None:
-        try:
-            while True:
-                self._datagrams.append(receiver.recv(MAX_DATAGRAM_BYTES))
-        except BlockingIOError:
-            self._has_some.set()

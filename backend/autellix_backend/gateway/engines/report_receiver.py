@@ -1,26 +1,18 @@
-"""Receiver of an engine's unix datagrams: one report per finished request, and snapshots of its queues."""
+"""Receiver of an engine's datagrams: one report per finished request, and snapshots of its queues."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
+from autellix_backend.engines.datagrams import DatagramReceiver
 from autellix_backend.reports.errors import ReportError
 from autellix_backend.reports.report import EngineReport
 from autellix_backend.reports.snapshot import EngineSnapshot
 
-MAX_DATAGRAM_BYTES = 64 * 1024
-RECEIVE_BUFFER_BYTES = 4 * 2**20
 
-
-class ReportReceiver:
-    """A bound datagram socket, read by the running event loop until close().
-
-    `on_malformed` is called for a datagram that is neither a report nor a snapshot.
-    """
+class ReportReceiver(DatagramReceiver):
+    """Decodes datagrams; `on_malformed` is called for one that is neither a report nor a snapshot."""
 
     def __init__(
         self,
@@ -29,39 +21,12 @@ class ReportReceiver:
         on_malformed: Callable[[], None],
         on_snapshot: Callable[[EngineSnapshot], None],
     ) -> None:
-        self._path = path
+        super().__init__(path, self._decode)
         self._on_report = on_report
         self._on_snapshot = on_snapshot
         self._on_malformed = on_malformed
-        self._socket: socket.socket | None = None
 
-    def open(self) -> None:
-        """Bind the socket, replacing one that a killed gateway left, and start reading."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.unlink(missing_ok=True)
-        receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        receiver.setblocking(False)
-        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
-        receiver.bind(str(self._path))
-        # uvloop's datagram support lacks unix sockets; readers work in every event loop.
-        asyncio.get_running_loop().add_reader(receiver, self._read)
-        self._socket = receiver
-
-    def close(self) -> None:
-        """Stop reading and remove the socket."""
-        receiver, self._socket = self._socket, None
-        if receiver is not None:
-            asyncio.get_running_loop().remove_reader(receiver)
-            receiver.close()
-            self._path.unlink(missing_ok=True)
-
-    def _read(self) -> None:
-        assert self._socket is not None
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                self._deliver(self._socket.recv(MAX_DATAGRAM_BYTES))
-
-    def _deliver(self, datagram: bytes) -> None:
+    def _decode(self, datagram: bytes) -> None:
         try:
             if EngineSnapshot.is_one(datagram):
                 self._on_snapshot(EngineSnapshot.from_bytes(datagram))
