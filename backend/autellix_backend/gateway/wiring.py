@@ -13,14 +13,13 @@ from autellix_backend.engines.breaker import Breaker
 from autellix_backend.engines.kv_events import KvEventListener, check_kv_events_installed
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
 from autellix_backend.gateway.calls.registry import CallRegistry
-from autellix_backend.gateway.engines.handle import AdmissionBounds, EngineHandle, EngineTelemetry
+from autellix_backend.gateway.engines.handle import AdmissionBounds, EngineHandle
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.queue import (
     ArrivalOrdering,
     EngineQueue,
     Ordering,
     PolicyOrdering,
-    Reachability,
 )
 from autellix_backend.gateway.engines.report_receiver import ReportReceiver
 from autellix_backend.gateway.engines.router import Router
@@ -158,7 +157,7 @@ class Components:
                 hides_keys=self.tenants.has_keys,
                 session_header=limits.session_header,
             ),
-            telemetry=EngineTelemetry(self.clock),
+            clock=self.clock,
             default_slots=limits.max_in_flight or limits.max_num_seqs or USUAL_SLOTS,
         )
         if engine.report_socket is not None:
@@ -179,15 +178,16 @@ class Components:
         return handle
 
     def _make_queue(self, engine: Engine, supervisor: Supervisor) -> EngineQueue:
-        breaker = Breaker(failures=BREAKER_FAILURES, cooldown_s=BREAKER_COOLDOWN_S)
         slots = self.settings.engine.max_in_flight
         ordering: Ordering = ArrivalOrdering()
         # An engine with our scheduler orders its calls itself.
         if engine.report_socket is None and slots is not None:
             ordering = PolicyOrdering(self.settings.scheduler, slots)
         return EngineQueue(
+            engine.name,
             ordering,
-            Reachability(engine.name, supervisor, breaker, self.clock),
+            supervisor,
+            Breaker(failures=BREAKER_FAILURES, cooldown_s=BREAKER_COOLDOWN_S),
             full=f"all {slots} slots of {engine.name} are taken",
             recovery_wait_s=self.settings.gateway.recovery_wait_s,
             wait_s=self.metrics.queues.queue_s.labels(engine.name),

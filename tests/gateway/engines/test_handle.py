@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tests.gateway.snapshots import snapshot, standing
 
-from autellix_backend.gateway.engines.handle import EngineTelemetry
+from autellix_backend.engines.supervisor import EngineChange, EngineState
+from autellix_backend.gateway.app import create_app
+from autellix_backend.gateway.engines.handle import EngineHandle
+from autellix_backend.settings import Settings
+from autellix_lab.fakes.engine import FakeEngine
+
+DOWN = EngineChange(engine="fake", state=EngineState.DOWN, reason="gone")
+
+
+def make_handle(clock: Callable[[], float]) -> EngineHandle:
+    handle: EngineHandle = create_app(Settings(), FakeEngine(name="fake")).state.pool.get("fake")
+    handle.clock = clock
+    return handle
 
 
 def test_the_last_snapshot_stays_with_its_age() -> None:
     now = [10.0]
-    telemetry = EngineTelemetry(lambda: now[0])
-    assert (telemetry.snapshot, telemetry.received_s, telemetry.age_s) == (None, None, None)
-    telemetry.replace(snapshot())
+    handle = make_handle(lambda: now[0])
+    assert (handle.snapshot, handle.snapshot_age_s) == (None, None)
+    handle.on_snapshot(snapshot())
     now[0] = 11.0
     last = snapshot(standing("p", place=1, level=1))
-    telemetry.replace(last)
+    handle.on_snapshot(last)
     now[0] = 13.5
-    assert (telemetry.snapshot, telemetry.received_s, telemetry.age_s) == (last, 11.0, 2.5)
-    telemetry.forget()
-    telemetry.forget()
-    assert (telemetry.snapshot, telemetry.age_s) == (None, None)
+    assert (handle.snapshot, handle.snapshot_age_s) == (last, 2.5)
+    handle.on_change(DOWN)
+    handle.on_change(DOWN)
+    assert (handle.snapshot, handle.snapshot_age_s) == (None, None)
 
 
 def test_each_snapshot_is_exchanged_for_the_one_before() -> None:
-    telemetry = EngineTelemetry(lambda: 0.0)
+    handle = make_handle(lambda: 0.0)
     first, second = snapshot(step=1), snapshot(step=2)
-    assert [telemetry.replace(first), telemetry.replace(second)] == [None, first]
+    assert [handle.on_snapshot(first), handle.on_snapshot(second)] == [None, first]

@@ -73,34 +73,6 @@ class AdmissionBounds:
         return QueueSpace(self, size_bytes)
 
 
-class EngineTelemetry:
-    """One engine's latest snapshot, if the engine sends any and has sent one since it came up."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self.snapshot: EngineSnapshot | None = None
-        self.received_s: float | None = None
-
-    @property
-    def age_s(self) -> float | None:
-        """Return the time since the snapshot arrived."""
-        return None if self.received_s is None else self._clock() - self.received_s
-
-    def replace(self, snapshot: EngineSnapshot) -> EngineSnapshot | None:
-        """Keep a snapshot; return the one before."""
-        before, self.snapshot = self.snapshot, snapshot
-        self.received_s = self._clock()
-        return before
-
-    def silence_s(self, since_s: float) -> float:
-        """Return the time since the last snapshot, or since a later moment."""
-        return self._clock() - max(self.received_s or 0.0, since_s)
-
-    def forget(self) -> None:
-        """Drop the snapshot of an engine that is no longer up."""
-        self.snapshot = self.received_s = None
-
-
 @dataclass(slots=True, eq=False)
 class EngineHandle:
     """An engine with its supervisor, queue and connections, and the gateway's view of its load."""
@@ -110,7 +82,7 @@ class EngineHandle:
     queue: EngineQueue
     bounds: AdmissionBounds
     upstream: Upstream
-    telemetry: EngineTelemetry
+    clock: Callable[[], float]
     default_slots: int
     """The slots that it is assumed to have until it sends a snapshot."""
     receiver: ReportReceiver | None = None
@@ -118,6 +90,8 @@ class EngineHandle:
     """The programs' tokens in its KV cache, if it publishes KV events."""
     kv_events: KvEventListener | None = None
     """Keeps `cache` up to date."""
+    snapshot: EngineSnapshot | None = None
+    """The latest snapshot that it has sent since it came up."""
     open_calls: int = 0
     """Requests of this gateway that it has, or that are queued for it here."""
     is_draining: bool = False
@@ -129,6 +103,8 @@ class EngineHandle:
     """The name that receipts show."""
     sends_reports: bool = field(init=False)
     """Whether it reports what calls cost."""
+    _snapshot_s: float | None = None
+    """When its last snapshot arrived."""
     _snapshot_calls: int = 0
     """How many of our calls were open when its last snapshot arrived."""
 
@@ -145,7 +121,7 @@ class EngineHandle:
 
     def is_accepting(self) -> bool:
         """Return whether calls may be sent to it; no I/O."""
-        return not self.is_draining and self.queue.reachability.can_send()
+        return not self.is_draining and self.queue.can_send()
 
     def open(self) -> None:
         """Start receiving its reports and supervising it; must be called in the event loop."""
@@ -168,7 +144,7 @@ class EngineHandle:
     def on_change(self, change: EngineChange) -> None:
         """Drop what is out of date when the engine is no longer up."""
         if change.state is not EngineState.UP:
-            self.telemetry.forget()
+            self.snapshot = self._snapshot_s = None
             if self.cache is not None:
                 # Its cache is gone, or unknown until it publishes again.
                 self.cache.begin(is_complete=False)
@@ -178,12 +154,18 @@ class EngineHandle:
         busy_since_s = self.queue.busy_since_s
         if not self.sends_reports or busy_since_s is None:
             return 0.0
-        return self.telemetry.silence_s(busy_since_s)
+        return self.clock() - max(self._snapshot_s or 0.0, busy_since_s)
+
+    @property
+    def snapshot_age_s(self) -> float | None:
+        """Return the time since its last snapshot arrived."""
+        return None if self._snapshot_s is None else self.clock() - self._snapshot_s
 
     def on_snapshot(self, snapshot: EngineSnapshot) -> EngineSnapshot | None:
         """Keep a snapshot that it sent; return the one before."""
-        self._snapshot_calls = self.open_calls
-        return self.telemetry.replace(snapshot)
+        before, self.snapshot = self.snapshot, snapshot
+        self._snapshot_s, self._snapshot_calls = self.clock(), self.open_calls
+        return before
 
     def measure(self, metrics: QueueMetrics) -> None:
         """Set the gauges of its queue."""
@@ -192,7 +174,7 @@ class EngineHandle:
             queued_calls=len(self.queue),
             unanswered_calls=self.bounds.calls,
             unanswered_bytes=self.bounds.size_bytes,
-            is_breaker_open=not self.queue.reachability.is_breaker_closed,
+            is_breaker_open=not self.queue.is_breaker_closed,
         )
 
     def load(self, program_id: str, fastest: SpeedEstimate, *, is_accepting: bool) -> EngineLoad:
@@ -201,7 +183,7 @@ class EngineHandle:
         Our own calls are counted here; what its last snapshot holds beyond them are other gateways' calls.
         The fastest engine's speed stands in for its own while that is stale.
         """
-        snapshot = self.telemetry.snapshot if self.supervisor.is_up else None
+        snapshot = self.snapshot if self.supervisor.is_up else None
         slots, others, kv_tokens = self.default_slots, 0, math.inf
         if snapshot is not None:
             slots = max(1, snapshot.slots)

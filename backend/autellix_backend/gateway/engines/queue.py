@@ -133,45 +133,6 @@ class PolicyOrdering:
             self._charged_until_s[key] = now
 
 
-class Reachability:
-    """Joins what the supervisor sees of an engine with what calls experience on the way to it."""
-
-    def __init__(
-        self, engine: str, supervisor: Supervisor, breaker: Breaker, clock: Callable[[], float]
-    ) -> None:
-        self._engine = engine
-        self._clock = clock
-        self.supervisor = supervisor
-        self.breaker = breaker
-        self.lost_since_s: float | None = None
-        """Since when calls cannot be sent, as of the last refresh(); None while they can."""
-
-    @property
-    def is_breaker_closed(self) -> bool:
-        """Whether the circuit breaker passes every call."""
-        return self.breaker.state is BreakerState.CLOSED
-
-    def can_send(self) -> bool:
-        """Return whether a call that arrives now may be sent, as far as that is known."""
-        is_blocked = not self.is_breaker_closed and self._clock() < self.breaker.retry_at_s
-        return self.supervisor.is_up and not is_blocked
-
-    def obstacle(self) -> str | None:
-        """Return why no call may be sent, None if calls may."""
-        if not self.supervisor.is_up:
-            return f"engine {self._engine} is not ready: {self.supervisor.problem}"
-        if not self.is_breaker_closed:
-            return f"engine {self._engine} could not be reached, several times in a row"
-        return None
-
-    def refresh(self) -> None:
-        """Note since when calls cannot be sent."""
-        if self.supervisor.is_up and self.is_breaker_closed:
-            self.lost_since_s = None
-        elif self.lost_since_s is None:
-            self.lost_since_s = self._clock()
-
-
 @dataclass(slots=True, eq=False)
 class QueuedCall:
     """A call in the queues of the engines that it is sent to, one after the other."""
@@ -198,8 +159,10 @@ class EngineQueue:
 
     def __init__(
         self,
+        engine: str,
         ordering: Ordering,
-        reachability: Reachability,
+        supervisor: Supervisor,
+        breaker: Breaker,
         *,
         full: str,
         recovery_wait_s: float,
@@ -210,16 +173,20 @@ class EngineQueue:
         """Create an empty queue.
 
         Args:
+            engine: The engine's name.
             ordering: Decides which call is sent next.
-            reachability: Whether calls can be sent.
+            supervisor: Watches the engine.
+            breaker: Counts the calls that cannot reach it.
             full: Why a call waits if the engine can be reached.
             recovery_wait_s: How long a call waits for an engine that is down.
             wait_s: Observes the time that calls spend in the queue.
             on_refusal: Is called with the reason of each refusal.
             clock: Monotonic seconds.
         """
+        self._engine = engine
         self._ordering = ordering
-        self.reachability = reachability
+        self._supervisor = supervisor
+        self._breaker = breaker
         self._full = full
         self._recovery_wait_s = recovery_wait_s
         self._wait_s = wait_s
@@ -227,6 +194,8 @@ class EngineQueue:
         self._clock = clock
         self._queued: dict[str, QueuedCall] = {}
         self._in_flight = 0
+        # Since when calls cannot be sent, as of the last pump().
+        self._lost_since_s: float | None = None
         self.busy_since_s: float | None = None
         """Since when the engine has been busy with calls; None while it has none."""
         self._is_shutting_down = False
@@ -236,15 +205,25 @@ class EngineQueue:
     def __len__(self) -> int:
         return len(self._queued)
 
+    @property
+    def is_breaker_closed(self) -> bool:
+        """Whether the circuit breaker passes every call."""
+        return self._breaker.state is BreakerState.CLOSED
+
+    def can_send(self) -> bool:
+        """Return whether a call that arrives now may be sent, as far as that is known."""
+        is_blocked = not self.is_breaker_closed and self._clock() < self._breaker.retry_at_s
+        return self._supervisor.is_up and not is_blocked
+
     def why_queued(self, key: str) -> str | None:
         """Return why a call waits here, None if it does not."""
-        return (self.reachability.obstacle() or self._full) if key in self._queued else None
+        return (self._obstacle() or self._full) if key in self._queued else None
 
     @property
     def is_blocked(self) -> bool:
         """Whether calls are queued that wait for more than a slot; they have to be judged."""
         must_leave = self._is_shutting_down or self.is_draining
-        return bool(self._queued) and (must_leave or self.reachability.obstacle() is not None)
+        return bool(self._queued) and (must_leave or self._obstacle() is not None)
 
     def enter(self, call: QueuedCall) -> None:
         """Queue a call; it has to leave() in the end."""
@@ -268,14 +247,14 @@ class EngineQueue:
             call.turn.exception()
         if call.is_trial:
             call.is_trial = False
-            self.reachability.breaker.abandon()
+            self._breaker.abandon()
         self.pump()
 
     def on_reached(self, call: QueuedCall) -> None:
         """Note that the engine answered a call."""
         call.is_trial = False
         call.unreachable_since_s = None
-        self.reachability.breaker.succeed()
+        self._breaker.succeed()
         self.pump()
 
     def on_unreached(self, call: QueuedCall) -> None:
@@ -284,14 +263,13 @@ class EngineQueue:
         now = self._clock()
         if call.unreachable_since_s is None:
             call.unreachable_since_s = now
-        self.reachability.breaker.fail(now)
-        self.reachability.supervisor.suspect()
+        self._breaker.fail(now)
+        self._supervisor.suspect()
         self.pump()
 
     async def has_died(self, call: QueuedCall) -> bool:
         """Probe whether the engine process that a call was sent to is gone; another may have replaced it."""
-        supervisor = self.reachability.supervisor
-        return call.restarts != supervisor.restarts or not await supervisor.check()
+        return call.restarts != self._supervisor.restarts or not await self._supervisor.check()
 
     def shut_down(self) -> None:
         """Refuse queued calls, now and from now on; the ones at the engine go on."""
@@ -301,13 +279,16 @@ class EngineQueue:
     def pump(self) -> None:
         """Send the calls that may be admitted."""
         now = self._clock()
-        is_open = self.reachability.supervisor.is_up and not self._is_shutting_down
+        is_open = self._supervisor.is_up and not self._is_shutting_down
         while self._queued and is_open:
             key = self._ordering.next(now)
-            if key is None or not self.reachability.breaker.admit(now):
+            if key is None or not self._breaker.admit(now):
                 break
             self._send(self._queued.pop(key), now)
-        self.reachability.refresh()
+        if self._obstacle() is None:
+            self._lost_since_s = None
+        elif self._lost_since_s is None:
+            self._lost_since_s = now
 
     def judge(self, *, can_move: bool) -> None:
         """Move or refuse the queued calls that wait here in vain, or have waited long enough.
@@ -326,19 +307,26 @@ class EngineQueue:
         if self._is_shutting_down:
             self._refuse(call, ShuttingDownError(), "draining")
             return
-        obstacle = self.reachability.obstacle()
-        is_failed = self.reachability.supervisor.state is EngineState.FAILED
+        obstacle = self._obstacle()
+        is_failed = self._supervisor.state is EngineState.FAILED
         if can_move and (obstacle is not None or self.is_draining):
             del self._queued[call.arrival.call_id]
             call.turn.set_result(False)
         elif obstacle is not None and (is_failed or self._has_waited(call)):
             self._refuse(call, EngineUnavailableError(obstacle), "engine_unavailable")
 
+    def _obstacle(self) -> str | None:
+        """Return why no call may be sent, None if calls may."""
+        if not self._supervisor.is_up:
+            return f"engine {self._engine} is not ready: {self._supervisor.problem}"
+        if not self.is_breaker_closed:
+            return f"engine {self._engine} could not be reached, several times in a row"
+        return None
+
     def _has_waited(self, call: QueuedCall) -> bool:
         now, since_s = self._clock(), call.unreachable_since_s
         if since_s is None:
-            lost_since_s = self.reachability.lost_since_s
-            since_s = max(call.since_s, now if lost_since_s is None else lost_since_s)
+            since_s = max(call.since_s, now if self._lost_since_s is None else self._lost_since_s)
         return now - since_s >= self._recovery_wait_s
 
     def _refuse(self, call: QueuedCall, error: Exception, reason: str) -> None:
@@ -353,8 +341,8 @@ class EngineQueue:
         self._in_flight += 1
         if self.busy_since_s is None:
             self.busy_since_s = now
-        call.restarts = self.reachability.supervisor.restarts
-        call.is_trial = self.reachability.breaker.state is BreakerState.HALF_OPEN
+        call.restarts = self._supervisor.restarts
+        call.is_trial = self._breaker.state is BreakerState.HALF_OPEN
         if not call.turn.done():
             call.turn.set_result(True)
 

@@ -44,8 +44,8 @@ class Inspector:
         return EngineView(
             name=handle.name,
             sends_snapshots=handle.sends_reports,
-            snapshot=handle.telemetry.snapshot,
-            age_s=handle.telemetry.age_s,
+            snapshot=handle.snapshot,
+            age_s=handle.snapshot_age_s,
         )
 
     def _call(self, call: OpenCall) -> OpenCallView:
