@@ -6,12 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from autellix_backend.core.balance import EngineLoad
 from autellix_backend.core.errors import UnknownBalancerError
-from autellix_backend.ray_serve.placement import ServedCall, ServePlacement, ServeReplica, read_call
+from autellix_backend.ray_serve.placement import ServedCall, ServePlacement, read_call, replica_load
 
 
-def replicas(**calls: int) -> list[ServeReplica]:
-    return [ServeReplica(name=name, calls=count, slots=4) for name, count in calls.items()]
+def replicas(**calls: int) -> list[EngineLoad]:
+    return [replica_load(name, count, 4) for name, count in calls.items()]
 
 
 def call(program: str | None, *, tokens: int = 5000, is_final: bool = False) -> ServedCall:

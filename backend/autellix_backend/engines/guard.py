@@ -28,14 +28,7 @@ def start(
     log_path: os.PathLike[str],
     environ: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a server under a guard; to end it, close the returned process's standard input.
-
-    Args:
-        command: The server's command line.
-        grace_s: Seconds from SIGTERM until the server is killed.
-        log_path: The file that its output replaces.
-        environ: Its variables; None for ours.
-    """
+    """Start a server under a guard; to end it, close the returned process's standard input."""
     # Without pathlib, so that the guard starts at once.
     with open(log_path, "wb") as log:  # noqa: PTH123
         return subprocess.Popen(

@@ -128,11 +128,7 @@ class Supervisor:
         self._listeners.append(listener)
 
     def watch_silence(self, silence_s: Callable[[], float]) -> None:
-        """Kill and restart the engine when it has sent no reports or snapshots for too long.
-
-        Args:
-            silence_s: Returns the seconds without a snapshot of its calls; see `engine.stall_timeout_s`.
-        """
+        """Kill and restart the engine after `engine.stall_timeout_s` without a report or snapshot."""
         self._silence_s = silence_s
 
     def open(self) -> None:

@@ -176,19 +176,13 @@ def _stored_dtype(model: str) -> str | None:
 def environment_defaults(
     model: str, extra_args: Sequence[str] = (), *, is_cpu: bool, cores: int = 1
 ) -> dict[str, str]:
-    """Return the variables of a quiet local engine; the user's own override them.
-
-    Args:
-        model: Its name or folder.
-        extra_args: The user's engine arguments.
-        is_cpu: Whether the engine computes on the CPU.
-        cores: Its cores; one is left to its HTTP server, as idle compute threads spin.
-    """
+    """Return the variables of a quiet local engine with so many cores; the user's own override them."""
     defaults = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
     if is_cpu:
         defaults["VLLM_CPU_KVCACHE_SPACE"] = "1"
         # By default every engine binds its threads to the same cores.
         defaults[THREAD_BINDING] = UNBOUND
+        # One is left to its HTTP server, as idle compute threads spin.
         defaults[THREADS] = str(max(1, cores - 1))
         if "--no-enforce-eager" not in _names(extra_args):
             # Even eager, vLLM compiles parts of its sampler at their first use: all calls wait meanwhile, and

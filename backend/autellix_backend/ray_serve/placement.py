@@ -30,15 +30,17 @@ class ServedCall:
     is_final: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeReplica:
-    """One replica of the deployment at a moment."""
-
-    name: str
-    calls: int
-    """Its known calls."""
-    slots: int
-    """Its greatest number of concurrent calls."""
+def replica_load(name: str, calls: int, slots: int) -> EngineLoad:
+    """Return the load of a replica by its known calls and its greatest number of concurrent ones."""
+    running = min(calls, slots)
+    return EngineLoad(
+        name=name,
+        running=running,
+        waiting=calls - running,
+        slots=slots,
+        prefill_s_per_token=PREFILL_GUESS_S,
+        decode_s_per_token=DECODE_GUESS_S,
+    )
 
 
 class ServePlacement:
@@ -59,11 +61,11 @@ class ServePlacement:
         self._program_idle_s = program_idle_s
         self._seen_s: OrderedDict[str, float] = OrderedDict()
 
-    def ranked(self, call: ServedCall, replicas: Iterable[ServeReplica], now: float) -> list[str]:
+    def ranked(self, call: ServedCall, replicas: Iterable[EngineLoad], now: float) -> list[str]:
         """Return the names of one or more replicas, the best first, the others in case it is full."""
         self._forget_idle(now)
         # Ray lists them in no order, and the first of equals wins.
-        loads = [_load(replica) for replica in sorted(replicas, key=lambda replica: replica.name)]
+        loads = sorted(replicas, key=lambda replica: replica.name)
         others = [load.name for load in sorted(loads, key=lambda load: load.calls)]
         if call.program_id is None:
             return others
@@ -98,9 +100,7 @@ def read_call(args: Sequence[object], session_id: str = "") -> ServedCall:
     They are a request object with its prompt and one with its headers (Ray Serve's LLM deployments), or an
     HTTP request (a deployment that is its own ingress).
 
-    Args:
-        args: The arguments.
-        session_id: Ray Serve's own id of the session, "" if there is none.
+    `session_id` is Ray Serve's own id of the session, "" if there is none.
     """
     headers = next(filter(None, map(_headers, args)), {})
     try:
@@ -134,15 +134,3 @@ def _prompt_tokens(args: Sequence[object], headers: Mapping[str, str]) -> int:
         return len(str(prompt)) // BYTES_PER_TOKEN
     length = headers.get("content-length", "")
     return int(length) // BYTES_PER_TOKEN if length.isdecimal() else 0
-
-
-def _load(replica: ServeReplica) -> EngineLoad:
-    running = min(replica.calls, replica.slots)
-    return EngineLoad(
-        name=replica.name,
-        running=running,
-        waiting=replica.calls - running,
-        slots=replica.slots,
-        prefill_s_per_token=PREFILL_GUESS_S,
-        decode_s_per_token=DECODE_GUESS_S,
-    )

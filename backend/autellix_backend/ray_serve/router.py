@@ -16,7 +16,8 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from autellix_backend.ray_serve.placement import ServedCall, ServePlacement, ServeReplica, read_call
+from autellix_backend.core.balance import EngineLoad
+from autellix_backend.ray_serve.placement import ServedCall, ServePlacement, read_call, replica_load
 
 
 class ProgramRouter(RequestRouter):
@@ -37,8 +38,8 @@ class ProgramRouter(RequestRouter):
         if pending_request is None or not candidate_replicas:
             return [candidate_replicas]
         by_name = {replica.replica_id.to_full_id_str(): replica for replica in candidate_replicas}
-        views = [self._view(name, replica) for name, replica in by_name.items()]
-        names = self._placement.ranked(_call(pending_request), views, time.monotonic())
+        loads = [self._load(name, replica) for name, replica in by_name.items()]
+        names = self._placement.ranked(_call(pending_request), loads, time.monotonic())
         return [[by_name[name]] for name in names]
 
     def on_request_routed(
@@ -50,9 +51,9 @@ class ProgramRouter(RequestRouter):
         """Note that a replica accepted a request."""
         self._placement.sent(_call(pending_request))
 
-    def _view(self, name: str, replica: RunningReplica) -> ServeReplica:
+    def _load(self, name: str, replica: RunningReplica) -> EngineLoad:
         calls = self.replica_queue_len_cache.get(replica.replica_id) or 0
-        return ServeReplica(name=name, calls=calls, slots=replica.max_ongoing_requests)
+        return replica_load(name, calls, replica.max_ongoing_requests)
 
 
 def _call(request: PendingRequest) -> ServedCall:

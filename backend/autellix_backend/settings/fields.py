@@ -18,15 +18,6 @@ import msgspec
 
 from autellix_backend.settings.base import SettingsError
 
-HIDDEN = "(hidden)"
-
-
-def describe_value(value: object) -> str:
-    """Return what is wrong with a value, for a message."""
-    if value == "":
-        return "is empty"
-    return f"is {value!r}" if isinstance(value, str) else f"is {value}"
-
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -40,8 +31,9 @@ class Rule:
     def check(self, name: str, value: object) -> None:
         """Raise a SettingsError of the field `name` if the value breaks the rule."""
         if not self.holds(value):
-            problem = "cannot be used" if self.shown else describe_value(value)
-            raise SettingsError(name, problem, self.expected)
+            shown = repr(value) if isinstance(value, str) else value
+            problem = "is empty" if value == "" else f"is {shown}"
+            raise SettingsError(name, "cannot be used" if self.shown else problem, self.expected)
 
 
 POSITIVE = Rule("a number above zero", lambda value: value > 0)
@@ -67,11 +59,6 @@ def one_of(names: Sequence[str]) -> Rule:
 def matches(pattern: str, expected: str, shown: Callable[[Any], object] | None = None) -> Rule:
     """Return the rule of a regular expression for the whole text."""
     return Rule(expected, lambda text: re.fullmatch(pattern, text) is not None, shown)
-
-
-def hide(_value: object) -> object:
-    """Return what is shown of a secret."""
-    return HIDDEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,12 +99,9 @@ def texts_of(section: type[Any]) -> dict[str, str]:
 
 
 def _rule_in(hint: Any) -> Rule | None:
-    found = (item if isinstance(item, Rule) else _rule_in(item) for item in _parts(hint))
+    parts = getattr(hint, "__metadata__", None) or typing.get_args(hint)
+    found = (item if isinstance(item, Rule) else _rule_in(item) for item in parts)
     return next(filter(None, found), None)
-
-
-def _parts(hint: Any) -> tuple[Any, ...]:
-    return getattr(hint, "__metadata__", None) or typing.get_args(hint)
 
 
 @dataclass(frozen=True, slots=True)

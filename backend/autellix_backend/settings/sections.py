@@ -24,7 +24,6 @@ from autellix_backend.settings.fields import (
     Section,
     at_least,
     between,
-    hide,
     matches,
     one_of,
 )
@@ -37,6 +36,7 @@ SUBAGENT_KINDS = ("thread", "program")
 ANY_CLUSTER = "auto"
 MEMORY_URL = "memory://"
 REDIS_SCHEMES = ("redis", "rediss", "unix")
+HIDDEN = "(hidden)"
 HIDDEN_PASSWORD = "***"
 MIN_LEASE_S = 3.0
 """A gateway renews its lease once a second."""
@@ -65,10 +65,10 @@ Secret = Annotated[
     Rule(
         f"{MIN_SECRET_CHARACTERS} characters or more",
         lambda secret: len(secret) >= MIN_SECRET_CHARACTERS,
-        shown=hide,
+        shown=lambda _: HIDDEN,
     ),
 ]
-ApiKey = Annotated[str, matches(r"[ -~]+", "printable ASCII characters", shown=hide)]
+ApiKey = Annotated[str, matches(r"[ -~]+", "printable ASCII characters", shown=lambda _: HIDDEN)]
 TracePath = Annotated[Path, Rule("a name that does not end in .gz", lambda path: path.suffix != ".gz")]
 # The other headers are the connection's, the body's and the key's.
 OwnHeader = Annotated[str, matches(r"[Xx]-[A-Za-z0-9-]+", "the name of a header that begins with X-")]

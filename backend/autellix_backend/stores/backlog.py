@@ -121,8 +121,7 @@ class Backlog:
     def prepare(self, latest_ends: Iterable[str] | None) -> None:
         """Make a delta for each program that the table may have lost.
 
-        Args:
-            latest_ends: The programs that ended lately if the whole table was lost, else None.
+        `latest_ends` are the programs that ended lately if the whole table was lost, else None.
         """
         is_lost = latest_ends is not None
         if latest_ends is not None:
@@ -160,8 +159,7 @@ class Backlog:
     async def upload(self, on_gone: Callable[[str], None]) -> None:
         """Have the table merge every delta, those included that arise meanwhile.
 
-        Args:
-            on_gone: Called with each program that the table does not have after that.
+        `on_gone` is called with each program that the table does not have after that.
         """
         while self._deltas or self._uploads:
             for program_id in list(self._deltas)[:MAX_UPLOADS]:

@@ -71,12 +71,9 @@ class Delta:
         self.folded.append(call)
 
     def message(self, policy: Policy, copy: ProgramView | None, shared: Clock) -> dict[str, Any]:
-        """Return the delta as the script `absorb` reads it.
+        """Return the delta as the script `absorb` reads it; `shared` converts times to the table's clock.
 
-        Args:
-            policy: The policy whose rule merges.
-            copy: The gateway's copy of the program, None if it has ended there.
-            shared: Converts times to the table's clock.
+        `copy` is the gateway's copy of the program, None if it has ended there.
         """
         message: dict[str, Any] = {
             "program": self.program_id,

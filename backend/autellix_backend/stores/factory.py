@@ -17,13 +17,9 @@ def make_store(
     clock: Callable[[], float],
     on_fallback: Callable[[], None],
 ) -> ProgramStore:
-    """Create a store; nothing is opened yet.
+    """Create a store that receives times of `clock`; nothing is opened yet.
 
-    Args:
-        settings: The tree of settings.
-        session_ttl_s: The time without a heartbeat after which a session ends.
-        clock: The clock of the times that the store receives.
-        on_fallback: Called for each operation that the gateway's copy alone answers.
+    `on_fallback` is called for each operation that the gateway's copy alone answers.
 
     Raises:
         SettingsError: if the client of Redis is not installed.

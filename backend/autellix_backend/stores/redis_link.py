@@ -62,13 +62,7 @@ class RedisLink:
     """Runs scripts on the table of one prefix."""
 
     def __init__(self, url: str, *, key_prefix: str, timeout_s: float) -> None:
-        """Note the address; nothing is opened yet.
-
-        Args:
-            url: The address, `redis://…` or `rediss://…`.
-            key_prefix: The prefix of all keys, without its braces.
-            timeout_s: The longest wait for an answer, connecting included.
-        """
+        """Note the address; the first script connects, within the timeout of its answer."""
         self.url = url
         self.tag = "{" + key_prefix + "}"
         self._timeout_s = timeout_s

@@ -47,14 +47,7 @@ class ReplicatedStore:
         *,
         on_fallback: Callable[[], None] = lambda: None,
     ) -> None:
-        """Join the two; nothing is opened yet.
-
-        Args:
-            shared: The table of all gateways.
-            local: This gateway's copy.
-            policy: The policy whose rule merges.
-            on_fallback: Called for each operation that the copy alone answers.
-        """
+        """Join the two; `on_fallback` is called for each operation that the copy alone answers."""
         self._shared = shared
         self._local = local
         self._backlog = Backlog(shared, local, policy)

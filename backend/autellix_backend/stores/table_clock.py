@@ -9,11 +9,6 @@ class TableClock:
     """Converts between this process's clock and the table's, by the latest measured difference."""
 
     def __init__(self, own_now: Callable[[], float]) -> None:
-        """Start without a difference.
-
-        Args:
-            own_now: This process's clock, in seconds that only grow.
-        """
         self.own_now = own_now
         self._ahead_s = 0.0
 

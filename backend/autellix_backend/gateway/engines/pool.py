@@ -27,12 +27,7 @@ class EnginePool:
     """The engines by name, in the operator's order."""
 
     def __init__(self, make_handle: MakeHandle, on_left: Callable[[str], None]) -> None:
-        """Create an empty pool.
-
-        Args:
-            make_handle: Builds the handle of an engine that joins.
-            on_left: Is called with the name of an engine that has left.
-        """
+        """Create an empty pool; `on_left` is called with the name of each engine that has left."""
         self._make_handle = make_handle
         self._on_left = on_left
         self._handles: dict[str, EngineHandle] = {}

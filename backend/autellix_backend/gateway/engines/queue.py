@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from prometheus_client import Histogram
 
@@ -37,22 +36,6 @@ class Wait:
     """The part that counts for its program's wait/service ratio: the time since its last promotion."""
 
 
-class Ordering(Protocol):
-    """The queued calls of an engine and those that were sent to it."""
-
-    def enter(self, arrival: Arrival, now: float) -> None:
-        """Queue a call, whose id must not be in use."""
-
-    def next(self, now: float) -> str | None:
-        """Return the key of the queued call to send next; None if none is queued or no slot is free."""
-
-    def send(self, key: str, now: float) -> Wait:
-        """Give a queued call a slot; return how long it waited."""
-
-    def leave(self, key: str, now: float) -> Wait | None:
-        """Remove a call; return how long it waited if it was still queued."""
-
-
 class ArrivalOrdering:
     """First come, first served, without a bound on sent calls."""
 
@@ -60,20 +43,20 @@ class ArrivalOrdering:
         self._waiting: dict[str, float] = {}
 
     def enter(self, arrival: Arrival, now: float) -> None:
-        """Append the call."""
+        """Append the call, whose id must not be in use."""
         self._waiting[arrival.call_id] = now
 
     def next(self, now: float) -> str | None:  # noqa: ARG002
-        """Return the first."""
+        """Return the first; None if none is queued."""
         return next(iter(self._waiting), None)
 
     def send(self, key: str, now: float) -> Wait:
-        """Remove the call."""
+        """Remove the call; return how long it waited."""
         waited_s = now - self._waiting.pop(key)
         return Wait(wait_s=waited_s, counted_s=waited_s)
 
     def leave(self, key: str, now: float) -> Wait | None:
-        """Remove the call if it is still queued."""
+        """Remove the call if it is still queued; return how long it waited."""
         return self.send(key, now) if key in self._waiting else None
 
 
@@ -103,7 +86,7 @@ class PolicyOrdering:
         return next((call.call_id for call in self._machine if not call.is_running), None)
 
     def send(self, key: str, now: float) -> Wait:
-        """Give the call a slot."""
+        """Give the call a slot; return how long it waited."""
         call = self._machine.call(key)
         wait = Wait(wait_s=call.wait_at(now), counted_s=call.unpaid_wait_at(now))
         self._machine.start(key, now)
@@ -111,7 +94,7 @@ class PolicyOrdering:
         return wait
 
     def leave(self, key: str, now: float) -> Wait | None:
-        """Free the call's slot, if it has one; drop its program with its last call here."""
+        """Free the call's slot, or return how long it waited; drop its program with its last call here."""
         self._charge(now)
         was_sent = self._charged_until_s.pop(key, None) is not None
         record = self._machine.finish(key, now) if was_sent else self._machine.abort(key, now)
@@ -131,6 +114,10 @@ class PolicyOrdering:
         for key, until_s in self._charged_until_s.items():
             self._machine.charge(key, now - until_s, now)
             self._charged_until_s[key] = now
+
+
+Ordering = ArrivalOrdering | PolicyOrdering
+"""The queued calls of an engine and those that were sent to it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -174,14 +161,14 @@ class EngineQueue:
 
         Args:
             engine: The engine's name.
-            ordering: Decides which call is sent next.
+            ordering: The order of calls.
             supervisor: Watches the engine.
             breaker: Counts the calls that cannot reach it.
             full: Why a call waits if the engine can be reached.
             recovery_wait_s: How long a call waits for an engine that is down.
             wait_s: Observes the time that calls spend in the queue.
             on_refusal: Is called with the reason of each refusal.
-            clock: Monotonic seconds.
+            clock: The clock of arrivals.
         """
         self._engine = engine
         self._ordering = ordering
@@ -291,11 +278,7 @@ class EngineQueue:
             self._lost_since_s = now
 
     def judge(self, *, can_move: bool) -> None:
-        """Move or refuse the queued calls that wait here in vain, or have waited long enough.
-
-        Args:
-            can_move: Whether another engine accepts calls.
-        """
+        """Move or refuse the queued calls that wait in vain; `can_move` if another engine accepts calls."""
         for call in list(self._queued.values()):
             self._judge(call, can_move=can_move)
 

@@ -88,10 +88,7 @@ class Identity:
 def read_identity(headers: Mapping[str, str], fields: Fields, new_id: Callable[[], str]) -> Identity:
     """Read the identity that a request names, before sub-agents and transcripts are resolved.
 
-    Args:
-        headers: Its headers, with lower-case names.
-        fields: Its body.
-        new_id: Makes an id for a call that has none.
+    `headers` has lower-case names; `new_id` makes an id for a call that has none.
 
     Raises:
         InvalidRequestError: if a header of ours is malformed; `param` names it.
@@ -138,12 +135,9 @@ class IdentityResolver:
         self._chain = TranscriptChain(ttl_s=settings.program_idle_s) if settings.content_chain else None
 
     def resolve(self, identity: Identity, fields: Fields, tenant: Tenant) -> Identity:
-        """Return the identity with its final program and thread.
+        """Return an identity, scoped to its tenant, with its final program and thread.
 
-        Args:
-            identity: The request's identity, scoped to its tenant.
-            fields: The request's body.
-            tenant: The request's tenant; tenants share no lineages and no transcripts.
+        Tenants share no lineages and no transcripts.
         """
         aliases = identity.aliases
         self._count(aliases)

@@ -52,11 +52,9 @@ class Limiter:
     """Admits calls by their tenants' limits, and charges them when they are settled."""
 
     def __init__(self, *, epoch_s: float, on_refusal: Callable[[str, str], None]) -> None:
-        """Start without any usage.
+        """Start without any usage; `on_refusal` is called with the tenant and the code of each refusal.
 
-        Args:
-            epoch_s: Added to the calls' clock, gives seconds since 1970.
-            on_refusal: Called with the tenant and the code of each refusal.
+        `epoch_s` plus the calls' clock gives seconds since 1970.
         """
         self._epoch_s = epoch_s
         self._on_refusal = on_refusal
@@ -109,14 +107,9 @@ class Limiter:
         service_s: float,
         is_refunded: bool = False,
     ) -> None:
-        """Release the reservation of an ended call, and charge the call to its tenant and program.
+        """Release the reservation of an ended call, once, and charge the call to its tenant and program.
 
-        Args:
-            reservation: The call's; each is charged or cancelled once.
-            now: The time.
-            tokens: Prompt and output tokens.
-            service_s: Service by engines.
-            is_refunded: Whether the call does not count among the tenant's requests.
+        A call that `is_refunded` does not count among the tenant's requests.
         """
         self._programs[reservation.program_id].is_in_table = True
         self._release(reservation, now, tokens=tokens, service_s=service_s, is_refunded=is_refunded)

@@ -113,9 +113,7 @@ class ProgramOffloadingConnector(OffloadingConnector):
     def resume_of(self, request: Request, full_block_tokens: int) -> Resume | None:
         """Return how a running request would resume after a preemption; None if the price is unknown.
 
-        Args:
-            request: The request.
-            full_block_tokens: The computed tokens that fill whole blocks; no others are stored.
+        Only the computed tokens that fill whole blocks, `full_block_tokens`, are stored.
         """
         stored = full_block_tokens if self.manager.is_stored(request.request_id) else 0
         return self._resume(request.num_computed_tokens, stored)

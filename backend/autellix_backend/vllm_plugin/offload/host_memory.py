@@ -14,10 +14,6 @@ __all__ = ["HostMemory"]
 class HostMemory:
     """Rows of equal size, one per block of the engine's cache, each with a page of every layer.
 
-    Args:
-        page_bytes: what each layer's page takes.
-        blocks: how many rows.
-
     Raises:
         ValueError: if a page is not of a size that the kernels move.
         OSError: if the memory cannot be had.
