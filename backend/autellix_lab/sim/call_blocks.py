@@ -63,31 +63,25 @@ class CallBlocks:
             reserve: blocks that other calls need in this step.
 
         Returns:
-            Whether there were enough blocks; otherwise only the cache may have changed.
+            Whether there were enough blocks; otherwise nothing has changed.
         """
         if call.is_swapped:
             return self._swap_in(call, budget, reserve)
-        shared, parent = self._cached(call)
-        segment = call.segment
-        if segment is None or segment.shared != shared or segment.parent is not parent:
-            if segment is not None and not segment.users:
-                self.kv.drop(segment)
-            segment = call.segment = Segment(parent, shared)
-        own = min(segment.blocks, segment.full)
+        segment = self._segment_for(call)
+        shared, own = segment.shared, min(segment.blocks, segment.full)
         # The last token is always computed: the next one comes from it.
         start = min((shared + own) * self._model.block_tokens, call.known - 1)
         # Loads go into the call's own blocks.
         loaded = self._prices.tokens_to_load(call, start) if self._prices is not None else 0
         start += loaded
         tokens = min(call.known - start, budget)
-        self.kv.hold(segment)
         # vLLM's default: a call is admitted only if all of its tokens fit, however small the first chunk.
         whole = max(0, self.needed(call.known) - shared - segment.blocks)
-        wanted = max(0, self.needed(start + tokens) - shared - segment.blocks)
-        if whole + reserve > self.kv.available or not self.kv.allocate(segment, wanted):
-            # Its own blocks stay in the cache and may be evicted.
-            self.kv.release(segment)
+        if whole + reserve > self.kv.available - self.kv.unheld_blocks(segment):
+            # Its cached blocks keep their place in the order of eviction.
             return False
+        self._hold(call, segment)
+        self.kv.allocate(segment, max(0, self.needed(start + tokens) - shared - segment.blocks))
         call.computed, call.chunk = start, tokens
         self._count_full(call)
         if loaded:
@@ -155,14 +149,30 @@ class CallBlocks:
             parent = parent.parent
         return shared, parent
 
+    def _segment_for(self, call: EngineCall) -> Segment:
+        """Return the waiting call's own segment, or a new one where the cache has changed."""
+        shared, parent = self._cached(call)
+        segment = call.segment
+        if segment is None or segment.shared != shared or segment.parent is not parent:
+            return Segment(parent, shared)
+        return segment
+
+    def _hold(self, call: EngineCall, segment: Segment) -> None:
+        """Hold a call's segment in place of its last one."""
+        last = call.segment
+        if last is not None and last is not segment and not last.users:
+            self.kv.drop(last)
+        call.segment = segment
+        self.kv.hold(segment)
+
     def _swap_in(self, call: EngineCall, budget: int, reserve: int) -> bool:
         assert call.segment is not None
         tokens = min(call.known - call.computed, budget)
-        self.kv.hold(call.segment)
         wanted = self.needed(call.computed + tokens)
-        if wanted + reserve > self.kv.available or not self.kv.allocate(call.segment, wanted):
-            self.kv.release(call.segment)
+        if wanted + reserve > self.kv.available:
             return False
+        self.kv.hold(call.segment)
+        self.kv.allocate(call.segment, wanted)
         self._swap(self.needed(call.computed))
         call.is_swapped, call.chunk = False, tokens
         return True

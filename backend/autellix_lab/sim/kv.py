@@ -113,6 +113,15 @@ class KvBlocks:
         self._loose -= blocks
         segment.blocks += blocks
 
+    def unheld_blocks(self, segment: Segment | None) -> int:
+        """Return the evictable blocks that hold() would protect."""
+        blocks = 0
+        while segment is not None:
+            if segment.users == 0:
+                blocks += segment.blocks
+            segment = segment.parent if segment.shared else None
+        return blocks
+
     def hold(self, segment: Segment | None) -> None:
         """Protect a segment and its ancestors from eviction."""
         while segment is not None:
