@@ -94,6 +94,11 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add("--auto-bounds", action="store_true", help="from half a mean call on this engine, each next doubled")
     add("--no-demotion", action="store_true", help="calls keep the level that they arrived at")
     add(
+        "--private-prefixes",
+        action="store_true",
+        help="compute each program's system prefix on its own (default: programs of one class share it)",
+    )
+    add(
         "--hints",
         type=float,
         metavar="SIGMA",
@@ -153,6 +158,7 @@ def make_settings(
             engines=args.engines or len(args.engine_speeds) or 1,
             engine_speeds=args.engine_speeds,
             balancer=args.balancer,
+            shares_prefixes=not args.private_prefixes,
             hint_sigma=args.hints,
             seed=args.seed,
         )
@@ -178,6 +184,7 @@ def describe_settings(args: argparse.Namespace, settings: SimSettings) -> dict[s
         "engines": settings.engines,
         "engine_speeds": list(settings.engine_speeds),
         "balancer": settings.balancer,
+        "shares_prefixes": settings.shares_prefixes,
         "hints": settings.hint_sigma,
         "model": settings.model.to_mapping(),
         "scheduler": scheduler_to_mapping(settings.scheduler),

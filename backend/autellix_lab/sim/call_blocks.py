@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import itemgetter
 
 from autellix_backend.core.preemption import fit_together
 from autellix_lab.sim.calls import EngineCall
@@ -26,6 +27,8 @@ class CallBlocks:
         """What a resume costs; None where nothing depends on it."""
         self.swapped_blocks = 0
         self._model = model
+        self._prefixes: dict[str, Segment] = {}
+        """System prefixes by key."""
         self._delay_s = 0.0
 
     def needed(self, tokens: int) -> int:
@@ -127,31 +130,39 @@ class CallBlocks:
             # It resumes with private blocks: the shared ones may be evicted by then.
             call.segment, call.is_swapped = Segment(None, 0), True
 
-    def held_tokens(self, call: EngineCall | None, tokens: int) -> int:
-        """Return how many of the first tokens of a call's content are in full KV blocks."""
-        if call is None or not self._model.has_prefix_cache:
-            return 0
-        return self.kv.reach(call.segment, tokens // self._model.block_tokens) * self._model.block_tokens
+    def held_tokens(self, call: EngineCall, base: EngineCall | None) -> int:
+        """Return how many tokens of a call the cache would hold for it, were `base` its base."""
+        return self._cached(call, base)[0] * self._model.block_tokens
 
     def _count_full(self, call: EngineCall) -> None:
         """Count a call's own full blocks, which other calls find from that step on."""
         assert call.segment is not None
         full = (call.computed + call.chunk) // self._model.block_tokens
         call.segment.full = max(0, full - call.segment.shared)
+        if call.prefix_key is not None and self._model.has_prefix_cache:
+            prefix = self._prefixes.setdefault(call.prefix_key, Segment(None, 0))
+            self.kv.move_to_prefix(call.segment, prefix, call.prefix_tokens // self._model.block_tokens)
 
-    def _cached(self, call: EngineCall) -> tuple[int, Segment | None]:
+    def _cached(self, call: EngineCall, base: EngineCall | None) -> tuple[int, Segment | None]:
         """Return how many leading blocks other calls hold of a call, and the segment in which they end."""
-        want = min(call.shared_tokens, call.known - 1) // self._model.block_tokens
-        base = call.base.segment if call.base is not None else None
-        shared = self.kv.reach(base, want) if self._model.has_prefix_cache else 0
-        parent = base if shared else None
+        if not self._model.has_prefix_cache:
+            return 0, None
+        shared, parent = self._reach(base.segment if base else None, call.shared_tokens, call)
+        if call.prefix_key is not None:
+            prefix = self._reach(self._prefixes.get(call.prefix_key), call.prefix_tokens, call)
+            shared, parent = max((shared, parent), prefix, key=itemgetter(0))
         while parent is not None and shared <= parent.shared:
             parent = parent.parent
         return shared, parent
 
+    def _reach(self, segment: Segment | None, tokens: int, call: EngineCall) -> tuple[int, Segment | None]:
+        """Return how many blocks of a call's first tokens a segment's content has, and the segment if any."""
+        found = self.kv.reach(segment, min(tokens, call.known - 1) // self._model.block_tokens)
+        return found, segment if found else None
+
     def _segment_for(self, call: EngineCall) -> Segment:
         """Return the waiting call's own segment, or a new one where the cache has changed."""
-        shared, parent = self._cached(call)
+        shared, parent = self._cached(call, call.base)
         segment = call.segment
         if segment is None or segment.shared != shared or segment.parent is not parent:
             return Segment(parent, shared)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from autellix_backend.core.call import Call, CallRecord
 from autellix_backend.gateway.recording.trace import CallTrace
 from autellix_lab.sim.kv import Segment
+from autellix_lab.workload.prefixes import SystemPrefix
 
 __all__ = ["EngineCall"]
 
@@ -31,6 +32,8 @@ class EngineCall:
         "is_swapped",
         "output_tokens",
         "parents",
+        "prefix_key",
+        "prefix_tokens",
         "program_id",
         "prompt_tokens",
         "record",
@@ -50,15 +53,19 @@ class EngineCall:
         trace: CallTrace,
         *,
         parents: tuple[str, ...],
-        base: EngineCall | None = None,
+        prefix: SystemPrefix | None = None,
         expected_s: float | None = None,
     ) -> None:
         self.call_id = call_id
         self.program_id = program_id
         self.trace = trace
         self.parents = parents
-        self.base = base
+        self.base: EngineCall | None = None
         """The call on the same engine whose prefix it shares, if any."""
+        self.prefix_tokens = 0 if prefix is None else prefix.tokens[trace.id]
+        """Leading prompt tokens in the system prefix that its program shares with others."""
+        self.prefix_key = prefix.key if prefix is not None and self.prefix_tokens else None
+        """Names that prefix; None if the prompt does not begin with it."""
         self.expected_s = expected_s
         self.prompt_tokens = trace.prefill_tokens
         self.output_tokens = max(1, trace.decode_tokens)

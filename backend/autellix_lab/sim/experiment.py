@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +18,7 @@ from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.sim.results import SimResult
 from autellix_lab.sim.simulation import SimSettings, simulate
 from autellix_lab.workload.arrivals import ARRIVAL_KINDS, draw_arrivals
+from autellix_lab.workload.prefixes import system_prefix
 from autellix_lab.workload.statistics import Interval, confidence_interval, jain_index, statistics_of
 
 __all__ = [
@@ -44,7 +45,7 @@ class Sweep:
     count: int
     """Programs of one run."""
     cases: Mapping[str, SimSettings]
-    """Settings by label, such as the policy's name."""
+    """Settings by label, such as the policy's name; the first ones define a load of 1."""
     loads: Sequence[float]
     seeds: Sequence[int]
     arrivals: str = "poisson"
@@ -108,7 +109,10 @@ def pick(programs: Sequence[ProgramTrace], count: int, seed: int) -> list[Progra
 
 
 def drain_rate_per_s(programs: Sequence[ProgramTrace], settings: SimSettings) -> float:
-    """Return the programs per second that full batches finish with a perfect prefix cache."""
+    """Return the programs per second that full batches finish with a perfect prefix cache.
+
+    Where programs share system prefixes, each prefix is computed once, by the first program that has it.
+    """
     model = settings.model
     token_s = model.step_time_s(model.max_num_seqs, 0) / model.max_num_seqs
     work_s = sum(
@@ -116,8 +120,23 @@ def drain_rate_per_s(programs: Sequence[ProgramTrace], settings: SimSettings) ->
         for program in programs
         for call in program.calls
     )
+    if settings.shares_prefixes:
+        work_s -= _repeated_prefix_tokens(programs) * model.prefill_s
     speed = sum(settings.engine_speeds) if settings.engine_speeds else settings.engines
     return speed * len(programs) / work_s
+
+
+def _repeated_prefix_tokens(programs: Iterable[ProgramTrace]) -> int:
+    """Return the tokens of the system prefixes that an earlier program has."""
+    seen: set[str] = set()
+    tokens = 0
+    for program in programs:
+        prefix = system_prefix(program)
+        if prefix is None:
+            continue
+        tokens += prefix.length if prefix.key in seen else 0
+        seen.add(prefix.key)
+    return tokens
 
 
 def measure(result: SimResult) -> Metrics:

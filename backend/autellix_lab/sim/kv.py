@@ -1,8 +1,11 @@
 """KV blocks of one engine: the calls that hold them, and the prefix cache.
 
-A call's content is a prefix shared with an earlier call of its program, and a segment of its own. Calls hold
-a segment while they use it (its own call, or later ones that share it). After that it stays in the prefix
-cache until blocks are needed: segments are evicted least recently used first, each from its tail, as in vLLM.
+A call's content is a prefix shared with an earlier call of its program, and a segment of its own. A system
+prefix that programs share is a segment without a call: the calls that compute its blocks move them there.
+
+Calls hold a segment while they use it (its own call, or later ones that share it). After that it stays in the
+prefix cache until blocks are needed: segments are evicted least recently used first, each from its tail, as
+in vLLM.
 """
 
 from __future__ import annotations
@@ -73,6 +76,24 @@ class KvBlocks:
         self._take(blocks)
         segment.blocks += blocks
         return True
+
+    def move_to_prefix(self, segment: Segment, prefix: Segment, blocks: int) -> None:
+        """Move full blocks of a held segment, which continue a prefix, to that prefix of so many blocks.
+
+        Nothing happens if another call has computed them first: then the segment's blocks are duplicates.
+        """
+        moved = min(blocks - segment.shared, segment.full)
+        continues = segment.parent is prefix or not segment.shared
+        if moved <= 0 or not continues or segment.shared != prefix.blocks:
+            return
+        if segment.parent is not prefix:
+            segment.parent = prefix
+            prefix.users, prefix.stamp = segment.users, -1
+        segment.shared += moved
+        segment.blocks -= moved
+        segment.full -= moved
+        prefix.blocks += moved
+        prefix.full = prefix.blocks
 
     def start_growing(self, step: int, tokens: int) -> None:
         """Add a call that has so many tokens before `step` and gains one in each step from then on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.results import ProgramRecord
+from autellix_lab.workload.prefixes import SystemPrefix
 
 __all__ = ["LiveProgram"]
 
@@ -22,6 +23,7 @@ class LiveProgram:
         "missing",
         "paths_s",
         "preemptions",
+        "prefix",
         "remaining_calls",
         "remaining_s",
         "remaining_tokens",
@@ -31,11 +33,20 @@ class LiveProgram:
     )
 
     def __init__(
-        self, index: int, trace: ProgramTrace, arrival_s: float, *, remaining_s: float, hint_error: float
+        self,
+        index: int,
+        trace: ProgramTrace,
+        arrival_s: float,
+        *,
+        prefix: SystemPrefix | None,
+        remaining_s: float,
+        hint_error: float,
     ) -> None:
         self.index = index
         self.trace = trace
         self.arrival_s = arrival_s
+        self.prefix = prefix
+        """The system prefix that it shares with other programs, if any."""
         self.remaining_s = remaining_s
         """Model time of the unfinished calls, for clairvoyant policies."""
         self.hint_error = hint_error

@@ -23,6 +23,7 @@ from autellix_lab.sim.engine import Decision, SimEngine
 from autellix_lab.sim.live_program import LiveProgram
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.results import EngineTotals, ProgramRecord, SimResult
+from autellix_lab.workload.prefixes import SystemPrefix, system_prefix
 
 __all__ = ["SimSettings", "simulate"]
 
@@ -45,6 +46,12 @@ class SimSettings:
     threshold_tokens: int = 2048
     kv_events: bool = False
     """Whether the balancer knows the cached tokens of each engine."""
+    shares_prefixes: bool = True
+    """Whether programs of one class find each other's system prefix in the cache, as in vLLM.
+
+    False computes it for each program, as engines do that salt the cache by tenant. The rule for one class is
+    that of system_prefix().
+    """
     hint_sigma: float | None = None
     """Sigma of the log-normal error of the clients' hints of remaining tokens; None sends no hints."""
     seed: int = 0
@@ -157,11 +164,13 @@ class _Simulation:
             raise ValueError(f"arrivals must not go back in time, as from {before} s to {self._next[0]} s")
 
     def _begin_program(self, now: float, trace: ProgramTrace) -> None:
+        prefix = system_prefix(trace) if self._settings.shares_prefixes else None
         program = LiveProgram(
             self._begun,
             trace,
             now,
-            remaining_s=sum(self._true_cost_s(call) for call in trace.calls),
+            prefix=prefix,
+            remaining_s=sum(self._true_cost_s(call, prefix) for call in trace.calls),
             hint_error=self._draw_hint_error(self._begun),
         )
         self._alive[self._begun] = program
@@ -195,18 +204,17 @@ class _Simulation:
 
     def _arrive(self, program: LiveProgram, number: int, now: float) -> SimEngine:
         trace = program.trace.calls[number]
-        loads = [
-            _load(engine, self._held_tokens(engine, program, trace)) for engine in self._engines.values()
-        ]
-        engine = self._engines[self._balancer.assign(program.program_id, trace.prefill_tokens, loads)]
         call = EngineCall(
             f"{program.index}.{number}",
             program.program_id,
             trace,
             parents=tuple(f"{program.index}.{parent}" for parent in trace.parents),
-            base=program.base(engine.name, trace),
+            prefix=program.prefix,
             expected_s=self._expect(program, trace),
         )
+        loads = [_load(engine, self._held_tokens(engine, program, call)) for engine in self._engines.values()]
+        engine = self._engines[self._balancer.assign(program.program_id, trace.prefill_tokens, loads)]
+        call.base = program.base(engine.name, trace)
         program.calls[engine.name, number] = call
         self._owners[call.call_id] = program
         engine.submit(call, now)
@@ -215,10 +223,10 @@ class _Simulation:
             self._schedule_end(engine, end_s)
         return engine
 
-    def _held_tokens(self, engine: SimEngine, program: LiveProgram, call: CallTrace) -> int | None:
+    def _held_tokens(self, engine: SimEngine, program: LiveProgram, call: EngineCall) -> int | None:
         if not self._settings.kv_events:
             return None
-        return engine.blocks.held_tokens(program.base(engine.name, call), call.shared_prefix_tokens)
+        return engine.blocks.held_tokens(call, program.base(engine.name, call.trace))
 
     def _expect(self, program: LiveProgram, trace: CallTrace) -> float | None:
         if not self._policy.sizes_programs:
@@ -230,8 +238,11 @@ class _Simulation:
             hint = Hint(tokens=program.remaining_tokens * program.hint_error)
         return self._estimator.expect(program.trace.source, program.service_s, hint)
 
-    def _true_cost_s(self, call: CallTrace) -> float:
-        return self._settings.model.call_time_s(call.new_tokens, max(1, call.decode_tokens))
+    def _true_cost_s(self, call: CallTrace, prefix: SystemPrefix | None) -> float:
+        """Return what a call costs in full batches, with its whole prefix in the cache."""
+        repeated = prefix.tokens[call.id] if prefix is not None else 0
+        new_tokens = call.prefill_tokens - max(call.shared_prefix_tokens, repeated)
+        return self._settings.model.call_time_s(new_tokens, max(1, call.decode_tokens))
 
     def _finish_call(self, call: EngineCall, engine: SimEngine, now: float) -> None:
         assert call.record is not None
@@ -246,7 +257,9 @@ class _Simulation:
         )
         program = self._owners.pop(call.call_id)
         self._estimator.observe_call(program.trace.source, call.record.service_s, call.output_tokens)
-        for ready in program.finish_call(call, now, true_cost_s=self._true_cost_s(call.trace)):
+        for ready in program.finish_call(
+            call, now, true_cost_s=self._true_cost_s(call.trace, program.prefix)
+        ):
             self._schedule_call(program, ready, now)
         if program.remaining_calls == 0:
             self._end_program(program, now)

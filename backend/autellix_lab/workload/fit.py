@@ -83,7 +83,10 @@ def apply_fit(program: ProgramTrace, fit: Fit) -> ProgramTrace:
     fitted: list[CallTrace] = []
     for call in program.calls:
         fitted.append(_fit_call(call, fitted, fit))
-    return replace(program, calls=tuple(fitted))
+    prefix_tokens = program.system_prefix_tokens
+    if prefix_tokens is not None:
+        prefix_tokens = min(round(prefix_tokens * fit.length_scale), fitted[0].prefill_tokens)
+    return replace(program, calls=tuple(fitted), system_prefix_tokens=prefix_tokens)
 
 
 def _fit_call(call: CallTrace, earlier: list[CallTrace], fit: Fit) -> CallTrace:

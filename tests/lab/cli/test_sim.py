@@ -77,7 +77,7 @@ def test_run_takes_the_engine_s_and_the_scheduler_s_options(capsys: pytest.Captu
         *("run", "chat", "-n", "5", "--model", "demo", "--max-num-seqs", "3", "--kv-blocks", "5000"),
         *("--resume", "swap", "--swap", "per_block", "--engines", "2", "--balancer", "locality"),
         *("--bounds", "0.2,0.9", "--beta", "4", "--period-steps", "2", "--no-demotion", "--policy", "hinted"),
-        *("--hints", "0.5", "--preemption", "never"),
+        *("--hints", "0.5", "--preemption", "never", "--private-prefixes"),
     )["setting"]
 
     assert (setting["model"]["name"], setting["model"]["max_num_seqs"]) == ("demo", 3)
@@ -88,6 +88,7 @@ def test_run_takes_the_engine_s_and_the_scheduler_s_options(capsys: pytest.Captu
     assert (scheduler["policy"], scheduler["bounds"], scheduler["beta"]) == ("hinted", [0.2, 0.9], 4.0)
     assert (scheduler["period_steps"], scheduler["demotes"]) == (2, False)
     assert scheduler["preemption"] == "never"
+    assert setting["shares_prefixes"] is False
 
 
 def test_engines_may_differ_in_speed(capsys: pytest.CaptureFixture[str]) -> None:

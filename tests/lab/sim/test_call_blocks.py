@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from autellix_backend.gateway.recording.trace import CallTrace
 from autellix_lab.sim.call_blocks import CallBlocks
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.model import EngineModel
+from autellix_lab.workload.prefixes import SystemPrefix
 
 BLOCK = 16
+PREFIX = SystemPrefix("tools", (4 * BLOCK, 4 * BLOCK))
+"""Four blocks, with which the first two calls of a program begin."""
 
 
 def blocks_of(kv_blocks: int | None = None, **fields: Any) -> CallBlocks:
     return CallBlocks(EngineModel(kv_blocks=kv_blocks, block_tokens=BLOCK, **fields), is_priced=False)
 
 
-def call_of(blocks: int, *, base: EngineCall | None = None) -> EngineCall:
+def call_of(blocks: int, *, base: EngineCall | None = None, prefix: SystemPrefix | None = None) -> EngineCall:
     """A call whose prompt fills some blocks, and repeats all of the base's."""
     trace = CallTrace(
         id=0 if base is None else 1,
@@ -27,7 +32,9 @@ def call_of(blocks: int, *, base: EngineCall | None = None) -> EngineCall:
         shared_prefix_tokens=0 if base is None else base.prompt_tokens,
         prefix_from=None if base is None else 0,
     )
-    return EngineCall(f"c{blocks}", "p", trace, parents=(), base=base)
+    call = EngineCall(f"c{blocks}", "p", trace, parents=(), prefix=prefix)
+    call.base = base
+    return call
 
 
 def prefill(cache: CallBlocks, call: EngineCall, budget: int = 10_000) -> bool:
@@ -73,3 +80,91 @@ def test_a_refused_call_keeps_what_it_had() -> None:
     assert prefill(cache, call)
     assert call.segment is not segment
     assert cache.kv.available == 2
+
+
+def test_a_prefix_is_found_once_it_is_computed() -> None:
+    """The second call finds the first one's chunk and computes the rest, which the first then duplicates."""
+    cache = blocks_of()
+    first, second, third = (call_of(6, prefix=PREFIX) for _ in range(3))
+    assert prefill(cache, first, budget=2 * BLOCK)
+    assert prefill(cache, second)
+    first.chunk = 4 * BLOCK
+    assert cache.extend(first)
+    assert prefill(cache, third)
+
+    assert [call.cached_tokens for call in (first, second, third)] == [0, 2 * BLOCK, 4 * BLOCK]
+    segments = [call.segment for call in (first, second, third)]
+    assert [(segment.shared, segment.blocks) for segment in segments if segment] == [(2, 4), (4, 2), (4, 2)]
+
+
+def test_a_prefix_outlives_its_programs_and_is_evicted_last() -> None:
+    cache = blocks_of(13)
+    first = call_of(6, prefix=PREFIX)
+    assert prefill(cache, first)
+    cache.release(first)
+    assert cache.kv.available == 13
+
+    other = call_of(8)
+    assert prefill(cache, other)
+    second = call_of(4, prefix=PREFIX)
+    assert cache.held_tokens(second, None) == 3 * BLOCK
+    assert prefill(cache, second)
+
+    # The last token of a prompt is always computed.
+    assert second.cached_tokens == 3 * BLOCK
+    assert cache.kv.evicted_blocks == 2
+
+
+def test_an_evicted_prefix_is_computed_again() -> None:
+    """In part or as a whole, by the next program, and then found by the one after it."""
+    for lost in (2, 4):
+        cache = blocks_of(10)
+        first = call_of(5, prefix=PREFIX)
+        assert prefill(cache, first)
+        cache.release(first)
+        filler = call_of(6 + lost)
+        assert prefill(cache, filler)
+        cache.release(filler)
+        second, third = (call_of(5, prefix=PREFIX) for _ in range(2))
+
+        assert prefill(cache, second)
+        assert prefill(cache, third)
+
+        assert second.cached_tokens == (4 - lost) * BLOCK
+        assert third.cached_tokens == 4 * BLOCK
+        cache.release(second)
+        cache.release(third)
+        assert cache.kv.available == 10
+
+
+def test_a_later_call_finds_the_prefix_where_its_base_is_gone() -> None:
+    """As on another engine, or after the base's own copy was evicted."""
+    cache = blocks_of()
+    first = call_of(6, prefix=PREFIX)
+    assert prefill(cache, first)
+    later = call_of(8, base=call_of(6), prefix=PREFIX)
+
+    assert cache.held_tokens(later, first) == 6 * BLOCK
+    assert cache.held_tokens(later, None) == cache.held_tokens(later, later.base) == 4 * BLOCK
+
+
+@pytest.mark.parametrize("resume", ["recompute", "swap", "host"])
+def test_preempted_calls_release_the_prefix(resume: str) -> None:
+    cache = blocks_of(20, resume=resume)
+    calls = [call_of(6, prefix=PREFIX) for _ in range(2)]
+    assert all(prefill(cache, call) for call in calls)
+    for call in calls:
+        cache.preempt(call)
+    assert cache.kv.available == 20
+    assert all(prefill(cache, call) for call in calls)
+    for call in calls:
+        cache.release(call)
+    assert cache.kv.available == 20
+
+
+def test_without_a_prefix_cache_nothing_is_shared() -> None:
+    cache = blocks_of(20, has_prefix_cache=False)
+    calls = [call_of(6, prefix=PREFIX) for _ in range(2)]
+    assert all(prefill(cache, call) for call in calls)
+    assert [call.cached_tokens for call in calls] == [0, 0]
+    assert cache.kv.available == 8

@@ -129,3 +129,17 @@ def test_other_arrivals(arrivals: str) -> None:
 def test_a_bad_sweep_names_its_field(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"^{field} must"):
         sweep(**{field: value})
+
+
+def test_a_shared_prefix_counts_once_in_the_load() -> None:
+    """With private prefixes every program pays for its own."""
+    call = CallTrace(id=0, parents=(), thread="main", prefill_tokens=1000, decode_tokens=1)
+    programs = [
+        ProgramTrace(source="s", program_id=str(index), calls=(call,), system_prefix_tokens=900)
+        for index in range(10)
+    ]
+    shared = settings("fcfs")
+    work_s = [
+        10 / drain_rate_per_s(programs, case) for case in (shared, replace(shared, shares_prefixes=False))
+    ]
+    assert work_s[1] - work_s[0] == pytest.approx(9 * 900 * MODEL.prefill_s)

@@ -52,7 +52,7 @@ def play(
     }
     run = {
         key: changes.pop(key)
-        for key in ("engines", "engine_speeds", "balancer", "kv_events", "hint_sigma")
+        for key in ("engines", "engine_speeds", "balancer", "kv_events", "shares_prefixes", "hint_sigma")
         if key in changes
     }
     log: list[tuple[str, Decision]] = []
@@ -447,3 +447,40 @@ def test_calls_of_one_prompt_share_its_blocks_while_they_run() -> None:
     )
     result, _ = play([(0.0, ProgramTrace(source="s", program_id="p", calls=(root, *others)))])
     assert result.programs[0].cached_tokens == 2 * 96
+
+
+def test_programs_of_one_class_share_their_system_prefix() -> None:
+    """The second one finds the tool list of the first, which has ended, unless prefixes are private."""
+    call = CallTrace(id=0, parents=(), thread="0", prefill_tokens=100, decode_tokens=4)
+    first, second = (
+        ProgramTrace(source="s", program_id=name, calls=(call,), system_prefix_tokens=80) for name in "pq"
+    )
+    other = replace(second, system_prefix_tokens=81)
+    for programs, changes, cached_tokens in (
+        ((first, second), {}, 80),
+        ((first, second), {"shares_prefixes": False}, 0),
+        ((first, other), {}, 0),
+        ((first, second), {"engines": 2, "balancer": "round_robin"}, 0),
+        ((first, second), {"engines": 2, "balancer": "locality-bounded", "kv_events": True}, 80),
+    ):
+        result, _ = play([(0.0, programs[0]), (9.0, programs[1])], **changes)
+        assert [record.cached_tokens for record in result.programs] == [0, cached_tokens]
+
+
+@pytest.mark.parametrize("changes", [{}, {"kv_blocks": 60}, {"resume": "host"}], ids=str)
+@pytest.mark.usefixtures("checked")
+def test_stretches_are_exact_with_shared_prefixes(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrivals = [
+        (at_s, replace(program, source="s", system_prefix_tokens=min(48, program.calls[0].prefill_tokens)))
+        for at_s, program in workload()
+    ]
+    stretched, log = play(arrivals, **changes)
+    monkeypatch.setattr(SimEngine, "_equal_steps", lambda *_: 1)
+
+    stepped, stepped_log = play(arrivals, **changes)
+
+    assert [rounded(record) for record in stretched.programs] == [rounded(r) for r in stepped.programs]
+    assert [entry[:2] for _, entry in log] == [entry[:2] for _, entry in stepped_log]
+    assert sum(record.cached_tokens for record in stretched.programs) > 0
