@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from autellix_backend.gateway.explain.overview import EngineView, OpenCallView, Overview
+from tests.gateway import open_calls
+
+from autellix_backend.gateway.calls.open_call import OpenCall
+from autellix_backend.gateway.explain.overview import EngineView, Overview
 from autellix_backend.reports.snapshot import CallSnapshot, EngineSnapshot
 from autellix_backend.stores.base import ProgramView
 
 ENGINE = "replica-0"
+NOW = 130.0
 
 
 def standing(program_id: str, *, place: int, level: int, **fields: Any) -> CallSnapshot:
@@ -52,28 +56,22 @@ def snapshot(*calls: CallSnapshot, **fields: Any) -> EngineSnapshot:
     return EngineSnapshot(**{**defaults, **fields})
 
 
-def open_call(key: str = "key-1", program_id: str = "p", **fields: Any) -> OpenCallView:
-    """Return an open call of a program."""
-    defaults: dict[str, Any] = {
-        "call_id": f"call-{key}",
-        "thread_id": "0",
-        "engine": ENGINE,
-        "open_s": 5.0,
-        "level": 2,
-        "entry_service_s": 1.4,
-    }
-    return OpenCallView(key=key, program_id=program_id, **{**defaults, **fields})
+def open_call(key: str = "key-1", program_id: str = "p", **fields: Any) -> OpenCall:
+    """Return an open call of a program, which began 5 s before the moment of `overview`."""
+    headers = {"x-autellix-program-id": program_id, "x-autellix-call-id": f"call-{key}"}
+    defaults: dict[str, Any] = {"began_s": NOW - 5.0, "engine": ENGINE, "level": 2, "entry_service_s": 1.4}
+    return open_calls.open_call(headers, key=key, **{**defaults, **fields})
 
 
 def engine(last: EngineSnapshot | None = None, **fields: Any) -> EngineView:
     """Return an engine whose last snapshot is 0.3 s old."""
     age_s = None if last is None else 0.3
-    return EngineView(name=ENGINE, snapshot=last, age_s=age_s, **fields)
+    return EngineView(snapshot=last, age_s=age_s, **fields)
 
 
-def overview(*calls: OpenCallView, last: EngineSnapshot | None = None, **fields: Any) -> Overview:
+def overview(*calls: OpenCall, last: EngineSnapshot | None = None, **fields: Any) -> Overview:
     """Return the open calls of one engine and its last snapshot."""
-    return Overview(calls, {ENGINE: engine(last, **fields)})
+    return Overview(calls, {ENGINE: engine(last, **fields)}, NOW)
 
 
 def program(program_id: str = "p", **fields: Any) -> ProgramView:

@@ -21,12 +21,21 @@ WAITS = standing("p", place=2, level=2)
         (open_call("key-3"), snapshot(RUNS, WAITS), OpenCallState.SENT),
         (open_call("key-3"), snapshot(RUNS, WAITS, left_out=1), OpenCallState.WAITING),
         (open_call("key-3"), None, OpenCallState.SENT),
-        (open_call("key-3", queued_because="the queue is full"), snapshot(RUNS), OpenCallState.QUEUED),
         (open_call("key-3", engine="another"), snapshot(RUNS, left_out=1), OpenCallState.SENT),
     ],
 )
 def test_a_calls_state_is_that_of_its_engines_snapshot(call: Any, last: Any, expected: OpenCallState) -> None:
     assert overview(call, last=last).call_state(call) is expected
+
+
+def test_a_call_that_its_engines_queue_holds_is_queued() -> None:
+    call, other = open_call("key-3"), open_call("key-4")
+    present = overview(
+        call, other, last=snapshot(RUNS), why_queued=lambda key: "it is full" if key == "key-3" else None
+    )
+
+    assert present.call_state(call) is OpenCallState.QUEUED
+    assert present.call_state(other) is OpenCallState.SENT
 
 
 @pytest.mark.parametrize(
@@ -56,7 +65,7 @@ def test_of_parallel_choices_the_last_counts() -> None:
 
 def test_calls_belong_to_their_programs() -> None:
     mine, other = open_call("a"), open_call("b", program_id="q")
-    present = Overview((mine, other), {})
+    present = Overview((mine, other), {}, 0.0)
 
     assert present.calls_of("p") == [mine]
     assert present.calls_of("nobody") == []

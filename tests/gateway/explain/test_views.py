@@ -40,7 +40,7 @@ def test_a_running_program_shows_its_best_level_and_its_share_of_the_blocks() ->
     waits = standing("p", place=2, level=3)
     calls = (open_call("key-1"), open_call("key-2"))
     view = program(active_calls=2, active_threads=2)
-    shown = program_row(view, overview(*calls, last=snapshot(runs, waits)), CONFIG, Tenant(), 130.0)
+    shown = program_row(view, overview(*calls, last=snapshot(runs, waits)), CONFIG, Tenant())
 
     assert (shown.state, shown.level, shown.kv_share) == ("running", 1, 0.25)
     assert (shown.engines, shown.threads, shown.idle_s) == (("replica-0",), 2, 0.0)
@@ -49,7 +49,7 @@ def test_a_running_program_shows_its_best_level_and_its_share_of_the_blocks() ->
 
 
 def test_an_idle_program_shows_the_level_of_its_next_call() -> None:
-    shown = program_row(program(active_calls=0, service_s=3.0), overview(), CONFIG, Tenant(), 130.0)
+    shown = program_row(program(active_calls=0, service_s=3.0), overview(), CONFIG, Tenant())
 
     assert (shown.state, shown.level, shown.idle_s, shown.kv_share) == ("idle", 3, 20.0, None)
     assert shown.service_s == 3.0
@@ -57,7 +57,7 @@ def test_an_idle_program_shows_the_level_of_its_next_call() -> None:
 
 def test_a_policy_without_levels_has_one_level() -> None:
     view = program(active_calls=0, service_s=0.0)
-    shown = program_row(view, overview(), SchedulerConfig(policy="fcfs"), Tenant(), 130.0)
+    shown = program_row(view, overview(), SchedulerConfig(policy="fcfs"), Tenant())
 
     assert (shown.level, shown.ratio) == (1, None)
 
@@ -81,7 +81,7 @@ def test_calls_are_timed_from_their_programs_arrival() -> None:
     view = program(calls=(finished("done", 1.0), unfinished("call-key-1"), unfinished("elsewhere")))
     waits = standing("p", place=1, level=3)
     present = overview(open_call("key-1"), last=snapshot(waits))
-    done, waiting, elsewhere = call_rows(view, present, 110.0)
+    done, waiting, elsewhere = call_rows(view, present)
 
     assert (done.state, done.start_s, done.finish_s, done.duration_s) == (
         "finished",
@@ -90,6 +90,6 @@ def test_calls_are_timed_from_their_programs_arrival() -> None:
         3.0,
     )
     assert (done.outcome, done.service_s, done.cached_tokens) == ("ok", 1.0, 3)
-    assert (waiting.state, waiting.duration_s, waiting.level) == ("waiting", 5.0, 3)
+    assert (waiting.state, waiting.duration_s, waiting.level) == ("waiting", 25.0, 3)
     assert (waiting.wait_s, waiting.outcome, waiting.finish_s) == (4.2, None, None)
     assert (elsewhere.state, elsewhere.level) == ("running", None)

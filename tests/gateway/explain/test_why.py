@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.gateway.snapshots import open_call, overview, program, snapshot, standing
+from tests.gateway.snapshots import NOW, open_call, overview, program, snapshot, standing
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.gateway.explain.overview import OpenCallView, Overview
+from autellix_backend.gateway.calls.open_call import OpenCall
+from autellix_backend.gateway.explain.overview import Overview
 from autellix_backend.gateway.explain.why import (
     MAX_AHEAD,
     CallExplanation,
@@ -26,7 +27,7 @@ MINE = standing("p", place=3, level=2)
 
 
 def why(
-    present: Overview, call: OpenCallView, config: SchedulerConfig = CONFIG, viewer: Tenant | None = None
+    present: Overview, call: OpenCall, config: SchedulerConfig = CONFIG, viewer: Tenant | None = None
 ) -> CallExplanation:
     return explain_call(call, present, config, viewer or Tenant())
 
@@ -80,7 +81,7 @@ def test_between_tenants_the_share_comes_before_the_level() -> None:
     call = open_call("key-1", program_id="a/p")
     running = standing("a/p", place=1, level=2, is_running=True)
     present = overview(call, last=snapshot(running))
-    told = explain_program(program("a/p"), present, CONFIG, Tenant(name="a"), 122.0)
+    told = explain_program(program("a/p"), present, CONFIG, Tenant(name="a"))
 
     assert told.program_id == "p"
     assert (
@@ -214,15 +215,16 @@ def test_a_policy_without_levels_has_no_bounds() -> None:
             overview(open_call(), last=snapshot(FAST_TOO, left_out=7)),
             "it is behind the first 1 call in that engine's last snapshot, 0.30 s old.",
         ),
-        (Overview((open_call(),), {}), "that engine has left the pool"),
+        (Overview((open_call(),), {}, NOW), "that engine has left the pool"),
         (
-            overview(open_call(queued_because="its tenant has 8 calls open, the most it may have")),
+            overview(open_call(), why_queued=lambda _: "its tenant has 8 calls open, the most it may have"),
             "It is queued at the gateway: its tenant has 8 calls open",
         ),
     ],
 )
 def test_missing_engine_data_is_stated(present: Overview, words: str) -> None:
-    told = why(present, open_call(queued_because=present.calls_of("p")[0].queued_because))
+    (call,) = present.calls_of("p")
+    told = why(present, call)
 
     assert words in told.text
     assert (told.position, told.programs_ahead, told.level) == (None, (), 2)
@@ -230,15 +232,15 @@ def test_missing_engine_data_is_stated(present: Overview, words: str) -> None:
 
 def test_an_idle_program_shows_since_when_and_which_tools_ran_last() -> None:
     view = program(active_calls=0, last_interceptions=(("search", 0.5), ("bash", 120.0)))
-    told = explain_program(view, overview(), CONFIG, Tenant(), 122.0)
+    told = explain_program(view, overview(), CONFIG, Tenant())
 
-    assert (told.state, told.idle_s, told.calls, told.snapshot_age_s) == ("idle", 12.0, (), None)
-    assert "It has had no open call for 12.0 s." in told.text
+    assert (told.state, told.idle_s, told.calls, told.snapshot_age_s) == ("idle", 20.0, (), None)
+    assert "It has had no open call for 20.0 s." in told.text
     assert "before the last call ran search (0.50 s), bash (120 s)." in told.text
 
 
 def test_an_idle_program_without_known_tools_is_explained() -> None:
-    told = explain_program(program(active_calls=0), overview(), CONFIG, Tenant(), 122.0)
+    told = explain_program(program(active_calls=0), overview(), CONFIG, Tenant())
 
     assert "are reported with the next call. It has attained 1.4 s" in told.text
 
@@ -246,7 +248,7 @@ def test_an_idle_program_without_known_tools_is_explained() -> None:
 def test_a_program_is_explained_call_by_call() -> None:
     calls = (open_call("key-3"), open_call("key-9"))
     present = overview(*calls, last=snapshot(FAST, FAST_TOO, MINE))
-    told = explain_program(program(), present, CONFIG, Tenant(), 122.0)
+    told = explain_program(program(), present, CONFIG, Tenant())
 
     assert [call.state for call in told.calls] == ["waiting", "sent"]
     assert (told.state, told.snapshot_age_s, told.policy) == ("running", 0.3, "plas")
@@ -254,6 +256,6 @@ def test_a_program_is_explained_call_by_call() -> None:
 
 
 def test_an_ended_program_is_shown_as_such() -> None:
-    told = explain_program(program(is_ending=True), overview(open_call()), CONFIG, Tenant(), 122.0)
+    told = explain_program(program(is_ending=True), overview(open_call()), CONFIG, Tenant())
 
     assert told.text.startswith("It was ended and leaves with its last open call.")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from autellix_backend.gateway.calls.open_call import OpenCall
+from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.reports.snapshot import CallSnapshot, EngineSnapshot
 from autellix_backend.stores.base import ProgramView
 
@@ -35,53 +37,49 @@ class ProgramState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenCallView:
-    """An open call as the gateway knows it."""
-
-    key: str
-    """Its id in the engine."""
-    call_id: str
-    program_id: str
-    thread_id: str
-    engine: str
-    open_s: float
-    """Since its arrival at the gateway."""
-    level: int
-    """The queue level at which it was to enter the engine."""
-    entry_service_s: float
-    """The attained service with which the policy let it start."""
-    queued_because: str | None = None
-    """Why it waits at the gateway; None once it was sent."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineView:
     """What the gateway knows of an engine."""
 
-    name: str
     failure: str | None = None
     """Why it is down; None while it is up."""
     sends_snapshots: bool = True
     snapshot: EngineSnapshot | None = None
+    """Its last one; None while it is down, because that one is out of date."""
     age_s: float | None = None
     """The snapshot's age."""
+    why_queued: Callable[[str], str | None] = lambda _: None
+    """Returns why the call of a key waits for it at the gateway; None once the call was sent."""
+
+
+def engine_view(handle: EngineHandle) -> EngineView:
+    """Return what is known of an engine."""
+    is_up = handle.supervisor.is_up
+    return EngineView(
+        failure=None if is_up else handle.engine.failure() or handle.supervisor.problem,
+        sends_snapshots=handle.sends_reports,
+        snapshot=handle.snapshot if is_up else None,
+        age_s=handle.snapshot_age_s if is_up else None,
+        why_queued=handle.queue.why_queued,
+    )
 
 
 class Overview:
     """One moment's open calls and engines, indexed by program."""
 
-    def __init__(self, calls: Iterable[OpenCallView], engines: Mapping[str, EngineView]) -> None:
+    def __init__(self, calls: Iterable[OpenCall], engines: Mapping[str, EngineView], now: float) -> None:
         self.engines = engines
-        self._calls: dict[str, list[OpenCallView]] = {}
+        self.now = now
+        """The moment, on the store's clock."""
+        self._calls: dict[str, list[OpenCall]] = {}
         for call in calls:
-            self._calls.setdefault(call.program_id, []).append(call)
+            self._calls.setdefault(call.start.program_id, []).append(call)
         self._in_engines: dict[str, CallSnapshot] = {}
         for engine in engines.values():
             # In queue order: of parallel choices the last one counts.
             for entry in engine.snapshot.calls if engine.snapshot is not None else ():
                 self._in_engines[entry.call_id] = entry
 
-    def calls_of(self, program_id: str) -> list[OpenCallView]:
+    def calls_of(self, program_id: str) -> list[OpenCall]:
         """Return a program's open calls, oldest first."""
         return self._calls.get(program_id, [])
 
@@ -89,13 +87,18 @@ class Overview:
         """Return the engines of a program's open calls by name; None for one that has left."""
         return {call.engine: self.engines.get(call.engine) for call in self.calls_of(program_id)}
 
-    def in_engine(self, call: OpenCallView) -> CallSnapshot | None:
+    def in_engine(self, call: OpenCall) -> CallSnapshot | None:
         """Return the call's entry in its engine's last snapshot."""
-        return self._in_engines.get(call.key)
+        return self._in_engines.get(call.engine_key)
 
-    def call_state(self, call: OpenCallView) -> OpenCallState:
+    def why_queued(self, call: OpenCall) -> str | None:
+        """Return why a call waits at the gateway; None once it was sent."""
+        engine = self.engines.get(call.engine)
+        return None if engine is None else engine.why_queued(call.start.key)
+
+    def call_state(self, call: OpenCall) -> OpenCallState:
         """Return where an open call is."""
-        if call.queued_because is not None:
+        if self.why_queued(call) is not None:
             return OpenCallState.QUEUED
         entry, engine = self.in_engine(call), self.engines.get(call.engine)
         if entry is not None:

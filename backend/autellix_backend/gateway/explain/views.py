@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
-from autellix_backend.gateway.explain.overview import OpenCallView, Overview, ProgramState
+from autellix_backend.gateway.calls.open_call import OpenCall
+from autellix_backend.gateway.explain.overview import Overview, ProgramState
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.reports.snapshot import CallSnapshot
 from autellix_backend.stores.base import ProgramView, StoredCall
@@ -80,9 +81,7 @@ class CallRow:
     estimated: bool | None
 
 
-def program_row(
-    view: ProgramView, overview: Overview, config: SchedulerConfig, viewer: Tenant, now: float
-) -> ProgramRow:
+def program_row(view: ProgramView, overview: Overview, config: SchedulerConfig, viewer: Tenant) -> ProgramRow:
     """Return a program's line in the table, with ids as the viewer knows them."""
     state = overview.program_state(view)
     calls = overview.calls_of(view.program_id)
@@ -107,16 +106,16 @@ def program_row(
         cached_tokens=view.cached_tokens,
         output_tokens=view.output_tokens,
         intercepted_s=view.intercepted_s,
-        age_s=now - view.first_arrival_s,
-        idle_s=now - view.last_event_s if state is ProgramState.IDLE else 0.0,
+        age_s=overview.now - view.first_arrival_s,
+        idle_s=overview.now - view.last_event_s if state is ProgramState.IDLE else 0.0,
     )
 
 
-def call_rows(view: ProgramView, overview: Overview, now: float) -> tuple[CallRow, ...]:
+def call_rows(view: ProgramView, overview: Overview) -> tuple[CallRow, ...]:
     """Return a program's calls; open ones with what their engines' snapshots show."""
-    open_calls = {call.call_id: call for call in overview.calls_of(view.program_id)}
+    open_calls = {call.start.call_id: call for call in overview.calls_of(view.program_id)}
     return tuple(
-        _call_row(call, view.first_arrival_s, overview, open_calls.get(call.start.call_id), now)
+        _call_row(call, view.first_arrival_s, overview, open_calls.get(call.start.call_id))
         for call in view.calls
     )
 
@@ -155,9 +154,7 @@ def _kv_share(program_id: str, entries: list[CallSnapshot], overview: Overview) 
     return sum(entry.kv_blocks for entry in entries) / total if total else None
 
 
-def _call_row(
-    call: StoredCall, origin_s: float, overview: Overview, found: OpenCallView | None, now: float
-) -> CallRow:
+def _call_row(call: StoredCall, origin_s: float, overview: Overview, found: OpenCall | None) -> CallRow:
     start, end = call.start, call.end
     state = "finished" if end else overview.call_state(found) if found else "running"
     known = end or (overview.in_engine(found) if found else None)
@@ -170,7 +167,7 @@ def _call_row(
         state=state,
         start_s=call.start_s - origin_s,
         finish_s=None if call.finish_s is None else call.finish_s - origin_s,
-        duration_s=(now if call.finish_s is None else call.finish_s) - call.start_s,
+        duration_s=(overview.now if call.finish_s is None else call.finish_s) - call.start_s,
         outcome=end.outcome if end else None,
         service_s=known.service_s if known else None,
         wait_s=known.wait_s if known else None,

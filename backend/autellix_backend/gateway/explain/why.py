@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
+from autellix_backend.gateway.calls.open_call import OpenCall
 from autellix_backend.gateway.explain.overview import (
     EngineView,
     OpenCallState,
-    OpenCallView,
     Overview,
     ProgramState,
 )
@@ -93,7 +93,7 @@ class ProgramExplanation:
 
 
 def explain_program(
-    view: ProgramView, overview: Overview, config: SchedulerConfig, viewer: Tenant, now: float
+    view: ProgramView, overview: Overview, config: SchedulerConfig, viewer: Tenant
 ) -> ProgramExplanation:
     """Explain a program and its open calls.
 
@@ -102,7 +102,6 @@ def explain_program(
         overview: The open calls and the engines.
         config: The configuration of the engines' schedulers.
         viewer: Who asks; other tenants' programs stay anonymous.
-        now: The time on the store's clock.
     """
     state = overview.program_state(view)
     engines = overview.engines_of(view.program_id).values()
@@ -112,8 +111,8 @@ def explain_program(
         name=view.name,
         state=state,
         policy=config.policy,
-        text=_program_text(view, state, config, viewer, now),
-        idle_s=now - view.last_event_s if state is ProgramState.IDLE else None,
+        text=_program_text(view, state, config, viewer, overview.now),
+        idle_s=overview.now - view.last_event_s if state is ProgramState.IDLE else None,
         snapshot_age_s=max(ages, default=None),
         calls=tuple(
             explain_call(call, overview, config, viewer) for call in overview.calls_of(view.program_id)
@@ -122,24 +121,25 @@ def explain_program(
 
 
 def explain_call(
-    call: OpenCallView, overview: Overview, config: SchedulerConfig, viewer: Tenant
+    call: OpenCall, overview: Overview, config: SchedulerConfig, viewer: Tenant
 ) -> CallExplanation:
     """Explain where an open call is."""
     engine, entry = overview.engines.get(call.engine), overview.in_engine(call)
+    why_queued, open_s = overview.why_queued(call), overview.now - call.began_s
     explanation = CallExplanation(
-        call_id=call.call_id,
-        thread_id=call.thread_id,
+        call_id=call.start.call_id,
+        thread_id=call.start.thread_id,
         engine=call.engine,
         state=overview.call_state(call),
-        text=f"It is queued at the gateway: {call.queued_because}.",
-        open_s=call.open_s,
+        text=f"It is queued at the gateway: {why_queued}.",
+        open_s=open_s,
         level=call.level,
         inherited_service_s=call.entry_service_s,
     )
-    if call.queued_because is not None:
+    if why_queued is not None:
         return explanation
     if entry is None or engine is None or engine.snapshot is None:
-        return replace(explanation, text=_sent_text(call, engine))
+        return replace(explanation, text=_sent_text(call.engine, engine, open_s))
     low_s, high_s = level_bounds(config, entry.level) or (None, None)
     explanation = replace(
         explanation,
@@ -193,8 +193,8 @@ def _tools_text(view: ProgramView) -> str:
     return f"{reported}; before the last call ran {tools}."
 
 
-def _sent_text(call: OpenCallView, engine: EngineView | None) -> str:
-    sent = f"It was sent to {call.engine} {seconds(call.open_s)} ago"
+def _sent_text(name: str, engine: EngineView | None, open_s: float) -> str:
+    sent = f"It was sent to {name} {seconds(open_s)} ago"
     if engine is None:
         return f"{sent}; that engine has left the pool."
     if engine.failure is not None:

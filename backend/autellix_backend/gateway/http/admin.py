@@ -11,15 +11,8 @@ from starlette.responses import PlainTextResponse, Response
 
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
-from autellix_backend.gateway.http.components import (
-    Inspection,
-    Inspector,
-    Metrics,
-    Pool,
-    SettingsTree,
-    Store,
-    admin_only,
-)
+from autellix_backend.gateway.explain.overview import engine_view
+from autellix_backend.gateway.http.components import Metrics, Pool, SettingsTree, Store, admin_only
 from autellix_backend.gateway.http.openapi import openapi_document, refusals
 from autellix_backend.observe.metrics import CONTENT_TYPE, GatewayMetrics
 from autellix_backend.settings import settings_to_mapping
@@ -72,11 +65,9 @@ async def readyz(pool: Pool, store: Store) -> GatewayHealth:
     responses=refusals(401, 403),
     response_class=PlainTextResponse,
 )
-async def metrics(page: Metrics, pool: Pool, store: Store, inspector: Inspection) -> Response:
+async def metrics(page: Metrics, pool: Pool, store: Store) -> Response:
     """Return the metrics in Prometheus' text format."""
-    _measure_engines(page, inspector)
-    for member in pool:
-        member.measure(page.queues)
+    _measure_engines(page, pool)
     counts = await store.counts()
     page.set_stored(programs=counts.programs, sessions=counts.sessions, active_calls=counts.active_calls)
     return Response(page.render(), headers={"content-type": CONTENT_TYPE})
@@ -88,13 +79,15 @@ async def openapi(request: Request) -> dict[str, Any]:
     return openapi_document(request.app)
 
 
-def _measure_engines(page: GatewayMetrics, inspector: Inspector) -> None:
+def _measure_engines(page: GatewayMetrics, pool: EnginePool) -> None:
     page.engines.clear()
-    for name, view in inspector.overview().engines.items():
+    for member in pool:
+        member.measure(page.queues)
+        view = engine_view(member)
         if view.snapshot is not None and view.age_s is not None:
-            page.engines.set(name, view.snapshot, view.age_s)
+            page.engines.set(member.name, view.snapshot, view.age_s)
             if view.snapshot.kv_offload is not None:
-                page.offload.advance(name, view.snapshot.kv_offload)
+                page.offload.advance(member.name, view.snapshot.kv_offload)
 
 
 def _problem(pool: EnginePool) -> str:

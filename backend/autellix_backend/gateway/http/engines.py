@@ -12,7 +12,8 @@ from autellix_backend.engines.base import EngineError
 from autellix_backend.engines.factory import make_remote
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.errors import ConflictError, InvalidRequestError
-from autellix_backend.gateway.http.components import Inspection, Inspector, Pool, SettingsTree, admin_only
+from autellix_backend.gateway.explain.overview import engine_view
+from autellix_backend.gateway.http.components import Pool, SettingsTree, admin_only
 from autellix_backend.gateway.http.openapi import Id, describe_body, json_body, refusals
 from autellix_backend.settings import ENGINE_KINDS, SettingsError
 from autellix_wire import API_PREFIX
@@ -83,9 +84,9 @@ router = APIRouter(tags=["operators"], responses=refusals(401, 403, 500))
 
 
 @router.get(ENGINES_PATH, dependencies=[admin_only("the list of engines")])
-async def list_engines(pool: Pool, inspector: Inspection) -> EngineTable:
+async def list_engines(pool: Pool) -> EngineTable:
     """List the engines and their load."""
-    return EngineTable(engines=[_row(member, inspector) for member in pool])
+    return EngineTable(engines=[_row(member) for member in pool])
 
 
 @router.post(
@@ -98,7 +99,6 @@ async def list_engines(pool: Pool, inspector: Inspection) -> EngineTable:
 async def add_engine(
     address: Annotated[EngineAddress, json_body(EngineAddress)],
     pool: Pool,
-    inspector: Inspection,
     settings: SettingsTree,
 ) -> EngineRow:
     """Add a running engine to the pool."""
@@ -114,23 +114,23 @@ async def add_engine(
         await engine.start()
     except EngineError as error:
         raise InvalidRequestError(f"url: {error}", param="url") from error
-    return _row(pool.join(engine), inspector)
+    return _row(pool.join(engine))
 
 
 @router.post(
     ONE_ENGINE + "/drain", dependencies=[admin_only("draining engines")], responses=refusals(404, 409)
 )
-async def drain_engine(name: str, pool: Pool, inspector: Inspection) -> EngineRow:
+async def drain_engine(name: str, pool: Pool) -> EngineRow:
     """Send an engine no further calls."""
-    return _row(pool.drain(name), inspector)
+    return _row(pool.drain(name))
 
 
 @router.post(
     ONE_ENGINE + "/undrain", dependencies=[admin_only("draining engines")], responses=refusals(404, 409)
 )
-async def undrain_engine(name: str, pool: Pool, inspector: Inspection) -> EngineRow:
+async def undrain_engine(name: str, pool: Pool) -> EngineRow:
     """Send a drained engine calls again."""
-    return _row(pool.undrain(name), inspector)
+    return _row(pool.undrain(name))
 
 
 @router.delete(
@@ -139,13 +139,13 @@ async def undrain_engine(name: str, pool: Pool, inspector: Inspection) -> Engine
     dependencies=[admin_only("removing engines")],
     responses=refusals(404, 409),
 )
-async def remove_engine(name: str, pool: Pool, inspector: Inspection) -> EngineRow:
+async def remove_engine(name: str, pool: Pool) -> EngineRow:
     """Drain an engine, and remove it from the pool once its last call has ended."""
-    return _row(pool.remove(name), inspector)
+    return _row(pool.remove(name))
 
 
-def _row(member: EngineHandle, inspector: Inspector) -> EngineRow:
-    engine, view = member.engine, inspector.engine(member)
+def _row(member: EngineHandle) -> EngineRow:
+    engine, view = member.engine, engine_view(member)
     snapshot = view.snapshot
     return EngineRow(
         name=engine.name,

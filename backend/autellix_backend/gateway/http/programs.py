@@ -18,7 +18,7 @@ from autellix_backend.gateway.explain.views import (
     program_row,
 )
 from autellix_backend.gateway.explain.why import ProgramExplanation, explain_program
-from autellix_backend.gateway.http.components import Inspection, SettingsTree, Store, Viewer
+from autellix_backend.gateway.http.components import SettingsTree, Store, TakeOverview, Viewer
 from autellix_backend.gateway.http.openapi import refusals
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.stores.base import ProgramStore, ProgramView
@@ -60,16 +60,16 @@ router = APIRouter(tags=["operators"], responses=refusals(401, 500))
 async def list_programs(
     viewer: Viewer,
     store: Store,
-    inspector: Inspection,
+    take_overview: TakeOverview,
     settings: SettingsTree,
     limit: Annotated[int, BeforeValidator(_check_limit), Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
     state: ProgramState | None = None,
 ) -> ProgramTable:
     """List programs, those with open calls first: the tenant's own, or all for an admin."""
     views = await _views(store, viewer, limit, state)
-    overview, now = inspector.overview(), inspector.now()
+    overview = take_overview()
     rows = [
-        program_row(view, overview, settings.scheduler, viewer, now)
+        program_row(view, overview, settings.scheduler, viewer)
         for view in views
         if state is None or overview.program_state(view) is state
     ]
@@ -79,24 +79,24 @@ async def list_programs(
 # Before the next path, in which an id may hold slashes.
 @router.get(ONE_PROGRAM + "/why", responses=refusals(404))
 async def explain(
-    program_id: str, viewer: Viewer, store: Store, inspector: Inspection, settings: SettingsTree
+    program_id: str, viewer: Viewer, store: Store, take_overview: TakeOverview, settings: SettingsTree
 ) -> ProgramExplanation:
     """Explain why a program's calls wait or run."""
     view = await _find(store, viewer, program_id)
-    return explain_program(view, inspector.overview(), settings.scheduler, viewer, inspector.now())
+    return explain_program(view, take_overview(), settings.scheduler, viewer)
 
 
 @router.get(ONE_PROGRAM, responses=refusals(404))
 async def show_program(
-    program_id: str, viewer: Viewer, store: Store, inspector: Inspection, settings: SettingsTree
+    program_id: str, viewer: Viewer, store: Store, take_overview: TakeOverview, settings: SettingsTree
 ) -> ProgramDetail:
     """Show one program with its latest calls."""
     view = await _find(store, viewer, program_id)
-    overview, now = inspector.overview(), inspector.now()
+    overview = take_overview()
     return ProgramDetail(
-        **asdict(program_row(view, overview, settings.scheduler, viewer, now)),
+        **asdict(program_row(view, overview, settings.scheduler, viewer)),
         critical_path_s=critical_path_s(view.calls),
-        calls=call_rows(view, overview, now),
+        calls=call_rows(view, overview),
     )
 
 
