@@ -28,10 +28,9 @@ import aiohttp
 import proxies
 import uvloop
 
-from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.replica import VllmReplica
-from autellix_backend.engines.replica_spec import ReplicaSpec
+from autellix_backend.settings import EngineSettings, Settings
 from autellix_lab.demo.model import DEMO_MODEL_NAME, build_demo_model, demo_model_directory
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
@@ -233,13 +232,9 @@ async def fake_engine(folder: Path) -> AsyncIterator[tuple[Engine, str]]:
 @asynccontextmanager
 async def vllm_engine(folder: Path) -> AsyncIterator[tuple[Engine, str]]:
     """Start vLLM with the demo model; yield it and its model."""
-    spec = ReplicaSpec(
-        model=build_demo_model(demo_model_directory()),
-        scheduler=SchedulerConfig(),
-        served_model_name=DEMO_MODEL_NAME,
-        log_path=folder / "engine.log",
-    )
-    replica = VllmReplica(spec, name="vllm")
+    model = str(build_demo_model(demo_model_directory()))
+    settings = EngineSettings(model=model, served_model_name=DEMO_MODEL_NAME, state_dir=folder)
+    replica = VllmReplica(Settings(engine=settings), name="vllm")
     await replica.start()
     try:
         yield replica, DEMO_MODEL_NAME

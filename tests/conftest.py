@@ -15,7 +15,7 @@ from tests.redis_server import RedisServer, find_server, own_all_slots
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.replica import VllmReplica
-from autellix_backend.engines.replica_spec import ReplicaSpec
+from autellix_backend.settings import EngineSettings, Settings
 from autellix_lab.demo.model import DEMO_MODEL_NAME, build_demo_model
 
 LIVE_STARTUP_S = 600.0
@@ -81,17 +81,16 @@ def live_engine(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     """Yield a running vLLM server with the plugin and a batch of four."""
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")
-    spec = ReplicaSpec(
-        model=demo_model,
+    engine = EngineSettings(
+        model=str(demo_model),
         served_model_name=DEMO_MODEL_NAME,
-        log_path=tmp_path_factory.mktemp("live-engine") / "engine.log",
-        scheduler=SchedulerConfig(policy="atlas"),
+        state_dir=tmp_path_factory.mktemp("live-engine"),
         max_num_seqs=4,
         startup_timeout_s=LIVE_STARTUP_S,
         # For requests that name the tool to call; the parsing of free text does not matter.
         extra_args=("--enable-auto-tool-choice", "--tool-call-parser", "pythonic"),
     )
-    replica = VllmReplica(spec)
+    replica = VllmReplica(Settings(engine=engine, scheduler=SchedulerConfig(policy="atlas")))
     asyncio.run(replica.start())
     yield replica
     asyncio.run(replica.stop())

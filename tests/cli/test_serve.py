@@ -20,10 +20,8 @@ from tests.waiting import PATIENCE_S
 from autellix_backend.cli.main import main
 from autellix_backend.cli.options import settings_from_args
 from autellix_backend.cli.serve import add_arguments, serve
-from autellix_backend.engines import replica_spec
 from autellix_backend.engines.base import EngineError
 from autellix_backend.engines.replica import VllmReplica
-from autellix_backend.engines.replica_spec import ReplicaSpec
 from autellix_backend.gateway.tenancy.tenants import key_line, new_key
 from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
 from autellix_lab.demo import model as demo_model
@@ -91,7 +89,7 @@ def test_serves_a_remote_engine_until_sigterm(tmp_path: Path, capsys: pytest.Cap
 
 @pytest.fixture
 def fake_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VllmReplica:
-    replica = VllmReplica(ReplicaSpec(model="m", log_path=tmp_path / "log"), server=FAKE_SERVER)
+    replica = VllmReplica(make_settings(tmp_path, model="m"), server=FAKE_SERVER)
     monkeypatch.setattr("autellix_backend.cli.serve.make_engines", lambda _settings: [replica])
     return replica
 
@@ -159,8 +157,8 @@ async def test_a_signal_during_the_start_ends_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGINT while the engine loads leaves no process and gives code 130."""
-    spec = ReplicaSpec(model="m", log_path=tmp_path / "log", extra_args=("--fail", "late"))
-    replica = VllmReplica(spec, server=FAKE_SERVER)
+    settings = make_settings(tmp_path, model="m", extra_args=("--fail", "late"))
+    replica = VllmReplica(settings, server=FAKE_SERVER)
     monkeypatch.setattr("autellix_backend.cli.serve.make_engines", lambda _settings: [replica])
 
     server = asyncio.create_task(serve(make_settings(tmp_path)))
@@ -261,12 +259,14 @@ def test_the_demo_model_is_generated_on_demand(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(demo_model, "build_demo_model", build)
 
-    spec = replica_spec.replica_spec(make_settings(tmp_path, model="demo", max_num_seqs=3))
+    replica = VllmReplica(make_settings(tmp_path, model="demo", max_num_seqs=3))
+    command = replica.command(1)
 
-    assert built == [Path(spec.model)]
+    assert built == [Path(replica.model)]
     assert built[0].parent == tmp_path
-    assert (spec.served_model_name, spec.max_num_seqs) == ("autellix.demo-model", 3)
-    assert spec.log_path == tmp_path / "logs" / "replica-0.log"
+    assert replica.served_model_name == "autellix.demo-model"
+    assert command[command.index("--max-num-seqs") + 1] == "3"
+    assert replica.log_path == tmp_path / "logs" / "replica-0.log"
 
 
 def test_an_unreachable_remote_engine_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,7 @@ import pytest
 from tests.deploy.chart import DEPLOY
 
 from autellix_backend.cli.serve import FLUSH_TIMEOUT_S
-from autellix_backend.engines.replica import EXIT_MARGIN_S
-from autellix_backend.engines.replica_spec import SHUTDOWN_TIMEOUT_S
+from autellix_backend.engines.replica import EXIT_MARGIN_S, SHUTDOWN_TIMEOUT_S
 from autellix_backend.engines.vllm_command import RESERVED_ARGUMENTS, SCHEDULER_CLASS
 from autellix_backend.settings import Settings, load_settings
 from autellix_backend.vllm_plugin.settings import PluginSettings

@@ -43,7 +43,7 @@ def test_replicas_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
     settings = EngineSettings(model="m", replicas=2, state_dir=tmp_path)
     bound = [
-        engine.spec.environment["VLLM_CPU_OMP_THREADS_BIND"]
+        engine.environment["VLLM_CPU_OMP_THREADS_BIND"]
         for engine in make_engines(Settings(engine=settings))
         if isinstance(engine, VllmReplica)
     ]

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -22,24 +22,22 @@ import autellix_backend
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.base import Engine, EngineStartError, ModelNotFoundError
 from autellix_backend.engines.replica import VllmReplica
-from autellix_backend.engines.replica_spec import ReplicaSpec
 from autellix_backend.engines.vllm_command import KV_SPEC, EngineArgumentError, check_arguments
+from autellix_backend.settings import EngineSettings, Settings
 from autellix_backend.settings.scheduler import scheduler_from_mapping
 
 FAKE_SERVER = (sys.executable, "-S", str(Path(__file__).parent / "fake_server.py"))
 
 
+def settings_of(folder: Path, **engine: Any) -> Settings:
+    return Settings(engine=EngineSettings(**{"model": "m", "state_dir": folder, **engine}))
+
+
 def make_replica(
     folder: Path, *extra_args: str, startup_timeout_s: float = PATIENCE_S, shutdown_timeout_s: float = 3.0
 ) -> VllmReplica:
-    spec = ReplicaSpec(
-        model="some-model",
-        log_path=folder / "logs" / "replica.log",
-        extra_args=extra_args,
-        startup_timeout_s=startup_timeout_s,
-        shutdown_timeout_s=shutdown_timeout_s,
-    )
-    return VllmReplica(spec, server=FAKE_SERVER)
+    settings = settings_of(folder, extra_args=extra_args, startup_timeout_s=startup_timeout_s)
+    return VllmReplica(settings, shutdown_timeout_s=shutdown_timeout_s, server=FAKE_SERVER)
 
 
 def is_running(pid: int) -> bool:
@@ -172,10 +170,12 @@ def test_nothing_outlives_a_killed_owner(tmp_path: Path) -> None:
         "import asyncio, sys, time\n"
         "from pathlib import Path\n"
         "from autellix_backend.engines.replica import VllmReplica\n"
-        "from autellix_backend.engines.replica_spec import ReplicaSpec\n"
-        "spec = ReplicaSpec(model='m', log_path=Path(sys.argv[1]) / 'log', shutdown_timeout_s=1.0,\n"
-        "                   extra_args=('--pid-file', sys.argv[2]))\n"
-        f"asyncio.run(VllmReplica(spec, server={FAKE_SERVER!r}).start())\n"
+        "from autellix_backend.settings import EngineSettings, Settings\n"
+        "extra_args = ('--pid-file', sys.argv[2])\n"
+        "engine = EngineSettings(model='m', state_dir=Path(sys.argv[1]), extra_args=extra_args)\n"
+        f"server = {FAKE_SERVER!r}\n"
+        "replica = VllmReplica(Settings(engine=engine), shutdown_timeout_s=1.0, server=server)\n"
+        "asyncio.run(replica.start())\n"
         "print('ready', flush=True)\n"
         "time.sleep(600)\n"
     )
@@ -203,8 +203,7 @@ def test_the_command_carries_the_plugin(tmp_path: Path) -> None:
 
 def test_host_memory_for_kv_blocks_becomes_a_connector(tmp_path: Path) -> None:
     """In GiB for the user, in bytes for vLLM; what cannot be loaded is computed."""
-    spec = ReplicaSpec(model="m", log_path=tmp_path / "log", kv_host_gib=1.5)
-    command = VllmReplica(spec).command(1)
+    command = VllmReplica(settings_of(tmp_path, kv_host_gib=1.5)).command(1)
     config = json.loads(command[command.index("--kv-transfer-config") + 1])
 
     assert config["kv_connector_extra_config"]["cpu_bytes_to_use"] == 3 << 29
@@ -215,27 +214,17 @@ def test_host_memory_for_kv_blocks_becomes_a_connector(tmp_path: Path) -> None:
     ):
         source = Path(autellix_backend.__file__).parents[1] / (path.replace(".", "/") + ".py")
         assert f"class {name}(" in source.read_text()
-    assert "--kv-transfer-config" not in VllmReplica(replace(spec, kv_host_gib=None)).command(1)
+    assert "--kv-transfer-config" not in VllmReplica(settings_of(tmp_path)).command(1)
 
 
 def test_a_kv_connector_of_the_user_collides_with_ours(tmp_path: Path) -> None:
     """Two could not share the engine; without ours the user's own goes through."""
     arguments = ("--kv-transfer-config={}",)
-    spec = ReplicaSpec(model="m", log_path=tmp_path / "log", extra_args=arguments, kv_host_gib=1.0)
+    settings = settings_of(tmp_path, extra_args=arguments, kv_host_gib=1.0)
 
     with pytest.raises(EngineArgumentError, match="--kv-transfer-config is set by autellix"):
-        asyncio.run(VllmReplica(spec).start())
+        asyncio.run(VllmReplica(settings).start())
     check_arguments(arguments)
-
-
-def test_a_stock_engine_has_no_plugin(tmp_path: Path) -> None:
-    """With `stock` neither scheduler nor report socket is set."""
-    spec = ReplicaSpec(model="m", log_path=tmp_path / "log", stock=True, kv_host_gib=1.0)
-    replica = VllmReplica(spec)
-
-    assert "--scheduler-cls" not in replica.command(1)
-    assert "--kv-transfer-config" not in replica.command(1)
-    assert replica.report_socket is None
 
 
 @pytest.mark.parametrize("argument", ["--port", "--scheduler_cls=x", "--additional-config"])
@@ -249,9 +238,9 @@ def test_a_missing_model_is_found_early(tmp_path: Path) -> None:
     """A folder without a model fails before any process starts."""
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vLLM is not installed")
-    spec = ReplicaSpec(model=tmp_path, log_path=tmp_path / "log")
+    replica = VllmReplica(settings_of(tmp_path, model=str(tmp_path)))
 
     with pytest.raises(ModelNotFoundError, match=r"is a folder without a config\.json"):
-        asyncio.run(VllmReplica(spec).start())
+        asyncio.run(replica.start())
 
-    assert not (tmp_path / "log").exists()
+    assert not replica.log_path.exists()

@@ -186,7 +186,7 @@ async def _start(engines: Sequence[Engine], *, must_answer: bool) -> None:
     for engine in engines:
         if isinstance(engine, VllmReplica):
             print(
-                f"Starting {engine.name} with {engine.spec.model} (log: {engine.spec.log_path}) ...",
+                f"Starting {engine.name} with {engine.model} (log: {engine.log_path}) ...",
                 file=sys.stderr,
             )
         elif isinstance(engine, RayReplica):
@@ -276,7 +276,7 @@ def _ready_line(settings: Settings, engines: Sequence[Engine], listener: socket.
 
 def _described(engine: Engine) -> str:
     if isinstance(engine, VllmReplica):
-        return str(engine.spec.served_model_name or engine.spec.model)
+        return engine.served_model_name or engine.model
     if isinstance(engine, RayReplica):
         return engine.model
     return engine.base_url

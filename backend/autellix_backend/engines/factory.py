@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 from autellix_backend.engines.base import Engine, EngineKind
 from autellix_backend.engines.ray_replica import RayCluster, RayReplica
 from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.engines.replica import VllmReplica
-from autellix_backend.engines.replica_spec import replica_spec
 from autellix_backend.engines.shares import core_shares, gpu_shares, visible_gpus, workers_of_one
 from autellix_backend.engines.vllm_command import GIB, is_cpu_engine
 from autellix_backend.settings import (
@@ -39,7 +37,7 @@ def make_engines(settings: Settings) -> list[Engine]:
     elif engine.model is not None and engine.replicas > 1:
         engines += _replicas(settings)
     elif engine.model is not None or not engine.urls:
-        engines.append(VllmReplica(replica_spec(settings)))
+        engines.append(VllmReplica(settings))
     remotes = [make_remote(engine, url, name=f"remote-{number}") for number, url in enumerate(engine.urls)]
     return [*engines, *remotes]
 
@@ -89,8 +87,7 @@ def _replicas(settings: Settings) -> list[Engine]:
         shares = gpu_shares(count, visible_gpus(environ), workers_of_one(extra_args))
     names = [f"replica-{number}" for number in range(count)]
     return [
-        VllmReplica(replace(replica_spec(settings, name=name), environment=share), name=name)
-        for name, share in zip(names, shares, strict=True)
+        VllmReplica(settings, name=name, environment=share) for name, share in zip(names, shares, strict=True)
     ]
 
 

@@ -11,12 +11,11 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from autellix_backend.engines.base import EngineError
 from autellix_backend.engines.datagrams import DatagramReceiver
 from autellix_backend.engines.replica import VllmReplica
-from autellix_backend.engines.replica_spec import replica_spec
 from autellix_backend.engines.vllm_command import VLLM_SERVER
 from autellix_backend.settings import Settings, SettingsError
 
@@ -65,9 +64,8 @@ class ReplicaHost:
         try:
             # In a thread: it may generate the demo model.
             self._replica = await asyncio.to_thread(self._make_replica)
-            if self._replica.report_socket is not None:
-                self._receiver = DatagramReceiver(self._replica.report_socket, self._keep)
-                self._receiver.open()
+            self._receiver = DatagramReceiver(self._replica.report_socket, self._keep)
+            self._receiver.open()
             await self._replica.start()
         except (EngineError, SettingsError, OSError) as error:
             self._close_receiver()
@@ -111,13 +109,14 @@ class ReplicaHost:
         import ray
 
         key = self._settings.engine.api_key
-        spec = replace(
-            replica_spec(self._settings, name=self._name),
+        return VllmReplica(
+            self._settings,
+            name=self._name,
             host=ray.util.get_node_ip_address(),
             # Others can reach this server, so it requires the gateway's key.
             environment={} if key is None else {"VLLM_API_KEY": key},
+            server=self._server,
         )
-        return VllmReplica(spec, name=self._name, server=self._server)
 
     def _started(self) -> VllmReplica:
         assert self._replica is not None, "start() comes first"

@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 from autellix_backend.engines.base import EngineError, EngineKind, Health
 from autellix_backend.engines.probe import probe
 from autellix_backend.engines.ray_host import Place, ReplicaHost, Start
-from autellix_backend.engines.replica import new_report_socket
-from autellix_backend.engines.replica_spec import SHUTDOWN_TIMEOUT_S
+from autellix_backend.engines.replica import SHUTDOWN_TIMEOUT_S, new_report_socket
 from autellix_backend.engines.shares import workers_of_one
 from autellix_backend.engines.vllm_command import VLLM_SERVER, is_cpu_engine
 from autellix_backend.settings import ANY_CLUSTER, RaySettings, Settings

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.metadata
 import os
 import signal
 import socket
@@ -14,14 +15,14 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from autellix_backend.engines import guard
 from autellix_backend.engines.base import EngineKind, EngineStartError, Health
 from autellix_backend.engines.models import check_model
 from autellix_backend.engines.probe import probe
-from autellix_backend.engines.replica_spec import ReplicaSpec
 from autellix_backend.engines.server_log import ServerLog
 from autellix_backend.engines.vllm_command import (
     VLLM_SERVER,
@@ -34,8 +35,12 @@ from autellix_backend.engines.vllm_command import (
     kv_event_arguments,
     plugin_arguments,
 )
-from autellix_backend.settings import child_environment
+from autellix_backend.settings import EngineSettings, Settings, SettingsError, child_environment
 
+MODEL_GROUP = "autellix.models"
+"""Entry points of generated models: function of a cache folder (or None), returns (folder, name)."""
+SHUTDOWN_TIMEOUT_S = 30.0
+"""How long vLLM drains: the gateway has drained its own calls before, so this is for other clients' calls."""
 PROBE_PERIOD_S = 0.1
 PROBE_TIMEOUT_S = 2.0
 EXIT_PERIOD_S = 0.02
@@ -52,14 +57,40 @@ class VllmReplica:
     is_owned = True
 
     def __init__(
-        self, spec: ReplicaSpec, *, name: str = "replica-0", server: Sequence[str] = VLLM_SERVER
+        self,
+        settings: Settings,
+        *,
+        name: str = "replica-0",
+        host: str = "127.0.0.1",
+        environment: Mapping[str, str] = MappingProxyType({}),
+        shutdown_timeout_s: float = SHUTDOWN_TIMEOUT_S,
+        server: Sequence[str] = VLLM_SERVER,
     ) -> None:
-        self.spec = spec
+        """Write the model first if an installed package generates it, as it does `demo`, and it is missing.
+
+        Args:
+            settings: The settings of engines and of their scheduler.
+            name: Its name, which its log has too.
+            host: The address to listen on and to reach it by.
+            environment: Variables that override our own: its share of the machine.
+            shutdown_timeout_s: The time that running calls have once the server must end.
+            server: The command that starts a server.
+
+        Raises:
+            SettingsError: if there is no model.
+            EngineError: if such a model cannot be generated.
+        """
+        self._settings = settings.engine
+        self._scheduler = settings.scheduler
+        self.model, self.served_model_name = _model(settings.engine)
         self.name = name
-        self._log = ServerLog(spec.log_path)
+        self._host = host
+        self.environment = environment
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self.log_path = settings.engine.log_dir / f"{name}.log"
+        self._log = ServerLog(self.log_path)
         self._server = tuple(server)
-        self._socket = new_report_socket()
-        self.report_socket = None if spec.stock else self._socket
+        self.report_socket = new_report_socket()
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
@@ -68,13 +99,13 @@ class VllmReplica:
     @property
     def base_url(self) -> str:
         """Return the server's root; valid after start()."""
-        host = self.spec.host
-        return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self._port}"
 
     @property
     def kv_events_endpoint(self) -> str | None:
         """A socket beside that of the reports."""
-        return f"ipc://{self._socket}.kv" if self.spec.kv_events else None
+        return f"ipc://{self.report_socket}.kv" if self._settings.kv_events else None
 
     @property
     def pid(self) -> int | None:
@@ -106,7 +137,7 @@ class VllmReplica:
         """Drain and end the server, and kill what is left of it."""
         self._is_ready = False
         if self._process is not None:
-            await self._end(self.spec.shutdown_timeout_s + EXIT_MARGIN_S)
+            await self._end(self._shutdown_timeout_s + EXIT_MARGIN_S)
 
     async def kill(self, reason: str) -> None:
         """Kill the server and all its processes."""
@@ -136,32 +167,31 @@ class VllmReplica:
 
     def command(self, port: int) -> list[str]:
         """Return the server's command line."""
-        spec, is_cpu = self.spec, is_cpu_engine()
-        arguments = ["--model", str(spec.model), "--host", spec.host, "--port", str(port)]
-        arguments += ["--shutdown-timeout", str(int(spec.shutdown_timeout_s))]
-        if spec.served_model_name is not None:
-            arguments += ["--served-model-name", spec.served_model_name]
-        if spec.max_num_seqs is not None:
-            arguments += ["--max-num-seqs", str(spec.max_num_seqs)]
-        if not spec.stock:
-            arguments += plugin_arguments(spec.scheduler, self._socket)
-            arguments += kv_arguments(spec.kv_host_gib)
+        settings, is_cpu = self._settings, is_cpu_engine()
+        arguments = ["--model", self.model, "--host", self._host, "--port", str(port)]
+        arguments += ["--shutdown-timeout", str(int(self._shutdown_timeout_s))]
+        if self.served_model_name is not None:
+            arguments += ["--served-model-name", self.served_model_name]
+        if settings.max_num_seqs is not None:
+            arguments += ["--max-num-seqs", str(settings.max_num_seqs)]
+        arguments += plugin_arguments(self._scheduler, self.report_socket)
+        arguments += kv_arguments(settings.kv_host_gib)
         arguments += kv_event_arguments(self.kv_events_endpoint)
-        arguments += device_arguments(str(spec.model), spec.extra_args, self._environment(), is_cpu=is_cpu)
-        return [*self._server, *arguments, *spec.extra_args]
+        arguments += device_arguments(self.model, settings.extra_args, self._environment(), is_cpu=is_cpu)
+        return [*self._server, *arguments, *settings.extra_args]
 
     async def _check(self) -> None:
         check_arguments(
-            self.spec.extra_args,
-            offloads_kv=self.spec.kv_host_gib is not None,
-            publishes_kv=self.spec.kv_events,
+            self._settings.extra_args,
+            offloads_kv=self._settings.kv_host_gib is not None,
+            publishes_kv=self._settings.kv_events,
         )
         if self._server == VLLM_SERVER:
             check_engine_installed()
-            await asyncio.to_thread(check_model, str(self.spec.model))
+            await asyncio.to_thread(check_model, self.model)
 
     async def _start_once(self) -> None:
-        self._port = _free_port(self.spec.host)
+        self._port = _free_port(self._host)
         self._process = self._spawn()
         try:
             await self._wait_ready(self._process)
@@ -172,29 +202,27 @@ class VllmReplica:
         self._is_ready = True
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        spec = self.spec
         self._log.rotate()
-        return guard.start(
-            self.command(self._port), spec.shutdown_timeout_s, spec.log_path, self._environment()
-        )
+        command = self.command(self._port)
+        return guard.start(command, self._shutdown_timeout_s, self.log_path, self._environment())
 
     def _environment(self) -> dict[str, str]:
-        spec, cores = self.spec, len(os.sched_getaffinity(0))
-        defaults = environment_defaults(str(spec.model), spec.extra_args, is_cpu=is_cpu_engine(), cores=cores)
-        return {**child_environment(defaults), **spec.environment}
+        extra_args, cores = self._settings.extra_args, len(os.sched_getaffinity(0))
+        defaults = environment_defaults(self.model, extra_args, is_cpu=is_cpu_engine(), cores=cores)
+        return {**child_environment(defaults), **self.environment}
 
     async def _wait_ready(self, process: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + self.spec.startup_timeout_s
+        limit_s = self._settings.startup_timeout_s
+        deadline = time.monotonic() + limit_s
         while (await self.probe(PROBE_TIMEOUT_S)).problem is not None:
             if (code := process.poll()) is not None:
                 raise self._start_error(f"ended with exit code {code} before it was ready{self._log.cause()}")
             if time.monotonic() > deadline:
-                limit_s = self.spec.startup_timeout_s
                 raise self._start_error(f"was not ready within {limit_s:g} s (engine.startup_timeout_s)")
             await asyncio.sleep(PROBE_PERIOD_S)
 
     def _start_error(self, problem: str) -> EngineStartError:
-        return EngineStartError(f"{self.name} {problem}", self.spec.log_path, self._log.tail())
+        return EngineStartError(f"{self.name} {problem}", self.log_path, self._log.tail())
 
     async def _end(self, patience_s: float) -> None:
         """Close the pipe, which makes the guard end the server; then kill what is left of the group."""
@@ -210,6 +238,15 @@ class VllmReplica:
         finally:
             _kill_group(process.pid)
             process.wait()
+
+
+def _model(engine: EngineSettings) -> tuple[str, str | None]:
+    if engine.model is None:
+        raise SettingsError("engine.model", "is not given", "a model, 'demo', or an engine's address instead")
+    for generated in importlib.metadata.entry_points(group=MODEL_GROUP, name=engine.model):
+        directory, name = generated.load()(engine.state_dir)
+        return str(directory), engine.served_model_name or name
+    return engine.model, engine.served_model_name
 
 
 def new_report_socket() -> Path:
