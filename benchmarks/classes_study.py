@@ -21,8 +21,9 @@ from statistics import fmean, median, pstdev
 
 from autellix_backend.core.classes import ClassKey, ClassSizes, LiveProgram
 from autellix_backend.core.config import OUTPUT_WEIGHT, PROMPT_WEIGHT
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace, read_traces
+from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.markdown import markdown_table
+from autellix_lab.workload.trace_files import read_traces
 
 LIVE = 16
 SHOWN_CALLS = (1, 2, 4, 8)

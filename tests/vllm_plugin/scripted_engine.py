@@ -41,10 +41,11 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.estimate import Hint, SizeEstimator
 from autellix_backend.core.policies import make_policy
 from autellix_backend.core.table import ProcessTable
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace, program_from_mapping
+from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_backend.settings.scheduler import scheduler_from_mapping
 from autellix_backend.vllm_plugin.scheduler import AsyncProgramScheduler, SyncProgramScheduler
 from autellix_lab.sim.model import EngineModel
+from autellix_lab.workload.trace_files import program_from_mapping
 
 VOCABULARY = 1 << 20
 MAX_CONTEXT_TOKENS = 2048

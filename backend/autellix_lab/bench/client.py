@@ -21,9 +21,10 @@ from openai import AsyncOpenAI
 from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletion
 
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace, program_from_mapping
+from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.bench.prompts import WORDS, PromptBook, PromptLength
 from autellix_lab.bench.results import CallResult, result_to_mapping
+from autellix_lab.workload.trace_files import program_from_mapping
 
 PROBE_WORDS = (16, 272)
 

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from autellix_backend.cli.arguments import above_zero, count
-from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError, read_traces
+from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
 from autellix_lab.bench.arrivals import RECORDED, REPLAY_ARRIVALS, rescaled_arrivals, with_unique_ids
 from autellix_lab.bench.endpoint import first_model, root_url
 from autellix_lab.bench.replay import ReplayError, ReplayJob, replay
@@ -35,6 +35,7 @@ from autellix_lab.cli.arguments import InputError, add_fit_options
 from autellix_lab.cli.console import lab_extra, make_console, progress_bars
 from autellix_lab.workload.arrivals import draw_arrivals
 from autellix_lab.workload.fit import Fit, apply_fit
+from autellix_lab.workload.trace_files import read_traces
 
 LONGEST_RUN_S = 7 * 86400.0
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError, read_traces
+from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
 from autellix_lab.bench.backend import BackendProcess
 from autellix_lab.bench.calibrate import Calibration, choose_bounds
 from autellix_lab.bench.compare import Follow, Load, Target, calibrate, compare
 from autellix_lab.bench.report import LoadComparison, report_mapping, verdicts
 from autellix_lab.workload.fit import fit_program
 from autellix_lab.workload.generate import generate_programs
+from autellix_lab.workload.trace_files import read_traces
 
 __all__ = ["Comparison", "DemoOptions", "comparison_report", "demo_programs", "run_comparison"]
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autellix_backend.gateway.recording.trace import ProgramTrace, read_traces
+from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.workload.fit import Fit, GapRule, apply_fit, describe_fit
+from autellix_lab.workload.trace_files import read_traces
 
 SOURCES = {
     "chat": ("sharegpt_en", "sharegpt_zh"),

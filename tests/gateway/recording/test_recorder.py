@@ -15,11 +15,12 @@ from autellix_backend.gateway import app as gateway_app
 from autellix_backend.gateway.calls.open_call import OpenCall
 from autellix_backend.gateway.recording import recorder as record
 from autellix_backend.gateway.recording.recorder import ProgramRecorder, append_line
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace, read_traces
+from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_backend.observe.settled_call import Outcome, Usage
 from autellix_backend.reports.receipt import Receipt
 from autellix_backend.settings import GatewaySettings, Settings, SettingsError, settings_to_mapping
 from autellix_lab.fakes.engine import FakeBehaviour, Fault
+from autellix_lab.workload.trace_files import read_traces
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"model": "autellix.fake-model", "messages": [{"role": "user", "content": "hello"}]}

@@ -19,10 +19,11 @@ from autellix_backend.cli.main import main
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.base import Engine
 from autellix_backend.gateway.app import create_app
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace, read_traces, write_traces
+from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_backend.settings import GatewaySettings, Settings
 from autellix_lab.cli import bench
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine, Fault
+from autellix_lab.workload.trace_files import read_traces, write_traces
 
 
 def parse(*arguments: str) -> argparse.Namespace:

@@ -17,12 +17,12 @@ from autellix_backend.cli.main import main
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.base import Engine
 from autellix_backend.gateway.app import create_app
-from autellix_backend.gateway.recording.trace import write_traces
 from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
 from autellix_lab.bench.mixes import Mix, usual_mixes
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 from autellix_lab.sim.presets import PRESETS, read_engine
 from autellix_lab.workload.generate import generate_programs
+from autellix_lab.workload.trace_files import write_traces
 
 FAST = ["--length-scale", "0.1", "--max-num-seqs", "4", "-n", "12"]
 """A few short programs on a small batch."""

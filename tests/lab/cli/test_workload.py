@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from autellix_backend.cli.main import main
-from autellix_backend.gateway.recording.trace import read_traces
 from autellix_lab.workload.generate import generate_programs
+from autellix_lab.workload.trace_files import read_traces
 
 CONVERSATION = {
     "id": "c",

@@ -8,9 +8,10 @@ from functools import cache
 import pytest
 from tests.lab.workload.public_data import public_trace
 
-from autellix_backend.gateway.recording.trace import ProgramTrace, read_traces
+from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.workload.describe import PAPER_ROWS, Statistics, describe
 from autellix_lab.workload.generate import MIXED, SHAPES, WORKLOADS, generate_programs
+from autellix_lab.workload.trace_files import read_traces
 
 MANY = {"chat": 4000, "react": 4000, "tree": 1500, "map_reduce": 4000}
 

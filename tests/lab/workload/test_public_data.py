@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests.lab.workload.public_data import arrival_files, public_traces
 
-from autellix_backend.gateway.recording.trace import read_traces
 from autellix_lab.workload.loaders import detect_format, load
 from autellix_lab.workload.request_log import read_arrivals
+from autellix_lab.workload.trace_files import read_traces
 
 
 def name_of(path: Path) -> str:

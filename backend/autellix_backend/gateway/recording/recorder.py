@@ -10,7 +10,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import errno
-import json
 import logging
 import secrets
 import threading
@@ -21,7 +20,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter
 
 from autellix_backend.gateway.calls.open_call import OpenCall
-from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace, program_to_mapping
+from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace, program_to_line
 from autellix_backend.observe.settled_call import Outcome, SettledCall
 from autellix_backend.settings import SettingsError
 
@@ -189,7 +188,7 @@ class ProgramRecorder:
         """Write one program; runs in the writer's thread."""
         try:
             trace = _trace(program, self._origin_s, f"{program.program_id}~{self._prefix}-{program.number}")
-            line = json.dumps(program_to_mapping(trace), separators=(",", ":")) + "\n"
+            line = program_to_line(trace)
             append_line(self._path, line.encode())
             self._results.labels("written").inc()
         except Exception as error:

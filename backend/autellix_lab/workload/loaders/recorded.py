@@ -15,8 +15,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError, program_from_mapping
+from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
 from autellix_lab.workload.loaders.base import LoadOptions, Record, read_json_lines
+from autellix_lab.workload.trace_files import program_from_mapping
 
 
 def load_recorded(path: Path, _options: LoadOptions) -> list[ProgramTrace]:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError, read_traces, write_traces
+from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
 from autellix_lab.workload.generate import generate_programs
+from autellix_lab.workload.trace_files import read_traces, write_traces
 
 
 def line(**changes: Any) -> dict[str, Any]:
