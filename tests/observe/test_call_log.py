@@ -1,19 +1,13 @@
-"""The log of calls: one JSON line each, off the hot path."""
+"""The line of a call in the log."""
 
 from __future__ import annotations
 
 import json
-import os
-import threading
-from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
 from tests.observe.settled_calls import settled_call
 
-from autellix_backend.observe import call_log
-from autellix_backend.observe.call_log import STANDARD_ERROR, CallLog, line_of
-from autellix_backend.settings import SettingsError
+from autellix_backend.observe.call_log import line_of
 
 
 def test_a_line_has_identity_time_and_duration() -> None:
@@ -30,77 +24,3 @@ def test_a_line_has_identity_time_and_duration() -> None:
 @pytest.mark.parametrize("traceparent", [None, "", "garbage", "00-1-2"])
 def test_a_call_without_a_trace_has_a_null_trace_id(traceparent: str | None) -> None:
     assert json.loads(line_of(settled_call(traceparent=traceparent)))["trace_id"] is None
-
-
-def test_lines_go_to_the_file_in_order_and_the_end_waits_for_them(tmp_path: Path) -> None:
-    path = tmp_path / "calls.jsonl"
-    registry = CollectorRegistry()
-    log = CallLog(path, registry)
-    log.open()
-    for number in range(500):
-        log.take(settled_call(call_id=f"c{number}"))
-    log.close()
-
-    assert [f"c{number}" for number in range(500)] == [
-        json.loads(line)["call_id"] for line in path.read_text(encoding="utf-8").splitlines()
-    ]
-    assert registry.get_sample_value("autellix_call_log_lines_total", {"result": "written"}) == 500
-    assert not any(thread.name == "autellix-call-log" for thread in threading.enumerate())
-
-
-def test_the_dash_is_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
-    log = CallLog(STANDARD_ERROR, CollectorRegistry())
-    log.open()
-    log.take(settled_call())
-    log.close()
-
-    assert json.loads(capfd.readouterr().err)["call_id"] == "c"
-
-
-def test_a_moved_file_is_created_again(tmp_path: Path) -> None:
-    """As log rotation does."""
-    path = tmp_path / "calls.jsonl"
-    log = CallLog(path, CollectorRegistry())
-    path.rename(tmp_path / "old")
-    log.open()
-    log.take(settled_call())
-    log.close()
-
-    assert len(path.read_text(encoding="utf-8").splitlines()) == 1
-
-
-def test_lines_without_room_are_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full queue delays nobody."""
-    monkeypatch.setattr(call_log, "MAX_PENDING", 3)
-    registry = CollectorRegistry()
-    log = CallLog(tmp_path / "calls.jsonl", registry)
-    for _ in range(5):
-        log.take(settled_call())
-
-    assert registry.get_sample_value("autellix_call_log_lines_total", {"result": "dropped"}) == 2
-    log.open()
-    log.close()
-    assert registry.get_sample_value("autellix_call_log_lines_total", {"result": "written"}) == 3
-
-
-def test_a_failing_disk_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    registry = CollectorRegistry()
-    log = CallLog(folder / "calls.jsonl", registry)
-    (folder / "calls.jsonl").unlink()
-    folder.rmdir()
-    log.open()
-    log.take(settled_call())
-    while registry.get_sample_value("autellix_call_log_lines_total", {"result": "failed"}) != 1:
-        os.sched_yield()
-    log.take(settled_call())
-    log.close()
-
-    assert registry.get_sample_value("autellix_call_log_lines_total", {"result": "failed"}) == 2
-    assert len(caplog.records) == 1
-
-
-def test_a_path_that_cannot_be_written_is_a_settings_error(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"observe\.call_log: cannot write"):
-        CallLog(tmp_path / "nowhere" / "calls.jsonl", CollectorRegistry())

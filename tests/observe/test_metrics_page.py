@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from autellix_backend.gateway.recording.recorder import ProgramRecorder
-from autellix_backend.observe.call_log import CallLog
+from autellix_backend.observe.call_log import make_call_log
 from autellix_backend.observe.metrics import GatewayMetrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
@@ -39,7 +39,7 @@ def registry(tmp_path: Path) -> CollectorRegistry:
     """Every metric that a gateway can have."""
     metrics = GatewayMetrics()
     ProgramRecorder(tmp_path / "programs.jsonl", metrics.registry, origin_s=0.0)
-    CallLog(tmp_path / "calls.jsonl", metrics.registry)
+    make_call_log(tmp_path / "calls.jsonl", metrics.registry)
     return metrics.registry
 
 

@@ -25,10 +25,10 @@ from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.engines.supervisor import EngineChange, EngineState
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.engines.pool import EnginePool
-from autellix_backend.gateway.recording import recorder
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.tenants import Tenants
-from autellix_backend.observe import call_log, tracing
+from autellix_backend.observe import tracing
+from autellix_backend.observe.line_writer import check_writable
 from autellix_backend.settings import GatewaySettings, RawValue, Settings, SettingsError
 
 EXIT_INTERRUPTED = 130
@@ -101,9 +101,9 @@ async def serve(settings: Settings) -> int:
 def _check_outputs(settings: Settings) -> None:
     """Check the outputs before the slow start of the engine."""
     if settings.gateway.record_path is not None:
-        recorder.check_writable(settings.gateway.record_path)
+        check_writable(settings.gateway.record_path, "gateway.record_path")
     if settings.observe.call_log is not None:
-        call_log.check_writable(settings.observe.call_log)
+        check_writable(settings.observe.call_log, "observe.call_log")
     if settings.observe.otlp_endpoint is not None:
         tracing.check_installed()
 

@@ -81,6 +81,7 @@ async def _lifespan(components: Components, _app: FastAPI) -> AsyncIterator[None
     async with contextlib.AsyncExitStack() as stack:
         # Last at the end, when every call is settled.
         if components.recorder is not None:
+            components.recorder.open()
             stack.push_async_callback(components.recorder.close)
         components.exporters.open()
         stack.push_async_callback(asyncio.to_thread, components.exporters.close)

@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from autellix_backend.observe.call_log import CallLog
+from autellix_backend.observe.call_log import make_call_log
 from autellix_backend.observe.settled_call import SettledCall
-from autellix_backend.observe.tracing import CallTracer, make_tracer
+from autellix_backend.observe.tracing import make_tracer
 from autellix_backend.settings import ObserveSettings
+
+CLOSE_TIMEOUT_S = 5.0
 
 
 class CallExporters:
@@ -21,15 +23,15 @@ class CallExporters:
         Raises:
             SettingsError: if the log cannot be written, or the extra for traces is not installed.
         """
-        self._log = None if settings.call_log is None else CallLog(settings.call_log, registry)
-        self._tracer: CallTracer | None = None
-        if settings.otlp_endpoint is not None:
-            self._tracer = make_tracer(settings.otlp_endpoint)
+        path, endpoint = settings.call_log, settings.otlp_endpoint
+        self._log = None if path is None else make_call_log(path, registry)
+        self._tracer = None if endpoint is None else make_tracer(endpoint)
 
     @property
     def sinks(self) -> list[Callable[[SettledCall], None]]:
-        """Return the functions that take the facts of each call."""
-        return [one.take for one in (self._log, self._tracer) if one is not None]
+        """Return the functions that take each settled call."""
+        log, tracer = self._log, self._tracer
+        return [*([log.put] if log else []), *([tracer.take] if tracer else [])]
 
     def open(self) -> None:
         """Start writing."""
@@ -38,6 +40,7 @@ class CallExporters:
 
     def close(self) -> None:
         """Write what is pending, within a bound; blocks meanwhile."""
-        for one in (self._log, self._tracer):
-            if one is not None:
-                one.close()
+        if self._log is not None:
+            self._log.close(CLOSE_TIMEOUT_S)
+        if self._tracer is not None:
+            self._tracer.close()

@@ -13,9 +13,10 @@ from tests.gateway.open_calls import open_call
 
 from autellix_backend.gateway import app as gateway_app
 from autellix_backend.gateway.calls.open_call import OpenCall
-from autellix_backend.gateway.recording import recorder as record
-from autellix_backend.gateway.recording.recorder import ProgramRecorder, append_line
+from autellix_backend.gateway.recording import recorded_program
+from autellix_backend.gateway.recording.recorder import ProgramRecorder
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
+from autellix_backend.observe import line_writer
 from autellix_backend.observe.settled_call import Outcome, Usage
 from autellix_backend.reports.receipt import Receipt
 from autellix_backend.settings import GatewaySettings, Settings, SettingsError, settings_to_mapping
@@ -35,6 +36,7 @@ class FakeCalls:
         self.path = path
         self.registry = CollectorRegistry()
         self.recorder = ProgramRecorder(path, self.registry, origin_s=100.0)
+        self.recorder.open()
         self.count = 0
 
     def begin(self, now: float, program: str = "p", **headers: str) -> OpenCall:
@@ -181,7 +183,7 @@ def test_programs_without_token_counts_are_left_out_and_counted(fake: FakeCalls)
 def test_a_program_with_too_many_calls_is_left_out_and_frees_its_memory(
     fake: FakeCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record, "MAX_CALLS", 3)
+    monkeypatch.setattr(recorded_program, "MAX_CALLS", 3)
     for number in range(5):
         fake.call(100 + number, 100.5 + number)
     assert fake.recorder._programs["p"].calls == []
@@ -236,23 +238,15 @@ def test_the_path_is_shown_as_text_and_may_not_be_compressed() -> None:
 def test_a_later_write_error_is_logged_once_and_counted(
     fake: FakeCalls, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(path: Path, line: bytes) -> None:
+    def fail(path: Path, text: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(record, "append_line", fail)
+    monkeypatch.setattr(line_writer, "append_text", fail)
     for name in ("p", "q"):
         fake.call(100, 101, program=name)
     assert fake.close() == []
     assert fake.counted("failed") == 2
     assert len([line for line in caplog.messages if "No space left" in line]) == 1
-
-
-def test_a_line_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    append_line(path, b"first\n")
-    with pytest.raises(OSError, match="No space left"):
-        append_line(Path("/dev/full"), b"second\n")
-    assert path.read_bytes() == b"first\n"
 
 
 def test_the_gateway_records_what_it_serves(serve: Any, tmp_path: Path) -> None:

@@ -1,0 +1,99 @@
+"""Lines that a thread writes off the hot path, as those of the call log."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from tests.observe.settled_calls import settled_call
+
+from autellix_backend.observe import call_log
+from autellix_backend.observe.call_log import make_call_log
+from autellix_backend.observe.line_writer import STANDARD_ERROR, append_text
+from autellix_backend.settings import SettingsError
+
+
+def test_lines_go_to_the_file_in_order_and_the_end_waits_for_them(tmp_path: Path) -> None:
+    path = tmp_path / "calls.jsonl"
+    registry = CollectorRegistry()
+    log = make_call_log(path, registry)
+    log.open()
+    for number in range(500):
+        log.put(settled_call(call_id=f"c{number}"))
+    log.close()
+
+    assert [f"c{number}" for number in range(500)] == [
+        json.loads(line)["call_id"] for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+    assert registry.get_sample_value("autellix_call_log_lines_total", {"result": "written"}) == 500
+    assert not any(thread.name == "autellix-observe.call_log" for thread in threading.enumerate())
+
+
+def test_the_dash_is_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    log = make_call_log(STANDARD_ERROR, CollectorRegistry())
+    log.open()
+    log.put(settled_call())
+    log.close()
+
+    assert json.loads(capfd.readouterr().err)["call_id"] == "c"
+
+
+def test_a_moved_file_is_created_again(tmp_path: Path) -> None:
+    """As log rotation does."""
+    path = tmp_path / "calls.jsonl"
+    log = make_call_log(path, CollectorRegistry())
+    path.rename(tmp_path / "old")
+    log.open()
+    log.put(settled_call())
+    log.close()
+
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 1
+
+
+def test_lines_without_room_are_dropped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full queue delays nobody."""
+    monkeypatch.setattr(call_log, "MAX_PENDING", 3)
+    registry = CollectorRegistry()
+    log = make_call_log(tmp_path / "calls.jsonl", registry)
+    for _ in range(5):
+        log.put(settled_call())
+
+    assert registry.get_sample_value("autellix_call_log_lines_total", {"result": "dropped"}) == 2
+    log.open()
+    log.close()
+    assert registry.get_sample_value("autellix_call_log_lines_total", {"result": "written"}) == 3
+
+
+def test_a_failing_disk_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    registry = CollectorRegistry()
+    log = make_call_log(folder / "calls.jsonl", registry)
+    (folder / "calls.jsonl").unlink()
+    folder.rmdir()
+    log.open()
+    log.put(settled_call())
+    while registry.get_sample_value("autellix_call_log_lines_total", {"result": "failed"}) != 1:
+        os.sched_yield()
+    log.put(settled_call())
+    log.close()
+
+    assert registry.get_sample_value("autellix_call_log_lines_total", {"result": "failed"}) == 2
+    assert len(caplog.records) == 1
+
+
+def test_a_path_that_cannot_be_written_is_a_settings_error(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"observe\.call_log: cannot write"):
+        make_call_log(tmp_path / "nowhere" / "calls.jsonl", CollectorRegistry())
+
+
+def test_a_line_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    append_text(path, "first\n")
+    with pytest.raises(OSError, match="No space left"):
+        append_text(Path("/dev/full"), "second\n")
+    assert path.read_bytes() == b"first\n"
