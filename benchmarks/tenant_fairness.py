@@ -116,7 +116,7 @@ class FairnessBench:
         if self._left[call_id] == 0:
             program_id = self._machine.finish(call_id, now).program_id
             if owner == FLOOD:
-                self._machine.table.end(program_id)
+                self._machine.end_program(program_id, now)
             del self._left[call_id], self._owners[call_id]
             self._arrive(owner, now)
 

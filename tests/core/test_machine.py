@@ -302,8 +302,8 @@ def test_first_come_first_served_has_one_level() -> None:
 
 def test_an_ended_program_leaves_with_its_last_call(machine: Machine) -> None:
     machine.arrive(Arrival("a", "p"), 0.0)
-    machine.table.end("p")
-    machine.table.end("unknown")
+    machine.end_program("p", 1.0)
+    machine.end_program("unknown", 1.0)
     assert "p" in machine.table
 
     machine.finish("a", 1.0)

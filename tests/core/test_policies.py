@@ -17,7 +17,7 @@ def test_a_policy_has_its_registered_name(name: str) -> None:
 
 def test_an_unknown_policy_is_named_with_the_known_ones() -> None:
     with pytest.raises(
-        UnknownPolicyError, match="'lifo' is unknown; the policies are atlas, atlas-dag, fcfs, hinted"
+        UnknownPolicyError, match="'lifo' is unknown; the policies are atlas, atlas-dag, boost, fcfs, hinted"
     ):
         make_policy("lifo")
 

@@ -94,7 +94,7 @@ class Driver:
             )
             self.arrived += 1
         elif event == "end":
-            self.machine.table.end(f"p{which % 4}")
+            self.machine.end_program(f"p{which % 4}", self.now)
         elif event == "tick":
             self.tick()
         elif calls:

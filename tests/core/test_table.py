@@ -74,15 +74,15 @@ def test_ending_an_idle_program_drops_it() -> None:
     table = ProcessTable()
     table.ensure("p", 0.0)
 
-    assert table.end("p") is not None
-    assert table.end("p") is None
+    assert table.end("p", 1.0) is not None
+    assert table.end("p", 1.0) is None
     assert len(table) == 0
 
 
 def test_an_ended_program_continues_with_a_new_call() -> None:
     table = ProcessTable()
     table.begin("p", "a", 0.0)
-    table.end("p")
+    table.end("p", 1.0)
     table.begin("p", "b", 1.0)
     complete(table, "a", 2.0)
     complete(table, "b", 3.0)

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import KW_ONLY, dataclass
 
-__all__ = ["Arrival"]
+__all__ = ["Arrival", "Context"]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The KV memory that a call needs, in tokens."""
+
+    tokens: int
+    """Its whole context at its arrival."""
+    shared_tokens: int = 0
+    """Leading tokens that an earlier call of its program holds as well."""
+    prefix: Hashable = None
+    """The id of leading tokens that other programs have too, such as a tool list; None if there are none."""
+    prefix_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +44,16 @@ class Arrival:
     """The calls that this one follows, for policies that read parents; None if unknown."""
     expected_s: float | None = None
     """Expected service (s) of the call (`sjf`) or of its program from here on (`hinted`, `srpt`)."""
+    age_s: float | None = None
+    """Time since the first call of its program arrived anywhere; None if it is not older than here."""
+    work: float | None = None
+    """Weighted tokens of its program's finished calls, where the caller keeps them: the larger value wins."""
+    expected_work: float | None = None
+    """Weighted tokens that its program is expected to take in all; None if unknown."""
+    class_name: str = ""
+    """The class of its program: programs of one class have similar gaps between calls."""
+    context: Context | None = None
+    """The KV memory that it needs, for admission; None counts as nothing."""
 
     def __post_init__(self) -> None:
         if not 0 < self.weight < math.inf:

@@ -81,6 +81,12 @@ class Call:
     program_id: str
     thread_id: str
     tenant: str = ""
+    weight: float = 1.0
+    """The tenant's share of the engine."""
+    new_tokens: int = 0
+    """Prompt tokens that no earlier call of its program holds."""
+    is_admitted: bool = True
+    """Whether it is in its queue; else it waits until admission activates its program."""
     arrival_s: float
     inherited_service_s: float
     state: CallState = CallState.WAITING

@@ -9,13 +9,20 @@ from itertools import pairwise
 from autellix_backend.core.policies import POLICY_NAMES
 
 __all__ = [
+    "ADMISSION_KINDS",
     "CALL_LEVELS",
     "PREEMPTION_KINDS",
     "SERVICE_KINDS",
     "SchedulerConfig",
     "bounds_for",
     "spread_bounds",
+    "weighted_tokens",
 ]
+
+
+def weighted_tokens(prompt_tokens: float, output_tokens: float) -> float:
+    """Return the work of a call: its tokens, weighted by what they cost an engine."""
+    return PROMPT_WEIGHT * prompt_tokens + OUTPUT_WEIGHT * output_tokens
 
 
 def spread_bounds(first_s: float, levels: int) -> tuple[float, ...]:
@@ -37,6 +44,13 @@ DEFAULT_BOUNDS = spread_bounds(0.25, 13)
 CALL_LEVELS = 10
 SERVICE_KINDS = ("measured", "tokens")
 PREEMPTION_KINDS = ("priced", "always", "never")
+ADMISSION_KINDS = ("working_set", "none")
+_KINDS = {
+    "policy": POLICY_NAMES,
+    "preemption": PREEMPTION_KINDS,
+    "admission": ADMISSION_KINDS,
+    "service": SERVICE_KINDS,
+}
 # Weights of the fair-serving literature: decoding a token costs about twice what prefilling one does.
 PROMPT_WEIGHT = 1.0
 OUTPUT_WEIGHT = 2.0
@@ -64,14 +78,41 @@ class SchedulerConfig:
     preemption: str = "priced"
     """When a running call makes room for one that goes before it: where that gains more than bringing its
     context back costs ("priced"), at once as in the paper ("always"), or not before it ends ("never")."""
+    admission: str = "none"
+    """Which programs may run at all: those whose contexts fit into KV memory together ("working_set"), or all
+    ("none")."""
+    kv_share: float = 0.6
+    """The share of KV memory that the contexts of active programs may fill. The rest is for what they grow by
+    while they run, and for vLLM's own eviction, which goes by last use and knows no programs."""
+    idle_s: float = 120.0
+    """The longest time (s) for which an active program without a call keeps its share of KV memory."""
+    boost: float = 0.6
+    """The strength of `boost` at full spread of sizes, as a share of the mean response time of programs; 0 is
+    order of arrival. Higher values favour short programs more, at the expense of the last ones."""
     service: str = "measured"
     """What is charged to a call: "measured" executor time, or "tokens", its weighted tokens."""
     token_s: float = 0.005
     """Nominal seconds of service of one weighted token: a prompt token counts 1, an output token 2."""
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICY_NAMES:
-            raise ValueError(f"policy must be one of {', '.join(POLICY_NAMES)}, not {self.policy!r}")
+        self._check_levels()
+        for name, kinds in _KINDS.items():
+            value = getattr(self, name)
+            if value not in kinds:
+                raise ValueError(f"{name} must be one of {', '.join(kinds)}, not {value!r}")
+        if not self.beta > 0:
+            raise ValueError(f"beta must be positive, not {self.beta}")
+        if self.period_steps < 1:
+            raise ValueError(f"period_steps must be at least 1, not {self.period_steps}")
+        if not 0 < self.kv_share <= 1:
+            raise ValueError(f"kv_share must be above 0 and at most 1, not {self.kv_share}")
+        if not 0 <= self.boost < math.inf:
+            raise ValueError(f"boost must be finite and not negative, not {self.boost}")
+        for name in ("token_s", "idle_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be positive and finite, not {getattr(self, name)}")
+
+    def _check_levels(self) -> None:
         if any(not 0 < bound < math.inf for bound in self.bounds):
             raise ValueError(f"bounds must be positive and finite, not {self.bounds}")
         if any(low >= high for low, high in pairwise(self.bounds)):
@@ -80,18 +121,6 @@ class SchedulerConfig:
             raise ValueError(f"quanta must name one quantum for each of the {self.level_count} levels")
         if self.quanta is not None and any(not quantum > 0 for quantum in self.quanta):
             raise ValueError(f"quanta must be positive, not {self.quanta}")
-        if not self.beta > 0:
-            raise ValueError(f"beta must be positive, not {self.beta}")
-        if self.period_steps < 1:
-            raise ValueError(f"period_steps must be at least 1, not {self.period_steps}")
-        if self.preemption not in PREEMPTION_KINDS:
-            raise ValueError(
-                f"preemption must be one of {', '.join(PREEMPTION_KINDS)}, not {self.preemption!r}"
-            )
-        if self.service not in SERVICE_KINDS:
-            raise ValueError(f"service must be one of {', '.join(SERVICE_KINDS)}, not {self.service!r}")
-        if not 0 < self.token_s < math.inf:
-            raise ValueError(f"token_s must be positive and finite, not {self.token_s}")
 
     @property
     def level_count(self) -> int:
@@ -112,4 +141,4 @@ class SchedulerConfig:
 
     def nominal_service_s(self, prompt_tokens: float, output_tokens: float) -> float:
         """Return the service (s) that weighted tokens stand for."""
-        return self.token_s * (PROMPT_WEIGHT * prompt_tokens + OUTPUT_WEIGHT * output_tokens)
+        return self.token_s * weighted_tokens(prompt_tokens, output_tokens)

@@ -7,20 +7,23 @@ seconds, never decreases, and only differences matter.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from operator import attrgetter
 
-from autellix_backend.core.admission import Admission
+from autellix_backend.core.admission import make_admission
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.batch import form_batch
+from autellix_backend.core.boost import ProgramBoost
 from autellix_backend.core.call import Call, CallRecord, ChangeReason, LevelChange
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.errors import DuplicateCallError, UnknownCallError
 from autellix_backend.core.policies import make_policy
 from autellix_backend.core.quanta import QuantumWatch
 from autellix_backend.core.starvation import StarvationWatch
+from autellix_backend.core.statistics import TokenCost
 from autellix_backend.core.table import ProcessTable, Program
 from autellix_backend.core.tenant_shares import TenantShares
 
@@ -40,28 +43,50 @@ class Machine:
         self,
         config: SchedulerConfig,
         table: ProcessTable | None = None,
-        admission: Admission | None = None,
+        kv_tokens: float = math.inf,
     ) -> None:
+        """Make an engine's empty queues.
+
+        Args:
+            config: The scheduler's configuration.
+            table: The process table; None makes one.
+            kv_tokens: The KV memory of the engine, in tokens.
+        """
         self.config = config
         self.table = ProcessTable() if table is None else table
         self.policy = make_policy(config.policy)
+        self.beta = config.beta if self.policy.promotes else math.inf
+        """The wait/service ratio at which calls are promoted."""
+        self.token_cost = TokenCost(config.token_s)
+        self.boost = ProgramBoost(config.boost, self.table.statistics, self.token_cost)
+        self.admission = make_admission(
+            config, kv_tokens, self.table.statistics, self.token_cost, self._program_key
+        )
         self.shares = TenantShares(
             config.share_slice_s,
             # One sequence for the queues of all tenants orders the calls of all.
-            partial(self.policy.make_queue, config, count()),
+            partial(self.policy.make_queue, config, count(), self.boost),
             holds_slots=self.policy.holds_slots,
         )
         self.quanta = QuantumWatch()
-        self.starvation = StarvationWatch(config.beta)
-        self._admission = admission
+        self.starvation = StarvationWatch(self.beta)
         self._calls: dict[str, Call] = {}
 
     def __len__(self) -> int:
         return len(self._calls)
 
     def __iter__(self) -> Iterator[Call]:
-        """Walk the active calls, the next to run first: in queue order where all are of one tenant."""
+        """Walk the admitted calls, the next to run first: in queue order where all are of one tenant."""
         return self.shares.order()
+
+    @property
+    def preempts(self) -> bool:
+        """Whether a waiting call may take the slot of a running one that comes after it."""
+        return self.policy.reorders and self.policy.preempts and self.config.preemption != "never"
+
+    def refused(self) -> Iterator[Call]:
+        """Walk the calls that admission keeps out of the queues, in order of arrival."""
+        return (call for call in self._calls.values() if not call.is_admitted)
 
     def call(self, call_id: str) -> Call:
         """Return an active call.
@@ -85,22 +110,25 @@ class Machine:
             raise DuplicateCallError(call_id)
         program = self.table.begin(program_id, call_id, now, thread_id=arrival.thread_id)
         self.table.merge(program_id, arrival.service_s, arrival.wait_s)
-        if arrival.expected_s is not None:
-            program.expected_s = arrival.expected_s
+        _update(program, arrival, now)
         call = self._calls[call_id] = Call(
             call_id=call_id,
             program_id=program_id,
             thread_id=arrival.thread_id,
             tenant=arrival.tenant,
+            weight=arrival.weight,
+            new_tokens=0 if arrival.context is None else arrival.context.tokens - arrival.context.shared_tokens,
             arrival_s=now,
             waiting_since_s=now,
             inherited_service_s=self._inherited(program, arrival),  # Alg. 1, line 11
             expected_s=arrival.expected_s,
         )
-        self.shares.enter(arrival.tenant, arrival.weight).insert(call, program)  # Alg. 1, lines 12-13
+        program.waiting_work += call.new_tokens
+        if self.admission is not None:
+            self.admission.arrive(call, program, arrival.context, now)
+        if call.is_admitted:
+            self.shares.enter(call.tenant, call.weight).insert(call, program)  # Alg. 1, lines 12-13
         self._review(program, now, arrived=call)
-        if self._admission is not None:
-            self._admission.on_arrived(call, program)
         return call
 
     def start(self, call_id: str, now: float) -> None:
@@ -118,7 +146,7 @@ class Machine:
             self.starvation.forget(call)
 
     def preempt(self, call_id: str, now: float) -> None:
-        """Take the slot of a running call, which keeps its place in the queue.
+        """Take the slot of a running call, which keeps its place in the queue if its program is active.
 
         Raises:
             UnknownCallError: no active call has this id.
@@ -127,6 +155,9 @@ class Machine:
         call = self.call(call_id)
         call.preempt(now)
         self.shares.wait(call.tenant)
+        if self.admission is not None and not self.admission.is_active(call.program_id):
+            call.is_admitted = False
+            self._withdraw(call)
         self.starvation.watch(call, self.table[call.program_id], now)
 
     def charge(
@@ -151,21 +182,69 @@ class Machine:
         if call.quantum_s <= 0 and call.is_quantum_binding:
             self.quanta.add(call)
 
-    def finish(self, call_id: str, now: float) -> CallRecord:
+    def finish(self, call_id: str, now: float, *, work: float = 0.0, context_tokens: int = 0) -> CallRecord:
         """Remove a completed call and charge its program (Alg. 1, lines 16-19).
+
+        Args:
+            call_id: The call.
+            now: The time.
+            work: Its weighted tokens: prompt tokens that were not cached, and output tokens.
+            context_tokens: Its whole context, of which the next call of its program may find the KV blocks.
 
         Raises:
             UnknownCallError: no active call has this id.
         """
-        return self._leave(call_id, now, is_aborted=False)
+        return self._leave(call_id, now, work, context_tokens, is_aborted=False)
 
-    def abort(self, call_id: str, now: float) -> CallRecord:
+    def abort(self, call_id: str, now: float, *, work: float = 0.0) -> CallRecord:
         """Remove an abandoned call; its program is charged for what ran.
 
         Raises:
             UnknownCallError: no active call has this id.
         """
-        return self._leave(call_id, now, is_aborted=True)
+        return self._leave(call_id, now, work, 0, is_aborted=True)
+
+    def end_program(self, program_id: str, now: float) -> None:
+        """End a program, which may be unknown; its active calls go on."""
+        self.table.end(program_id, now)
+        self.forget_program(program_id)
+
+    def forget_program(self, program_id: str) -> None:
+        """Free the KV memory that is kept for a program that has ended; its active calls go on."""
+        if self.admission is not None:
+            self.admission.forget(program_id)
+
+    def expire(self, now: float, idle_s: float) -> None:
+        """End the programs without active calls that were idle for this long."""
+        for program_id in self.table.expire(now, idle_s):
+            self.forget_program(program_id)
+
+    def observe_step(self, work: float, seconds: float, steps: int = 1) -> None:
+        """Learn the cost of a token from equal steps: the weighted tokens of one, and its duration (s)."""
+        self.token_cost.observe(work, seconds, steps)
+
+    def review(self, now: float, step: int, tokens_of: Callable[[str], int]) -> list[str]:
+        """Let admission look at the programs again, where it has reason to; call before each `tick`.
+
+        Args:
+            now: The time.
+            step: The number of steps that the engine has made.
+            tokens_of: Returns the present context (tokens) of an active call.
+
+        Returns:
+            The calls that were admitted or are no longer, by `Call.is_admitted`.
+        """
+        if self.admission is None or not self.admission.is_due(step):
+            return []
+        changed = self.admission.review(now, step, tokens_of)
+        for call in changed:
+            if call.is_admitted:
+                program = self.table[call.program_id]
+                self.shares.enter(call.tenant, call.weight).insert(call, program)
+                self._review(program, now, arrived=call)
+            else:
+                self._withdraw(call)
+        return [call.call_id for call in changed]
 
     def tick(self, now: float) -> list[LevelChange]:
         """Demote and promote calls in queue order (Alg. 1, lines 20-30).
@@ -177,9 +256,9 @@ class Machine:
 
         The cost is that of the calls concerned: those whose quantum is used up or whose deadline has passed.
         """
+        changes = self._rekey()
         used = self.quanta.pop()
         starving = {call.call_id: call for call in self.starvation.pop_due(now)}
-        changes: list[LevelChange] = []
         for call in sorted({**starving, **used}.values(), key=_rank):
             program = self.table[call.program_id]
             queue = self.shares.queue(call.tenant)
@@ -200,7 +279,7 @@ class Machine:
             slots: How many calls the engine runs at once.
             admissible: Skips calls that cannot run in this step, without ending the walk.
         """
-        return form_batch(self.shares.order(self._admissible(admissible)), slots)
+        return form_batch(self.shares.order(admissible), slots)
 
     def check(self) -> None:
         """Assert the invariants of the machine and its parts."""
@@ -208,15 +287,22 @@ class Machine:
         self.table.check()
         self.quanta.check()
         self.starvation.check()
-        assert {call.call_id for call in self} == self._calls.keys()
+        admitted = {call_id for call_id, call in self._calls.items() if call.is_admitted}
+        assert {call.call_id for call in self} == admitted
+        assert all(call.is_admitted for call in self._calls.values() if call.is_running)
+        if self.admission is not None:
+            self.admission.check()
         for call_id, call in self._calls.items():
             assert call_id in self.table[call.program_id].active_calls, call
             assert call.wait_mark_s >= 0, call
             assert call.service_mark_s <= call.service_s, call
 
-    def _leave(self, call_id: str, now: float, *, is_aborted: bool) -> CallRecord:
+    def _leave(
+        self, call_id: str, now: float, work: float, context_tokens: int, *, is_aborted: bool
+    ) -> CallRecord:
         call = self.call(call_id)
         record = call.record(now, is_aborted=is_aborted)
+        self.table[call.program_id].waiting_work -= call.new_tokens
         program = self.table.complete(  # Alg. 1, line 17
             call.program_id,
             call_id,
@@ -225,23 +311,35 @@ class Machine:
             inherited_service_s=call.inherited_service_s,
             service_s=record.service_s,
             wait_s=record.table_wait_s,
+            work=work,
         )
-        self.shares.leave(call)  # Alg. 1, line 18
+        if call.is_admitted:
+            self.shares.leave(call)  # Alg. 1, line 18
         del self._calls[call_id]
         self.quanta.forget(call)
         self.starvation.forget(call)
         self._review(program, now)
-        if self._admission is not None:
-            self._admission.on_left(call, program)
+        if self.admission is not None:
+            self.admission.leave(call, program, context_tokens, now)
         return record
 
-    def _admissible(self, admissible: Callable[[Call], bool] | None) -> Callable[[Call], bool] | None:
-        admission = self._admission
-        if admission is None:
-            return admissible
-        if admissible is None:
-            return admission.admits
-        return lambda call: admissible(call) and admission.admits(call)
+    def _withdraw(self, call: Call) -> None:
+        """Take a waiting call out of its queue, until its program is active again."""
+        self.shares.leave(call)
+        self.quanta.forget(call)
+        self.starvation.forget(call)
+        call.level = 1
+
+    def _program_key(self, program: Program) -> float:
+        return self.policy.program_key(program, self.boost)
+
+    def _rekey(self) -> list[LevelChange]:
+        """Compute all keys again if the boost has moved."""
+        if not (self.policy.boosts and self.boost.refresh()):
+            return []
+        if self.admission is not None:
+            self.admission.rekey()
+        return [change for queue in self.shares.queues() for change in queue.rekey()]
 
     def _inherited(self, program: Program, arrival: Arrival) -> float:
         if self.policy.reads_parents and arrival.inherited_s is not None:
@@ -264,5 +362,18 @@ class Machine:
             if call is None:
                 continue  # It runs on another machine over the same table.
             self.starvation.watch(call, program, now)
-            if self.policy.sizes_programs and call is not arrived and call.level > 1:
+            is_sized = self.policy.boosts or (self.policy.sizes_programs and call.level > 1)
+            if is_sized and call is not arrived and call.is_admitted:
                 self.quanta.add(call)
+
+
+def _update(program: Program, arrival: Arrival, now: float) -> None:
+    """Add what the caller knows of a call's program."""
+    if arrival.expected_s is not None:
+        program.expected_s = arrival.expected_s
+    if arrival.age_s is not None:
+        program.created_s = min(program.created_s, now - arrival.age_s)
+    if arrival.work is not None:
+        program.work = max(program.work, arrival.work)
+    program.expected_work = arrival.expected_work
+    program.class_name = arrival.class_name

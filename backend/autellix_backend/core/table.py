@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from autellix_backend.core.errors import DuplicateCallError, UnknownProgramError
+from autellix_backend.core.statistics import ProgramStatistics
 
 if TYPE_CHECKING:
     from autellix_backend.core.policies.base import Policy
@@ -20,12 +21,20 @@ class Program:
 
     program_id: str
     created_s: float
+    """When its first call arrived."""
     service_s: float = 0.0
     """Service of completed calls: their sum (PLAS) or the longest observed path (ATLAS)."""
     wait_s: float = 0.0
     """Waiting of completed calls, over all threads, less that which promotions reset."""
     expected_s: float | None = None
     """Service still expected, running calls included; None if unknown."""
+    work: float = 0.0
+    """Weighted tokens of finished calls: prompt tokens that were not cached, and output tokens."""
+    waiting_work: float = 0.0
+    """Prompt tokens of active calls that no earlier call of the program holds."""
+    expected_work: float | None = None
+    """Weighted tokens that are expected in all; None if unknown."""
+    class_name: str = ""
     path_ends_s: dict[str, float] = field(default_factory=dict)
     """p(c) + t of each completed call (eq. 2), kept for policies that read parents."""
     active_calls: dict[str, str] = field(default_factory=dict)
@@ -46,6 +55,7 @@ class ProcessTable:
     """The entries of all running programs, in order of appearance."""
 
     def __init__(self) -> None:
+        self.statistics = ProgramStatistics()
         self._programs: dict[str, Program] = {}
 
     def __len__(self) -> int:
@@ -97,6 +107,8 @@ class ProcessTable:
         program = self.ensure(program_id, now)
         if call_id in program.active_calls:
             raise DuplicateCallError(call_id)
+        if not program.active_calls:
+            self.statistics.on_live(now)
         program.active_calls[call_id] = thread_id
         program.last_arrival_s = now
         program.is_ended = False
@@ -123,6 +135,7 @@ class ProcessTable:
         inherited_service_s: float,
         service_s: float,
         wait_s: float,
+        work: float = 0.0,
         path_id: str | None = None,
     ) -> Program:
         """Charge a call that finished or was aborted to its program (Alg. 1, lines 1-7).
@@ -136,42 +149,50 @@ class ProcessTable:
         program = self[program_id]  # Alg. 1, line 2
         program.service_s = policy.complete(program.service_s, inherited_service_s, service_s)  # line 4
         program.wait_s += wait_s  # line 5: W_p sums over threads
+        program.work += work
         if policy.reads_parents:
             program.path_ends_s[path_id or call_id] = inherited_service_s + service_s
         if program.expected_s is not None:
             program.expected_s = max(0.0, program.expected_s - service_s)
         program.last_completion_s = now
-        program.active_calls.pop(call_id, None)
+        if program.active_calls.pop(call_id, None) is not None and not program.active_calls:
+            self.statistics.on_idle(now)
         if program.is_ended and not program.active_calls:
-            del self._programs[program_id]
+            self._drop(program, now)
         return program
 
-    def end(self, program_id: str) -> Program | None:
+    def end(self, program_id: str, now: float | None = None) -> Program | None:
         """End the program and return its entry; with active calls the entry stays until the last one leaves.
 
-        May be called for an unknown or an ended program.
+        May be called for an unknown or an ended program. Without the time, the statistics do not count it.
         """
         program = self._programs.get(program_id)
         if program is None:
             return None
         program.is_ended = True
         if not program.active_calls:
-            del self._programs[program_id]
+            self._drop(program, now)
         return program
 
     def expire(self, now: float, idle_s: float) -> list[str]:
         """Drop the entries without active calls that were idle for this long, and return their ids."""
         stale = [
-            program.program_id
+            program
             for program in self._programs.values()
             if not program.active_calls and now - program.last_activity_s >= idle_s
         ]
-        for program_id in stale:
-            del self._programs[program_id]
-        return stale
+        for program in stale:
+            self._drop(program, now)
+        return [program.program_id for program in stale]
+
+    def _drop(self, program: Program, now: float | None) -> None:
+        del self._programs[program.program_id]
+        if now is not None:
+            self.statistics.on_ended(program.work, now)
 
     def check(self) -> None:
         """Assert the table's invariants."""
+        assert self.statistics.live == sum(bool(program.active_calls) for program in self._programs.values())
         for program_id, program in self._programs.items():
             assert program.program_id == program_id
             assert program.service_s >= 0, program

@@ -139,7 +139,7 @@ class CallTracker:
         """Tick the machine; return the calls that moved."""
         if now >= self._next_expiry_s:
             self._next_expiry_s = now + _EXPIRE_PERIOD_S
-            self.machine.table.expire(now, PROGRAM_IDLE_S)
+            self.machine.expire(now, PROGRAM_IDLE_S)
         return [change.call_id for change in self.machine.tick(now)]
 
     def place(self, order: Iterable[Call]) -> list[str]:
@@ -164,7 +164,7 @@ class CallTracker:
         self._places.pop(request_id, None)
         leave = self.machine.abort if is_aborted else self.machine.finish
         record = leave(request_id, now)
-        self._drop_program(request_id, call.identity)
+        self._drop_program(request_id, call.identity, now)
         report = EngineReport(
             **asdict(record) | {"call_id": call.identity.call_id},
             request_id=request_id,
@@ -181,11 +181,11 @@ class CallTracker:
             self.sender.send(report.to_bytes())
         return report
 
-    def _drop_program(self, request_id: str, identity: CallIdentity) -> None:
+    def _drop_program(self, request_id: str, identity: CallIdentity, now: float) -> None:
         """Drop a program whose totals are kept elsewhere, or that was this one call."""
         is_own = identity.program_id == request_id
         if not (identity.has_totals or is_own):
             return
         program = self.machine.table.get(identity.program_id)
         if program is not None and not program.active_calls:
-            self.machine.table.end(identity.program_id)
+            self.machine.end_program(identity.program_id, now)

@@ -23,6 +23,7 @@ class EngineCall:
         "cached_tokens",
         "call_id",
         "chunk",
+        "class_name",
         "computed",
         "epoch",
         "expected_s",
@@ -54,6 +55,7 @@ class EngineCall:
         *,
         parents: tuple[str, ...],
         prefix: SystemPrefix | None = None,
+        class_name: str = "",
         expected_s: float | None = None,
     ) -> None:
         self.call_id = call_id
@@ -66,6 +68,7 @@ class EngineCall:
         """Leading prompt tokens in the system prefix that its program shares with others."""
         self.prefix_key = prefix.key if prefix is not None and self.prefix_tokens else None
         """Names that prefix; None if the prompt does not begin with it."""
+        self.class_name = class_name
         self.expected_s = expected_s
         self.prompt_tokens = trace.prefill_tokens
         self.output_tokens = max(1, trace.decode_tokens)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from autellix_backend.core.arrival import Arrival
-from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.arrival import Arrival, Context
+from autellix_backend.core.config import SchedulerConfig, weighted_tokens
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.table import ProcessTable
 from autellix_lab.sim.batch import RunningBatch
@@ -47,17 +47,16 @@ class SimEngine:
         self.name = name
         self.model = model
         self.config = config
-        self.machine = Machine(config, table)
-        is_ordering = self.machine.policy.reorders
-        self.blocks = CallBlocks(model, is_priced=is_ordering and config.preemption == "priced")
+        kv_tokens = math.inf if model.kv_blocks is None else model.kv_blocks * model.block_tokens
+        self.machine = Machine(config, table, kv_tokens)
+        is_priced = self.machine.preempts and config.preemption == "priced"
+        self.blocks = CallBlocks(model, is_priced=is_priced)
         self.calls: dict[str, EngineCall] = {}
         self.batch = RunningBatch(config, self.machine, self.blocks)
         self.busy_s = 0.0
         self.swap_s = 0.0
         self.preemptions = 0
-        self._victims = VictimSelector(
-            config, self.machine, self.batch, self.blocks, self.calls, model.max_num_seqs
-        )
+        self._victims = VictimSelector(self.machine, self.batch, self.blocks, self.calls, model.max_num_seqs)
         self._arrivals: list[EngineCall] = []
         self._stretch: Stretch | None = None
         self._starts = 0
@@ -128,6 +127,8 @@ class SimEngine:
             # As live, a call with one token in a step counts as decoding.
             prefilled = sum(call.chunk for call in self.batch.prefilling.values() if call.chunk > 1)
             self.blocks.observe_steps(prefilled, stretch.step_s, stretch.steps)
+            work = weighted_tokens(prefilled, self.batch.decodes)
+            self.machine.observe_step(work, stretch.step_s, stretch.steps)
         done = self.batch.advance(stretch.steps, stretch.step_s, now)
         done.sort(key=self._victims.rank)
         for call in done:
@@ -159,6 +160,8 @@ class SimEngine:
                     thread_id=call.trace.thread,
                     parents=call.parents,
                     expected_s=call.expected_s,
+                    class_name=call.class_name,
+                    context=Context(call.prompt_tokens, call.shared_tokens),
                 ),
                 now,
             )
@@ -181,7 +184,12 @@ class SimEngine:
     def _finish(self, call: EngineCall, now: float) -> None:
         self.batch.bring_up_program(call.program_id)
         self.batch.remove(call)
-        call.record = self.machine.finish(call.call_id, now)
+        call.record = self.machine.finish(
+            call.call_id,
+            now,
+            work=weighted_tokens(call.prompt_tokens - call.cached_tokens, call.output_tokens),
+            context_tokens=call.known,
+        )
         del self.calls[call.call_id]
         self.blocks.release(call)
         self._changed("finish", call, now)
@@ -200,6 +208,10 @@ class SimEngine:
         if self._tick_needs_charges(now):
             for call in self.batch.calls.values():
                 self.batch.bring_up(call)
+        for call_id in self.machine.review(now, self.batch.steps, self._tokens_of):
+            self._changed(
+                "admit" if self.machine.call(call_id).is_admitted else "withdraw", self.calls[call_id], now
+            )
         for change in self.machine.tick(now):
             call = self.calls[change.call_id]
             if call.is_decoding:
@@ -208,6 +220,10 @@ class SimEngine:
             self._changed(change.reason, call, now)
         for victim in self._victims.select(now):
             self._preempt(victim, now)
+
+    def _tokens_of(self, call_id: str) -> int:
+        call = self.calls[call_id]
+        return call.known + (self.batch.steps - call.since_step if call.is_decoding else 0)
 
     def _tick_needs_charges(self, now: float) -> bool:
         """Return whether a tick reads charges that may be out of date."""
@@ -277,6 +293,8 @@ class SimEngine:
         if self._arrivals or has_unfilled or self._victims.is_undecided:
             # The next decision may admit a call.
             steps = min(steps, self.config.period_steps - self.batch.steps % self.config.period_steps)
+        if self.machine.admission is not None and self._victims.waiting > 0:
+            steps = min(steps, self.machine.admission.steps_to_review(self.batch.steps))
         return int(max(1, self.blocks.kv.most_steps(self.batch.steps, steps)))
 
     def _steps_to_change(self, step_s: float, now: float) -> float:

@@ -192,7 +192,8 @@ class _Simulation:
 
     def _end_program(self, program: LiveProgram, now: float) -> None:
         del self._alive[program.index]
-        self._table.end(program.program_id)
+        for engine in self._engines.values():
+            engine.machine.end_program(program.program_id, now)
         self._balancer.forget(program.program_id)
         self._estimator.observe_program(program.trace.source, program.service_s)
         record = program.record(now)
@@ -210,6 +211,7 @@ class _Simulation:
             trace,
             parents=tuple(f"{program.index}.{parent}" for parent in trace.parents),
             prefix=program.prefix,
+            class_name=program.trace.source,
             expected_s=self._expect(program, trace),
         )
         loads = [_load(engine, self._held_tokens(engine, program, call)) for engine in self._engines.values()]

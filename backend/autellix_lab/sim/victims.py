@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_lab.sim.batch import RunningBatch
 from autellix_lab.sim.call_blocks import CallBlocks
@@ -18,7 +17,6 @@ class VictimSelector:
 
     def __init__(
         self,
-        config: SchedulerConfig,
         machine: Machine,
         batch: RunningBatch,
         blocks: CallBlocks,
@@ -30,7 +28,7 @@ class VictimSelector:
         self.is_settled = False
         """Whether the last decision found nothing to preempt, and nothing has changed since."""
         self._is_ordering = machine.policy.reorders
-        self.preempts = self._is_ordering and config.preemption != "never"
+        self.preempts = machine.preempts
         self._machine = machine
         self._batch = batch
         self._blocks = blocks

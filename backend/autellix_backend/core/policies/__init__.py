@@ -6,6 +6,7 @@ from autellix_backend.core.errors import UnknownPolicyError
 from autellix_backend.core.policies.atlas import Atlas
 from autellix_backend.core.policies.atlas_dag import AtlasDag
 from autellix_backend.core.policies.base import Policy
+from autellix_backend.core.policies.boost import Boost
 from autellix_backend.core.policies.fcfs import Fcfs
 from autellix_backend.core.policies.hinted import Hinted
 from autellix_backend.core.policies.mlfq import Mlfq
@@ -16,7 +17,7 @@ from autellix_backend.core.policies.srpt import Srpt
 
 __all__ = ["LIVE_POLICY_NAMES", "POLICY_NAMES", "Policy", "make_policy"]
 
-_ALL: tuple[type[Policy], ...] = (Fcfs, Sjf, Rotation, Mlfq, Plas, Atlas, AtlasDag, Hinted, Srpt)
+_ALL: tuple[type[Policy], ...] = (Boost, Plas, Atlas, AtlasDag, Hinted, Fcfs, Sjf, Rotation, Mlfq, Srpt)
 _POLICIES: dict[str, type[Policy]] = {policy.name: policy for policy in _ALL}
 POLICY_NAMES = tuple(_POLICIES)
 LIVE_POLICY_NAMES = tuple(policy.name for policy in _ALL if not policy.is_clairvoyant)

@@ -12,6 +12,7 @@ from autellix_backend.core.queues.levels import LevelQueue
 from autellix_backend.core.table import Program
 
 if TYPE_CHECKING:
+    from autellix_backend.core.boost import ProgramBoost
     from autellix_backend.core.config import SchedulerConfig
 
 __all__ = ["Policy", "SizePolicy"]
@@ -35,15 +36,22 @@ class Policy:
     """Whether a program's service is the sum of its calls and not the longest of their paths."""
     sizes_programs: ClassVar[bool] = False
     """Whether calls are ordered by the expected remainder of their program, which changes with every call."""
+    boosts: ClassVar[bool] = False
+    """Whether calls are ordered by the key of their program, which moves with every end of a call."""
+    preempts: ClassVar[bool] = True
+    """Whether a waiting call may take the slot of a running one that comes after it."""
+    promotes: ClassVar[bool] = True
+    """Whether waiting calls are promoted as their wait/service ratio reaches beta."""
     is_clairvoyant: ClassVar[bool] = False
     """Whether it needs what only a simulator knows."""
 
-    def make_queue(self, config: SchedulerConfig, numbers: Iterator[int]) -> Queue:
+    def make_queue(self, config: SchedulerConfig, numbers: Iterator[int], boost: ProgramBoost) -> Queue:  # noqa: ARG002
         """Return an empty queue for the calls of one tenant.
 
         Args:
             config: The scheduler's configuration.
             numbers: The sequence that all queues of one machine share.
+            boost: The keys of programs, for policies that boost them.
         """
         return LevelQueue(config.bounds, config.quanta, numbers, demotes=config.demotes)
 
@@ -66,6 +74,10 @@ class Policy:
         """Return the service (s) that is still expected, for policies with a `KeyedQueue`."""
         return call.expected_s or 0.0
 
+    def program_key(self, program: Program, boost: ProgramBoost) -> float:  # noqa: ARG002
+        """Return the order in which admission activates programs; the smallest key goes first."""
+        return program.service_s
+
     def key(self, call: Call) -> float:
         """Return the key of a call in a `KeyedQueue`, such as its size; the smallest key runs first."""
         return call.size_s
@@ -76,6 +88,6 @@ class SizePolicy(Policy):
 
     has_levels: ClassVar[bool] = False
 
-    def make_queue(self, config: SchedulerConfig, numbers: Iterator[int]) -> Queue:
+    def make_queue(self, config: SchedulerConfig, numbers: Iterator[int], boost: ProgramBoost) -> Queue:  # noqa: ARG002
         """Return a queue ordered by `key`."""
         return KeyedQueue(self, config.first_quantum_s, numbers)

@@ -16,6 +16,7 @@ from autellix_backend.core.queues.base import Queue
 from autellix_backend.core.queues.levels import LevelQueue
 
 if TYPE_CHECKING:
+    from autellix_backend.core.boost import ProgramBoost
     from autellix_backend.core.config import SchedulerConfig
 
 __all__ = ["Fcfs"]
@@ -29,6 +30,6 @@ class Fcfs(Mlfq):
     reorders: ClassVar[bool] = False
     has_levels: ClassVar[bool] = False
 
-    def make_queue(self, config: SchedulerConfig, numbers: Iterator[int]) -> Queue:  # noqa: ARG002
+    def make_queue(self, config: SchedulerConfig, numbers: Iterator[int], boost: ProgramBoost) -> Queue:  # noqa: ARG002
         """Return a queue of one level."""
         return LevelQueue((), numbers=numbers)

@@ -10,12 +10,15 @@ Cost: a class of programs with several kinds of behaviour misleads it; hints hav
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from autellix_backend.core.call import Call
 from autellix_backend.core.policies.base import SizePolicy
 from autellix_backend.core.policies.plas import Plas
 from autellix_backend.core.table import Program
+
+if TYPE_CHECKING:
+    from autellix_backend.core.boost import ProgramBoost
 
 __all__ = ["Hinted"]
 
@@ -32,3 +35,7 @@ class Hinted(SizePolicy, Plas):
         if program.expected_s is None:
             return program.service_s + call.service_s
         return max(0.0, program.expected_s - call.service_s)
+
+    def program_key(self, program: Program, boost: ProgramBoost) -> float:  # noqa: ARG002
+        """Return the expected remainder, or the attained service where none is known."""
+        return program.service_s if program.expected_s is None else program.expected_s

@@ -9,9 +9,13 @@ Cost: each call of a long program outranks the work of programs that began earli
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from autellix_backend.core.policies.base import Policy
+from autellix_backend.core.table import Program
+
+if TYPE_CHECKING:
+    from autellix_backend.core.boost import ProgramBoost
 
 __all__ = ["Mlfq"]
 
@@ -24,3 +28,7 @@ class Mlfq(Policy):
     def inherit(self, program_service_s: float, parent_ends_s: Sequence[float] | None = None) -> float:  # noqa: ARG002
         """Start every call at zero."""
         return 0.0
+
+    def program_key(self, program: Program, boost: ProgramBoost) -> float:  # noqa: ARG002
+        """Return the arrival of the program."""
+        return program.created_s

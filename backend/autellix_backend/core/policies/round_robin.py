@@ -17,6 +17,7 @@ from autellix_backend.core.queues.base import Queue
 from autellix_backend.core.queues.levels import RotationQueue
 
 if TYPE_CHECKING:
+    from autellix_backend.core.boost import ProgramBoost
     from autellix_backend.core.config import SchedulerConfig
 
 __all__ = ["Rotation"]
@@ -29,6 +30,6 @@ class Rotation(Mlfq):
     rule: ClassVar[str] = "calls rotate, each for one quantum"
     has_levels: ClassVar[bool] = False
 
-    def make_queue(self, config: SchedulerConfig, numbers: Iterator[int]) -> Queue:
+    def make_queue(self, config: SchedulerConfig, numbers: Iterator[int], boost: ProgramBoost) -> Queue:  # noqa: ARG002
         """Return a queue that rotates."""
         return RotationQueue(config.first_quantum_s, numbers)

@@ -99,7 +99,7 @@ class PolicyOrdering:
         was_sent = self._charged_until_s.pop(key, None) is not None
         record = self._machine.finish(key, now) if was_sent else self._machine.abort(key, now)
         if not self._machine.table[record.program_id].active_calls:
-            self._machine.table.end(record.program_id)
+            self._machine.end_program(record.program_id, now)
         return None if was_sent else Wait(wait_s=record.wait_s, counted_s=record.table_wait_s)
 
     def check(self) -> None:

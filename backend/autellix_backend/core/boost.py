@@ -1,0 +1,63 @@
+"""The boosted order of programs: first come, first served, but little service counts as an earlier arrival.
+
+The gamma-Boost of Yu and Scully ("Strongly Tail-Optimal Scheduling in the Light-Tailed M/G/1",
+arXiv 2404.08826) with the attained work of a program in the place of its unknown size:
+
+    key = arrival + g * ln(1 - exp(-s / g))
+
+with s the engine seconds of the program's finished calls, and g, the strength (s), a share of the programs'
+mean response time. Where all programs have about the same size, attained work says nothing about what is
+left, and order of arrival is best: the share falls to zero as the spread of sizes does.
+"""
+
+from __future__ import annotations
+
+import math
+
+from autellix_backend.core.statistics import ProgramStatistics, TokenCost
+from autellix_backend.core.table import Program
+
+__all__ = ["ProgramBoost"]
+
+ONE_SIZE_SPREAD, FULL_BOOST_SPREAD = 0.5, 1.0
+"""Standard deviations of ln(work) from which on the boost grows from nothing to its full strength."""
+LEAST_WORK = 32.0
+"""Weighted tokens that count for every program: without them, one that has received nothing would go before
+all that ever arrived."""
+_TOLERANCE = 0.1
+"""Keys are computed again once strength or cost have moved by this share: between, their order is kept."""
+
+
+class ProgramBoost:
+    """The keys of programs, at a strength that follows what was measured."""
+
+    def __init__(self, share: float, statistics: ProgramStatistics, token_cost: TokenCost) -> None:
+        """Start without a boost; `share` is that of the response time at full strength."""
+        self._share = share
+        self._statistics = statistics
+        self._token_cost = token_cost
+        self.strength_s = 0.0
+        self._token_s = 0.0
+
+    def refresh(self) -> bool:
+        """Bring strength and cost up to date; return whether they moved, and with them all keys."""
+        spread = (self._statistics.spread - ONE_SIZE_SPREAD) / (FULL_BOOST_SPREAD - ONE_SIZE_SPREAD)
+        strength_s = self._share * self._statistics.response_s * min(1.0, max(0.0, spread))
+        token_s = self._token_cost.seconds
+        if _is_near(strength_s, self.strength_s) and _is_near(token_s, self._token_s):
+            return False
+        self.strength_s, self._token_s = strength_s, token_s
+        return True
+
+    def key_s(self, program: Program) -> float:
+        """Return the time (s) at which the program counts as having arrived."""
+        if self.strength_s <= 0:
+            return program.created_s
+        # By powers of two, so that programs of about the same work keep the order of their arrival.
+        work = 2.0 ** math.ceil(math.log2(max(program.expected_work or program.work + program.waiting_work, LEAST_WORK)))
+        share = work * self._token_s / self.strength_s
+        return program.created_s + self.strength_s * math.log(-math.expm1(-share))
+
+
+def _is_near(value: float, other: float) -> bool:
+    return abs(value - other) <= _TOLERANCE * other

@@ -1,0 +1,83 @@
+"""The queue by program: all calls of a program have its key, and run in order of their arrival."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+
+from autellix_backend.core.call import Call, ChangeReason, LevelChange
+from autellix_backend.core.queues.base import Queue
+from autellix_backend.core.table import Program
+
+__all__ = ["ProgramQueue"]
+
+LEVEL = 1
+
+
+class ProgramQueue(Queue):
+    """One level in order of (key of the program, arrival of the call)."""
+
+    def __init__(self, key_of: Callable[[Program], float], numbers: Iterator[int] | None = None) -> None:
+        super().__init__(numbers)
+        self._key_of = key_of
+        self._order: list[tuple[float, int, Call]] = []
+        self._programs: dict[str, Program] = {}
+        """The program of each call."""
+
+    def __iter__(self) -> Iterator[Call]:
+        """Walk the calls from the smallest key on."""
+        return (call for _, _, call in self._order)
+
+    def insert(self, call: Call, program: Program) -> None:
+        """Queue the call behind all others of its program."""
+        call.level = LEVEL
+        call.seq = next(self._numbers)
+        call.quantum_s = math.inf
+        call.is_quantum_binding = False
+        call.key = self._key_of(program)
+        self._programs[call.call_id] = program
+        insort(self._order, (call.key, call.seq, call))
+
+    def remove(self, call: Call) -> None:
+        """Remove the call, whose key must not have changed since its last placement."""
+        del self._programs[call.call_id]
+        del self._order[bisect_left(self._order, (call.key, call.seq))]
+
+    def promote(self, call: Call) -> None:
+        """Do nothing: the first program cannot starve, and the others come up to it."""
+
+    def on_quantum_used(self, call: Call, program: Program) -> LevelChange:
+        """Give the call the present key of its program."""
+        del self._order[bisect_left(self._order, (call.key, call.seq))]
+        call.key = self._key_of(program)
+        insort(self._order, (call.key, call.seq, call))
+        return _resized(call)
+
+    def rekey(self) -> list[LevelChange]:
+        """Compute all keys again; return the calls whose key has changed."""
+        changes: list[LevelChange] = []
+        for _, _, call in self._order:
+            key = self._key_of(self._programs[call.call_id])
+            if key != call.key:
+                call.key = key
+                changes.append(_resized(call))
+        if changes:
+            self._order = sorted((call.key, call.seq, call) for _, _, call in self._order)
+        return changes
+
+    def level_sizes(self) -> tuple[int, ...]:
+        """Return the number of calls."""
+        return (len(self._order),)
+
+    def check(self) -> None:
+        """Assert the invariants of the queue."""
+        keys = [(key, seq) for key, seq, _ in self._order]
+        assert keys == sorted(keys), keys
+        assert self._programs.keys() == {call.call_id for _, _, call in self._order}
+        for key, seq, call in self._order:
+            assert (call.key, call.seq, call.level) == (key, seq, LEVEL), call
+
+
+def _resized(call: Call) -> LevelChange:
+    return LevelChange(call_id=call.call_id, old=LEVEL, new=LEVEL, reason=ChangeReason.RESIZING)

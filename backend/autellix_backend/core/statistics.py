@@ -1,0 +1,108 @@
+"""Measurements: the response time of programs, the spread of their sizes, and the cost of a token."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+__all__ = ["ProgramStatistics", "TokenCost"]
+
+WARM_UP_ENDS = 20
+"""Ends of programs that are averaged evenly; from then on older ones fade."""
+FADING = 0.05
+"""The weight of each further end: about the latest twenty count."""
+SIZE_WINDOW = 256
+"""The ended programs whose sizes count."""
+PRIOR_PROGRAMS, PRIOR_SPREAD = 6, 0.7
+"""A prior of a few programs of medium spread, so that the first ends do not decide alone."""
+_STEP_FADING = 0.999
+"""The weight that a step keeps after each further one: about the latest thousand count."""
+
+
+class ProgramStatistics:
+    """Counts live programs, and learns from each end; `now` never decreases."""
+
+    def __init__(self) -> None:
+        self.live = 0
+        """Programs with active calls."""
+        self.known_spread: float | None = None
+        """The spread as another table knows it, which has seen more ends than this one."""
+        self._first_s: float | None = None
+        self._now_s = 0.0
+        self._last_end_s = 0.0
+        self._ends = 0
+        self._between_ends_s = 0.0
+        self._sizes: deque[float] = deque()
+        self._sum = 0.0
+        self._squares = 0.0
+
+    def on_live(self, now: float) -> None:
+        """Count a program that has its first active call."""
+        if self._first_s is None:
+            self._first_s = self._last_end_s = now
+        self._now_s = now
+        self.live += 1
+
+    def on_idle(self, now: float) -> None:
+        """Count a program whose last active call has left."""
+        self._now_s = now
+        self.live -= 1
+
+    def on_ended(self, work: float, now: float) -> None:
+        """Learn from a program that is over; its work is in weighted tokens."""
+        self._now_s = now
+        interval_s, self._last_end_s = now - self._last_end_s, now
+        self._ends += 1
+        weight = max(FADING, 1 / self._ends)
+        self._between_ends_s += weight * (interval_s - self._between_ends_s)
+        if work > 0:
+            self._add_size(math.log(work))
+
+    @property
+    def response_s(self) -> float:
+        """The mean time (s) in which a program is live (Little's law: live ones times time between ends)."""
+        if self._first_s is None:
+            return 0.0
+        if self._ends < WARM_UP_ENDS:
+            # Until enough have ended, the time so far counts as one more interval.
+            return self.live * (self._now_s - self._first_s) / (self._ends + 1)
+        return self.live * self._between_ends_s
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of ln(work) over the last ended programs."""
+        if self.known_spread is not None:
+            return self.known_spread
+        count = len(self._sizes)
+        deviations = self._squares - self._sum * self._sum / count if count else 0.0
+        prior = PRIOR_PROGRAMS * PRIOR_SPREAD**2
+        return math.sqrt((prior + max(0.0, deviations)) / (PRIOR_PROGRAMS + count))
+
+    def _add_size(self, size: float) -> None:
+        self._sizes.append(size)
+        self._sum += size
+        self._squares += size * size
+        if len(self._sizes) > SIZE_WINDOW:
+            oldest = self._sizes.popleft()
+            self._sum -= oldest
+            self._squares -= oldest * oldest
+
+
+class TokenCost:
+    """Engine seconds of one weighted token, learned from steps in which old ones fade."""
+
+    def __init__(self, prior_s: float) -> None:
+        self._prior_s = prior_s
+        self._seconds = 0.0
+        self._tokens = 0.0
+
+    def observe(self, tokens: float, seconds: float, steps: int = 1) -> None:
+        """Add equal steps: the weighted tokens of one of them, and its duration (s)."""
+        kept = _STEP_FADING**steps
+        self._seconds = self._seconds * kept + seconds * steps
+        self._tokens = self._tokens * kept + tokens * steps
+
+    @property
+    def seconds(self) -> float:
+        """Engine seconds of one weighted token: its share of the step that computed it."""
+        return self._seconds / self._tokens if self._tokens else self._prior_s
