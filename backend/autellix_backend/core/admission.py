@@ -116,6 +116,12 @@ class ActiveSet:
                 self.tokens -= prefix[1]
                 del self._prefixes[context.prefix]
 
+    def resize(self, context: ProgramContext, own_tokens: int) -> None:
+        """Count another number of tokens for an active program from now on."""
+        added = own_tokens - context.own_tokens
+        self.tokens += added
+        self._count(context, added)
+
     def added_tokens(self, context: ProgramContext) -> int:
         """Return the KV memory that the program would add."""
         is_new = context.prefix is not None and context.prefix not in self._prefixes
@@ -302,10 +308,8 @@ class WorkingSetAdmission:
 
     def _resize(self, own: ProgramContext) -> None:
         own_tokens = own.measure()
-        if own.is_active and own_tokens != own.own_tokens:
-            self.active.remove(own)
-            own.own_tokens = own_tokens
-            self.active.add(own)
+        if own.is_active:
+            self.active.resize(own, own_tokens)
         own.own_tokens = own_tokens
 
     def _activate(self, own: ProgramContext) -> None:

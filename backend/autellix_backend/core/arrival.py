@@ -47,13 +47,19 @@ class Arrival:
     age_s: float | None = None
     """Time since the first call of its program arrived anywhere; None if it is not older than here."""
     work: float | None = None
-    """Weighted tokens of its program's finished calls, where the caller keeps them: the larger value wins."""
+    """The work of its program's finished calls, where the caller keeps it: the larger value wins."""
     expected_work: float | None = None
-    """Weighted tokens that its program is expected to take in all; None if unknown."""
+    """The work that its program is expected to take in all; None if unknown."""
     class_name: str = ""
     """The class of its program: programs of one class have similar gaps between calls."""
     context: Context | None = None
     """The KV memory that it needs, for admission; None counts as nothing."""
+
+    @property
+    def new_tokens(self) -> int:
+        """Prompt tokens that no earlier call of its program holds, and no other program; 0 if unknown."""
+        context = self.context
+        return 0 if context is None else context.tokens - max(context.shared_tokens, context.prefix_tokens)
 
     def __post_init__(self) -> None:
         if not 0 < self.weight < math.inf:

@@ -16,13 +16,7 @@ __all__ = [
     "SchedulerConfig",
     "bounds_for",
     "spread_bounds",
-    "weighted_tokens",
 ]
-
-
-def weighted_tokens(prompt_tokens: float, output_tokens: float) -> float:
-    """Return the work of a call: its tokens, weighted by what they cost an engine."""
-    return PROMPT_WEIGHT * prompt_tokens + OUTPUT_WEIGHT * output_tokens
 
 
 def spread_bounds(first_s: float, levels: int) -> tuple[float, ...]:
@@ -86,7 +80,7 @@ class SchedulerConfig:
     while they run, and for vLLM's own eviction, which goes by last use and knows no programs."""
     idle_s: float = 120.0
     """The longest time (s) for which an active program without a call keeps its share of KV memory."""
-    boost: float = 0.6
+    boost: float = 0.7
     """The strength of `boost` at full spread of sizes, as a share of the mean response time of programs; 0 is
     order of arrival. Higher values favour short programs more, at the expense of the last ones."""
     service: str = "measured"
@@ -141,4 +135,4 @@ class SchedulerConfig:
 
     def nominal_service_s(self, prompt_tokens: float, output_tokens: float) -> float:
         """Return the service (s) that weighted tokens stand for."""
-        return self.token_s * weighted_tokens(prompt_tokens, output_tokens)
+        return self.token_s * (PROMPT_WEIGHT * prompt_tokens + OUTPUT_WEIGHT * output_tokens)

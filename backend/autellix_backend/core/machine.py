@@ -117,7 +117,7 @@ class Machine:
             thread_id=arrival.thread_id,
             tenant=arrival.tenant,
             weight=arrival.weight,
-            new_tokens=0 if arrival.context is None else arrival.context.tokens - arrival.context.shared_tokens,
+            new_tokens=arrival.new_tokens,
             arrival_s=now,
             waiting_since_s=now,
             inherited_service_s=self._inherited(program, arrival),  # Alg. 1, line 11
@@ -188,7 +188,7 @@ class Machine:
         Args:
             call_id: The call.
             now: The time.
-            work: Its weighted tokens: prompt tokens that were not cached, and output tokens.
+            work: What it took, by `core.boost.work_of` its prompt tokens that were not cached, and its output.
             context_tokens: Its whole context, of which the next call of its program may find the KV blocks.
 
         Raises:
@@ -220,7 +220,7 @@ class Machine:
             self.forget_program(program_id)
 
     def observe_step(self, work: float, seconds: float, steps: int = 1) -> None:
-        """Learn the cost of a token from equal steps: the weighted tokens of one, and its duration (s)."""
+        """Learn the cost of work from equal steps: the work of one, and its duration (s)."""
         self.token_cost.observe(work, seconds, steps)
 
     def review(self, now: float, step: int, tokens_of: Callable[[str], int]) -> list[str]:

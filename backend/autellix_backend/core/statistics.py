@@ -49,7 +49,7 @@ class ProgramStatistics:
         self.live -= 1
 
     def on_ended(self, work: float, now: float) -> None:
-        """Learn from a program that is over; its work is in weighted tokens."""
+        """Learn from a program that is over; its work is in prompt tokens."""
         self._now_s = now
         interval_s, self._last_end_s = now - self._last_end_s, now
         self._ends += 1
@@ -89,20 +89,20 @@ class ProgramStatistics:
 
 
 class TokenCost:
-    """Engine seconds of one weighted token, learned from steps in which old ones fade."""
+    """Engine seconds of one token of work, learned from steps in which old ones fade."""
 
     def __init__(self, prior_s: float) -> None:
         self._prior_s = prior_s
         self._seconds = 0.0
         self._tokens = 0.0
 
-    def observe(self, tokens: float, seconds: float, steps: int = 1) -> None:
-        """Add equal steps: the weighted tokens of one of them, and its duration (s)."""
+    def observe(self, work: float, seconds: float, steps: int = 1) -> None:
+        """Add equal steps: the work of one of them, and its duration (s)."""
         kept = _STEP_FADING**steps
         self._seconds = self._seconds * kept + seconds * steps
-        self._tokens = self._tokens * kept + tokens * steps
+        self._tokens = self._tokens * kept + work * steps
 
     @property
     def seconds(self) -> float:
-        """Engine seconds of one weighted token: its share of the step that computed it."""
+        """Engine seconds of one token of work: its share of the step that computed it."""
         return self._seconds / self._tokens if self._tokens else self._prior_s

@@ -29,11 +29,11 @@ class Program:
     expected_s: float | None = None
     """Service still expected, running calls included; None if unknown."""
     work: float = 0.0
-    """Weighted tokens of finished calls: prompt tokens that were not cached, and output tokens."""
+    """The work of finished calls (see `core.boost`), in prompt tokens: what was prefilled and decoded."""
     waiting_work: float = 0.0
-    """Prompt tokens of active calls that no earlier call of the program holds."""
+    """That of the new prompt tokens of its active calls."""
     expected_work: float | None = None
-    """Weighted tokens that are expected in all; None if unknown."""
+    """The work that is expected in all; None if unknown."""
     class_name: str = ""
     path_ends_s: dict[str, float] = field(default_factory=dict)
     """p(c) + t of each completed call (eq. 2), kept for policies that read parents."""

@@ -12,7 +12,8 @@ import math
 from collections.abc import Callable
 
 from autellix_backend.core.arrival import Arrival, Context
-from autellix_backend.core.config import SchedulerConfig, weighted_tokens
+from autellix_backend.core.boost import work_of
+from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.table import ProcessTable
 from autellix_lab.sim.batch import RunningBatch
@@ -127,7 +128,7 @@ class SimEngine:
             # As live, a call with one token in a step counts as decoding.
             prefilled = sum(call.chunk for call in self.batch.prefilling.values() if call.chunk > 1)
             self.blocks.observe_steps(prefilled, stretch.step_s, stretch.steps)
-            work = weighted_tokens(prefilled, self.batch.decodes)
+            work = work_of(prefilled, self.batch.decodes)
             self.machine.observe_step(work, stretch.step_s, stretch.steps)
         done = self.batch.advance(stretch.steps, stretch.step_s, now)
         done.sort(key=self._victims.rank)
@@ -161,7 +162,9 @@ class SimEngine:
                     parents=call.parents,
                     expected_s=call.expected_s,
                     class_name=call.class_name,
-                    context=Context(call.prompt_tokens, call.shared_tokens),
+                    context=Context(
+                        call.prompt_tokens, call.shared_tokens, call.prefix_key, call.prefix_tokens
+                    ),
                 ),
                 now,
             )
@@ -187,7 +190,7 @@ class SimEngine:
         call.record = self.machine.finish(
             call.call_id,
             now,
-            work=weighted_tokens(call.prompt_tokens - call.cached_tokens, call.output_tokens),
+            work=work_of(call.prompt_tokens - call.cached_tokens, call.output_tokens),
             context_tokens=call.known,
         )
         del self.calls[call.call_id]
