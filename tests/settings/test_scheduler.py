@@ -49,7 +49,9 @@ def test_a_value_of_the_wrong_kind_names_its_key(key: str, value: Any) -> None:
 
 
 def test_an_unknown_key_is_named_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"'bound' is no scheduler setting; the settings are beta, bounds"):
+    with pytest.raises(
+        ValueError, match=r"'bound' is no scheduler setting; the settings are admission, beta, boost, bounds"
+    ):
         scheduler_from_mapping({"bound": [1]})
 
 

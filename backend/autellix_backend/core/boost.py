@@ -1,14 +1,14 @@
 """The boosted order of programs: first come, first served, but little service counts as an earlier arrival.
 
 The gamma-Boost of Yu and Scully ("Strongly Tail-Optimal Scheduling in the Light-Tailed M/G/1",
-arXiv 2404.08826) with the known work of a program, its finished calls and the prompts of those that wait, in the place of its
-unknown size:
+arXiv 2404.08826), with the known work of a program in the place of its unknown size:
 
     key = arrival + g * ln(1 - exp(-s / g))
 
-with s the engine seconds of that work, and g, the strength (s), a share of the programs'
-mean response time. Where all programs have about the same size, attained work says nothing about what is
-left, and order of arrival is best: the share falls to zero as the spread of sizes does.
+Known are its finished calls and the prompts of those that wait; s is the engine seconds that these take. The
+strength g (s) is a share of the programs' mean response time. Where all programs have about the same size,
+known work says nothing about what is left, and order of arrival is best: g falls to zero as the spread of
+sizes does.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ which an engine prefills some dozens to hundreds of tokens. Any value from 10 to
 ONE_SIZE_SPREAD, FULL_BOOST_SPREAD = 0.5, 1.0
 """Standard deviations of ln(work) from which on the boost grows from nothing to its full strength."""
 LEAST_WORK = 512.0
-"""Work that counts for every program: without them, one that has received nothing would go before
-all that ever arrived."""
+"""Work that counts for every program: one without any would go before all that ever arrived."""
+_LEAST_SHARE = 1e-12
+"""Of the strength: below it, the logarithm has no digits left."""
 _TOLERANCE = 0.1
 """Keys are computed again once strength or cost have moved by this share: between, their order is kept."""
 
@@ -63,11 +64,10 @@ class ProgramBoost:
         """Return the time (s) at which the program counts as having arrived."""
         if self.strength_s <= 0:
             return program.created_s
+        known = program.expected_work or program.work + program.waiting_work
         # By powers of two, so that programs of about the same work keep the order of their arrival.
-        work = 2.0 ** math.ceil(
-            math.log2(max(program.expected_work or program.work + program.waiting_work, LEAST_WORK))
-        )
-        share = work * self._token_s / self.strength_s
+        work = 2.0 ** math.ceil(math.log2(max(known, LEAST_WORK)))
+        share = max(_LEAST_SHARE, work * self._token_s / self.strength_s)
         return program.created_s + self.strength_s * math.log(-math.expm1(-share))
 
 

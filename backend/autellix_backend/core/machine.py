@@ -188,7 +188,7 @@ class Machine:
         Args:
             call_id: The call.
             now: The time.
-            work: What it took, by `core.boost.work_of` its prompt tokens that were not cached, and its output.
+            work: What it took, by `core.boost.work_of` its prompt tokens that were not cached and its output.
             context_tokens: Its whole context, of which the next call of its program may find the KV blocks.
 
         Raises:
