@@ -26,6 +26,8 @@ from autellix_backend.settings import Settings
 from autellix_backend.stores.base import ProgramStore
 
 REAP_PERIOD_S = 1.0
+CLOSE_TIMEOUT_S = 5.0
+"""How long the end waits for the disk of the call log."""
 ROUTERS = (admin.router, engines.router, events.router, programs.router, sessions.router)
 
 logger = logging.getLogger(__name__)
@@ -83,8 +85,11 @@ async def _lifespan(components: Components, _app: FastAPI) -> AsyncIterator[None
         if components.recorder is not None:
             components.recorder.open()
             stack.push_async_callback(components.recorder.close)
-        components.exporters.open()
-        stack.push_async_callback(asyncio.to_thread, components.exporters.close)
+        if components.tracer is not None:
+            stack.push_async_callback(asyncio.to_thread, components.tracer.close)
+        if components.call_log is not None:
+            components.call_log.open()
+            stack.push_async_callback(asyncio.to_thread, components.call_log.close, CLOSE_TIMEOUT_S)
         await components.store.open()
         stack.push_async_callback(components.store.close)
         components.pool.open()

@@ -33,8 +33,9 @@ from autellix_backend.gateway.recording.recorder import ProgramRecorder
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.gateway.tenancy.tenants import Tenants
-from autellix_backend.observe.exporters import CallExporters
+from autellix_backend.observe.call_log import make_call_log
 from autellix_backend.observe.metrics import GatewayMetrics
+from autellix_backend.observe.tracing import make_tracer
 from autellix_backend.reports.snapshot import EngineSnapshot
 from autellix_backend.settings import Settings, TenantLimits
 from autellix_backend.stores.base import ProgramStore
@@ -79,7 +80,9 @@ class Components:
         self.limiter = self._make_limiter()
         self.tokens = SessionTokens(gateway.token_secret, is_strict=gateway.strict_identity, clock=clock)
         self.resolver = IdentityResolver(gateway, metrics, clock=clock)
-        self.exporters = CallExporters(settings.observe, metrics.registry)
+        log_path, otlp_endpoint = settings.observe.call_log, settings.observe.otlp_endpoint
+        self.call_log = None if log_path is None else make_call_log(log_path, metrics.registry)
+        self.tracer = None if otlp_endpoint is None else make_tracer(otlp_endpoint)
         self.registry = CallRegistry(
             self.store,
             settings.scheduler,
@@ -103,20 +106,23 @@ class Components:
         """Publish the life of each call and program: its beginning, its settlement or end."""
         registry, router = self.registry, self.router
         registry.subscribe(on_settled=self.metrics.calls.take)
-        for take in self.exporters.sinks:
-            registry.subscribe(on_settled=take)
+        if self.call_log is not None:
+            registry.subscribe(on_settled=self.call_log.put)
+        if self.tracer is not None:
+            registry.subscribe(on_settled=self.tracer.take)
         if self.limiter is not None:
             registry.subscribe(on_settled=self.limiter.on_call_settled)
-        for subscriber in (self.recorder, self.feed):
-            if subscriber is not None:
-                registry.subscribe(on_begun=subscriber.on_call_begun, on_settled=subscriber.on_call_settled)
+            self.store.subscribe(self.limiter.on_program_ended)
+        if self.recorder is not None:
+            registry.subscribe(on_begun=self.recorder.on_call_begun, on_settled=self.recorder.on_call_settled)
+            self.store.subscribe(self.recorder.on_program_ended)
+        registry.subscribe(on_begun=self.feed.on_call_begun, on_settled=self.feed.on_call_settled)
+        self.store.subscribe(self.feed.on_program_ended)
         registry.subscribe(
             on_begun=lambda call: router.on_program_begun(call.start.program_id),
             on_settled=router.on_call_settled,
         )
-        for part in (self.limiter, self.recorder, self.feed, router):
-            if part is not None:
-                self.store.subscribe(part.on_program_ended)
+        self.store.subscribe(router.on_program_ended)
 
     def _make_store(self) -> ProgramStore:
         return make_store(

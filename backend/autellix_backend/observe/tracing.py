@@ -76,10 +76,7 @@ def check_installed() -> None:
 
 
 def make_tracer(endpoint: str) -> CallTracer:
-    """Return a tracer that sends to an OTLP collector over HTTP.
-
-    Args:
-        endpoint: The collector's address, as in OTEL_EXPORTER_OTLP_ENDPOINT, or its traces' address.
+    """Return a tracer that sends over HTTP to an OTLP collector, by its address or that of its traces.
 
     Raises:
         SettingsError: if the extra is not installed.

@@ -58,13 +58,9 @@ _salt_decoder = msgspec.json.Decoder(str)
 def engine_body(
     body: CallBody, kind: EngineKind, args: Mapping[str, str | float], *, tenant: str = ""
 ) -> bytes:
-    """Return the body for an engine.
+    """Return the body for an engine of a kind; `args` are for the scheduler of a vLLM engine.
 
-    Args:
-        body: The client's.
-        kind: The kind of engine, which decides the fields it takes.
-        args: The arguments for a vLLM engine's scheduler, in its vllm_xargs.
-        tenant: The tenant whose prefix cache a salt keeps apart; "" keeps the client's own salt.
+    A salt keeps the tenant's prefix cache apart; without a tenant the client's own salt stays.
     """
     dropped = _DROPPED[kind]
     fields: dict[str, Any] = {name: raw for name, raw in body.fields.items() if name not in dropped}

@@ -167,11 +167,7 @@ class CallRegistry:
     ) -> Receipt:
         """Settle a call and return its receipt; later calls return the same receipt and change nothing.
 
-        Args:
-            call: The call.
-            outcome: How it ended.
-            has_reports: Whether to wait for the engine's reports.
-            usage: The tokens that the answer states.
+        With `has_reports` it waits for the engine's reports; `usage` is what the answer states.
         """
         if has_reports and call.receipt is None:
             try:

@@ -84,13 +84,7 @@ class EventFeed:
         wall_clock: Callable[[], float],
         on_drop: Callable[[], None],
     ) -> None:
-        """Create a feed without subscriptions.
-
-        Args:
-            find_call: Returns the open call of an id in the engine.
-            wall_clock: Seconds since 1970.
-            on_drop: Is called for each event that a client misses.
-        """
+        """Create a feed without subscriptions; `find_call` returns the open call of an id in the engine."""
         self._find_call = find_call
         self._wall_clock = wall_clock
         self._on_drop = on_drop
@@ -103,12 +97,7 @@ class EventFeed:
 
     @contextlib.contextmanager
     def subscribe(self, viewer: Tenant, program_ids: tuple[str, ...] | None = None) -> Iterator[Subscription]:
-        """Queue events while inside.
-
-        Args:
-            viewer: The tenant whose events these are; an admin gets all, those of engines too.
-            program_ids: Limits the events to these programs, by the ids that the backend knows.
-        """
+        """Queue a tenant's events while inside, only those of some programs if their ids are given."""
         subscription = Subscription(viewer, program_ids)
         self._subscriptions.add(subscription)
         try:

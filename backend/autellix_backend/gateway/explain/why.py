@@ -95,14 +95,7 @@ class ProgramExplanation:
 def explain_program(
     view: ProgramView, overview: Overview, config: SchedulerConfig, viewer: Tenant
 ) -> ProgramExplanation:
-    """Explain a program and its open calls.
-
-    Args:
-        view: The program, from the store.
-        overview: The open calls and the engines.
-        config: The configuration of the engines' schedulers.
-        viewer: Who asks; other tenants' programs stay anonymous.
-    """
+    """Explain a program and its open calls; programs of tenants other than the viewer stay anonymous."""
     state = overview.program_state(view)
     engines = overview.engines_of(view.program_id).values()
     ages = [engine.age_s for engine in engines if engine is not None and engine.age_s is not None]

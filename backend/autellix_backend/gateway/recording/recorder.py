@@ -31,15 +31,10 @@ class ProgramRecorder:
     """
 
     def __init__(self, path: Path, registry: CollectorRegistry, *, origin_s: float) -> None:
-        """Check that the file can be written.
-
-        Args:
-            path: The file; lines are appended.
-            registry: The registry of the metric.
-            origin_s: The moment that arrivals are counted from, on the clock of the calls.
+        """Check that the file can be written; arrivals are counted from `origin_s`, on the calls' clock.
 
         Raises:
-            SettingsError: if the file cannot be written.
+            SettingsError: if it cannot.
         """
         self._origin_s = origin_s
         self._results = Counter(

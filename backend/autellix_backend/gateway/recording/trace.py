@@ -114,46 +114,27 @@ def _without_absent(mapping: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_call(call: CallTrace, position: int, calls: tuple[CallTrace, ...]) -> None:
-    if call.prefix_from is None:
-        longest = 0
-    elif 0 <= call.prefix_from < position:
-        longest = calls[call.prefix_from].context_tokens
-    else:
+    prefix, prefill = call.prefix_from, call.prefill_tokens
+    if prefix is not None and not 0 <= prefix < position:
         _refuse(call, position, "prefix_from", "null or the id of an earlier call")
-    # One test for all rules, since nearly every call of a large file keeps them.
-    if not (
-        call.id == position
-        and (not call.parents or 0 <= min(call.parents) <= max(call.parents) < position)
-        and call.prefill_tokens > 0
-        and call.decode_tokens >= 0
-        and 0 <= call.shared_prefix_tokens <= min(call.prefill_tokens, longest)
-        and (call.gap_before_s is None or 0 <= call.gap_before_s < math.inf)
-        and (call.start_s is None or math.isfinite(call.start_s))
-        and (call.latency_s is None or math.isfinite(call.latency_s))
+    longest = 0 if prefix is None else calls[prefix].context_tokens
+    shared_limit = (
+        "0 without prefix_from" if prefix is None else f"at most {longest}, the context of that call"
+    )
+    gap_s = call.gap_before_s
+    for name, is_kept, expected in (
+        ("id", call.id == position, f"{position}, the call's place in the list"),
+        ("parents", all(0 <= parent < position for parent in call.parents), "ids of earlier calls"),
+        ("prefill_tokens", prefill > 0, "more than zero"),
+        ("decode_tokens", call.decode_tokens >= 0, "zero or more"),
+        ("shared_prefix_tokens", 0 <= call.shared_prefix_tokens <= prefill, "0 to prefill_tokens"),
+        ("shared_prefix_tokens", call.shared_prefix_tokens <= longest, shared_limit),
+        ("start_s", math.isfinite(call.start_s or 0.0), "null or finite seconds"),
+        ("latency_s", math.isfinite(call.latency_s or 0.0), "null or finite seconds"),
+        ("gap_before_s", gap_s is None or 0 <= gap_s < math.inf, "null or finite seconds, zero or more"),
     ):
-        _name_broken_rule(call, position, longest)
-
-
-def _name_broken_rule(call: CallTrace, position: int, longest: int) -> None:
-    if call.id != position:
-        _refuse(call, position, "id", f"{position}, the call's place in the list")
-    if not all(0 <= parent < position for parent in call.parents):
-        _refuse(call, position, "parents", "ids of earlier calls")
-    if call.prefill_tokens <= 0:
-        _refuse(call, position, "prefill_tokens", "more than zero")
-    if call.decode_tokens < 0:
-        _refuse(call, position, "decode_tokens", "zero or more")
-    if not 0 <= call.shared_prefix_tokens <= call.prefill_tokens:
-        _refuse(call, position, "shared_prefix_tokens", "0 to prefill_tokens")
-    if call.shared_prefix_tokens > longest:
-        expected = "0 without prefix_from"
-        if call.prefix_from is not None:
-            expected = f"at most {longest}, the context of that call"
-        _refuse(call, position, "shared_prefix_tokens", expected)
-    for name in ("start_s", "latency_s"):
-        if not math.isfinite(getattr(call, name) or 0.0):
-            _refuse(call, position, name, "null or finite seconds")
-    _refuse(call, position, "gap_before_s", "null or finite seconds, zero or more")
+        if not is_kept:
+            _refuse(call, position, name, expected)
 
 
 def _refuse(call: CallTrace, position: int, name: str, expected: str) -> NoReturn:
