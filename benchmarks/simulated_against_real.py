@@ -300,6 +300,7 @@ def report(found: Sequence[Compared], setting: Mapping[str, Any]) -> dict[str, A
             "model": {
                 "step_s": fit.step_s,
                 "decode_s": fit.decode_s,
+                "context_s": fit.context_s,
                 "prefill_s": fit.prefill_s,
                 "call_s": fit.call_s,
             },

@@ -148,6 +148,7 @@ def _measured(mix: str, result: CallResult) -> MeasuredCall:
         finish_step=int(finish_step),
         engine_steps=int(engine_steps),
         prefill_tokens=result.prompt_tokens - (result.cached_tokens or 0),
+        cached_tokens=result.cached_tokens or 0,
         output_tokens=result.output_tokens,
         service_s=service_s,
     )

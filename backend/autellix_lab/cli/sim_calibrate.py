@@ -75,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     console.print(_table(fit, measured))
     print(
-        f"step_s {fit.step_s:.3g}, decode_s {fit.decode_s:.3g}, prefill_s {fit.prefill_s:.3g}, "
-        f"call_s {fit.call_s:.3g} (batch of {slots}, {fit.calls} calls)"
+        f"step_s {fit.step_s:.3g}, decode_s {fit.decode_s:.3g}, context_s {fit.context_s:.3g}, "
+        f"prefill_s {fit.prefill_s:.3g}, call_s {fit.call_s:.3g} (batch of {slots}, {fit.calls} calls)"
     )
     if args.out is not None:
         print(f"{args.out}: use it with `autellix sim run … --model {args.out}`")

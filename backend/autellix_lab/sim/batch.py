@@ -7,6 +7,7 @@ from autellix_backend.core.machine import Machine
 from autellix_lab.sim.call_blocks import CallBlocks
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.decoding import DecodingCalls
+from autellix_lab.sim.stretch import Stretch
 
 __all__ = ["RunningBatch"]
 
@@ -61,16 +62,22 @@ class RunningBatch:
         for call in self._by_program.get(program_id, {}).values():
             self.bring_up(call)
 
-    def advance(self, steps: int, step_s: float, now: float) -> list[EngineCall]:
-        """Make steps, charge their cost and return the calls that finished."""
-        self.steps += steps
-        self.decoding.advance(steps * self.cost_s(0, 1, step_s))
+    def advance(self, stretch: Stretch, now: float) -> list[EngineCall]:
+        """Make a stretch's steps, charge their cost and return the calls that finished."""
+        self.steps += stretch.steps
+        is_measured = self._config.service == "measured"
+        self.decoding.advance(stretch.steps_s if is_measured else stretch.steps * self._cost_s(0, 1, 0.0))
         for call in list(self.prefilling.values()):
-            self._prefill(call, step_s, now)
+            self._prefill(call, stretch.step_s, now)
         self.decoding.end_quanta(self.steps)
         return self.decoding.finished(self.steps)
 
-    def cost_s(self, prefill_tokens: int, decode_tokens: int, step_s: float) -> float:
+    def steps_to_quantum_end(self, stretch: Stretch) -> float:
+        """Return how many steps from a stretch's first on, not rounded, are left until a quantum ends."""
+        growth_s = stretch.growth_s if self._config.service == "measured" else 0.0
+        return self.decoding.steps_to_quantum_end(self._cost_s(0, 1, stretch.step_s), growth_s)
+
+    def _cost_s(self, prefill_tokens: int, decode_tokens: int, step_s: float) -> float:
         """Return what a step with these tokens costs a call."""
         if self._config.service == "measured":
             return step_s
@@ -84,7 +91,7 @@ class RunningBatch:
     def _prefill(self, call: EngineCall, step_s: float, now: float) -> None:
         if not call.chunk:
             return
-        cost_s = self.cost_s(call.chunk, 0, step_s)
+        cost_s = self._cost_s(call.chunk, 0, step_s)
         self._machine.charge(call.call_id, cost_s, now, is_prefill=call.chunk > 1)
         call.computed += call.chunk
         call.chunk = 0

@@ -14,6 +14,7 @@ __all__ = ["choose_bounds"]
 def choose_bounds(model: EngineModel, programs: Sequence[ProgramTrace]) -> tuple[float, ...]:
     """Return upper bounds of service (s) by the demo's rule, with modelled costs for measured ones."""
     calls = [call for program in programs for call in program.calls]
-    new_tokens = sum(call.new_tokens for call in calls)
-    output_tokens = sum(max(1, call.decode_tokens) for call in calls)
-    return bounds_for(model.call_time_s(new_tokens, output_tokens) / len(calls))
+    times_s = (
+        model.call_time_s(call.new_tokens, max(1, call.decode_tokens), call.prefill_tokens) for call in calls
+    )
+    return bounds_for(sum(times_s) / len(calls))

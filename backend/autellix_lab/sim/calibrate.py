@@ -1,11 +1,12 @@
 """Fits the times of an engine model to calls that a live engine has reported.
 
-A call is charged the duration of every step that it was in. With d decoding calls, p prefill tokens and a
-admitted calls in a step, the model predicts step_s + d * decode_s + p * prefill_s + a * call_s. A call's
-receipt holds its last step and its number of steps, so the steps of all calls align, and each call gives one
-linear equation for the four times:
+A call is charged the duration of every step that it was in. With d decoding calls, whose contexts have k
+tokens in all, p prefill tokens and a admitted calls in a step, the model predicts the step's duration as
 
-    service_s = steps * step_s + sum(d) * decode_s + sum(p) * prefill_s + sum(a) * call_s    over its steps
+    step_s + d * decode_s + k * context_s + p * prefill_s + a * call_s
+
+A call's receipt holds its last step and its number of steps, so the steps of all calls align. The sum over a
+call's steps is its service time: one linear equation for the five times.
 
 They are solved by non-negative least squares. Errors are relative to the mean call of their mix, and every
 mix has the same weight, so that neither many nor short calls outweigh the others.
@@ -26,11 +27,12 @@ __all__ = ["FitError", "MeasuredCall", "ModelFit", "fit_model", "predicted_s"]
 
 TOKEN_BUDGET = 2048
 """vLLM's default on most hardware; the fit does not depend on it."""
-NAMES = ("step_s", "decode_s", "prefill_s", "call_s")
+NAMES = ("step_s", "decode_s", "context_s", "prefill_s", "call_s")
 _SINGULAR = 1e-9
 """A pivot below this share of its column's length counts as zero."""
 
-Row = tuple[float, float, float, float]
+Row = tuple[float, ...]
+"""One number for each of NAMES."""
 
 
 class FitError(ValueError):
@@ -49,6 +51,8 @@ class MeasuredCall:
     """Prompt tokens that were computed, without cached tokens."""
     output_tokens: int
     service_s: float
+    cached_tokens: int = 0
+    """Prompt tokens that were in the cache."""
 
     @property
     def first_step(self) -> int:
@@ -60,6 +64,15 @@ class MeasuredCall:
         """Steps of its prefill; the last of them also produced the first token."""
         return self.engine_steps - self.output_tokens + 1
 
+    @property
+    def first_decode_step(self) -> int:
+        """The step after its prefill, which reads the prompt and the first token."""
+        return self.first_step + self.prefill_steps
+
+    def context_tokens(self, step: int) -> int:
+        """Return the tokens that a step reads to decode for it."""
+        return self.cached_tokens + self.prefill_tokens + 1 + step - self.first_decode_step
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFit:
@@ -67,6 +80,7 @@ class ModelFit:
 
     step_s: float
     decode_s: float
+    context_s: float
     prefill_s: float
     call_s: float
     errors: Mapping[str, float]
@@ -87,6 +101,7 @@ class ModelFit:
             max_num_seqs=max_num_seqs,
             step_s=self.step_s,
             decode_s=self.decode_s,
+            context_s=self.context_s,
             prefill_s=self.prefill_s,
             call_s=self.call_s,
             **{"token_budget": max(TOKEN_BUDGET, max_num_seqs), "source": source, **fields},
@@ -114,23 +129,26 @@ def fit_model(calls: Sequence[MeasuredCall]) -> ModelFit:
         fitted[call.mix] = fitted.get(call.mix, 0.0) + seconds
         measured[call.mix] = measured.get(call.mix, 0.0) + call.service_s
     errors = {mix: fitted[mix] / measured[mix] - 1 for mix in measured}
-    return ModelFit(*times, errors, len(calls))
+    return ModelFit(**dict(zip(NAMES, times, strict=True)), errors=errors, calls=len(calls))
 
 
 def predicted_s(model: EngineModel, calls: Sequence[MeasuredCall]) -> list[float]:
     """Return the service time that a model predicts for each call among the others of its mix."""
-    times = (model.step_s, model.decode_s, model.prefill_s, model.call_s)
+    times = tuple(getattr(model, name) for name in NAMES)
     return [_product(row, times) for row in _rows(calls)]
 
 
 def _rows(calls: Sequence[MeasuredCall]) -> list[Row]:
-    """Return each call's steps, and the decoding calls, prefill tokens and admitted calls in its steps."""
+    """Return each call's coefficients: its steps, and the sums over them that the other times multiply."""
     decoding: Counter[tuple[str, int]] = Counter()
+    contexts: Counter[tuple[str, int]] = Counter()
     prefilling: dict[tuple[str, int], float] = {}
     starting = Counter((call.mix, call.first_step) for call in calls)
     for call in calls:
-        begin = call.first_step + call.prefill_steps
-        decoding.update((call.mix, step) for step in range(begin, call.finish_step + 1))
+        begin = call.first_decode_step
+        for step in range(begin, call.finish_step + 1):
+            decoding[call.mix, step] += 1
+            contexts[call.mix, step] += call.context_tokens(step)
         # Chunks of one prompt count as equal; only calls that overlap with part of it would differ.
         for step in range(call.first_step, begin):
             key = (call.mix, step)
@@ -139,9 +157,10 @@ def _rows(calls: Sequence[MeasuredCall]) -> list[Row]:
     for call in calls:
         steps = [(call.mix, step) for step in range(call.first_step, call.finish_step + 1)]
         decodes = sum(decoding[key] for key in steps)
+        read = sum(contexts[key] for key in steps)
         tokens = sum(prefilling.get(key, 0.0) for key in steps)
         starts = sum(starting[key] for key in steps)
-        rows.append((float(len(steps)), float(decodes), tokens, float(starts)))
+        rows.append((float(len(steps)), float(decodes), float(read), tokens, float(starts)))
     return rows
 
 
@@ -157,17 +176,19 @@ def _weights(calls: Sequence[MeasuredCall]) -> list[float]:
 def _solve(rows: Sequence[Row], values: Sequence[float], weights: Sequence[float]) -> Row:
     """Return the non-negative times with the least weighted squared error.
 
-    With four unknowns, all choices of the times above zero can be tried.
+    With five unknowns, all choices of the times above zero can be tried. If contexts are too much alike to
+    tell context_s from decode_s, it is zero and decode_s is the cost at these contexts.
     """
     # Each row ends with its value.
     equations = [
         (*(item * weight for item in row), value * weight)
         for row, value, weight in zip(rows, values, weights, strict=True)
     ]
-    if _least_squares(equations, tuple(range(len(NAMES)))) is None:
+    required = [name for name in NAMES if name != "context_s"]
+    if _least_squares(equations, [NAMES.index(name) for name in required]) is None:
         raise FitError(
-            f"{len(rows)} calls do not determine {', '.join(NAMES)}; expected calls alone, in full batches, "
-            "with long prompts, and with short answers"
+            f"{len(rows)} calls do not determine {', '.join(required)}; expected calls alone, in full "
+            "batches, with long prompts, and with short answers"
         )
     best: tuple[float, Row] | None = None
     for size in range(len(NAMES), 0, -1):
@@ -207,7 +228,7 @@ def _least_squares(equations: Sequence[Sequence[float]], columns: Sequence[int])
     found = [0.0] * len(NAMES)
     for place, (column, length) in enumerate(zip(columns, lengths, strict=True)):
         found[column] = matrix[place][size] / matrix[place][place] / length
-    return found[0], found[1], found[2], found[3]
+    return tuple(found)
 
 
 def _product(row: Sequence[float], times: Sequence[float]) -> float:

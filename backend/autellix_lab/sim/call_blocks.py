@@ -10,6 +10,7 @@ from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.kv import KvBlocks, Segment
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.resume_prices import ResumePrices
+from autellix_lab.sim.stretch import Stretch
 
 __all__ = ["CallBlocks"]
 
@@ -40,10 +41,10 @@ class CallBlocks:
         delay_s, self._delay_s = self._delay_s, 0.0
         return delay_s
 
-    def observe_steps(self, prefill_tokens: int, step_s: float, steps: int) -> None:
-        """Teach the price list from equal steps, each with so many prefill tokens."""
+    def observe_steps(self, prefill_tokens: int, stretch: Stretch) -> None:
+        """Teach the price list from a stretch whose steps each have so many prefill tokens."""
         if self._prices is not None:
-            self._prices.observe_steps(prefill_tokens, step_s, steps)
+            self._prices.observe_steps(prefill_tokens, stretch)
 
     def preemption_is_free(self, waiting: Iterable[EngineCall]) -> bool:
         """Return whether preemptions have no price, or the cache holds all contexts, waiting calls' too."""

@@ -12,11 +12,9 @@ import math
 from autellix_backend.core.machine import Machine
 from autellix_lab.sim.call_blocks import CallBlocks
 from autellix_lab.sim.calls import EngineCall
+from autellix_lab.sim.stretch import EPSILON, steps_within
 
-__all__ = ["EPSILON", "DecodingCalls"]
-
-EPSILON = 1e-9
-"""Times that differ by less are equal: sums of step times are rounded."""
+__all__ = ["DecodingCalls"]
 
 
 class DecodingCalls:
@@ -25,6 +23,9 @@ class DecodingCalls:
     def __init__(self, machine: Machine, blocks: CallBlocks) -> None:
         self._machine = machine
         self._blocks = blocks
+        self._calls = 0
+        self._context_base = 0
+        """The calls' tokens in all, less the steps made since they had them."""
         self._cost_s = 0.0
         """The charge of a call that decoded in every step so far."""
         self._finishes = _Forecasts()
@@ -37,15 +38,26 @@ class DecodingCalls:
         """The step after which the first call is done; infinity if no call decodes."""
         return self._finishes.next_at
 
-    def steps_to_quantum_end(self, cost_s: float) -> float:
-        """Return how many steps of this cost, not rounded, are left until a quantum ends."""
+    def steps_to_quantum_end(self, cost_s: float, growth_s: float) -> float:
+        """Return how many steps, not rounded, are left until a quantum ends.
+
+        Args:
+            cost_s: of the next step.
+            growth_s: how much more each later step costs.
+        """
         end_at = self._quantum_ends.next_at
-        return math.inf if end_at == math.inf else (end_at - self._cost_s) / cost_s
+        return math.inf if end_at == math.inf else steps_within(end_at - self._cost_s, cost_s, growth_s)
+
+    def context_tokens(self, step: int) -> int:
+        """Return the tokens whose keys and values the next step reads."""
+        return self._context_base + self._calls * step
 
     def start(self, call: EngineCall, step: int) -> None:
         """Add a call whose prefill is complete."""
         call.is_decoding = True
         call.epoch += 1
+        self._calls += 1
+        self._context_base += call.known - step
         call.since_step, call.since_cost_s = step, self._cost_s
         self._finishes.add(step + call.output_tokens - call.generated, call)
         self.forecast_quantum_end(call)
@@ -54,6 +66,8 @@ class DecodingCalls:
     def stop(self, call: EngineCall, step: int) -> None:
         """Remove a call that is up to date."""
         self._blocks.kv.stop_growing(step, call.computed)
+        self._calls -= 1
+        self._context_base -= call.known - step
         call.is_decoding = False
         call.epoch += 1
 

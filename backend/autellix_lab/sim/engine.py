@@ -1,9 +1,9 @@
 """One simulated engine: continuous batching as vLLM does it, scheduled by the live machine.
 
 Each step runs the calls that hold a slot, prefills prompts in chunks, and admits waiting calls in the
-machine's order while slots, token budget and KV blocks last. Equal steps (no prefill, finish, arrival or
-change of level) are taken as one stretch, which an arrival cuts at the end of a step. Decoding calls cost no
-simulation time: their next events are forecast in heaps.
+machine's order while slots, token budget and KV blocks last. Steps of the same calls (no prefill, finish,
+arrival or change of level) are taken as one stretch, which an arrival cuts at the end of a step. Decoding
+calls cost no simulation time: their next events are forecast in heaps.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from autellix_backend.core.table import ProcessTable
 from autellix_lab.sim.batch import RunningBatch
 from autellix_lab.sim.call_blocks import CallBlocks
 from autellix_lab.sim.calls import EngineCall
-from autellix_lab.sim.decoding import EPSILON
 from autellix_lab.sim.model import EngineModel
-from autellix_lab.sim.stretch import Stretch
+from autellix_lab.sim.stretch import EPSILON, Stretch, steps_within
 from autellix_lab.sim.victims import VictimSelector
 
 __all__ = ["Decision", "SimEngine"]
@@ -109,13 +108,11 @@ class SimEngine:
         if not self.batch.calls:
             has_work = self._arrivals or (self.calls and not (is_decision and had_room))
             return self._wait_for_decision(now) if has_work else None
-        step_s = self.model.step_time_s(self.batch.decodes, self.batch.prefill_tokens, self._starts)
-        self._starts = 0
-        steps = 1 if self.batch.prefilling else self._equal_steps(step_s, now)
-        delay_s = self.blocks.take_delay_s()
-        self._stretch = Stretch(now, step_s, steps, delay_s)
-        self.swap_s += delay_s
-        return self._stretch.end_s
+        stretch = self._stretch = self._next_step(now)
+        if not self.batch.prefilling:
+            stretch.steps = self._like_steps(stretch)
+        self.swap_s += stretch.delay_s
+        return stretch.end_s
 
     def end(self, now: float) -> list[EngineCall]:
         """Account for the stretch's tokens and time; return the calls that finished."""
@@ -127,10 +124,10 @@ class SimEngine:
         if self.batch.calls:
             # As live, a call with one token in a step counts as decoding.
             prefilled = sum(call.chunk for call in self.batch.prefilling.values() if call.chunk > 1)
-            self.blocks.observe_steps(prefilled, stretch.step_s, stretch.steps)
+            self.blocks.observe_steps(prefilled, stretch)
             work = work_of(prefilled, self.batch.decodes)
-            self.machine.observe_step(work, stretch.step_s, stretch.steps)
-        done = self.batch.advance(stretch.steps, stretch.step_s, now)
+            self.machine.observe_step(work, stretch.mean_step_s, stretch.steps)
+        done = self.batch.advance(stretch, now)
         done.sort(key=self._victims.rank)
         for call in done:
             self._finish(call, now)
@@ -285,12 +282,20 @@ class SimEngine:
             self.batch.add(call)
             self._note("start", call, now)
 
-    def _equal_steps(self, step_s: float, now: float) -> int:
-        """Return how many steps like the next one fit in before anything may change."""
+    def _next_step(self, now: float) -> Stretch:
+        """Return the next step of the batch, as a stretch of one."""
+        decodes, context_tokens = self.batch.decodes, self.batch.decoding.context_tokens(self.batch.steps)
+        step_s = self.model.step_time_s(decodes, self.batch.prefill_tokens, self._starts, context_tokens)
+        self._starts = 0
+        growth_s = decodes * self.model.context_s
+        return Stretch(now, step_s, 1, growth_s, self.blocks.take_delay_s())
+
+    def _like_steps(self, stretch: Stretch) -> int:
+        """Return how many steps of the same calls fit in before anything may change."""
         if self._victims.may_preempt_for_blocks:
             return 1
         decoding = self.batch.decoding
-        steps = min(decoding.next_finish - self.batch.steps, self._steps_to_change(step_s, now))
+        steps = min(decoding.next_finish - self.batch.steps, self._steps_to_change(stretch))
         free = self.model.max_num_seqs - len(self.batch.calls)
         has_unfilled = not self.model.overprovisions and free and self._victims.waiting > 0
         if self._arrivals or has_unfilled or self._victims.is_undecided:
@@ -300,13 +305,13 @@ class SimEngine:
             steps = min(steps, self.machine.admission.steps_to_review(self.batch.steps))
         return int(max(1, self.blocks.kv.most_steps(self.batch.steps, steps)))
 
-    def _steps_to_change(self, step_s: float, now: float) -> float:
+    def _steps_to_change(self, stretch: Stretch) -> float:
         """Return the steps to the decision at which a quantum has ended or a waiting call may starve."""
-        cost_s = self.batch.cost_s(0, 1, step_s)
-        change = 0.0 if self.machine.quanta.is_due else self.batch.decoding.steps_to_quantum_end(cost_s)
+        change = 0.0 if self.machine.quanta.is_due else self.batch.steps_to_quantum_end(stretch)
         deadline_s = self.machine.starvation.next_deadline_s
         if deadline_s != math.inf:
-            change = min(change, (deadline_s - now) / step_s)
+            left_s = deadline_s - stretch.start_s
+            change = min(change, steps_within(left_s, stretch.step_s, stretch.growth_s))
         if change == math.inf:
             return math.inf
         steps = max(1, math.ceil(change - EPSILON))

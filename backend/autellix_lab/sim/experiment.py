@@ -114,9 +114,8 @@ def drain_rate_per_s(programs: Sequence[ProgramTrace], settings: SimSettings) ->
     Where programs share system prefixes, each prefix is computed once, by the first program that has it.
     """
     model = settings.model
-    token_s = model.step_time_s(model.max_num_seqs, 0) / model.max_num_seqs
     work_s = sum(
-        model.call_s + call.new_tokens * model.prefill_s + max(1, call.decode_tokens) * token_s
+        model.call_work_s(call.new_tokens, max(1, call.decode_tokens), call.prefill_tokens)
         for program in programs
         for call in program.calls
     )

@@ -9,15 +9,17 @@ __all__ = ["RESUME_KINDS", "SWAP_KINDS", "UNIT", "EngineModel"]
 
 RESUME_KINDS = ("recompute", "swap", "host")
 SWAP_KINDS = ("per_block", "bulk")
+_STEP_TIMES = ("step_s", "decode_s", "context_s", "prefill_s", "call_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineModel:
     """One engine; a bad value raises ValueError that names the field.
 
-    A step with `d` decoding calls, `p` prefill tokens and `a` admitted calls takes
+    A step with `d` decoding calls, whose contexts have `k` tokens in all, `p` prefill tokens and `a` admitted
+    calls takes
 
-        step_s + d * decode_s + p * prefill_s + a * call_s   seconds,
+        step_s + d * decode_s + k * context_s + p * prefill_s + a * call_s   seconds,
 
     plus the time of the swaps that it waits for.
     """
@@ -29,6 +31,11 @@ class EngineModel:
     """Most tokens in one step, prefill and decode; longer prompts are prefilled in chunks."""
     step_s: float = 0.010
     decode_s: float = 0.0001
+    context_s: float = 0.0
+    """Cost of each token of context whose keys and values a step reads for a decoding call.
+
+    With 0, `decode_s` is the cost at a typical context.
+    """
     prefill_s: float = 0.0001
     call_s: float = 0.0
     """Cost of each admission of a call: host work that steps wait for."""
@@ -62,7 +69,7 @@ class EngineModel:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.token_budget < self.max_num_seqs:
             raise ValueError(f"token_budget must be at least max_num_seqs, not {self.token_budget}")
-        for name in ("step_s", "decode_s", "prefill_s", "call_s", "swap_block_s", "swap_transfer_s"):
+        for name in (*_STEP_TIMES, "swap_block_s", "swap_transfer_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be a number of seconds from 0 on, not {getattr(self, name)}")
         if not self.step_s + self.decode_s > 0:
@@ -77,11 +84,15 @@ class EngineModel:
     @property
     def has_equal_steps(self) -> bool:
         """Whether every step takes the same time."""
-        return self.decode_s == 0 and self.prefill_s == 0 and self.call_s == 0
+        return all(getattr(self, name) == 0 for name in _STEP_TIMES if name != "step_s")
 
-    def step_time_s(self, decodes: int, prefill_tokens: int, starts: int = 0) -> float:
+    def step_time_s(
+        self, decodes: int, prefill_tokens: int, starts: int = 0, context_tokens: float = 0
+    ) -> float:
         """Return the duration of a step without swaps."""
-        return self.step_s + decodes * self.decode_s + prefill_tokens * self.prefill_s + starts * self.call_s
+        calls_s = starts * self.call_s
+        kv_s = context_tokens * self.context_s
+        return self.step_s + decodes * self.decode_s + prefill_tokens * self.prefill_s + calls_s + kv_s
 
     def swap_time_s(self, blocks: int) -> float:
         """Return the time to move this many blocks of one call, in one direction."""
@@ -90,10 +101,25 @@ class EngineModel:
         transfers = blocks if self.swap == "per_block" else 1
         return transfers * self.swap_transfer_s + blocks * self.swap_block_s
 
-    def call_time_s(self, prompt_tokens: int, output_tokens: int) -> float:
-        """Return the model time of a call in a full batch, as a clairvoyant policy expects it."""
-        step_s = self.step_time_s(self.max_num_seqs, 0)
-        return self.call_s + prompt_tokens * self.prefill_s + output_tokens * step_s
+    def call_time_s(self, new_tokens: int, output_tokens: int, prompt_tokens: int = 0) -> float:
+        """Return the model time of a call in a full batch, as a clairvoyant policy expects it.
+
+        Args:
+            new_tokens: of the prompt, which the cache does not have.
+            output_tokens: of the answer.
+            prompt_tokens: of the whole prompt; all contexts of the batch count as long as this call's.
+        """
+        context_tokens = self.max_num_seqs * (prompt_tokens + output_tokens / 2)
+        step_s = self.step_time_s(self.max_num_seqs, 0, 0, context_tokens)
+        return self.call_s + new_tokens * self.prefill_s + output_tokens * step_s
+
+    def call_work_s(self, new_tokens: int, output_tokens: int, prompt_tokens: int) -> float:
+        """Return the engine's time that a call uses up in full batches; calls of a run add up."""
+        token_s = self.step_time_s(self.max_num_seqs, 0) / self.max_num_seqs
+        # The first token comes with the prefill; each later one reads the prompt and the answer so far.
+        context_tokens = (output_tokens - 1) * (prompt_tokens + output_tokens / 2)
+        kv_s = context_tokens * self.context_s
+        return self.call_s + new_tokens * self.prefill_s + output_tokens * token_s + kv_s
 
     def tokens_per_s(self, prompt_tokens: float, output_tokens: float) -> float:
         """Return the decoded tokens per second of a full batch of calls with these lengths."""
@@ -104,8 +130,7 @@ class EngineModel:
         """Return an engine with the same memory and steps that are `speed` times as fast."""
         if speed == 1:
             return self
-        times = ("step_s", "decode_s", "prefill_s", "call_s")
-        return replace(self, **{name: getattr(self, name) / speed for name in times})
+        return replace(self, **{name: getattr(self, name) / speed for name in _STEP_TIMES})
 
     def to_mapping(self) -> dict[str, object]:
         """Return the parameters as plain JSON values."""

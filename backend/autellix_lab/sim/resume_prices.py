@@ -9,6 +9,7 @@ from autellix_backend.core.preemption import (
     preemption_pays,
 )
 from autellix_lab.sim.calls import EngineCall
+from autellix_lab.sim.stretch import Stretch
 
 __all__ = ["ResumePrices"]
 
@@ -22,10 +23,10 @@ class ResumePrices:
         self._has_host = has_host
         """Whether the host keeps a copy of full blocks."""
 
-    def observe_steps(self, prefill_tokens: int, step_s: float, steps: int) -> None:
-        """Observe equal steps, each with so many prefill tokens."""
-        for _ in range(steps):
-            self._costs.observe_step(prefill_tokens, step_s)
+    def observe_steps(self, prefill_tokens: int, stretch: Stretch) -> None:
+        """Observe the steps of a stretch, each with so many prefill tokens."""
+        for step in range(stretch.steps):
+            self._costs.observe_step(prefill_tokens, stretch.step_s + step * stretch.growth_s)
 
     def observe_load(self, blocks: int, seconds: float) -> None:
         """Observe a load from the host."""

@@ -244,7 +244,7 @@ class _Simulation:
         """Return what a call costs in full batches, with its whole prefix in the cache."""
         repeated = prefix.tokens[call.id] if prefix is not None else 0
         new_tokens = call.prefill_tokens - max(call.shared_prefix_tokens, repeated)
-        return self._settings.model.call_time_s(new_tokens, max(1, call.decode_tokens))
+        return self._settings.model.call_time_s(new_tokens, max(1, call.decode_tokens), call.prefill_tokens)
 
     def _finish_call(self, call: EngineCall, engine: SimEngine, now: float) -> None:
         assert call.record is not None

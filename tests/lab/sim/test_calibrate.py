@@ -41,10 +41,17 @@ def prompts() -> list[MeasuredCall]:
     return [call("prompts", 10 * number, 1, 600, chunks=2) for number in range(4)]
 
 
-def measured(calls: Sequence[MeasuredCall], noise: float = 0.0) -> list[MeasuredCall]:
+def long_contexts() -> list[MeasuredCall]:
+    # Half of each prompt comes from the cache.
+    return [replace(call("long", first, 50, 400, chunks=2), cached_tokens=400) for first in (1, 1, 6, 6)]
+
+
+def measured(
+    calls: Sequence[MeasuredCall], noise: float = 0.0, model: EngineModel = MODEL
+) -> list[MeasuredCall]:
     """Charge the calls by the model."""
     rng = random.Random(1)
-    times = predicted_s(MODEL, calls)
+    times = predicted_s(model, calls)
     return [
         replace(item, service_s=time * (1 + noise * rng.gauss(0, 1)))
         for item, time in zip(calls, times, strict=True)
@@ -75,6 +82,26 @@ def test_the_fit_recovers_the_times() -> None:
     assert times == pytest.approx((0.012, 0.0007, 0.00009, 0.004))
     assert found.errors == pytest.approx({"alone": 0, "batch": 0, "prompts": 0}, abs=1e-9)
     assert found.calls == 11
+
+
+@pytest.mark.parametrize(("noise", "tolerance"), [(0.0, 1e-6), (0.01, 0.15)])
+def test_long_contexts_determine_what_a_token_of_context_costs(noise: float, tolerance: float) -> None:
+    model = replace(MODEL, context_s=0.000004)
+    calls = [*alone(), *batch(), *prompts(), *long_contexts()]
+
+    found = fit_model(measured(calls, noise, model))
+
+    assert found.context_s == pytest.approx(0.000004, rel=tolerance)
+    assert found.decode_s == pytest.approx(0.0007, rel=2 * tolerance)
+    assert found.engine_model("fitted", 4).context_s == found.context_s
+
+
+def test_a_step_reads_the_prompt_and_the_answer_so_far() -> None:
+    """Three tokens: the second step reads the prompt of 10 + 20 and one token, the third one more."""
+    model = replace(MODEL, context_s=0.001)
+    item = replace(call("m", 1, 3, 20), cached_tokens=10)
+    extra_s = predicted_s(model, [item])[0] - predicted_s(MODEL, [item])[0]
+    assert extra_s == pytest.approx(0.001 * (31 + 32))
 
 
 def test_the_fit_tolerates_noise() -> None:

@@ -143,3 +143,20 @@ def test_a_shared_prefix_counts_once_in_the_load() -> None:
         10 / drain_rate_per_s(programs, case) for case in (shared, replace(shared, shares_prefixes=False))
     ]
     assert work_s[1] - work_s[0] == pytest.approx(9 * 900 * MODEL.prefill_s)
+
+
+def test_a_load_of_one_counts_the_contexts_that_are_read() -> None:
+    """Full batches leave at the rate of the load also where the cost of a step follows its contexts."""
+    call = CallTrace(id=0, parents=(), thread="main", prefill_tokens=100, decode_tokens=101)
+    programs = [ProgramTrace(source="s", program_id=str(index), calls=(call,)) for index in range(40)]
+    model = replace(MODEL, context_s=0.0001)
+    at_once = sweep(
+        programs=programs,
+        count=40,
+        cases={"fcfs": replace(settings("fcfs"), model=model)},
+        arrivals="at_once",
+        loads=(1.0,),
+        seeds=(5,),
+    )
+    point = run_sweep(at_once).points[0]
+    assert point.metrics["programs_per_s"] == pytest.approx(point.rate_per_s, rel=0.02)

@@ -9,6 +9,7 @@ from autellix_backend.core.preemption import MIN_SAMPLES
 from autellix_backend.gateway.recording.trace import CallTrace
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.resume_prices import ResumePrices
+from autellix_lab.sim.stretch import Stretch
 
 BLOCK_TOKENS = 16
 READ_TOKEN_S = 0.001
@@ -18,7 +19,8 @@ def prices_of(load_block_s: float, *, has_host: bool = True) -> ResumePrices:
     """A list that has seen steps of both kinds and loads of several sizes."""
     prices = ResumePrices(BLOCK_TOKENS, has_host=has_host)
     for number in range(1, 2 * MIN_SAMPLES):
-        prices.observe_steps(64 * (number % 3), 0.01 + READ_TOKEN_S * 64 * (number % 3), 1)
+        tokens = 64 * (number % 3)
+        prices.observe_steps(tokens, Stretch(0.0, 0.01 + READ_TOKEN_S * tokens, 1))
         prices.observe_load(number, load_block_s * number)
     return prices
 

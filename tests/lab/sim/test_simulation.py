@@ -101,6 +101,9 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> None:
         {"period_steps": 4},
         {"period_steps": 4, "overprovisions": False, "holds_arrivals": True},
         {"service": "tokens"},
+        {"context_s": 0.00001},
+        {"context_s": 0.00001, "kv_blocks": 60, "resume": "host"},
+        {"context_s": 0.00001, "service": "tokens", "period_steps": 4},
         {"demotes": False},
         {"beta": 1.5},
         {"kv_blocks": None},
@@ -116,7 +119,7 @@ def test_stretches_give_the_results_of_single_steps(
 ) -> None:
     arrivals = workload()
     stretched, log = play(arrivals, **changes)
-    monkeypatch.setattr(SimEngine, "_equal_steps", lambda *_: 1)
+    monkeypatch.setattr(SimEngine, "_like_steps", lambda *_: 1)
 
     stepped, stepped_log = play(arrivals, **changes)
 
@@ -168,6 +171,17 @@ def test_a_call_alone_takes_its_steps() -> None:
     read_s = SMALL.step_time_s(0, 128) + SMALL.step_time_s(0, 72)
     assert result.programs[0].latency_s == pytest.approx(read_s + 4 * SMALL.step_time_s(1, 0))
     assert result.engines[0].steps == 6
+
+
+def test_a_decoding_call_pays_for_its_context() -> None:
+    """Each step reads one token more than the one before."""
+    call = CallTrace(id=0, parents=(), thread="main", prefill_tokens=100, decode_tokens=5)
+    arrivals = [(0.0, ProgramTrace(source="s", program_id="p", calls=(call,)))]
+    plain, _ = play(arrivals)
+    slow, _ = play(arrivals, context_s=0.01)
+    tokens = 101 + 102 + 103 + 104
+    assert slow.makespan_s - plain.makespan_s == pytest.approx(tokens * 0.01)
+    assert slow.programs[0].service_s - plain.programs[0].service_s == pytest.approx(tokens * 0.01)
 
 
 def test_a_later_turn_finds_its_prefix_in_the_cache() -> None:
@@ -420,6 +434,7 @@ def test_a_bad_setting_names_its_field(field: str, value: object) -> None:
         ("token_budget", 3),
         ("step_s", -1.0),
         ("prefill_s", math.nan),
+        ("context_s", -1.0),
         ("kv_blocks", 0),
         ("resume", "drop"),
         ("swap", "never"),
@@ -477,7 +492,7 @@ def test_stretches_are_exact_with_shared_prefixes(
         for at_s, program in workload()
     ]
     stretched, log = play(arrivals, **changes)
-    monkeypatch.setattr(SimEngine, "_equal_steps", lambda *_: 1)
+    monkeypatch.setattr(SimEngine, "_like_steps", lambda *_: 1)
 
     stepped, stepped_log = play(arrivals, **changes)
 
