@@ -34,7 +34,6 @@ class EnginePool:
         self._listeners: list[Callable[[EngineChange], None]] = []
         self._departures: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._is_open = False
         self.is_shutting_down = False
         """Whether the gateway takes no further calls."""
 
@@ -86,7 +85,7 @@ class EnginePool:
         handle = self._make_handle(engine)
         handle.supervisor.subscribe(self._on_change)
         self._handles[engine.name] = handle
-        if self._is_open:
+        if self._timer is not None:
             handle.open()
             self._judge_queues()
         return handle
@@ -132,16 +131,15 @@ class EnginePool:
 
     def open(self) -> None:
         """Open every engine's handle; must be called in the event loop."""
-        self._is_open = True
         for handle in self:
             handle.open()
+        self._start_timer()
 
     async def close(self) -> None:
         """Undo open(); the engines go on. May be called twice."""
-        self._is_open = False
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
         await asyncio.gather(*self._departures, *(handle.close() for handle in self))
 
     def shut_down(self) -> None:
@@ -169,7 +167,6 @@ class EnginePool:
             yield await call.turn
         finally:
             handle.queue.leave(call)
-            self._judge_later()
 
     @contextlib.contextmanager
     def use_any(self) -> Iterator[EngineHandle]:
@@ -202,20 +199,18 @@ class EnginePool:
     def _judge_queues(self) -> None:
         for handle in self:
             self._judge(handle)
-        self._judge_later()
 
     def _judge(self, handle: EngineHandle) -> None:
         if handle.queue.is_blocked:
             can_move = any(other.is_accepting() for other in self if other is not handle)
             handle.queue.judge(can_move=can_move)
 
-    def _judge_later(self) -> None:
-        # Time alone may open a breaker again, or end a call's wait.
-        if self._is_open and self._timer is None and any(handle.queue.is_blocked for handle in self):
-            self._timer = asyncio.get_running_loop().call_later(JUDGE_PERIOD_S, self._on_timer)
+    def _start_timer(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(JUDGE_PERIOD_S, self._on_timer)
 
     def _on_timer(self) -> None:
-        self._timer = None
+        # Time alone may open a breaker again, or end a call's wait.
+        self._start_timer()
         for handle in self:
             handle.queue.pump()
         self._judge_queues()
