@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal, get_args
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from autellix_backend.core.balance import BALANCER_NAMES
@@ -31,7 +31,8 @@ from autellix_backend.settings.fields import (
 MAX_PORT = 65535
 MIN_SECRET_CHARACTERS = 16
 AUTO_KIND = "auto"
-ENGINE_KINDS = (AUTO_KIND, "vllm", "sglang", "openai")
+EngineKindChoice = Literal["auto", "vllm", "sglang", "openai"]
+ENGINE_KINDS: tuple[str, ...] = get_args(EngineKindChoice)
 SUBAGENT_KINDS = ("thread", "program")
 ANY_CLUSTER = "auto"
 MEMORY_URL = "memory://"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter
-from pydantic import AfterValidator, BaseModel, WithJsonSchema
+from pydantic import AfterValidator, BaseModel
 
 from autellix_backend.engines.base import EngineError
 from autellix_backend.engines.factory import make_remote
@@ -15,19 +15,13 @@ from autellix_backend.gateway.errors import ConflictError, InvalidRequestError
 from autellix_backend.gateway.explain.overview import engine_view
 from autellix_backend.gateway.http.components import Pool, SettingsTree, admin_only
 from autellix_backend.gateway.http.openapi import Id, describe_body, json_body, refusals
-from autellix_backend.settings import ENGINE_KINDS, SettingsError
+from autellix_backend.settings import EngineKindChoice, SettingsError
 from autellix_wire import API_PREFIX
 
 ENGINES_PATH = API_PREFIX + "/engines"
 ONE_ENGINE = ENGINES_PATH + "/{name}"
 MAX_ENGINES = 256
 """Engines in the pool at once: their names are labels of metrics."""
-
-
-def _check_kind(kind: str) -> str:
-    if kind not in ENGINE_KINDS:
-        raise ValueError(f"is {kind!r}; expected one of {', '.join(ENGINE_KINDS)}")
-    return kind
 
 
 def _check_name(name: str) -> str:
@@ -41,9 +35,7 @@ class EngineAddress(BaseModel):
 
     url: str
     name: Annotated[Id, AfterValidator(_check_name)] | None = None
-    kind: Annotated[
-        str, AfterValidator(_check_kind), WithJsonSchema({"type": "string", "enum": list(ENGINE_KINDS)})
-    ] = "auto"
+    kind: EngineKindChoice = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
