@@ -73,7 +73,9 @@ async def serve(settings: Settings) -> int:
         engines: list[Engine] = []
         pool: EnginePool | None = None
         try:
-            with _signals_cancel():
+            task = asyncio.current_task()
+            assert task is not None
+            with _on_signals(task.cancel, *ENDS):
                 # In a thread: it may have to generate the demo model.
                 engines = await asyncio.to_thread(make_engines, settings)
                 await _start(engines, must_answer=settings.engine.must_answer)
@@ -84,7 +86,7 @@ async def serve(settings: Settings) -> int:
             server = _Server(_server_config(app), ready_line, app, settings.gateway.shutdown_grace_s)
             # Without a tenants file SIGHUP ends the process, as it does when a terminal closes.
             reloads = (signal.SIGHUP,) if tenants.has_keys else ()
-            with server.signals_end(), _on_signals(lambda: _reload(tenants), *reloads):
+            with _on_signals(server.end, *ENDS), _on_signals(lambda: _reload(tenants), *reloads):
                 await server.serve(sockets=[listener])
             if server.is_cut_short:
                 return EXIT_INTERRUPTED
@@ -148,13 +150,8 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
-    @contextlib.contextmanager
-    def signals_end(self) -> Generator[None, None, None]:
+    def end(self) -> None:
         """Drain at the first signal, cut that short at the second, exit at once at the third."""
-        with _on_signals(self._end, *ENDS):
-            yield
-
-    def _end(self) -> None:
         if self._drain is None:
             self._drain = asyncio.create_task(self._drain_calls())
             return
@@ -280,15 +277,6 @@ def _described(engine: Engine) -> str:
     if isinstance(engine, RayReplica):
         return engine.model
     return engine.base_url
-
-
-@contextlib.contextmanager
-def _signals_cancel() -> Generator[None, None, None]:
-    """Turn a signal into the cancellation of the running task."""
-    task = asyncio.current_task()
-    assert task is not None
-    with _on_signals(task.cancel, *ENDS):
-        yield
 
 
 @contextlib.contextmanager
