@@ -29,11 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen action.
-
-    Raises:
-        SettingsError: naming the field that cannot be used, and its source.
-    """
+    """Run the chosen action."""
     args.act(args)
     return 0
 
@@ -56,11 +52,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def effective(layer: Layer) -> dict[str, dict[str, object]]:
-    """Return the value and the source of each setting by its dotted name, secrets hidden.
-
-    Raises:
-        SettingsError: if a value cannot be used.
-    """
+    """Return the value and the source of each setting by its dotted name, secrets hidden."""
     sections = settings_to_mapping(build_settings(layer))
     return {
         name: {"value": value, "source": layer[name].source if name in layer else DEFAULT}

@@ -15,11 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a key and its line; nothing is written anywhere.
-
-    Raises:
-        SettingsError: if the name is not valid.
-    """
+    """Print a key and its line; nothing is written anywhere."""
     check_name(args.tenant, "TENANT")
     key = new_key()
     print(f"Key for the clients of {args.tenant} (not stored anywhere, and not shown again):\n\n  {key}\n")

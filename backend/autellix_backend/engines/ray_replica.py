@@ -120,11 +120,7 @@ class RayReplica:
         return str(self._settings.engine.served_model_name or self._settings.engine.model)
 
     async def start(self) -> None:
-        """Have Ray place an actor, and return when its server answers.
-
-        Raises:
-            EngineError: Ray is not installed or has no room in time, or the start on the node failed.
-        """
+        """Have Ray place an actor, and return when its server answers."""
         if self.is_alive():
             return
         await self.stop()

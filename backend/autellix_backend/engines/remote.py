@@ -54,11 +54,7 @@ class RemoteEngine:
         return f"tcp://{host}:{self._kv_events_port}"
 
     async def start(self) -> None:
-        """Return once the server answers its health or models path and its kind is known.
-
-        Raises:
-            EngineUnreachableError: if it does not within the patience.
-        """
+        """Return once the server answers its health or models path and its kind is known."""
         deadline = time.monotonic() + self._patience_s
         while (problem := (await self.probe(PROBE_TIMEOUT_S)).problem) is not None:
             if time.monotonic() > deadline:

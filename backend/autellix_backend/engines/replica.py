@@ -113,11 +113,7 @@ class VllmReplica:
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
-        """Start the server and return when its health path answers.
-
-        Raises:
-            EngineError: the engine is not installed, the model is missing, the server died or was late.
-        """
+        """Start the server and return when its health path answers."""
         if self.is_alive():
             return
         await self.stop()

@@ -12,6 +12,9 @@ class Swapper(Protocol):
 
     Its pairs and planes are copied at the call; the memory that the planes describe must stay valid until the
     job is done. Jobs of one direction run in the order of their submission.
+
+    Any method but `close` may raise a SwapError: a refused job copies nothing, and one that fails later
+    raises where its result is reported.
     """
 
     @property
@@ -19,53 +22,28 @@ class Swapper(Protocol):
         """The back end: `cuda`, `cpu` or `python`."""
 
     def copy(self, job: Job) -> SwapStats:
-        """Run a job and wait for it.
-
-        Raises:
-            SwapError: the job was refused and nothing was copied, or it failed.
-        """
+        """Run a job and wait for it."""
 
     def submit(self, job: Job) -> int:
-        """Queue a job and return its handle at once.
-
-        Raises:
-            SwapError: the job was refused; nothing was copied.
-        """
+        """Queue a job and return its handle at once."""
 
     def poll(self, handle: int) -> SwapStats | None:
-        """Return the result of a job, None while it runs. The result is reported once.
-
-        Raises:
-            SwapError: the job failed, or its handle is unknown or was reported.
-        """
+        """Return the result of a job, None while it runs; it is reported once."""
 
     def wait(self, handle: int) -> SwapStats:
-        """Wait for a job and return its result.
-
-        Raises:
-            SwapError: as in `poll`.
-        """
+        """Wait for a job and return its result; it is reported once."""
 
     def calibrate(self) -> SwapTable:
         """Measure this machine for `Strategy.AUTO`, in about a second; no job may run meanwhile.
 
-        Raises:
-            SwapError: there is not enough memory, or the back end has only one strategy.
+        A back end with only one strategy refuses.
         """
 
     def pin(self, base: int, bytes_: int) -> None:
-        """Page-lock host memory for fast transfers of a GPU; do nothing elsewhere.
-
-        Raises:
-            SwapError: the driver refused, and nothing is pinned.
-        """
+        """Page-lock host memory for fast transfers of a GPU; do nothing elsewhere."""
 
     def unpin(self, base: int, bytes_: int) -> None:
-        """Undo `pin` for the same range.
-
-        Raises:
-            SwapError: the range was not pinned.
-        """
+        """Undo `pin` for the same range."""
 
     def close(self) -> None:
         """Wait for all jobs and free everything. May be called twice."""

@@ -176,13 +176,13 @@ class NativeSwapper:
     def copy(self, job: Job) -> SwapStats:
         """Run a job and wait for it."""
         stats = _Stats(struct_bytes=sizeof(_Stats))
-        self._call("ax_copy", byref(self._given(job)), byref(stats))
+        self._call("ax_copy", byref(_native_job(job, self.backend)), byref(stats))
         return _read(stats)
 
     def submit(self, job: Job) -> int:
         """Queue a job and return its handle."""
         handle = c_uint64()
-        self._call("ax_submit", byref(self._given(job)), byref(handle))
+        self._call("ax_submit", byref(_native_job(job, self.backend)), byref(handle))
         return handle.value
 
     def poll(self, handle: int) -> SwapStats | None:
@@ -216,10 +216,6 @@ class NativeSwapper:
         context, self._context = self._context, None
         self._library.ax_close(context)
 
-    def _given(self, job: Job) -> _Job:
-        check_table(job.table, self.backend)
-        return _native_job(job)
-
     def _change_pins(self, function: str, base: int, bytes_: int) -> None:
         if not 0 <= base < WORD_END or not 0 <= bytes_ < WORD_END:
             raise SwapError(Code.LIMIT, "memory")
@@ -237,7 +233,8 @@ def _native_planes(planes: tuple[Plane, ...]) -> ctypes.Array[_Plane]:
     return (_Plane * len(planes))(*[_Plane(p.base, p.block_bytes, p.stride_bytes, p.blocks) for p in planes])
 
 
-def _native_job(job: Job) -> _Job:
+def _native_job(job: Job, backend: str) -> _Job:
+    check_table(job.table, backend)
     check_words(job)
     numbers = pair_view(job.pairs)
     # A view of the caller's memory where possible: ctypes needs a writable buffer.
