@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.gateway.snapshots import open_call, overview, program, snapshot, standing
 
@@ -31,8 +33,8 @@ def finished(
     return StoredCall(start=start, start_s=101.0, finish_s=104.0, end=end)
 
 
-def unfinished(call_id: str) -> StoredCall:
-    return StoredCall(start=CallStart(key=call_id, call_id=call_id, program_id="p"), start_s=105.0)
+def unfinished(key: str) -> StoredCall:
+    return StoredCall(start=CallStart(key=key, call_id="again", program_id="p"), start_s=105.0)
 
 
 def test_a_running_program_shows_its_best_level_and_its_share_of_the_blocks() -> None:
@@ -62,6 +64,16 @@ def test_a_policy_without_levels_has_one_level() -> None:
     assert (shown.level, shown.ratio) == (1, None)
 
 
+def test_calls_that_share_a_client_id_have_their_own_states() -> None:
+    """A client may send a call again while the first attempt is still open."""
+    first, second = unfinished("key-1"), unfinished("key-2")
+    calls = [replace(open_call(call.start.key), start=call.start) for call in (first, second)]
+    runs, waits = standing("p", place=1, level=1, is_running=True), standing("p", place=2, level=3)
+    rows = call_rows(program(calls=(first, second)), overview(*calls, last=snapshot(runs, waits)))
+
+    assert [(row.call_id, row.state) for row in rows] == [("again", "running"), ("again", "waiting")]
+
+
 def test_the_critical_path_follows_parents_or_else_threads() -> None:
     calls = [
         finished("root", 1.0, ()),
@@ -78,7 +90,7 @@ def test_the_critical_path_follows_parents_or_else_threads() -> None:
 
 
 def test_calls_are_timed_from_their_programs_arrival() -> None:
-    view = program(calls=(finished("done", 1.0), unfinished("call-key-1"), unfinished("elsewhere")))
+    view = program(calls=(finished("done", 1.0), unfinished("key-1"), unfinished("elsewhere")))
     waits = standing("p", place=1, level=3)
     present = overview(open_call("key-1"), last=snapshot(waits))
     done, waiting, elsewhere = call_rows(view, present)

@@ -113,10 +113,9 @@ def program_row(view: ProgramView, overview: Overview, config: SchedulerConfig, 
 
 def call_rows(view: ProgramView, overview: Overview) -> tuple[CallRow, ...]:
     """Return a program's calls; open ones with what their engines' snapshots show."""
-    open_calls = {call.start.call_id: call for call in overview.calls_of(view.program_id)}
+    open_calls = {call.start.key: call for call in overview.calls_of(view.program_id)}
     return tuple(
-        _call_row(call, view.first_arrival_s, overview, open_calls.get(call.start.call_id))
-        for call in view.calls
+        _call_row(call, view.first_arrival_s, overview, open_calls.get(call.start.key)) for call in view.calls
     )
 
 
