@@ -107,10 +107,15 @@ class EventFeed:
 
     def on_call_begun(self, call: OpenCall) -> None:
         """Publish that a call began."""
-        self._publish_call("begun", call.start, level=call.level, inherited_service_s=call.entry_service_s)
+        if self._subscriptions:
+            self._publish_call(
+                "begun", call.start, level=call.level, inherited_service_s=call.entry_service_s
+            )
 
     def on_call_settled(self, settled: SettledCall) -> None:
         """Publish that a call was settled."""
+        if not self._subscriptions:
+            return
         receipt = settled.receipt
         self._publish_call(
             "settled",
