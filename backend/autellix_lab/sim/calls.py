@@ -27,6 +27,7 @@ class EngineCall:
         "computed",
         "epoch",
         "expected_s",
+        "expected_work",
         "generated",
         "has_started",
         "is_decoding",
@@ -57,6 +58,7 @@ class EngineCall:
         prefix: SystemPrefix | None = None,
         class_name: str = "",
         expected_s: float | None = None,
+        expected_work: float | None = None,
     ) -> None:
         self.call_id = call_id
         self.program_id = program_id
@@ -70,6 +72,7 @@ class EngineCall:
         """Names that prefix; None if the prompt does not begin with it."""
         self.class_name = class_name
         self.expected_s = expected_s
+        self.expected_work = expected_work
         self.prompt_tokens = trace.prefill_tokens
         self.output_tokens = max(1, trace.decode_tokens)
         self.shared_tokens = trace.shared_prefix_tokens

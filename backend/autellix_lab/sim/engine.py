@@ -158,6 +158,7 @@ class SimEngine:
                     thread_id=call.trace.thread,
                     parents=call.parents,
                     expected_s=call.expected_s,
+                    expected_work=call.expected_work,
                     class_name=call.class_name,
                     context=Context(
                         call.prompt_tokens, call.shared_tokens, call.prefix_key, call.prefix_tokens

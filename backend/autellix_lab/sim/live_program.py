@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autellix_backend.core.boost import work_of
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.results import ProgramRecord
@@ -30,6 +31,7 @@ class LiveProgram:
         "service_s",
         "trace",
         "wait_s",
+        "work",
     )
 
     def __init__(
@@ -59,6 +61,8 @@ class LiveProgram:
                 self.children[parent].append(call.id)
         self.remaining_calls = len(trace.calls)
         self.remaining_tokens = sum(max(1, call.decode_tokens) for call in trace.calls)
+        self.work = sum(work_of(call.new_tokens, max(1, call.decode_tokens)) for call in trace.calls)
+        """Of all its calls, for a boost that knows sizes."""
         self.calls: dict[tuple[str, int], EngineCall] = {}
         """Arrived calls by engine and number."""
         self.paths_s: dict[int, float] = {}

@@ -54,6 +54,8 @@ class SimSettings:
     """
     hint_sigma: float | None = None
     """Sigma of the log-normal error of the clients' hints of remaining tokens; None sends no hints."""
+    knows_sizes: bool = False
+    """Whether `boost` knows the work of each program in advance, as no live scheduler can."""
     seed: int = 0
     """Of the hints' errors; the arrivals determine everything else."""
 
@@ -213,6 +215,7 @@ class _Simulation:
             prefix=program.prefix,
             class_name=program.trace.source,
             expected_s=self._expect(program, trace),
+            expected_work=program.work if self._settings.knows_sizes else None,
         )
         loads = [_load(engine, self._held_tokens(engine, program, call)) for engine in self._engines.values()]
         engine = self._engines[self._balancer.assign(program.program_id, trace.prefill_tokens, loads)]
