@@ -131,6 +131,7 @@ def _figures(report: dict[str, Any], metrics: Metrics) -> list[tuple[str, str]]:
         ("steps", f"{report['steps']}, engines busy {metrics['utilisation']:.1%} of the time"),
         ("preemptions", f"{report['preemptions']}, {metrics['preemptions_per_call']:.3f} per call"),
         ("cached share of prompts", f"{metrics['cached_share']:.1%}"),
+        ("recomputed after preemption", f"{metrics['recomputed_share']:.1%} of the prompts"),
         ("Jain of token latency", f"{metrics['jain']:.3f}"),
         ("most programs alive", f"{metrics['peak_programs']:.0f}"),
         ("time of the simulation", f"{report['wall_s']:.2f} s"),

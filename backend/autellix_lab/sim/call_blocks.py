@@ -86,6 +86,8 @@ class CallBlocks:
             return False
         self._hold(call, segment)
         self.kv.allocate(segment, max(0, self.needed(start + tokens) - shared - segment.blocks))
+        if call.has_started:
+            call.recomputed_tokens += max(0, call.computed - start)
         call.computed, call.chunk = start, tokens
         self._count_full(call)
         if loaded:

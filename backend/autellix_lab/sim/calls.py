@@ -38,6 +38,7 @@ class EngineCall:
         "prefix_tokens",
         "program_id",
         "prompt_tokens",
+        "recomputed_tokens",
         "record",
         "segment",
         "shared_tokens",
@@ -82,6 +83,9 @@ class EngineCall:
         self.chunk = 0
         """Tokens that the current step prefills."""
         self.cached_tokens = 0
+        """Tokens that its first admission found in the cache."""
+        self.recomputed_tokens = 0
+        """Tokens that it had computed before a preemption, and that a later admission did not find."""
         self.has_started = False
         self.is_decoding = False
         self.is_swapped = False

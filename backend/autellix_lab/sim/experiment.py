@@ -139,7 +139,11 @@ def _repeated_prefix_tokens(programs: Iterable[ProgramTrace]) -> int:
 
 
 def measure(result: SimResult) -> Metrics:
-    """Reduce a run to its metrics; utilisation and shares lie between 0 and 1."""
+    """Reduce a run to its metrics.
+
+    Utilisation and shares lie between 0 and 1, but `recomputed_share`: a call may lose its context many times.
+    Of a run's prompt tokens, it prefilled 1 - `cached_share` + `recomputed_share`.
+    """
     programs = result.programs
     metrics: Metrics = {}
     columns = {
@@ -160,6 +164,7 @@ def measure(result: SimResult) -> Metrics:
         "preemptions_per_call": sum(engine.preemptions for engine in result.engines) / calls,
         "swap_share": sum(engine.swap_s for engine in result.engines) / busy_s,
         "cached_share": sum(record.cached_tokens for record in programs) / prompt_tokens,
+        "recomputed_share": sum(record.recomputed_tokens for record in programs) / prompt_tokens,
         "jain": jain_index(columns["token_latency_s"]),
         "peak_programs": float(result.peak_programs),
     }

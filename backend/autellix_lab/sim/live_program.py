@@ -25,6 +25,7 @@ class LiveProgram:
         "paths_s",
         "preemptions",
         "prefix",
+        "recomputed_tokens",
         "remaining_calls",
         "remaining_s",
         "remaining_tokens",
@@ -67,6 +68,7 @@ class LiveProgram:
         """Arrived calls by engine and number."""
         self.paths_s: dict[int, float] = {}
         self.cached_tokens = 0
+        self.recomputed_tokens = 0
         self.wait_s = 0.0
         self.service_s = 0.0
         self.preemptions = 0
@@ -87,6 +89,7 @@ class LiveProgram:
         before_s = max((self.paths_s[parent] for parent in trace.parents), default=0.0)
         self.paths_s[trace.id] = before_s + (now - call.arrival_s)
         self.cached_tokens += call.cached_tokens
+        self.recomputed_tokens += call.recomputed_tokens
         self.wait_s += record.wait_s
         self.service_s += record.service_s
         self.preemptions += record.preemptions
@@ -110,6 +113,7 @@ class LiveProgram:
             output_tokens=sum(max(1, call.decode_tokens) for call in calls),
             prompt_tokens=sum(call.prefill_tokens for call in calls),
             cached_tokens=self.cached_tokens,
+            recomputed_tokens=self.recomputed_tokens,
             wait_s=self.wait_s,
             service_s=self.service_s,
             preemptions=self.preemptions,

@@ -21,6 +21,9 @@ class ProgramRecord:
     output_tokens: int
     prompt_tokens: int
     cached_tokens: int
+    """Prompt tokens that calls found in the cache when they were first admitted."""
+    recomputed_tokens: int
+    """Tokens prefilled again, since their blocks were gone when a preempted call resumed."""
     wait_s: float
     service_s: float
     preemptions: int

@@ -15,10 +15,13 @@ from autellix_backend.core.call import Call
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import POLICY_NAMES
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
+from autellix_lab.sim.batch import RunningBatch
+from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.engine import Decision, SimEngine
 from autellix_lab.sim.model import UNIT, EngineModel
 from autellix_lab.sim.results import ProgramRecord, SimResult
 from autellix_lab.sim.simulation import SimSettings, simulate
+from autellix_lab.sim.stretch import Stretch
 from autellix_lab.workload.arrivals import poisson_arrivals
 from autellix_lab.workload.fit import fit_program
 from autellix_lab.workload.generate import generate_programs
@@ -152,6 +155,31 @@ def test_every_program_is_played_to_its_end(policy: str) -> None:
 def test_the_same_seed_gives_the_same_run() -> None:
     first, second = (play(workload(), "hinted", hint_sigma=0.5) for _ in range(2))
     assert first == second
+
+
+@pytest.mark.parametrize("changes", [{}, {"resume": "host"}, {"has_prefix_cache": False}], ids=str)
+def test_every_token_that_is_not_found_is_prefilled(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts less what the cache had, and what preempted calls had computed and lost."""
+    prefilled = 0
+    advance = RunningBatch.advance
+
+    def count(self: RunningBatch, stretch: Stretch, now: float) -> list[EngineCall]:
+        nonlocal prefilled
+        prefilled += self.prefill_tokens
+        return advance(self, stretch, now)
+
+    monkeypatch.setattr(RunningBatch, "advance", count)
+    result, _ = play(workload(rate_per_s=5.0), kv_blocks=60, preemption="always", **changes)
+
+    found = sum(record.cached_tokens for record in result.programs)
+    again = sum(record.recomputed_tokens for record in result.programs)
+    # The last token that a preempted call has decoded is prefilled when it resumes.
+    resumed = result.engines[0].preemptions
+    prompts = sum(record.prompt_tokens for record in result.programs)
+    assert again > 0
+    assert prompts - found + again <= prefilled <= prompts - found + again + resumed
 
 
 def test_without_contention_no_policy_waits() -> None:
