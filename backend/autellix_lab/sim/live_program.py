@@ -78,6 +78,11 @@ class LiveProgram:
         """The id under which engines and the process table know it."""
         return str(self.index)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call has arrived that has not finished."""
+        return len(self.calls) + self.remaining_calls == len(self.trace.calls)
+
     def base(self, engine: str, call: CallTrace) -> EngineCall | None:
         """Return the call at an engine whose context a call extends."""
         return None if call.prefix_from is None else self.calls.get((engine, call.prefix_from))

@@ -30,7 +30,7 @@ __all__ = ["SimSettings", "simulate"]
 Arrivals = Iterable[tuple[float, ProgramTrace]]
 """Programs with their arrival times (s), in order of time."""
 
-_END, _ARRIVAL = 0, 1
+_STRETCH_END, _ARRIVAL, _SILENCE = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,10 @@ class SimSettings:
     False computes it for each program, as engines do that salt the cache by tenant. The rule for one class is
     that of system_prefix().
     """
+    end_delay_s: float | None = 0.0
+    """Time from a program's end until the scheduler learns of it; None if clients announce no ends."""
+    idle_s: float = math.inf
+    """Time without calls after which a program counts as ended, whether it is over or waits for a tool."""
     hint_sigma: float | None = None
     """Sigma of the log-normal error of the clients' hints of remaining tokens; None sends no hints."""
     knows_sizes: bool = False
@@ -68,6 +72,10 @@ class SimSettings:
             )
         if any(not 0 < speed < math.inf for speed in self.engine_speeds):
             raise ValueError(f"engine_speeds must be above zero, not {self.engine_speeds}")
+        if self.end_delay_s is not None and not self.end_delay_s >= 0:
+            raise ValueError(f"end_delay_s must be 0 or more or None, not {self.end_delay_s}")
+        if not self.idle_s > 0:
+            raise ValueError(f"idle_s must be above zero, not {self.idle_s}")
         if self.hint_sigma is not None and self.hint_sigma < 0:
             raise ValueError(f"hint_sigma must be 0 or more, not {self.hint_sigma}")
         make_balancer(self.balancer, self.threshold_tokens)
@@ -120,8 +128,11 @@ class _Simulation:
         self._alive: dict[int, LiveProgram] = {}
         self._owners: dict[str, LiveProgram] = {}
         """Programs by the ids of their open calls."""
-        # (time, kind, program or 0, call or number of the end): total, and arrivals go by program, then call.
+        # (time, kind, program or 0, number, engine or ""): total, and arrivals go by program, then call. The
+        # number is that of the call, of the stretch's end, or of the calls that had arrived at a silence.
         self._events: list[tuple[float, int, int, int, str]] = []
+        self._unannounced: dict[int, LiveProgram] = {}
+        """Programs that have ended, of which the scheduler does not know yet."""
         self._ends: dict[str, int] = dict.fromkeys(self._engines, 0)
         self._records: list[ProgramRecord] = []
         self._peak = 0
@@ -129,29 +140,36 @@ class _Simulation:
     def run(self) -> SimResult:
         self._draw()
         now = 0.0
-        while self._events or self._next is not None:
+        while self._alive or self._next is not None:
             now = self._next_time()
-            touched: dict[str, SimEngine] = {}
             while self._next is not None and self._next[0] <= now:
                 self._begin_program(*self._next)
                 self._draw()
+            touched: dict[str, SimEngine] = {}
             while self._events and self._events[0][0] <= now:
-                _, kind, program, number, name = heapq.heappop(self._events)
-                if kind == _ARRIVAL:
-                    engine = self._arrive(self._alive[program], number, now)
-                elif self._ends[name] == number:
-                    engine = self._engines[name]
-                    self._end_stretch(engine, now)
-                else:
-                    continue
-                touched[engine.name] = engine
+                engine = self._handle_event(now)
+                if engine is not None:
+                    touched[engine.name] = engine
             for engine in touched.values():
                 self._begin_stretch(engine, now)
-        assert not self._alive, "programs were left without an event to wake them"
         totals = [_totals(engine) for engine in self._engines.values()]
         return SimResult(self._records, totals, now, self._peak)
 
+    def _handle_event(self, now: float) -> SimEngine | None:
+        """Handle the next event; return the engine that may begin a stretch, if any."""
+        _, kind, index, number, name = heapq.heappop(self._events)
+        if kind == _ARRIVAL:
+            return self._arrive(self._alive[index], number, now)
+        if kind == _SILENCE:
+            self._end_silent(index, number, now)
+            return None
+        if self._ends[name] != number:
+            return None
+        self._end_stretch(self._engines[name], now)
+        return self._engines[name]
+
     def _next_time(self) -> float:
+        assert self._events or self._next is not None, "programs were left without an event to wake them"
         times = [self._events[0][0]] if self._events else []
         if self._next is not None:
             times.append(self._next[0])
@@ -194,14 +212,35 @@ class _Simulation:
 
     def _end_program(self, program: LiveProgram, now: float) -> None:
         del self._alive[program.index]
-        for engine in self._engines.values():
-            engine.machine.end_program(program.program_id, now)
-        self._balancer.forget(program.program_id)
-        self._estimator.observe_program(program.trace.source, program.service_s)
+        delay_s = self._settings.end_delay_s
+        if delay_s == 0:
+            self._announce_end(program, now)
+        else:
+            self._unannounced[program.index] = program
+            self._schedule_silence(program, now, math.inf if delay_s is None else delay_s)
         record = program.record(now)
         self._records.append(record)
         if self._on_program is not None:
             self._on_program(record)
+
+    def _announce_end(self, program: LiveProgram, now: float) -> None:
+        """Let scheduler, balancer and estimator know that a program has ended."""
+        for engine in self._engines.values():
+            engine.machine.end_program(program.program_id, now)
+        self._balancer.forget(program.program_id)
+        self._estimator.observe_program(program.trace.source, program.service_s)
+
+    def _schedule_silence(self, program: LiveProgram, now: float, delay_s: float = math.inf) -> None:
+        """Plan the end, to the scheduler's knowledge, of a program without calls, if no call arrives before."""
+        at_s = now + min(delay_s, self._settings.idle_s)
+        if at_s < math.inf:
+            heapq.heappush(self._events, (at_s, _SILENCE, program.index, len(program.calls), ""))
+
+    def _end_silent(self, index: int, arrived: int, now: float) -> None:
+        program = self._unannounced.get(index) or self._alive.get(index)
+        if program is not None and len(program.calls) == arrived:
+            self._unannounced.pop(index, None)
+            self._announce_end(program, now)
 
     # Calls.
 
@@ -268,6 +307,8 @@ class _Simulation:
             self._schedule_call(program, ready, now)
         if program.remaining_calls == 0:
             self._end_program(program, now)
+        elif program.is_idle:
+            self._schedule_silence(program, now)
 
     # Engines.
 
@@ -282,7 +323,7 @@ class _Simulation:
     def _schedule_end(self, engine: SimEngine, end_s: float) -> None:
         # Each stretch and each cut has a number; an end with an older number is void.
         self._ends[engine.name] += 1
-        heapq.heappush(self._events, (end_s, _END, 0, self._ends[engine.name], engine.name))
+        heapq.heappush(self._events, (end_s, _STRETCH_END, 0, self._ends[engine.name], engine.name))
 
     def _end_stretch(self, engine: SimEngine, now: float) -> None:
         for call in engine.end(now):

@@ -13,6 +13,7 @@ from autellix_backend.core.balance import BALANCER_NAMES, EngineLoad
 from autellix_backend.core.balance.bounded import LocalityBounded
 from autellix_backend.core.call import Call
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.machine import Machine
 from autellix_backend.core.policies import POLICY_NAMES
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.batch import RunningBatch
@@ -55,7 +56,16 @@ def play(
     }
     run = {
         key: changes.pop(key)
-        for key in ("engines", "engine_speeds", "balancer", "kv_events", "shares_prefixes", "hint_sigma")
+        for key in (
+            "engines",
+            "engine_speeds",
+            "balancer",
+            "kv_events",
+            "shares_prefixes",
+            "end_delay_s",
+            "idle_s",
+            "hint_sigma",
+        )
         if key in changes
     }
     log: list[tuple[str, Decision]] = []
@@ -447,6 +457,8 @@ def test_programs_are_drawn_as_they_arrive() -> None:
         ("engine_speeds", (1.0, 2.0)),
         ("engine_speeds", (0.0,)),
         ("hint_sigma", -1.0),
+        ("end_delay_s", -1.0),
+        ("idle_s", 0.0),
         ("balancer", "best"),
     ],
 )
@@ -527,3 +539,41 @@ def test_stretches_are_exact_with_shared_prefixes(
     assert [rounded(record) for record in stretched.programs] == [rounded(r) for r in stepped.programs]
     assert [entry[:2] for _, entry in log] == [entry[:2] for _, entry in stepped_log]
     assert sum(record.cached_tokens for record in stretched.programs) > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [("0", 0), ("1", 0), ("2", 0)]),
+        ({"end_delay_s": 5.0}, [("0", 5), ("1", 5)]),
+        ({"end_delay_s": None}, []),
+        ({"end_delay_s": None, "idle_s": 30.0}, [("0", 30), ("1", 30)]),
+        ({"end_delay_s": 40.0, "idle_s": 30.0}, [("0", 30), ("1", 30)]),
+        # Shorter than the gap before the second call of program 1, which so ends twice.
+        ({"idle_s": 10.0}, [("0", 0), ("1", -10), ("1", 0), ("2", 0)]),
+    ],
+    ids=str,
+)
+def test_the_scheduler_may_learn_of_an_end_late_or_by_silence(
+    changes: dict[str, Any], expected: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times are seconds after the program's end; a run is over with its last program."""
+    announced: list[tuple[str, float]] = []
+    end_program = Machine.end_program
+
+    def note(self: Machine, program_id: str, now: float) -> None:
+        announced.append((program_id, now))
+        end_program(self, program_id, now)
+
+    monkeypatch.setattr(Machine, "end_program", note)
+    call = CallTrace(id=0, parents=(), thread="0", prefill_tokens=10, decode_tokens=10)
+    later = replace(call, id=1, parents=(0,), gap_before_s=20.0)
+    calls = [(call,), (call, later), (call,)]
+    programs = [ProgramTrace(source="s", program_id=str(number), calls=calls[number]) for number in range(3)]
+
+    result, _ = play(list(zip((0.0, 0.0, 100.0), programs, strict=True)), **changes)
+
+    ends_s = {record.program_id: record.finish_s for record in result.programs}
+    found = [(name, round(at_s - ends_s[name])) for name, at_s in announced]
+    assert found == expected
+    assert result.makespan_s == max(ends_s.values())
