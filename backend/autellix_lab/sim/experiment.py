@@ -141,7 +141,7 @@ def _repeated_prefix_tokens(programs: Iterable[ProgramTrace]) -> int:
 def measure(result: SimResult) -> Metrics:
     """Reduce a run to its metrics.
 
-    Utilisation and shares lie between 0 and 1, but `recomputed_share`: a call may lose its context many times.
+    Utilisation and shares lie between 0 and 1; only `recomputed_share` may exceed 1 where memory thrashes.
     Of a run's prompt tokens, it prefilled 1 - `cached_share` + `recomputed_share`.
     """
     programs = result.programs

@@ -231,7 +231,7 @@ class _Simulation:
         self._estimator.observe_program(program.trace.source, program.service_s)
 
     def _schedule_silence(self, program: LiveProgram, now: float, delay_s: float = math.inf) -> None:
-        """Plan the end, to the scheduler's knowledge, of a program without calls, if no call arrives before."""
+        """Plan when the scheduler takes a program without calls as ended, unless a call arrives before."""
         at_s = now + min(delay_s, self._settings.idle_s)
         if at_s < math.inf:
             heapq.heappush(self._events, (at_s, _SILENCE, program.index, len(program.calls), ""))
