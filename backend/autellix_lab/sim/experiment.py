@@ -22,6 +22,7 @@ from autellix_lab.workload.prefixes import system_prefix
 from autellix_lab.workload.statistics import Interval, confidence_interval, jain_index, statistics_of
 
 __all__ = [
+    "COMPARED",
     "Point",
     "Sweep",
     "SweepResult",
@@ -34,6 +35,8 @@ __all__ = [
 
 Metrics = dict[str, float]
 """Numbers of one run by name, such as `token_latency_s.mean`."""
+COMPARED = ("token_latency_s.mean", "latency_s.mean", "latency_s.p95", "latency_s.p99")
+"""The paper's metric, and the mean and tail of what a person waits for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +100,10 @@ class SweepResult:
         """Return the mean, over the seeds, of a metric's ratio to the baseline's run of the same seed."""
         pairs = zip(self.values(case, load, metric), self.values(baseline, load, metric), strict=True)
         return confidence_interval([value / base if base else 1.0 for value, base in pairs])
+
+    def ratios(self, case: str, baseline: str, load: float) -> dict[str, Interval]:
+        """Return the ratios of the COMPARED metrics to the baseline's, seed by seed."""
+        return {metric: self.ratio(case, baseline, load, metric) for metric in COMPARED}
 
 
 def pick(programs: Sequence[ProgramTrace], count: int, seed: int) -> list[ProgramTrace]:

@@ -132,6 +132,12 @@ class EngineModel:
             return self
         return replace(self, **{name: getattr(self, name) / speed for name in _STEP_TIMES})
 
+    def with_kv(self, share: float) -> EngineModel:
+        """Return an engine with this share of the KV blocks, rounded down; an unbounded one stays so."""
+        if self.kv_blocks is None:
+            return self
+        return replace(self, kv_blocks=int(self.kv_blocks * share))
+
     def to_mapping(self) -> dict[str, object]:
         """Return the parameters as plain JSON values."""
         return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -485,6 +485,14 @@ def test_a_bad_parameter_names_its_field(field: str, value: object) -> None:
         replace(SMALL, **{field: value})  # type: ignore[arg-type]
 
 
+def test_a_share_of_the_memory_is_whole_blocks() -> None:
+    assert SMALL.with_kv(0.25) == replace(SMALL, kv_blocks=40)
+    assert replace(SMALL, kv_blocks=7).with_kv(0.5).kv_blocks == 3
+    assert UNIT.with_kv(0.5) is UNIT
+    with pytest.raises(ValueError, match="kv_blocks must"):
+        SMALL.with_kv(0.001)
+
+
 def test_calls_of_one_prompt_share_its_blocks_while_they_run() -> None:
     """Three answers to one prompt of six blocks: it is prefilled once."""
     root = CallTrace(id=0, parents=(), thread="0", prefill_tokens=100, decode_tokens=20)
