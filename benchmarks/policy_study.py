@@ -1,6 +1,7 @@
 """Simulates the policies on recorded programs, and the scheduler's settings one at a time.
 
-    policy_study.py traces DATA       all policies over offered loads, on the traces in DATA/public
+    policy_study.py traces DATA       all policies over offered loads, on the traces in DATA/public; held-out
+                                      sources by --workloads tau_airline,...
     policy_study.py sensitivity DATA  one setting after the other, at one load
 
 Every figure is a mean over seeds with Student's 95 % interval; ratios are taken seed by seed, between runs
@@ -21,15 +22,31 @@ from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.sim.experiment import Sweep, SweepResult, run_sweep, summarise_runs
 from autellix_lab.sim.markdown import markdown_table
 from autellix_lab.sim.presets import PRESETS
-from autellix_lab.sim.recorded import FEW_SLOTS, Chapter, fit_note, study_parser, study_workloads
+from autellix_lab.sim.recorded import (
+    FEW_SLOTS,
+    Chapter,
+    fit_note,
+    fits_with,
+    study_parser,
+    study_workloads,
+)
 from autellix_lab.sim.simulation import SimSettings
 from autellix_lab.sim.table import format_interval
+from autellix_lab.workload.fit import NO_GAPS, GapRule
 from autellix_lab.workload.statistics import Interval
 
 PRESET = PRESETS["llama3.1-8b-a100"]
 SLOTS = 16
 BASE = SchedulerConfig(preemption="always")
 COUNTS = {"chat": 200, "tools": 150, "mixed": 60, "coding": 30, "tree": 12}
+HELD_OUT_COUNTS = {
+    "tau_airline": 100,
+    "whowhen": 60,
+    "lats_humaneval": 20,
+    "mooncake_conv": 300,
+    "tot_game24": 12,
+    "sharegpt_zh": 200,
+}
 LOADS = (0.5, 0.8, 1.0, 1.3, 1.6)
 METRICS = {
     "token latency, mean": "token_latency_s.mean",
@@ -94,11 +111,10 @@ def verdict(ratio: Interval) -> str:
 
 
 def page(
-    workload: str, result: SweepResult, cases: Sequence[str], loads: Iterable[float], count: int
+    workload: str, result: SweepResult, cases: Sequence[str], loads: Iterable[float], note: str
 ) -> list[str]:
     """Return one workload's tables."""
-    slots = FEW_SLOTS.get(workload, SLOTS)
-    lines = [f"## {workload}", "", f"{count} programs per run, {slots} slots, {fit_note(workload)}.", ""]
+    lines = [f"## {workload}", "", f"{note}.", ""]
     for load in loads:
         base = {title: result.interval("fcfs", load, metric) for title, metric in METRICS.items()}
         shown = ", ".join(f"{title} {interval.mean:.3g} s" for title, interval in base.items())
@@ -118,6 +134,7 @@ def run(
     arguments: argparse.Namespace, cases: Mapping[str, SimSettings], loads: Sequence[float], out: str
 ) -> None:
     """Sweep every workload and write the results as they come."""
+    fits = fits_with(arguments.gaps)
 
     def chapter(workload: str, programs: Sequence[ProgramTrace], count: int) -> Chapter:
         sweep = Sweep(
@@ -129,15 +146,25 @@ def run(
         )
         result = run_sweep(sweep, workers=arguments.workers)
         rows = summarise_runs(result, [*METRICS.values(), *EXTRA])
-        return Chapter({"rows": rows}, page(workload, result, list(cases), loads, count))
+        slots = FEW_SLOTS.get(workload, SLOTS)
+        note = f"{count} programs per run, {slots} slots, {fit_note(workload, fits)}"
+        return Chapter({"rows": rows}, page(workload, result, list(cases), loads, note))
 
-    study_workloads(arguments, out, COUNTS, chapter)
+    study_workloads(arguments, out, COUNTS | HELD_OUT_COUNTS, chapter, fits=fits)
 
 
 def main() -> None:
     """Run the study from the command line."""
     parser = study_parser(__doc__, COUNTS, studies=("traces", "sensitivity"), workers=os.cpu_count() or 1)
     parser.add_argument("--load", type=float, default=1.3, help="of the sensitivity study")
+    parser.add_argument(
+        "--gap-cap",
+        dest="gaps",
+        type=lambda text: GapRule(float(text)),
+        default=NO_GAPS,
+        metavar="S",
+        help="play recorded gaps of at most this many seconds; inf as they are (default: 0, none)",
+    )
     arguments = parser.parse_args()
     if arguments.study == "traces":
         run(arguments, policies(), LOADS, "real-traces")

@@ -7,23 +7,30 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from autellix_backend.gateway.recording.trace import ProgramTrace
-from autellix_lab.workload.fit import Fit, GapRule, apply_fit, describe_fit
+from autellix_lab.workload.fit import NO_GAPS, Fit, GapRule, apply_fit, describe_fit
 from autellix_lab.workload.trace_files import read_traces
 
-SOURCES = {
+FAMILIES = {
     "chat": ("sharegpt_en", "sharegpt_zh"),
     "tools": ("bfcl_gt",),
     "tree": ("tot_game24", "lats_hotpot_model"),
     "coding": ("claude_code",),
 }
+"""Files by family; the fifth, `mixed`, has equal shares of MIXED."""
+MIXED = ("chat", "tools", "tree")
+HELD_OUT = ("tau_airline", "whowhen", "lats_humaneval", "mooncake_conv", "tot_game24", "sharegpt_zh")
+"""Files for which no constant was chosen, or not alone."""
+SOURCES = FAMILIES | {name: (name,) for name in HELD_OUT}
 FITS = {
     # Prompts average 119,000 tokens; a fiftieth lets one engine hold several programs.
-    "coding": Fit(length_scale=0.02, max_context_tokens=8_000, gap_rule=GapRule(0.0)),
+    "coding": Fit(length_scale=0.02, max_context_tokens=8_000, gap_rule=NO_GAPS),
+    # A quarter of the preset's memory holds the longest context.
+    "mooncake_conv": Fit(max_context_tokens=100_000, gap_rule=NO_GAPS),
 }
 FEW_SLOTS = {"coding": 4}
 """Batch size for workloads whose programs are so long that only few can run."""
@@ -39,9 +46,9 @@ class Chapter:
 
 
 def load_programs(data: Path, workload: str, fits: Mapping[str, Fit] = FITS) -> list[ProgramTrace]:
-    """Read a workload's programs and fit them to the engine; mixed has equal shares of the first three."""
+    """Read the programs of a family or a held-out source, and fit them to the engine."""
     if workload == "mixed":
-        pools = [load_programs(data, name, fits) for name in ("chat", "tools", "tree")]
+        pools = [load_programs(data, name, fits) for name in MIXED]
         share = min(len(pool) for pool in pools)
         return [program for pool in pools for program in pool[:share]]
     programs = [
@@ -51,6 +58,11 @@ def load_programs(data: Path, workload: str, fits: Mapping[str, Fit] = FITS) -> 
     ]
     fit = fits.get(workload)
     return programs if fit is None else [apply_fit(program, fit) for program in programs]
+
+
+def fits_with(gaps: GapRule) -> dict[str, Fit]:
+    """Return FITS with another rule for gaps; the other workloads have no recorded ones."""
+    return {name: replace(fit, gap_rule=gaps) for name, fit in FITS.items()}
 
 
 def fit_note(workload: str, fits: Mapping[str, Fit] = FITS) -> str:
