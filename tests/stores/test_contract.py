@@ -24,7 +24,9 @@ def test_the_policy_decides_what_parallel_calls_add_up_to(table: Table, policy: 
         await store.settle(end("a", 1.0, 1.0), 1.0)
         await store.settle(end("b", 3.0), 2.0)
         inherited = await store.begin(start("c"), 3.0)
-        assert inherited == Inherited(service_s=expected, program_service_s=expected, wait_s=2.0)
+        assert inherited == Inherited(
+            service_s=expected, program_service_s=expected, wait_s=2.0, finished_calls=2
+        )
         check(store)
 
     table.run(main())
@@ -149,7 +151,7 @@ def test_known_parents_decide_where_a_call_starts(table: Table) -> None:
         await store.settle(end("short", 1.0), 5.0)
         child = CallStart(key="k", call_id="k", program_id="p", parents=("short",))
         stranger = CallStart(key="l", call_id="l", program_id="p", parents=("elsewhere",))
-        expected = Inherited(service_s=1.0, program_service_s=5.0, wait_s=2.0)
+        expected = Inherited(service_s=1.0, program_service_s=5.0, wait_s=2.0, finished_calls=2)
         assert await store.begin(child, 6.0) == expected
         assert (await store.begin(stranger, 6.0)).service_s == 5.0
 

@@ -17,6 +17,7 @@ from autellix_backend.core.policies import make_policy
 from autellix_backend.stores.base import (
     CallEnd,
     CallStart,
+    ProgramEnd,
     ProgramStore,
     ProgramView,
     Reaped,
@@ -39,6 +40,8 @@ STARTS = st.builds(
     parents=st.none() | st.lists(KEYS, max_size=2).map(tuple),
     session_id=st.none() | SESSIONS,
     name=st.none() | st.sampled_from(["chat", "tree"]),
+    class_id=st.none() | st.sampled_from(["/chat", "/tree"]),
+    prompt_tokens=st.integers(0, 9),
     hint=st.none() | st.builds(Hint, calls=st.none() | SECONDS, tokens=st.none() | SECONDS),
     flags=FLAGS.map(tuple),
     interceptions=st.lists(st.tuples(st.sampled_from(["search"]), SECONDS), max_size=2).map(tuple),
@@ -104,8 +107,8 @@ def test_a_history_reads_alike_in_every_store(table: Table, policy: str, steps: 
         table.renew()
         store = await table.open(policy)
         memory = MemoryStore(make_policy(policy), program_idle_s=IDLE_S, session_ttl_s=SESSION_TTL_S)
-        left: list[str] = []
-        expected: list[str] = []
+        left: list[ProgramEnd] = []
+        expected: list[ProgramEnd] = []
         store.subscribe(left.append)
         memory.subscribe(expected.append)
         now = 0.0
@@ -128,8 +131,8 @@ def test_every_field_of_a_view_is_restored(table: Table) -> None:
         full: dict[str, Any] = {"name": "chat", "thread_id": "2", "parents": ("x",), "flags": ("implicit",)}
         tools = (("search", 0.5),)
         for one in (memory, store):
-            await one.begin(start("a", session="s", interceptions=tools, **full), 1.0)
-            await one.begin(start("b", **full), 2.0)
+            await one.begin(start("a", session="s", interceptions=tools, class_id="/chat", prompt_tokens=8, **full), 1.0)
+            await one.begin(start("b", class_id="/tree", prompt_tokens=9, **full), 2.0)
             tokens: dict[str, Any] = {"prompt_tokens": 7, "cached_tokens": 5, "output_tokens": 3}
             cost: dict[str, Any] = {
                 "level": 2,

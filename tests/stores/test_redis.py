@@ -100,7 +100,7 @@ def test_other_gateways_receive_ends_and_learn_from_them(shared: Table) -> None:
     async def main() -> None:
         one, other = await shared.open("hinted"), await shared.open("hinted")
         heard: list[str] = []
-        other.subscribe(heard.append)
+        other.subscribe(lambda ended: heard.append(ended.program_id))
         names = [f"p{number}" for number in range(LEAST_PROGRAMS)]
         for name in names:
             await one.begin(start(name, name, name="chat"), 0.0)

@@ -162,7 +162,7 @@ def test_a_program_that_ended_meanwhile_stays_ended(shared: Table, pair: Pair) -
             await far.begin(start("busy-2", "busy"), 1.0)
             await far.begin(start("charged-2", "charged"), 1.0)
             left: list[str] = []
-            far.subscribe(left.append)
+            far.subscribe(lambda ended: left.append(ended.program_id))
             relay.cut()
             await far.settle(end("charged-2", 1.0, program="charged"), 2.0)
             for name in ("idle", "charged", "busy"):
@@ -183,8 +183,8 @@ def test_an_end_on_both_sides_of_a_partition_is_published_once(shared: Table, pa
     async def main() -> None:
         async with pair() as (far, near, relay):
             ends: dict[str, list[str]] = {"far": [], "near": []}
-            far.subscribe(ends["far"].append)
-            near.subscribe(ends["near"].append)
+            far.subscribe(lambda ended: ends["far"].append(ended.program_id))
+            near.subscribe(lambda ended: ends["near"].append(ended.program_id))
             await far.begin(start("a", "known"), 0.0)
             await far.settle(end("a", 1.0, program="known"), 1.0)
             relay.cut()
@@ -209,7 +209,7 @@ def test_an_end_whose_answer_got_lost_is_published_once(shared: Table, pair: Pai
     async def main() -> None:
         async with pair(timeout_s=SHORT_S) as (far, near, relay):
             ends: list[str] = []
-            far.subscribe(ends.append)
+            far.subscribe(lambda ended: ends.append(ended.program_id))
             await far.open_session("s", 0.0)
             await far.begin(start("a", session="s"), 0.0)
             await far.settle(end("a", 1.0), 1.0)
@@ -237,8 +237,8 @@ def test_a_reaped_end_whose_answer_got_lost_is_published_once(shared: Table, pai
     async def main() -> None:
         async with pair(timeout_s=SHORT_S) as (far, near, relay):
             ends: dict[str, list[str]] = {"far": [], "near": []}
-            far.subscribe(ends["far"].append)
-            near.subscribe(ends["near"].append)
+            far.subscribe(lambda ended: ends["far"].append(ended.program_id))
+            near.subscribe(lambda ended: ends["near"].append(ended.program_id))
             session = "s" if how == "silent" else None
             if session is not None:
                 await far.open_session(session, 0.0)
@@ -267,8 +267,8 @@ def test_every_kind_of_end_is_published_at_every_gateway(shared: Table, how: str
     async def main() -> None:
         one, other = await shared.open(), await shared.open()
         ends: dict[str, list[str]] = {"one": [], "other": []}
-        one.subscribe(ends["one"].append)
-        other.subscribe(ends["other"].append)
+        one.subscribe(lambda ended: ends["one"].append(ended.program_id))
+        other.subscribe(lambda ended: ends["other"].append(ended.program_id))
         await one.open_session("s", 0.0)
         await one.begin(start("a", session="s"), 0.0)
         await one.settle(end("a", 1.0, is_final=how == "final"), 1.0)

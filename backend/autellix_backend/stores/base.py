@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from autellix_backend.core.config import OUTPUT_WEIGHT, PROMPT_WEIGHT
 from autellix_backend.core.estimate import Hint
 
 
@@ -35,6 +36,10 @@ class CallStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Remarks on its identity: `implicit`, `truncated`."""
     interceptions: tuple[tuple[str, float], ...] = ()
     """Tools that ran at the client since the calls this one depends on: name, seconds."""
+    class_id: str | None = None
+    """The class of its program, which the program's first call decides."""
+    prompt_tokens: int = 0
+    """An estimate for its prompt, from the size of its body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +53,9 @@ class Inherited:
     wait_s: float
     expected_s: float | None = None
     """Service that the program is expected to need from this call on; None if unknown."""
+    finished_calls: int = 0
+    work: float = 0.0
+    """Weighted tokens of the program's finished calls."""
 
 
 class CallEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -116,6 +124,30 @@ class ProgramView(msgspec.Struct, kw_only=True):
     output_tokens: int = 0
     last_interceptions: tuple[tuple[str, float], ...] = ()
     """The tools that ran before its latest call that reported any."""
+    class_id: str | None = None
+    first_prompt_tokens: int = 0
+    """The estimate for the prompt of the call that decided its class."""
+
+    @property
+    def work(self) -> float:
+        """Return the weighted tokens of its finished calls."""
+        return program_work(self.prompt_tokens, self.cached_tokens, self.output_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class ProgramEnd:
+    """A program that has left the table, and what its class learns from it."""
+
+    program_id: str
+    class_id: str | None = None
+    first_prompt_tokens: int = 0
+    work: float = 0.0
+    """Weighted tokens of its finished calls; 0 if unknown."""
+
+
+def program_work(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> float:
+    """Return the weighted tokens of a program's calls; cached prompt tokens cost nothing."""
+    return PROMPT_WEIGHT * max(0, prompt_tokens - cached_tokens) + OUTPUT_WEIGHT * output_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,8 +225,12 @@ class ProgramStore(Protocol):
     async def counts(self) -> Counts:
         """Return how much the store holds."""
 
-    def subscribe(self, on_end: Callable[[str], None]) -> None:
-        """Call `on_end` with the id of each program that ends, once, when its last running call has ended.
+    async def recent_ends(self) -> list[ProgramEnd]:
+        """Return the programs that ended before this gateway started, as far as the store remembers them."""
+        ...
+
+    def subscribe(self, on_end: Callable[[ProgramEnd], None]) -> None:
+        """Call `on_end` with each program that ends, once, when its last running call has ended.
 
         Every end is published: by its client, with a final call, with its last session, or for being idle.
         A shared store also publishes the ends that other gateways brought about. `on_end` must not raise or

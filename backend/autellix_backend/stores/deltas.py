@@ -98,6 +98,9 @@ class Delta:
         }
         if copy is not None and copy.name:
             message["name"] = copy.name
+        if copy is not None and copy.class_id is not None:
+            message["class_id"] = copy.class_id
+            message["first_prompt_tokens"] = copy.first_prompt_tokens
         if self.is_restoring:
             message["base"] = self.base
         return message

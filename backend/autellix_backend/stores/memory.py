@@ -18,6 +18,7 @@ from autellix_backend.stores.base import (
     CallStart,
     Counts,
     Inherited,
+    ProgramEnd,
     ProgramView,
     Reaped,
     StoredCall,
@@ -52,7 +53,7 @@ class MemoryStore:
         self._entries: dict[str, _Entry] = {}
         self._heartbeats: dict[str, float] = {}
         self._programs_of: dict[str, dict[str, None]] = {}
-        self._end_subscribers: list[Callable[[str], None]] = []
+        self._end_subscribers: list[Callable[[ProgramEnd], None]] = []
 
     async def open(self) -> None:
         """Do nothing."""
@@ -79,10 +80,14 @@ class MemoryStore:
             program_service_s=program.service_s,
             wait_s=program.wait_s,
             expected_s=self._expect(entry, call),
+            finished_calls=entry.view.finished_calls,
+            work=entry.view.work,
         )
 
     def _note_start(self, view: ProgramView, call: CallStart) -> None:
         view.name = view.name or call.name
+        if view.class_id is None and call.class_id is not None:
+            view.class_id, view.first_prompt_tokens = call.class_id, call.prompt_tokens
         new_flags = call.flags[: MAX_FLAGS - len(view.flags)]
         view.flags = tuple(dict.fromkeys((*view.flags, *new_flags)))
         view.intercepted_s += sum(seconds for _, seconds in call.interceptions)
@@ -197,7 +202,11 @@ class MemoryStore:
         active_calls = sum(len(entry.running) for entry in self._entries.values())
         return Counts(programs=len(self._table), sessions=len(self._heartbeats), active_calls=active_calls)
 
-    def subscribe(self, on_end: Callable[[str], None]) -> None:
+    async def recent_ends(self) -> list[ProgramEnd]:
+        """Return nothing: no program ended before this store was made."""
+        return []
+
+    def subscribe(self, on_end: Callable[[ProgramEnd], None]) -> None:
         """Publish the ends of programs."""
         self._end_subscribers.append(on_end)
 
@@ -244,8 +253,14 @@ class MemoryStore:
             del programs[program_id]
             if not programs:
                 del self._programs_of[session_id]
+        end = ProgramEnd(
+            program_id=program_id,
+            class_id=view.class_id,
+            first_prompt_tokens=view.first_prompt_tokens,
+            work=view.work,
+        )
         for on_end in self._end_subscribers:
-            on_end(program_id)
+            on_end(end)
 
 
 def _view(program: Program, entry: _Entry, calls: tuple[StoredCall, ...] = ()) -> ProgramView:

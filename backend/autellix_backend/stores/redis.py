@@ -23,9 +23,11 @@ from autellix_backend.stores.base import (
     CallStart,
     Counts,
     Inherited,
+    ProgramEnd,
     ProgramView,
     Reaped,
     StoreUnavailableError,
+    program_work,
 )
 from autellix_backend.stores.memory import HISTORY_CALLS, MAX_FLAGS
 from autellix_backend.stores.redis_link import RedisLink
@@ -74,7 +76,7 @@ class RedisStore:
         self._published: set[bytes] = set()
         self.epoch = ""
         """The table's identity, which changes when its data are lost."""
-        self._end_subscribers: list[Callable[[str], None]] = []
+        self._end_subscribers: list[Callable[[ProgramEnd], None]] = []
 
     async def open(self) -> None:
         """Join the table under a new id; after an error, take over the calls of the previous id.
@@ -126,6 +128,8 @@ class RedisStore:
             start["session"] = call.session_id
         if call.name:
             start["name"] = call.name
+        if call.class_id is not None:
+            start["class_id"], start["first_prompt_tokens"] = call.class_id, call.prompt_tokens
         if call.interceptions:
             start["interceptions"] = to_text(call.interceptions)
             start["intercepted_s"] = sum(seconds for _, seconds in call.interceptions)
@@ -148,6 +152,8 @@ class RedisStore:
             program_service_s=service_s,
             wait_s=wait_s,
             expected_s=self._expect(known) if self._policy.sizes_programs else None,
+            finished_calls=int(known[4] or 0),
+            work=program_work(*(int(known[index] or 0) for index in (9, 10, 5))),
         )
 
     def _expect(self, known: Sequence[bytes | None]) -> float | None:
@@ -236,7 +242,19 @@ class RedisStore:
         programs, sessions, active_calls = await self._link.run("counts", self._gateway)
         return Counts(programs=programs, sessions=sessions, active_calls=active_calls)
 
-    def subscribe(self, on_end: Callable[[str], None]) -> None:
+    async def recent_ends(self) -> list[ProgramEnd]:
+        """Return the latest programs that ended before this gateway joined, oldest first."""
+        ends: list[ProgramEnd] = []
+        after = NO_EVENT.encode()
+        is_full = True
+        while is_full:
+            events = await self._link.run("ends", self._gateway, after, self._last_event, MAX_REAPED)
+            ends += [_program_end(*fields[1::2]) for _, fields in events]
+            is_full = len(events) == MAX_REAPED
+            after = events[-1][0] if events else after
+        return ends
+
+    def subscribe(self, on_end: Callable[[ProgramEnd], None]) -> None:
         """Publish the ends of programs, whichever gateway ended them."""
         self._end_subscribers.append(on_end)
 
@@ -299,11 +317,13 @@ class RedisStore:
                 self._published.add(event)
                 self._publish_end(*values)
 
-    def _publish_end(self, program_id: bytes, name: bytes, service_s: bytes, finished: bytes) -> None:
-        if int(finished) and name:
+    def _publish_end(self, *values: bytes) -> None:
+        _, name, service_s, finished, *_ = values
+        if finished and name:
             self._estimator.observe_program(name.decode(), float(service_s))
+        end = _program_end(*values)
         for on_end in self._end_subscribers:
-            on_end(program_id.decode())
+            on_end(end)
 
     async def _views(self, program_ids: Sequence[str], *, has_calls: bool) -> list[ProgramView]:
         history = "with" if has_calls else "without"
@@ -322,6 +342,18 @@ class RedisStore:
 
 def _event_order(event: bytes) -> tuple[int, ...]:
     return tuple(map(int, event.split(b"-")))
+
+
+def _program_end(program_id: bytes, *values: bytes) -> ProgramEnd:
+    """Return the end that the script `drop` describes; what the program does not have is empty."""
+    _, _, _, class_id, *counts = values
+    first_prompt_tokens, prompt_tokens, cached_tokens, output_tokens = (int(count or 0) for count in counts)
+    return ProgramEnd(
+        program_id=program_id.decode(),
+        class_id=class_id.decode() or None,
+        first_prompt_tokens=first_prompt_tokens,
+        work=program_work(prompt_tokens, cached_tokens, output_tokens),
+    )
 
 
 def _lost_end(key: bytes, program_id: bytes) -> CallEnd:

@@ -20,6 +20,7 @@ from autellix_backend.stores.base import (
     CallStart,
     Counts,
     Inherited,
+    ProgramEnd,
     ProgramStore,
     ProgramView,
     Reaped,
@@ -55,7 +56,7 @@ class ReplicatedStore:
         self._problem: str | None = "it was not opened"
         # Programs whose end was published and that have not begun here since.
         self._latest_ends: dict[str, None] = {}
-        self._end_subscribers: list[Callable[[str], None]] = []
+        self._end_subscribers: list[Callable[[ProgramEnd], None]] = []
         shared.subscribe(self._left_table)
         local.subscribe(self._left_copy)
 
@@ -207,7 +208,11 @@ class ReplicatedStore:
         """Count programs, sessions and running calls."""
         return await self._read(lambda store: store.counts())
 
-    def subscribe(self, on_end: Callable[[str], None]) -> None:
+    async def recent_ends(self) -> list[ProgramEnd]:
+        """Return the latest ends of the shared table, none if it cannot be used."""
+        return await self._ask(lambda shared: shared.recent_ends()) or []
+
+    def subscribe(self, on_end: Callable[[ProgramEnd], None]) -> None:
         """Publish the ends of programs, whichever gateway ended them."""
         self._end_subscribers.append(on_end)
 
@@ -240,7 +245,7 @@ class ReplicatedStore:
         return await ask(self._local)
 
     async def _reap_shared(self, shared: RedisStore, now: float) -> Reaped:
-        await self._backlog.upload(self._left_table)
+        await self._backlog.upload(lambda program_id: self._left_table(ProgramEnd(program_id=program_id)))
         return await shared.reap(now)
 
     async def _reconnect(self) -> None:
@@ -257,30 +262,30 @@ class ReplicatedStore:
         logger.info("the shared process table is back, %d programs are to be merged", len(self._backlog))
         self._problem = None
 
-    def _left_table(self, program_id: str) -> None:
-        if not self._is_alone(program_id):
-            self._local.forget(program_id)
-            self._publish_end(program_id)
+    def _left_table(self, end: ProgramEnd) -> None:
+        if not self._is_alone(end.program_id):
+            self._local.forget(end.program_id)
+            self._publish_end(end)
 
-    def _left_copy(self, program_id: str) -> None:
+    def _left_copy(self, end: ProgramEnd) -> None:
         # The shared table publishes all other ends.
-        if self._is_alone(program_id):
-            self._publish_end(program_id)
+        if self._is_alone(end.program_id):
+            self._publish_end(end)
 
     def _note_end(self, program_id: str, *, was_here: bool) -> None:
         """Publish the end of a program that has left the copy, with the table's answer outstanding."""
         if was_here and self._local.sums(program_id) is None:
-            self._publish_end(program_id)
+            self._publish_end(ProgramEnd(program_id=program_id))
         # While the table is in use, deltas reach it by themselves, and mere ends do not.
         if self._problem is not None:
             self._backlog.drop_if_private(program_id)
 
-    def _publish_end(self, program_id: str) -> None:
+    def _publish_end(self, end: ProgramEnd) -> None:
         """Publish an end, unless it was published and the program has not begun here since."""
-        if program_id in self._latest_ends:
+        if end.program_id in self._latest_ends:
             return
-        self._latest_ends[program_id] = None
+        self._latest_ends[end.program_id] = None
         if len(self._latest_ends) > MAX_LATEST_ENDS:
             del self._latest_ends[next(iter(self._latest_ends))]
         for on_end in self._end_subscribers:
-            on_end(program_id)
+            on_end(end)

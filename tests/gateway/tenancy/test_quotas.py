@@ -242,7 +242,7 @@ class LimiterBesideStore(RuleBasedStateMachine):
         self.limiter = make_limiter()
         self.tenant = Tenant(limits=TenantLimits(max_calls=1000))
         self.store = MemoryStore(make_policy("plas"), program_idle_s=10.0, session_ttl_s=1e9)
-        self.store.subscribe(self.limiter.on_program_ended)
+        self.store.subscribe(lambda ended: self.limiter.on_program_ended(ended.program_id))
         self.running: list[tuple[Any, Reservation]] = []
 
     @rule(program=ids, session=sessions)

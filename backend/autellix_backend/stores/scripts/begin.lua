@@ -1,5 +1,5 @@
 -- Starts a call. Returns 0 if its key is running already, else the values that it inherits from its program.
--- ARGV: gateway, JSON {program, key, now, start, session?, name?, flags, most_flags, intercepted_s,
+-- ARGV: gateway, JSON {program, key, now, start, session?, name?, class_id?, first_prompt_tokens?, flags, most_flags, intercepted_s,
 -- interceptions?, hint?, parents?}
 local start = cjson.decode(ARGV[2])
 local program, now = start.program, text(start.now)
@@ -14,6 +14,7 @@ place(program, now)
 if start.name then
   call('HSETNX', p, 'name', start.name)
 end
+set_class(p, start)
 if #start.flags > 0 then
   add_flags(p, start.flags, start.most_flags)
 end
@@ -33,5 +34,5 @@ for _, parent in ipairs(start.parents or {}) do
   ends[#ends + 1] = call('HGET', key('e', program), parent) or ''
 end
 local known = call('HMGET', p, 'service_s', 'wait_s', 'name', 'total_service_s', 'finished_calls', 'output_tokens',
-  'hint', 'hint_calls', 'hint_tokens')
+  'hint', 'hint_calls', 'hint_tokens', 'prompt_tokens', 'cached_tokens')
 return {known, ends}

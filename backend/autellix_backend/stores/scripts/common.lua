@@ -96,6 +96,13 @@ local function keep(program, session)
   end
 end
 
+-- The first call with a class decides it.
+local function set_class(p, source)
+  if source.class_id and call('HSETNX', p, 'class_id', source.class_id) == 1 then
+    call('HSET', p, 'first_prompt_tokens', source.first_prompt_tokens)
+  end
+end
+
 local function add_flags(p, flags, most)
   local known = cjson.decode(call('HGET', p, 'flags') or '[]')
   local has = {}
@@ -149,9 +156,12 @@ local function ended_since(ends, id, moment)
   return ended and number(ended) >= moment - CLOCK_ERROR_S
 end
 
+local END_FIELDS = {'name', 'total_service_s', 'finished_calls', 'class_id', 'first_prompt_tokens', 'prompt_tokens',
+  'cached_tokens', 'output_tokens'}
+
 -- Remove a program; return its end's entry in the stream and the values that its class learns from.
 local function drop(program)
-  local known = call('HMGET', key('p', program), 'name', 'total_service_s', 'finished_calls')
+  local known = call('HMGET', key('p', program), unpack(END_FIELDS))
   for _, session in ipairs(call('ZRANGE', key('ps', program), 0, -1)) do
     call('ZREM', key('sp', session), program)
   end
@@ -162,10 +172,14 @@ local function drop(program)
   call('ZREM', ACTIVE, program)
   call('ZREM', IDLE, program)
   note_end(ENDED, program)
-  local name, service, finished = known[1] or '', known[2] or '0', known[3] or '0'
-  local event = call('XADD', ENDS, 'MAXLEN', '~', KEPT_ENDS, '*',
-    'program', program, 'name', name, 'service', service, 'finished', finished)
-  return {event, program, name, service, finished}
+  local fields, values = {'program', program}, {program}
+  for index, field in ipairs(END_FIELDS) do
+    local value = known[index] or ''
+    fields[#fields + 1], fields[#fields + 2] = field, value
+    values[#values + 1] = value
+  end
+  local event = call('XADD', ENDS, 'MAXLEN', '~', KEPT_ENDS, '*', unpack(fields))
+  return {event, unpack(values)}
 end
 
 -- End a program, at once or with its last running call; return whether it existed, and its removed entry.
