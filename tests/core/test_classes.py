@@ -65,7 +65,7 @@ def test_a_class_predicts_its_median_after_enough_programs() -> None:
 
     run(sizes, float(LEAST_PROGRAMS))
 
-    assert predicted(begin(sizes, 0.0)) == (1 + LEAST_PROGRAMS) / 2
+    assert predicted(begin(sizes, 0.0)) == pytest.approx(math.sqrt(4 * 5))
     assert predicted(begin(sizes, 0.0, key=ClassKey("", "tree"))) is None
     assert predicted(begin(sizes, 0.0, key=ClassKey("other", "chat"))) is None
 
@@ -79,7 +79,7 @@ def test_programs_with_equal_first_prompts_predict_each_other() -> None:
     assert predicted(begin(sizes, 0.0, prompt_tokens=127)) == 10.0
     assert predicted(begin(sizes, 0.0, prompt_tokens=4097)) == 1000.0
     # No ended program had such a prompt.
-    assert predicted(begin(sizes, 0.0, prompt_tokens=0)) == 505.0
+    assert predicted(begin(sizes, 0.0, prompt_tokens=0)) == 100.0
 
 
 def test_a_later_call_adds_the_usual_remainder_to_what_is_attained() -> None:
@@ -101,6 +101,14 @@ def test_past_the_checkpoints_of_all_others_the_larger_programs_predict() -> Non
     assert predicted(begin(sizes, 0.0, 4.0), 1) == 7.0
     assert LEAST_IN_BUCKET == 4
     assert predicted(begin(sizes, 0.0, 6.0), 1) is None
+
+
+def test_nothing_to_expect_is_no_prediction() -> None:
+    sizes = ClassSizes()
+    for _ in range(LEAST_PROGRAMS):
+        run(sizes, 5.0, 0.0, 9.0)
+    # Its first call ended without a known token, and the others needed nothing beyond theirs.
+    assert predicted(begin(sizes, 0.0, 0.0), 1) is None
 
 
 def test_only_the_arrivals_at_checkpoints_predict() -> None:
@@ -236,7 +244,7 @@ def test_the_report_has_quantiles_of_the_remembered_programs() -> None:
     sizes = ClassSizes()
     for work in range(1, 11):
         run(sizes, float(work))
-    assert (report(sizes).median_work, report(sizes).p90_work) == (5.5, 9.0)
+    assert (report(sizes).median_work, report(sizes).p90_work) == (math.sqrt(5 * 6), 9.0)
 
 
 def test_one_tenants_classes_do_not_displace_anothers() -> None:

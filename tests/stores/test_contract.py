@@ -11,6 +11,7 @@ from autellix_backend.stores.base import (
     CallStart,
     Counts,
     Inherited,
+    ProgramEnd,
 )
 from autellix_backend.stores.memory import HISTORY_CALLS
 
@@ -138,6 +139,22 @@ def test_the_history_is_bounded_and_shows_running_calls_last(table: Table) -> No
         assert (view.calls[0].start.call_id, view.calls[-1].start.call_id) == ("5", "last")
         assert view.calls[-1].end is None
         check(store)
+
+    table.run(main())
+
+
+def test_an_end_carries_the_first_calls_class_and_the_work(table: Table) -> None:
+    async def main() -> None:
+        store = await table.open()
+        ends: list[ProgramEnd] = []
+        store.subscribe(ends.append)
+        await store.begin(start("a", class_id="/chat", prompt_tokens=7), 0.0)
+        await store.settle(end("a", 1.0, prompt_tokens=10, cached_tokens=4, output_tokens=3), 1.0)
+        inherited = await store.begin(start("b", class_id="/tree", prompt_tokens=9), 2.0)
+        assert (inherited.finished_calls, inherited.work) == (1, 12.0)
+        await store.settle(end("b", 1.0, prompt_tokens=20, output_tokens=1, is_final=True), 3.0)
+        assert ends == [ProgramEnd(program_id="p", class_id="/chat", first_prompt_tokens=7, work=34.0)]
+        assert await store.recent_ends() == []
 
     table.run(main())
 

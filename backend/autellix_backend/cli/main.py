@@ -28,6 +28,10 @@ COMMANDS = {
     ),
     "ps": ("autellix_backend.cli.ps", "list the programs of a gateway"),
     "why": ("autellix_backend.cli.why", "explain why a program waits"),
+    "classes": (
+        "autellix_backend.cli.classes",
+        "show the sizes of programs by class, and how well they are predicted",
+    ),
     "top": ("autellix_backend.cli.top", "watch engines and programs"),
     "config": (
         "autellix_backend.cli.config",

@@ -193,6 +193,9 @@ class _Tables:
         """Return the total work of a program at a checkpoint, None if too few have ended."""
         if len(self.ended) < LEAST_PROGRAMS:
             return None
+        return self._total(checkpoint, bucket, attained) or None
+
+    def _total(self, checkpoint: int, bucket: int, attained: float) -> float | None:
         for table in ((checkpoint, bucket), (checkpoint, None)):
             remainders = self._remainders.get(table, ())
             if len(remainders) >= LEAST_IN_BUCKET:
@@ -345,5 +348,6 @@ def _bucket(tokens: float) -> int:
 
 
 def _median(ordered: Sequence[float]) -> float:
+    # Errors are ratios, so between the two in the middle lies their geometric mean.
     middle = len(ordered) // 2
-    return (ordered[middle] + ordered[-1 - middle]) / 2
+    return math.sqrt(ordered[middle] * ordered[-1 - middle])

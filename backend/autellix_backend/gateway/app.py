@@ -15,7 +15,7 @@ from autellix_backend.engines.base import Engine
 from autellix_backend.gateway.calls.dialects import DIALECTS
 from autellix_backend.gateway.calls.exchange import CallEndpoint
 from autellix_backend.gateway.errors import InvalidKeyError
-from autellix_backend.gateway.http import admin, engines, events, programs, sessions
+from autellix_backend.gateway.http import admin, classes, engines, events, programs, sessions
 from autellix_backend.gateway.http.authentication import Authentication
 from autellix_backend.gateway.http.errors import install_error_handlers
 from autellix_backend.gateway.http.openapi import AsgiRoute, describe_route, head_routes
@@ -28,7 +28,7 @@ from autellix_backend.stores.base import ProgramStore
 REAP_PERIOD_S = 1.0
 CLOSE_TIMEOUT_S = 5.0
 """How long the end waits for the disk of the call log."""
-ROUTERS = (admin.router, engines.router, events.router, programs.router, sessions.router)
+ROUTERS = (admin.router, classes.router, engines.router, events.router, programs.router, sessions.router)
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +92,7 @@ async def _lifespan(components: Components, _app: FastAPI) -> AsyncIterator[None
             stack.push_async_callback(asyncio.to_thread, components.call_log.close, CLOSE_TIMEOUT_S)
         await components.store.open()
         stack.push_async_callback(components.store.close)
+        components.classes.learn(await components.store.recent_ends())
         components.pool.open()
         stack.push_async_callback(components.pool.close)
         reaper = asyncio.create_task(_reap(components))
@@ -110,6 +111,7 @@ def _engine_routes(components: Components) -> list[AsgiRoute]:
         resolver=components.resolver,
         router=components.router,
         registry=components.registry,
+        classes=components.classes,
         max_body_bytes=max_body_bytes,
     )
     passthrough = PassthroughEndpoint(components.pool, max_body_bytes=max_body_bytes)

@@ -13,6 +13,7 @@ from autellix_backend.engines.breaker import Breaker
 from autellix_backend.engines.kv_events import KvEventListener, check_kv_events_installed
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
 from autellix_backend.gateway.calls.registry import CallRegistry
+from autellix_backend.gateway.classes import ProgramClasses
 from autellix_backend.gateway.engines.handle import AdmissionBounds, EngineHandle
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.queue import (
@@ -38,7 +39,7 @@ from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.observe.tracing import make_tracer
 from autellix_backend.reports.snapshot import EngineSnapshot
 from autellix_backend.settings import Settings, TenantLimits
-from autellix_backend.stores.base import ProgramStore
+from autellix_backend.stores.base import ProgramEnd, ProgramStore
 from autellix_backend.stores.factory import make_store
 
 BREAKER_FAILURES = 3
@@ -83,6 +84,7 @@ class Components:
         log_path, otlp_endpoint = settings.observe.call_log, settings.observe.otlp_endpoint
         self.call_log = None if log_path is None else make_call_log(log_path, metrics.registry)
         self.tracer = None if otlp_endpoint is None else make_tracer(otlp_endpoint)
+        self.classes = ProgramClasses()
         self.registry = CallRegistry(
             self.store,
             settings.scheduler,
@@ -104,7 +106,7 @@ class Components:
 
     def _subscribe(self) -> None:
         """Publish the life of each call and program: its beginning, its settlement or end."""
-        registry, router = self.registry, self.router
+        registry, router, classes = self.registry, self.router, self.classes
         registry.subscribe(on_settled=self.metrics.calls.take)
         if self.call_log is not None:
             registry.subscribe(on_settled=self.call_log.put)
@@ -112,17 +114,19 @@ class Components:
             registry.subscribe(on_settled=self.tracer.take)
         if self.limiter is not None:
             registry.subscribe(on_settled=self.limiter.on_call_settled)
-            self.store.subscribe(self.limiter.on_program_ended)
+            self.store.subscribe(partial(_by_id, self.limiter.on_program_ended))
         if self.recorder is not None:
             registry.subscribe(on_begun=self.recorder.on_call_begun, on_settled=self.recorder.on_call_settled)
-            self.store.subscribe(self.recorder.on_program_ended)
+            self.store.subscribe(partial(_by_id, self.recorder.on_program_ended))
         registry.subscribe(on_begun=self.feed.on_call_begun, on_settled=self.feed.on_call_settled)
-        self.store.subscribe(self.feed.on_program_ended)
+        self.store.subscribe(partial(_by_id, self.feed.on_program_ended))
         registry.subscribe(
             on_begun=lambda call: router.on_program_begun(call.start.program_id),
             on_settled=router.on_call_settled,
         )
-        self.store.subscribe(router.on_program_ended)
+        self.store.subscribe(partial(_by_id, router.on_program_ended))
+        registry.subscribe(on_begun=lambda call: classes.on_call_begun(call.start, call.inherited))
+        self.store.subscribe(classes.on_program_ended)
 
     def _make_store(self) -> ProgramStore:
         return make_store(
@@ -214,3 +218,7 @@ class Components:
 
     def _count_refusal(self, reason: str) -> None:
         self.metrics.refusals.labels("", reason).inc()
+
+
+def _by_id(on_ended: Callable[[str], None], end: ProgramEnd) -> None:
+    on_ended(end.program_id)

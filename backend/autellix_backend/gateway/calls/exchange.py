@@ -20,6 +20,7 @@ from autellix_backend.gateway.calls.outbound import engine_body
 from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.gateway.calls.sse import StreamEndSplitter, error_event, holds_error
 from autellix_backend.gateway.calls.usage import StreamTail, read_usage
+from autellix_backend.gateway.classes import ProgramClasses, class_id
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.router import Assignment, Router
 from autellix_backend.gateway.engines.upstream import EngineResetError, engine_headers, response_headers
@@ -30,6 +31,7 @@ from autellix_backend.gateway.errors import (
     ShuttingDownError,
 )
 from autellix_backend.gateway.identity.identity import Identity, IdentityResolver, read_identity
+from autellix_backend.gateway.identity.program_class import program_class
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
 from autellix_backend.gateway.requests import read_body, read_headers, run_while_connected
 from autellix_backend.gateway.tenancy.tenants import Tenant, Tenants
@@ -48,6 +50,7 @@ class CallEndpoint:
         resolver: IdentityResolver,
         router: Router,
         registry: CallRegistry,
+        classes: ProgramClasses,
         *,
         max_body_bytes: int,
     ) -> None:
@@ -57,6 +60,7 @@ class CallEndpoint:
         self._resolver = resolver
         self._router = router
         self._registry = registry
+        self._classes = classes
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,7 +76,12 @@ class CallEndpoint:
         body = bounded(parse_body(data, self._dialect), tenant.limits, self._dialect)
         identity = await self._identify(tenant, headers, body)
         request = CallRequest(
-            dialect=self._dialect, tenant=tenant, identity=identity, headers=headers, body=body
+            dialect=self._dialect,
+            tenant=tenant,
+            identity=identity,
+            headers=headers,
+            body=body,
+            class_id=self._new_class(tenant, identity, body),
         )
         assignment = self._router.assign(identity.program, body.model, body.size_bytes)
         try:
@@ -85,6 +94,12 @@ class CallEndpoint:
         named = read_identity(headers, body.fields, self._registry.new_id).scoped_to(tenant)
         verified = await self._tokens.verify(named, headers, tenant)
         return self._resolver.resolve(verified, body.fields, tenant)
+
+    def _new_class(self, tenant: Tenant, identity: Identity, body: CallBody) -> str | None:
+        """Return the class of a program that is new here, None for a known one."""
+        if identity.program in self._classes:
+            return None
+        return class_id(tenant.name, program_class(identity.name, body.fields))
 
 
 class Exchange:

@@ -18,6 +18,9 @@ from autellix_backend.reports.report import EngineReport
 from autellix_backend.stores.base import CallEnd, CallStart, Inherited
 from autellix_wire import engine_args
 
+BYTES_PER_TOKEN = 4
+"""For the estimate of a prompt that no engine has seen."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRequest:
@@ -30,6 +33,8 @@ class CallRequest:
     headers: Mapping[str, str]
     """By their lower-case names."""
     body: CallBody
+    class_id: str | None = None
+    """Its program's class; None if that is known from an earlier call."""
 
     def start(self, key: str) -> CallStart:
         """Return what the store has to know."""
@@ -45,6 +50,8 @@ class CallRequest:
             hint=identity.hint,
             flags=identity.flags,
             interceptions=identity.interceptions,
+            class_id=self.class_id,
+            prompt_tokens=0 if self.class_id is None else self.body.size_bytes // BYTES_PER_TOKEN,
         )
 
     def arrival(self, key: str, inherited: Inherited) -> Arrival:
@@ -160,6 +167,8 @@ class OpenCall:
     def end(self, receipt: Receipt, outcome: Outcome) -> CallEnd:
         """Return what the store has to know of the settled call."""
         reports = self.reports
+        # A report has better numbers than the answer.
+        usage = self.usage if not reports else None
         return CallEnd(
             key=self.start.key,
             program_id=self.start.program_id,
@@ -174,9 +183,9 @@ class OpenCall:
             is_estimated=receipt.estimated,
             level=receipt.level,
             preemptions=receipt.preemptions,
-            prompt_tokens=receipt.prompt_tokens,
-            cached_tokens=receipt.cached_tokens,
-            output_tokens=receipt.output_tokens,
+            prompt_tokens=receipt.prompt_tokens if usage is None else usage.prompt_tokens,
+            cached_tokens=receipt.cached_tokens if usage is None else usage.cached_tokens,
+            output_tokens=receipt.output_tokens if usage is None else usage.output_tokens,
             is_final=self.is_final,
         )
 

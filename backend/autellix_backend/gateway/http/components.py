@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import Depends
 from starlette.requests import Request
 
+from autellix_backend.gateway.classes import ProgramClasses
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.explain.event_feed import EventFeed
 from autellix_backend.gateway.explain.overview import Overview, engine_view
@@ -41,6 +42,7 @@ async def _viewer(request: Request) -> Tenant:
     return tenant
 
 
+Classes = Annotated[ProgramClasses, _component("classes")]
 Clock = Annotated[Callable[[], float], _component("clock")]
 Feed = Annotated[EventFeed, _component("feed")]
 Metrics = Annotated[GatewayMetrics, _component("metrics")]

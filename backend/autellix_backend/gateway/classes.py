@@ -1,0 +1,97 @@
+"""The sizes of programs by class, learned from the beginnings of their calls and from their ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from autellix_backend.core.classes import (
+    LEAST_SCORED,
+    MARGIN,
+    ClassKey,
+    ClassReport,
+    ClassSizes,
+    LiveProgram,
+)
+from autellix_backend.gateway.tenancy.tenants import SEPARATOR
+from autellix_backend.stores.base import CallStart, Inherited, ProgramEnd
+
+
+def class_id(tenant: str, name: str) -> str:
+    """Return the id of a tenant's class in the process table; no tenant's name holds a slash."""
+    return f"{tenant}{SEPARATOR}{name}"
+
+
+class ProgramClasses:
+    """Follows the live programs and predicts their work; a tenant's programs teach only its own classes."""
+
+    def __init__(self) -> None:
+        self._sizes = ClassSizes()
+        self._live: dict[str, LiveProgram] = {}
+
+    def __len__(self) -> int:
+        """Return the number of live programs."""
+        return len(self._live)
+
+    def __contains__(self, program_id: object) -> bool:
+        """Return whether the class of a program is known."""
+        return program_id in self._live
+
+    def on_call_begun(self, start: CallStart, inherited: Inherited) -> None:
+        """Follow a program from its first call here on."""
+        program = self._live.get(start.program_id)
+        if program is None and start.class_id is not None:
+            program = _live_program(start.class_id, start.prompt_tokens)
+            self._live[start.program_id] = program
+        if program is not None:
+            self._sizes.on_call(
+                program, finished_calls=inherited.finished_calls, attained_work=inherited.work
+            )
+
+    def on_program_ended(self, end: ProgramEnd) -> None:
+        """Learn from a program that has ended, here or at another gateway."""
+        program = self._live.pop(end.program_id, None)
+        if program is None and end.class_id is not None:
+            program = _live_program(end.class_id, end.first_prompt_tokens)
+            self._sizes.on_call(program, finished_calls=0, attained_work=0.0)
+        if program is not None:
+            self._sizes.on_end(program, end.work)
+
+    def learn(self, ends: Iterable[ProgramEnd]) -> None:
+        """Learn from programs that ended before this gateway started."""
+        for end in ends:
+            self.on_program_ended(end)
+
+    def expected_work(self, program_id: str) -> float | None:
+        """Return the weighted tokens that a program is expected to need in all.
+
+        None for an unknown program, and where its class does not predict well enough.
+        """
+        program = self._live.get(program_id)
+        return None if program is None else self._sizes.expected_work(program)
+
+    def spread(self) -> float:
+        """Return the standard deviation of ln(work) over the latest programs of all classes."""
+        return self._sizes.spread()
+
+    def reports(self, tenant: str | None = None) -> list[ClassReport]:
+        """Return what is known of the classes of one tenant, or of all."""
+        return self._sizes.reports(tenant)
+
+
+def verdict(report: ClassReport) -> str:
+    """Return whether the predictions for a class are used, and why not."""
+    used = [str(error.call) for error in report.errors if error.is_used]
+    if used:
+        return f"used at {'call' if len(used) == 1 else 'calls'} {', '.join(used)}"
+    first = report.errors[0]
+    scored = f"{first.scored} of {LEAST_SCORED} predictions scored"
+    if report.is_drifting:
+        return f"ignored: its sizes have changed, {scored} since"
+    if first.error is None or first.scored < LEAST_SCORED:
+        return f"ignored: {scored}"
+    return f"ignored: error {first.error:.2f}, expected below {MARGIN * report.spread:.2f}"
+
+
+def _live_program(id_: str, first_prompt_tokens: int) -> LiveProgram:
+    tenant, _, name = id_.partition(SEPARATOR)
+    return LiveProgram(ClassKey(tenant, name), first_prompt_tokens)

@@ -1,0 +1,79 @@
+"""Classes of programs for operators: their sizes, how well they are predicted, and whether that is used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastapi import APIRouter
+
+from autellix_backend.core.classes import ClassReport
+from autellix_backend.gateway.classes import verdict
+from autellix_backend.gateway.http.components import Classes, Viewer
+from autellix_backend.gateway.http.openapi import refusals
+from autellix_wire import API_PREFIX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorRow:
+    """The predictions at the arrival of one call."""
+
+    call: int
+    """Counted from 1."""
+    scored: int
+    """Predictions whose programs have ended."""
+    error: float | None
+    """Root mean square of ln(predicted / true)."""
+    is_used: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassRow:
+    """One class of a tenant's programs; work is in weighted tokens."""
+
+    name: str
+    tenant: str
+    ended: int
+    median_work: float | None
+    p90_work: float | None
+    spread: float
+    """Standard deviation of ln(work)."""
+    errors: tuple[ErrorRow, ...]
+    drifts: int
+    is_drifting: bool
+    verdict: str
+    """Whether its predictions are used, and why not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassTable:
+    """The classes that the tenant may see."""
+
+    classes: list[ClassRow]
+
+
+router = APIRouter(tags=["operators"], responses=refusals(401, 500))
+
+
+@router.get(API_PREFIX + "/classes")
+async def list_classes(viewer: Viewer, classes: Classes) -> ClassTable:
+    """List the classes of programs: the tenant's own, or all for an admin."""
+    reports = classes.reports(None if viewer.is_admin else viewer.name)
+    return ClassTable(classes=[_row(report) for report in reports])
+
+
+def _row(report: ClassReport) -> ClassRow:
+    return ClassRow(
+        name=report.key.name,
+        tenant=report.key.tenant,
+        ended=report.ended,
+        median_work=report.median_work,
+        p90_work=report.p90_work,
+        spread=report.spread,
+        errors=tuple(
+            ErrorRow(call=error.call, scored=error.scored, error=error.error, is_used=error.is_used)
+            for error in report.errors
+        ),
+        drifts=report.drifts,
+        is_drifting=report.is_drifting,
+        verdict=verdict(report),
+    )

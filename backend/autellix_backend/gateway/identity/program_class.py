@@ -1,0 +1,98 @@
+"""The class of a program: its name, else a hash of its system prompt and the names of its tools.
+
+A system prompt that holds a date or a user's name makes a class of its own; name such programs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TypeVar
+
+import msgspec
+
+from autellix_backend.gateway.identity.aliases import Fields
+
+UNNAMED = "unnamed"
+"""The class of programs without a name, a system prompt and tools."""
+HASH_PREFIX = "prompt-"
+HASH_BYTES = 6
+MAX_HASHED_BYTES = 64 * 1024
+"""How much of a system prompt is hashed."""
+MAX_READ_BYTES = 2 * 2**20
+"""Longer lists of messages or tools are skipped: reading them would delay other calls."""
+
+_SYSTEM_FIELDS = ("system", "instructions")
+"""The system prompt of Anthropic's messages and of responses."""
+_MESSAGES_FIELDS = ("messages", "input")
+_SYSTEM_ROLES = ("system", "developer")
+
+
+T = TypeVar("T")
+
+
+class _Message(msgspec.Struct):
+    role: str = ""
+    content: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Part(msgspec.Struct):
+    text: str = ""
+
+
+class _Function(msgspec.Struct):
+    name: str = ""
+
+
+class _Tool(msgspec.Struct):
+    name: str = ""
+    function: _Function = msgspec.field(default_factory=_Function)
+
+
+_messages_decoder = msgspec.json.Decoder(list[_Message])
+_tools_decoder = msgspec.json.Decoder(list[_Tool])
+_text_decoder = msgspec.json.Decoder(str | list[_Part])
+
+
+def program_class(name: str | None, fields: Fields) -> str:
+    """Return the class of a program by its first call: the name that its client sent, and the body."""
+    if name:
+        return name
+    system = _system_prompt(fields)
+    tools = sorted(tool.name or tool.function.name for tool in _decoded(_tools_decoder, fields.get("tools")))
+    if not system and not tools:
+        return UNNAMED
+    text = "\n".join(tools).encode()
+    # The length keeps the two apart.
+    digest = hashlib.blake2b(b"%d\n" % len(system) + system + text, digest_size=HASH_BYTES)
+    return HASH_PREFIX + digest.hexdigest()
+
+
+def _system_prompt(fields: Fields) -> bytes:
+    parts = [_text(fields[name]) for name in _SYSTEM_FIELDS if name in fields]
+    for name in _MESSAGES_FIELDS:
+        for message in _decoded(_messages_decoder, fields.get(name)):
+            if message.role not in _SYSTEM_ROLES:
+                break
+            parts.append(_text(message.content))
+    return b"\n".join(parts)[:MAX_HASHED_BYTES]
+
+
+def _text(raw: msgspec.Raw) -> bytes:
+    """Return a text or the texts of a list of parts; anything else, and what is too long, as it was sent."""
+    if memoryview(raw).nbytes > MAX_HASHED_BYTES:
+        return bytes(memoryview(raw)[:MAX_HASHED_BYTES])
+    try:
+        text = _text_decoder.decode(raw)
+    except msgspec.DecodeError:
+        return bytes(raw)
+    return (text if isinstance(text, str) else "\n".join(part.text for part in text)).encode()
+
+
+def _decoded(decoder: msgspec.json.Decoder[list[T]], raw: msgspec.Raw | None) -> list[T]:
+    """Return the items of a list; none if it is absent, malformed or too long."""
+    if raw is None or memoryview(raw).nbytes > MAX_READ_BYTES:
+        return []
+    try:
+        return decoder.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        return []
