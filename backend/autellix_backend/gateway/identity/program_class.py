@@ -58,7 +58,8 @@ def program_class(name: str | None, fields: Fields) -> str:
     if name:
         return name
     system = _system_prompt(fields)
-    tools = sorted(tool.name or tool.function.name for tool in _decoded(_tools_decoder, fields.get("tools")))
+    names = (tool.name or tool.function.name for tool in _decoded(_tools_decoder, fields.get("tools")))
+    tools = sorted(filter(None, names))
     if not system and not tools:
         return UNNAMED
     text = "\n".join(tools).encode()
