@@ -24,10 +24,10 @@ from autellix_lab.cli.arguments import (
     numbers,
 )
 from autellix_lab.sim.bounds import choose_bounds
+from autellix_lab.sim.experiment import BURST_PROGRAMS, SIM_ARRIVALS
 from autellix_lab.sim.model import RESUME_KINDS, SWAP_KINDS, EngineModel
 from autellix_lab.sim.presets import PRESETS, find_engine
 from autellix_lab.sim.simulation import SimSettings
-from autellix_lab.workload.arrivals import ARRIVAL_KINDS
 from autellix_lab.workload.fit import Fit, apply_fit, describe_fit
 from autellix_lab.workload.generate import WORKLOADS, generate_programs
 from autellix_lab.workload.loaders import load
@@ -62,7 +62,14 @@ def add_source_options(parser: argparse.ArgumentParser) -> None:
     add_tree_scale(parser)
     add_fit_options(parser, max_context=MAX_CONTEXT_TOKENS, max_context_help=str(MAX_CONTEXT_TOKENS))
     add_load_options(parser)
-    add("--arrivals", choices=ARRIVAL_KINDS, default="poisson", help="of programs (default: poisson)")
+    add("--arrivals", choices=SIM_ARRIVALS, default="poisson", help="of programs (default: poisson)")
+    add(
+        "--burst",
+        type=count,
+        default=BURST_PROGRAMS,
+        metavar="N",
+        help=f"programs of one burst of burst_idle (default: {BURST_PROGRAMS})",
+    )
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
@@ -180,6 +187,7 @@ def describe_settings(args: argparse.Namespace, settings: SimSettings) -> dict[s
         "fit": fit_note(args),
         "tree_scale": args.tree_scale,
         "arrivals": args.arrivals,
+        "burst": args.burst if args.arrivals == "burst_idle" else None,
         "seed": args.seed,
         "engines": settings.engines,
         "engine_speeds": list(settings.engine_speeds),

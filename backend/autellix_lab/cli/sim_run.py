@@ -28,10 +28,9 @@ from autellix_lab.cli.sim_options import (
     make_settings,
     run_size,
 )
-from autellix_lab.sim.experiment import Metrics, drain_rate_per_s, measure, pick
+from autellix_lab.sim.experiment import Metrics, drain_rate_per_s, draw_bursts, measure, pick
 from autellix_lab.sim.results import SimResult
-from autellix_lab.sim.simulation import SimSettings, simulate
-from autellix_lab.workload.arrivals import draw_arrivals
+from autellix_lab.sim.simulation import SimSettings, simulate_bursts
 
 DEFAULT_RHO = 1.0
 ROWS = {
@@ -72,10 +71,10 @@ def run(args: argparse.Namespace) -> int:
     programs = pool if len(pool) == run_size(args, pool) else pick(pool, run_size(args, pool), args.seed)
     settings = make_settings(args, programs, args.policy)
     rho, rate_per_s = _rate(args, programs, settings)
-    times_s = draw_arrivals(args.arrivals, len(programs), rate_per_s or 0.0, args.seed)
+    bursts = draw_bursts(args.arrivals, programs, rate_per_s or 0.0, args.seed, args.burst)
     started_s = time.perf_counter()
     try:
-        result = simulate(zip(times_s, programs, strict=True), settings)
+        result = simulate_bursts(bursts, settings)
     except ValueError as error:
         raise InputError(str(error)) from error
     wall_s = time.perf_counter() - started_s

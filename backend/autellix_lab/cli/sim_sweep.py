@@ -103,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
             loads=_chosen_loads(args),
             seeds=range(args.seed, args.seed + args.seeds),
             arrivals=args.arrivals,
+            burst=args.burst,
         )
         workers = args.workers or max(1, (os.cpu_count() or 1) - 1)
         with progress_bars(console) as follow:

@@ -16,17 +16,20 @@ from dataclasses import dataclass, field, replace
 
 from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.sim.results import SimResult
-from autellix_lab.sim.simulation import SimSettings, simulate
-from autellix_lab.workload.arrivals import ARRIVAL_KINDS, draw_arrivals
+from autellix_lab.sim.simulation import Arrivals, SimSettings, simulate_bursts
+from autellix_lab.workload.arrivals import ARRIVAL_KINDS, cut_bursts, draw_arrivals
 from autellix_lab.workload.prefixes import system_prefix
 from autellix_lab.workload.statistics import Interval, confidence_interval, jain_index, statistics_of
 
 __all__ = [
+    "BURST_PROGRAMS",
     "COMPARED",
+    "SIM_ARRIVALS",
     "Point",
     "Sweep",
     "SweepResult",
     "drain_rate_per_s",
+    "draw_bursts",
     "measure",
     "pick",
     "run_sweep",
@@ -35,6 +38,13 @@ __all__ = [
 
 Metrics = dict[str, float]
 """Numbers of one run by name, such as `token_latency_s.mean`."""
+SIM_ARRIVALS = (*ARRIVAL_KINDS, "burst_idle")
+"""`burst_idle` plays Poisson arrivals in bursts, each of which waits for the end of the one before.
+
+So latencies at a load above 1 depend on the length of a burst, and not on that of the run.
+"""
+BURST_PROGRAMS = 50
+"""Programs of one burst."""
 COMPARED = ("token_latency_s.mean", "latency_s.mean", "latency_s.p95", "latency_s.p99")
 """The paper's metric, and the mean and tail of what a person waits for."""
 
@@ -52,15 +62,19 @@ class Sweep:
     loads: Sequence[float]
     seeds: Sequence[int]
     arrivals: str = "poisson"
+    """One of SIM_ARRIVALS."""
+    burst: int = BURST_PROGRAMS
+    """Programs of one burst, for `burst_idle`."""
 
     def __post_init__(self) -> None:
-        if self.arrivals not in ARRIVAL_KINDS:
-            raise ValueError(f"arrivals must be one of {', '.join(ARRIVAL_KINDS)}, not {self.arrivals!r}")
+        if self.arrivals not in SIM_ARRIVALS:
+            raise ValueError(f"arrivals must be one of {', '.join(SIM_ARRIVALS)}, not {self.arrivals!r}")
         for name in ("programs", "cases", "loads", "seeds"):
             if not getattr(self, name):
                 raise ValueError(f"{name} must not be empty")
-        if self.count < 1:
-            raise ValueError(f"count must be at least 1, not {self.count}")
+        for name in ("count", "burst"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if any(not load > 0 for load in self.loads):
             raise ValueError(f"loads must be above zero, not {tuple(self.loads)}")
 
@@ -113,6 +127,17 @@ def pick(programs: Sequence[ProgramTrace], count: int, seed: int) -> list[Progra
     while len(picked) < count:
         picked += rng.sample(list(programs), min(len(programs), count - len(picked)))
     return picked
+
+
+def draw_bursts(
+    kind: str, programs: Sequence[ProgramTrace], rate_per_s: float, seed: int, burst: int = BURST_PROGRAMS
+) -> list[Arrivals]:
+    """Draw the programs' arrivals by one of SIM_ARRIVALS: one burst, or as many as `burst_idle` needs."""
+    if kind != "burst_idle":
+        return [list(zip(draw_arrivals(kind, len(programs), rate_per_s, seed), programs, strict=True))]
+    bursts = cut_bursts(draw_arrivals("poisson", len(programs), rate_per_s, seed), burst)
+    remaining = iter(programs)
+    return [[(time_s, next(remaining)) for time_s in times_s] for times_s in bursts]
 
 
 def drain_rate_per_s(programs: Sequence[ProgramTrace], settings: SimSettings) -> float:
@@ -222,9 +247,9 @@ def _run_load(sweep: Sweep, seed: int, load: float) -> list[Point]:
     programs = pick(sweep.programs, sweep.count, seed)
     first = next(iter(sweep.cases.values()))
     rate_per_s = load * drain_rate_per_s(programs, first)
-    times_s = draw_arrivals(sweep.arrivals, len(programs), rate_per_s, seed)
+    bursts = draw_bursts(sweep.arrivals, programs, rate_per_s, seed, sweep.burst)
     points = []
     for case, settings in sweep.cases.items():
-        result = simulate(zip(times_s, programs, strict=True), replace(settings, seed=seed))
+        result = simulate_bursts(bursts, replace(settings, seed=seed))
         points.append(Point(case, load, seed, rate_per_s, measure(result)))
     return points

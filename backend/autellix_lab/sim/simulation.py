@@ -25,7 +25,7 @@ from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.results import EngineTotals, ProgramRecord, SimResult
 from autellix_lab.workload.prefixes import SystemPrefix, system_prefix
 
-__all__ = ["SimSettings", "simulate"]
+__all__ = ["Arrivals", "SimSettings", "simulate", "simulate_bursts"]
 
 Arrivals = Iterable[tuple[float, ProgramTrace]]
 """Programs with their arrival times (s), in order of time."""
@@ -101,13 +101,26 @@ def simulate(
         on_program: receives every program as it ends.
         log: receives every decision, with the name of its engine.
     """
-    return _Simulation(arrivals, settings, on_program, log).run()
+    return _Simulation(settings, on_program, log).run([arrivals])
+
+
+def simulate_bursts(
+    bursts: Iterable[Arrivals],
+    settings: SimSettings,
+    *,
+    on_program: Callable[[ProgramRecord], None] | None = None,
+    log: Callable[[str, Decision], None] | None = None,
+) -> SimResult:
+    """Run bursts of programs one after the other on the same engines, the others as for simulate().
+
+    A burst's times count from the end of the last program of the burst before.
+    """
+    return _Simulation(settings, on_program, log).run(bursts)
 
 
 class _Simulation:
     def __init__(
         self,
-        arrivals: Arrivals,
         settings: SimSettings,
         on_program: Callable[[ProgramRecord], None] | None,
         log: Callable[[str, Decision], None] | None,
@@ -122,7 +135,9 @@ class _Simulation:
             name: SimEngine(name, model, settings.scheduler, self._table, _named(log, name))
             for name, model in ((f"engine{index}", model) for index, model in enumerate(settings.models))
         }
-        self._source: Iterator[tuple[float, ProgramTrace]] = iter(arrivals)
+        self._source: Iterator[tuple[float, ProgramTrace]] = iter(())
+        self._burst_s = 0.0
+        """When the present burst began."""
         self._next: tuple[float, ProgramTrace] | None = None
         self._begun = 0
         self._alive: dict[int, LiveProgram] = {}
@@ -137,23 +152,29 @@ class _Simulation:
         self._records: list[ProgramRecord] = []
         self._peak = 0
 
-    def run(self) -> SimResult:
-        self._draw()
+    def run(self, bursts: Iterable[Arrivals]) -> SimResult:
         now = 0.0
-        while self._alive or self._next is not None:
-            now = self._next_time()
-            while self._next is not None and self._next[0] <= now:
-                self._begin_program(*self._next)
-                self._draw()
-            touched: dict[str, SimEngine] = {}
-            while self._events and self._events[0][0] <= now:
-                engine = self._handle_event(now)
-                if engine is not None:
-                    touched[engine.name] = engine
-            for engine in touched.values():
-                self._begin_stretch(engine, now)
+        for burst in bursts:
+            self._source, self._burst_s = iter(burst), now
+            self._draw()
+            while self._alive or self._next is not None:
+                now = self._next_time()
+                self._advance(now)
         totals = [_totals(engine) for engine in self._engines.values()]
         return SimResult(self._records, totals, now, self._peak)
+
+    def _advance(self, now: float) -> None:
+        """Begin the programs and handle the events of a moment, then schedule the engines concerned."""
+        while self._next is not None and self._next[0] <= now:
+            self._begin_program(*self._next)
+            self._draw()
+        touched: dict[str, SimEngine] = {}
+        while self._events and self._events[0][0] <= now:
+            engine = self._handle_event(now)
+            if engine is not None:
+                touched[engine.name] = engine
+        for engine in touched.values():
+            self._begin_stretch(engine, now)
 
     def _handle_event(self, now: float) -> SimEngine | None:
         """Handle the next event; return the engine that may begin a stretch, if any."""
@@ -178,8 +199,9 @@ class _Simulation:
     # Programs.
 
     def _draw(self) -> None:
-        before = self._next[0] if self._next is not None else 0.0
-        self._next = next(self._source, None)
+        before = self._next[0] if self._next is not None else self._burst_s
+        drawn = next(self._source, None)
+        self._next = None if drawn is None else (self._burst_s + drawn[0], drawn[1])
         if self._next is not None and self._next[0] < before:
             raise ValueError(f"arrivals must not go back in time, as from {before} s to {self._next[0]} s")
 

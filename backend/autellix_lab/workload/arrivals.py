@@ -52,6 +52,12 @@ def bursty_arrivals(count: int, rate_per_s: float, seed: int, *, variation: floa
     return _accumulate(gaps, count)
 
 
+def cut_bursts(times_s: Sequence[float], size: int) -> list[tuple[float, ...]]:
+    """Cut arrivals into bursts of so many, the last maybe of fewer; each starts at time zero."""
+    starts = range(0, len(times_s), size)
+    return [tuple(time_s - times_s[start] for time_s in times_s[start : start + size]) for start in starts]
+
+
 def all_at_once(count: int) -> tuple[float, ...]:
     """Return arrivals at time zero for every program (an offline batch)."""
     return (0.0,) * count

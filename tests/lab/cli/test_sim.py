@@ -365,3 +365,12 @@ def test_a_live_engine_can_be_calibrated(
     assert found["calls"] >= 2 + 4 * 2 + 2 * 2
     # A few seconds on a machine that may be busy: only a model that is wrong for the engine is further off.
     assert max(map(abs, found["errors"].values())) < 0.9
+
+
+def test_bursts_are_part_of_the_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    """A steady load has none."""
+    options = ("run", "chat", "-n", "12", "--rho", "3", "--model", "demo")
+    steady = report(capsys, *options)
+    bursts = report(capsys, *options, "--arrivals", "burst_idle", "--burst", "4")
+    assert (steady["setting"]["burst"], bursts["setting"]["burst"]) == (None, 4)
+    assert bursts["metrics"]["makespan_s"] > steady["metrics"]["makespan_s"]

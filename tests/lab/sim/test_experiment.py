@@ -14,12 +14,13 @@ from autellix_lab.sim.experiment import (
     Sweep,
     SweepResult,
     drain_rate_per_s,
+    draw_bursts,
     pick,
     run_sweep,
     summarise_runs,
 )
 from autellix_lab.sim.model import EngineModel
-from autellix_lab.sim.simulation import SimSettings
+from autellix_lab.sim.simulation import SimSettings, simulate_bursts
 from autellix_lab.workload.fit import fit_program
 from autellix_lab.workload.generate import generate_programs
 
@@ -112,6 +113,34 @@ def test_the_compared_metrics_are_paired() -> None:
     assert all(ratio.mean == 1.0 for ratio in result.ratios("fcfs", "fcfs", 2.0).values())
 
 
+def test_latencies_of_bursts_do_not_grow_with_the_run() -> None:
+    """Beyond saturation a steady load's queue grows, and that of bursts empties in between."""
+    latency_s = {
+        (arrivals, count): run_sweep(
+            sweep(arrivals=arrivals, burst=15, count=count, loads=(4.0,), seeds=(0, 1, 2))
+        )
+        .interval("fcfs", 4.0, "latency_s.mean")
+        .mean
+        for arrivals in ("poisson", "burst_idle")
+        for count in (15, 120)
+    }
+    assert latency_s["burst_idle", 15] == latency_s["poisson", 15]
+    assert latency_s["burst_idle", 120] == pytest.approx(latency_s["burst_idle", 15], rel=0.35)
+    assert latency_s["poisson", 120] > 3 * latency_s["burst_idle", 120]
+
+
+def test_a_burst_waits_for_the_end_of_the_one_before() -> None:
+    bursts = draw_bursts("burst_idle", PROGRAMS[:10], 5.0, 1, 4)
+    assert [len(list(burst)) for burst in bursts] == [4, 4, 2]
+    assert [program for burst in bursts for _, program in burst] == PROGRAMS[:10]
+
+    records = simulate_bursts(bursts, settings("plas")).programs
+
+    ends_s = [max(record.finish_s for record in records[start : start + 4]) for start in (0, 4, 8)]
+    starts_s = [min(record.arrival_s for record in records[start : start + 4]) for start in (0, 4, 8)]
+    assert starts_s == [0.0, *ends_s[:2]]
+
+
 def test_a_seed_alone_has_no_interval() -> None:
     assert run_sweep(sweep(seeds=(0,), loads=(1.0,))).interval("fcfs", 1.0, "jain").half_width == math.inf
 
@@ -131,6 +160,7 @@ def test_other_arrivals(arrivals: str) -> None:
         ("seeds", ()),
         ("cases", {}),
         ("count", 0),
+        ("burst", 0),
         ("loads", (0.0,)),
     ],
 )

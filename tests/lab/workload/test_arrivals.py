@@ -10,6 +10,7 @@ import pytest
 from autellix_lab.workload.arrivals import (
     all_at_once,
     bursty_arrivals,
+    cut_bursts,
     poisson_arrivals,
     recorded_arrivals,
 )
@@ -36,6 +37,15 @@ def test_a_rate_only_scales_a_seed() -> None:
 def test_a_rate_of_zero_is_rejected() -> None:
     with pytest.raises(ValueError, match="rate_per_s is 0"):
         poisson_arrivals(3, 0, seed=0)
+
+
+def test_bursts_keep_their_gaps_and_start_at_zero() -> None:
+    times = poisson_arrivals(7, 2.0, seed=1)
+    bursts = cut_bursts(times, 3)
+    assert [len(burst) for burst in bursts] == [3, 3, 1]
+    assert {burst[0] for burst in bursts} == {0.0}
+    assert gaps(bursts[1]) == pytest.approx(gaps(times[3:6]))
+    assert cut_bursts((), 3) == []
 
 
 def test_all_at_once() -> None:
