@@ -36,11 +36,11 @@ def test_merging_keeps_the_larger_values() -> None:
     table = ProcessTable()
     table.ensure("p", 0.0)
 
-    table.merge("p", 3.0, 5.0)
-    table.merge("p", 2.0, 6.0)
+    table.merge("p", 3.0, 5.0, 7.0)
+    table.merge("p", 2.0, 6.0, 8.0)
     program = table.merge("p")
 
-    assert (program.service_s, program.wait_s) == (3.0, 6.0)
+    assert (program.service_s, program.wait_s, program.work) == (3.0, 6.0, 8.0)
 
 
 def test_an_active_call_is_recorded_with_its_thread() -> None:

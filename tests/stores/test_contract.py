@@ -26,7 +26,7 @@ def test_the_policy_decides_what_parallel_calls_add_up_to(table: Table, policy: 
         await store.settle(end("b", 3.0), 2.0)
         inherited = await store.begin(start("c"), 3.0)
         assert inherited == Inherited(
-            service_s=expected, program_service_s=expected, wait_s=2.0, finished_calls=2
+            service_s=expected, program_service_s=expected, wait_s=2.0, finished_calls=2, age_s=3.0
         )
         check(store)
 
@@ -151,9 +151,9 @@ def test_an_end_carries_the_first_calls_class_and_the_work(table: Table) -> None
         await store.begin(start("a", class_id="/chat", prompt_tokens=7), 0.0)
         await store.settle(end("a", 1.0, prompt_tokens=10, cached_tokens=4, output_tokens=3), 1.0)
         inherited = await store.begin(start("b", class_id="/tree", prompt_tokens=9), 2.0)
-        assert (inherited.finished_calls, inherited.work) == (1, 12.0)
+        assert (inherited.finished_calls, inherited.work) == (1, 102.0)
         await store.settle(end("b", 1.0, prompt_tokens=20, output_tokens=1, is_final=True), 3.0)
-        assert ends == [ProgramEnd(program_id="p", class_id="/chat", first_prompt_tokens=7, work=34.0)]
+        assert ends == [ProgramEnd(program_id="p", class_id="/chat", first_prompt_tokens=7, work=154.0)]
         assert await store.recent_ends() == []
 
     table.run(main())
@@ -168,7 +168,7 @@ def test_known_parents_decide_where_a_call_starts(table: Table) -> None:
         await store.settle(end("short", 1.0), 5.0)
         child = CallStart(key="k", call_id="k", program_id="p", parents=("short",))
         stranger = CallStart(key="l", call_id="l", program_id="p", parents=("elsewhere",))
-        expected = Inherited(service_s=1.0, program_service_s=5.0, wait_s=2.0, finished_calls=2)
+        expected = Inherited(service_s=1.0, program_service_s=5.0, wait_s=2.0, finished_calls=2, age_s=6.0)
         assert await store.begin(child, 6.0) == expected
         assert (await store.begin(stranger, 6.0)).service_s == 5.0
 

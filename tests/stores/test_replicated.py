@@ -89,6 +89,29 @@ def test_charges_on_both_sides_of_a_partition_count_once(
     shared.run(main())
 
 
+def test_age_and_work_outlive_a_partition_and_a_gateway(shared: Table, pair: Pair) -> None:
+    """Each gateway counts from the first arrival anywhere, and alone from what it knew before."""
+
+    async def main() -> None:
+        async with pair() as (far, near, relay):
+            await near.begin(start("a"), 0.0)
+            await near.settle(end("a", 1.0, prompt_tokens=10, cached_tokens=4, output_tokens=1), 1.0)
+            known = await far.begin(start("b"), 5.0)
+            assert (known.age_s, known.work) == (5.0, 38.0)
+            relay.cut()
+            await far.settle(end("b", 1.0, prompt_tokens=12, cached_tokens=10), 6.0)
+            alone = await far.begin(start("c"), 7.0)
+            assert (alone.age_s, alone.work) == (7.0, 40.0)
+            relay.mend()
+            await returned(far, 8.0)
+            successor = await shared.open()
+            after = await successor.begin(start("d"), 9.0)
+            assert (after.age_s, after.work) == (9.0, 40.0)
+            await asyncio.to_thread(check, far)
+
+    shared.run(main())
+
+
 def test_a_call_waits_for_a_silent_table_once_and_not_for_long(shared: Table, pair: Pair) -> None:
     async def main() -> None:
         fallbacks: list[None] = []

@@ -1,6 +1,6 @@
 """The work that programs of a class need, learned from those that have ended.
 
-Work is counted in weighted tokens. The total of a live program is predicted at checkpoints: when its first,
+Work is that of `core.boost`. The total of a live program is predicted at checkpoints: when its first,
 second, fourth, eighth ... call arrives. A prediction adds the work attained so far to the median of what
 ended programs of its class needed beyond the same checkpoint: those whose first prompt was of the same size
 (a bucket of powers of two), else all that reached the checkpoint, else those that were larger than what it

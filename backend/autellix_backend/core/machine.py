@@ -109,7 +109,7 @@ class Machine:
         if call_id in self._calls:
             raise DuplicateCallError(call_id)
         program = self.table.begin(program_id, call_id, now, thread_id=arrival.thread_id)
-        self.table.merge(program_id, arrival.service_s, arrival.wait_s)
+        self.table.merge(program_id, arrival.service_s, arrival.wait_s, arrival.work)
         _update(program, arrival, now)
         call = self._calls[call_id] = Call(
             call_id=call_id,
@@ -373,7 +373,5 @@ def _update(program: Program, arrival: Arrival, now: float) -> None:
         program.expected_s = arrival.expected_s
     if arrival.age_s is not None:
         program.created_s = min(program.created_s, now - arrival.age_s)
-    if arrival.work is not None:
-        program.work = max(program.work, arrival.work)
     program.expected_work = arrival.expected_work
     program.class_name = arrival.class_name

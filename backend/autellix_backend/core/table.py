@@ -85,7 +85,13 @@ class ProcessTable:
         """Iterate over the entries in order of appearance."""
         return iter(self._programs.values())
 
-    def merge(self, program_id: str, service_s: float | None = None, wait_s: float | None = None) -> Program:
+    def merge(
+        self,
+        program_id: str,
+        service_s: float | None = None,
+        wait_s: float | None = None,
+        work: float | None = None,
+    ) -> Program:
         """Merge the values of another table into the program's entry: the larger value wins.
 
         Raises:
@@ -96,6 +102,8 @@ class ProcessTable:
             program.service_s = max(program.service_s, service_s)
         if wait_s is not None:
             program.wait_s = max(program.wait_s, wait_s)
+        if work is not None:
+            program.work = max(program.work, work)
         return program
 
     def begin(self, program_id: str, call_id: str, now: float, *, thread_id: str = "0") -> Program:

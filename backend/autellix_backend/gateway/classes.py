@@ -62,7 +62,7 @@ class ProgramClasses:
             self.on_program_ended(end)
 
     def expected_work(self, program_id: str) -> float | None:
-        """Return the weighted tokens that a program is expected to need in all.
+        """Return the work that a program is expected to need in all.
 
         None for an unknown program, and where its class does not predict well enough.
         """

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from autellix_backend.core.config import OUTPUT_WEIGHT, PROMPT_WEIGHT
+from autellix_backend.core.boost import work_of
 from autellix_backend.core.estimate import Hint
 
 
@@ -55,7 +55,9 @@ class Inherited:
     """Service that the program is expected to need from this call on; None if unknown."""
     finished_calls: int = 0
     work: float = 0.0
-    """Weighted tokens of the program's finished calls."""
+    """The work of the program's finished calls (see `core.boost`)."""
+    age_s: float = 0.0
+    """Time since the first call of the program arrived."""
 
 
 class CallEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -85,6 +87,11 @@ class CallEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def service_s(self) -> float:
         """Return the engine's time of all its requests."""
         return sum(self.services_s)
+
+    @property
+    def work(self) -> float:
+        """Return the work of its tokens."""
+        return program_work(self.prompt_tokens or 0, self.cached_tokens or 0, self.output_tokens or 0)
 
 
 class StoredCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -130,7 +137,7 @@ class ProgramView(msgspec.Struct, kw_only=True):
 
     @property
     def work(self) -> float:
-        """Return the weighted tokens of its finished calls."""
+        """Return the work of its finished calls."""
         return program_work(self.prompt_tokens, self.cached_tokens, self.output_tokens)
 
 
@@ -142,12 +149,12 @@ class ProgramEnd:
     class_id: str | None = None
     first_prompt_tokens: int = 0
     work: float = 0.0
-    """Weighted tokens of its finished calls; 0 if unknown."""
+    """That of its finished calls; 0 if unknown."""
 
 
 def program_work(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> float:
-    """Return the weighted tokens of a program's calls; cached prompt tokens cost nothing."""
-    return PROMPT_WEIGHT * max(0, prompt_tokens - cached_tokens) + OUTPUT_WEIGHT * output_tokens
+    """Return the work of a program's calls; prompt tokens that were cached take none."""
+    return work_of(prompt_tokens - cached_tokens, output_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

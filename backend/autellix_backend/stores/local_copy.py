@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from autellix_backend.stores.base import ProgramView, StoredCall
+from autellix_backend.stores.base import Inherited, ProgramView, StoredCall
 from autellix_backend.stores.memory import MemoryStore
 
 
 class LocalCopy(MemoryStore):
     """A MemoryStore that merges the shared table's values and can be read without awaiting."""
 
-    def adopt(self, program_id: str, *, service_s: float, wait_s: float) -> None:
-        """Merge the shared table's service and waiting into a program of the copy."""
-        self._table.merge(program_id, service_s, wait_s)
+    def adopt(self, program_id: str, inherited: Inherited, now: float) -> None:
+        """Merge what a call inherits from the shared table into its program in the copy."""
+        self._table.merge(program_id, inherited.program_service_s, inherited.wait_s, inherited.work)
+        view = self._entries[program_id].view
+        view.first_arrival_s = min(view.first_arrival_s, now - inherited.age_s)
 
     def forget(self, program_id: str) -> None:
         """Drop a program, at once or with its last running call; it may be unknown."""

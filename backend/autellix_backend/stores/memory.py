@@ -81,7 +81,8 @@ class MemoryStore:
             wait_s=program.wait_s,
             expected_s=self._expect(entry, call),
             finished_calls=entry.view.finished_calls,
-            work=entry.view.work,
+            work=program.work,
+            age_s=now - entry.view.first_arrival_s,
         )
 
     def _note_start(self, view: ProgramView, call: CallStart) -> None:
@@ -139,6 +140,7 @@ class MemoryStore:
             inherited_service_s=end.inherited_service_s,
             service_s=last,
             wait_s=end.table_wait_s,
+            work=end.work,
             path_id=call_id,
         )
 

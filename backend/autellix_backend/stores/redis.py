@@ -140,9 +140,11 @@ class RedisStore:
         answer = await self._link.run("begin", self._gateway, msgspec.json.encode(start))
         if answer == 0:
             raise DuplicateCallError(call.key)
-        return self._inherited(call, *answer)
+        return self._inherited(call, now_s, *answer)
 
-    def _inherited(self, call: CallStart, known: Sequence[bytes | None], ends: Sequence[bytes]) -> Inherited:
+    def _inherited(
+        self, call: CallStart, now_s: float, known: Sequence[bytes | None], ends: Sequence[bytes]
+    ) -> Inherited:
         service_s, wait_s = float(known[0] or 0), float(known[1] or 0)
         parent_ends_s: list[float] | None = None
         if call.parents is not None and self._policy.reads_parents and all(ends):
@@ -154,6 +156,7 @@ class RedisStore:
             expected_s=self._expect(known) if self._policy.sizes_programs else None,
             finished_calls=int(known[4] or 0),
             work=program_work(*(int(known[index] or 0) for index in (9, 10, 5))),
+            age_s=max(0.0, now_s - float(known[11] or now_s)),
         )
 
     def _expect(self, known: Sequence[bytes | None]) -> float | None:

@@ -87,7 +87,7 @@ class ReplicatedStore:
             self._on_fallback()
         else:
             await self._local.begin(call, now)
-            self._local.adopt(call.program_id, service_s=inherited.program_service_s, wait_s=inherited.wait_s)
+            self._local.adopt(call.program_id, inherited, now)
         self._backlog.begin(call, now, is_shared=is_shared)
         self._latest_ends.pop(call.program_id, None)
         return inherited

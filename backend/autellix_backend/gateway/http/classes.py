@@ -28,7 +28,7 @@ class ErrorRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassRow:
-    """One class of a tenant's programs; work is in weighted tokens."""
+    """One class of a tenant's programs; work is in prompt tokens (see `core.boost`)."""
 
     name: str
     tenant: str
