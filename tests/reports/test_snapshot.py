@@ -9,15 +9,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from autellix_backend.core.arrival import Arrival
+from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.reports.errors import ReportError
 from autellix_backend.reports.snapshot import (
     MAX_SNAPSHOT_BYTES,
+    AdmissionSnapshot,
+    BoostSnapshot,
     CallSnapshot,
     EngineSnapshot,
     KvOffloadTotals,
+    admission_of,
+    boost_of,
     snapshot_of,
 )
 
@@ -64,6 +68,44 @@ def test_kv_offload_totals_survive_the_wire() -> None:
     )
 
     assert swapping == EngineSnapshot.from_bytes(swapping.to_bytes())
+
+
+def test_admission_and_boost_survive_the_wire() -> None:
+    full = msgspec.structs.replace(
+        snapshot(), admission=AdmissionSnapshot(3, 2, 500, 600), boost=BoostSnapshot(1.5, 0.75, 2.0)
+    )
+
+    assert full == EngineSnapshot.from_bytes(full.to_bytes())
+
+
+def test_a_call_without_the_columns_of_admission_is_admitted() -> None:
+    """An engine of an earlier version sends none."""
+    fields = json.loads(snapshot(1).to_bytes())
+    fields["calls"] = [call[:-3] for call in fields["calls"]]
+    (call,) = EngineSnapshot.from_bytes(json.dumps(fields).encode()).calls
+
+    assert (call.is_admitted, call.context_tokens, call.inactive_place) == (True, None, None)
+
+
+def test_the_state_of_admission_and_boost() -> None:
+    machine = machine_of()
+    assert (admission_of(machine), boost_of(machine)) == (None, None)
+    config = SchedulerConfig(policy="boost", boost=1.0, admission="working_set", kv_share=0.5)
+    machine = Machine(config, kv_tokens=1000)
+    machine.table.statistics.known_spread = 1.25
+    for number in range(3):
+        context = Context(300, prefix="tools", prefix_tokens=100)
+        machine.arrive(Arrival(f"c{number}", f"p{number}", context=context), float(number))
+    machine.tick(3.0)
+
+    assert admission_of(machine) == AdmissionSnapshot(2, 1, 500, 500)
+    assert boost_of(machine) == BoostSnapshot(strength_s=6.0, spread=1.25, response_s=6.0)
+    assert (standing(machine, "c0", 4.0).context_tokens, standing(machine, "c0", 4.0).is_admitted) == (
+        300,
+        True,
+    )
+    refused = snapshot_of(machine, machine.call("c2"), 4.0, place=3, call_id="c2", inactive_place=1)
+    assert (refused.is_admitted, refused.inactive_place, refused.wait_s) == (False, 1, 2.0)
 
 
 def test_an_idle_engine_has_a_snapshot_without_calls() -> None:

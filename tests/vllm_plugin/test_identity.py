@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 import pytest
 
-from autellix_backend.vllm_plugin.identity import MAX_ID_LENGTH, CallIdentity, read_identity
+from autellix_backend.vllm_plugin.identity import MAX_ENDED, MAX_ID_LENGTH, CallIdentity, read_identity
 
 
 def test_reads_what_the_gateway_sends() -> None:
@@ -17,19 +18,32 @@ def test_reads_what_the_gateway_sends() -> None:
         "autellix_service_s": 1.5,
         "autellix_program_service_s": 4,
         "autellix_wait_s": 2,
+        "autellix_age_s": 7.5,
+        "autellix_work": 1000,
+        "autellix_expected_work": 2e4,
+        "autellix_class": "agent",
+        "autellix_ended": '["a", "b"]',
     }
     expected = CallIdentity(
-        call_id="c", program_id="p", thread_id="2", service_s=1.5, program_service_s=4.0, wait_s=2.0
+        call_id="c",
+        program_id="p",
+        thread_id="2",
+        service_s=1.5,
+        program_service_s=4.0,
+        wait_s=2.0,
+        age_s=7.5,
+        work=1000.0,
+        expected_work=2e4,
+        class_name="agent",
+        ended=("a", "b"),
     )
     assert expected == read_identity("r", args, "session")
-    assert expected.has_totals
 
 
 def test_a_session_stands_in_for_a_program() -> None:
     """Without a program id the session is the program."""
     identity = read_identity("r", None, "session")
     assert (identity.program_id, identity.call_id, identity.thread_id) == ("session", "r", "0")
-    assert not identity.has_totals
 
 
 def test_an_anonymous_request_is_its_own_program() -> None:
@@ -47,8 +61,44 @@ def test_an_unusable_id_counts_as_absent(value: Any) -> None:
 @pytest.mark.parametrize("value", [-1, math.nan, math.inf, -math.inf, "1", True, None, [], 10**400])
 def test_unusable_seconds_count_as_absent(value: Any) -> None:
     """Totals that are no non-negative, finite number are ignored."""
-    identity = read_identity("r", {"autellix_service_s": value, "autellix_wait_s": value}, None)
-    assert (identity.service_s, identity.wait_s) == (None, None)
+    names = ("service_s", "program_service_s", "wait_s", "expected_s", "age_s", "work", "expected_work")
+    identity = read_identity("r", {f"autellix_{name}": value for name in names}, None)
+    assert [getattr(identity, name) for name in names] == [None] * len(names)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "a",
+        '"a"',
+        "[1]",
+        '["a", null]',
+        '[""]',
+        '{"a": 1}',
+        '["a"',
+        "[" * 100_000,
+        '["\ud800"]',
+        ["a"],
+        7,
+        None,
+        json.dumps(["x" * (MAX_ID_LENGTH + 1)]),
+        json.dumps(["x"] * (MAX_ENDED + 1)),
+    ],
+)
+def test_an_unusable_list_of_ended_programs_counts_as_absent(value: Any) -> None:
+    """One bad id spoils the list, as does one too many."""
+    assert read_identity("r", {"autellix_ended": value}, None).ended == ()
+
+
+def test_reads_as_many_ended_programs_as_a_call_may_name() -> None:
+    ids = ["x" * MAX_ID_LENGTH] * MAX_ENDED
+    assert read_identity("r", {"autellix_ended": json.dumps(ids)}, None).ended == tuple(ids)
+
+
+@pytest.mark.parametrize("value", [7, None, [], "", "x" * (MAX_ID_LENGTH + 1), True])
+def test_an_unusable_class_has_no_name(value: Any) -> None:
+    assert read_identity("r", {"autellix_class": value}, None).class_name == ""
 
 
 @pytest.mark.parametrize(("value", "expected"), [(1, True), (1.0, True), (0, False), ("1", False)])

@@ -125,7 +125,7 @@ def test_aborts_leave_nothing_behind(engine_worker: Any, stock_runs: Any, is_asy
     """Calls aborted while running, waiting and preempted free their blocks and leave the machine."""
     calls = make_calls()
     for call in calls:
-        call["extra_args"]["autellix_service_s"] = 0.0
+        call["extra_args"] |= {"autellix_service_s": 0.0, "autellix_last": 1}
     generator = random.Random(7)
     victims = generator.sample([call["id"] for call in calls], 24)
     aborts = {str(20 + 9 * place): [call_id] for place, call_id in enumerate(victims)}

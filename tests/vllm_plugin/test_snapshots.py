@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from autellix_backend.core.arrival import Context
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.reports.snapshot import EngineSnapshot, KvOffloadTotals
+from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot, KvOffloadTotals
 from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.settings import PluginSettings
 from autellix_backend.vllm_plugin.snapshots import (
@@ -129,6 +130,23 @@ def test_the_tail_of_a_long_queue_is_counted_only(tracker: CallTracker) -> None:
 
     assert (len(told.calls), told.left_out) == (MAX_STANDINGS, 10)
     assert told.waiting == MAX_STANDINGS + 9
+
+
+def test_calls_that_are_not_admitted_follow_in_the_order_of_their_programs() -> None:
+    scheduler = SchedulerConfig(policy="plas", admission="working_set")
+    tracker = CallTracker(PluginSettings(scheduler=scheduler), kv_tokens=1000)
+    for name, service_s in (("runs", 0.0), ("late", 9.0), ("next", 3.0)):
+        identity = CallIdentity(call_id=f"c-{name}", program_id=name, service_s=service_s)
+        tracker.arrive(name, identity, 0.0, context=Context(500))
+    tracker.start("runs", 0.5, cached_tokens=0)
+    told = SnapshotReporter(tracker).snapshot(1.0, LOAD, held_blocks)
+
+    assert [
+        (call.program_id, call.place, call.is_admitted, call.inactive_place, call.context_tokens)
+        for call in told.calls
+    ] == [("runs", 1, True, None, 500), ("next", 2, False, 1, 500), ("late", 3, False, 2, 500)]
+    assert told.admission == AdmissionSnapshot(1, 2, 500, 600)
+    assert told.boost is None
 
 
 def test_a_snapshot_is_due_each_period_and_once_when_the_engine_empties(tracker: CallTracker) -> None:

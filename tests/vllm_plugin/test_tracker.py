@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 
+from autellix_backend.core.arrival import Context
+from autellix_backend.core.boost import work_of
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.settings import PluginSettings
@@ -65,15 +69,30 @@ def test_children_of_a_call_are_tracked_apart(tracker: CallTracker) -> None:
     assert [account.request_id for account in accounts] == ["0_r", "1_r"]
 
 
-def test_a_gateways_program_lives_as_long_as_its_calls(tracker: CallTracker) -> None:
-    """With a gateway in front the entry goes with the last active call."""
+def test_a_program_outlives_its_calls(tracker: CallTracker) -> None:
+    """Between two calls of a program its entry stays, whoever keeps its totals."""
     tracker.arrive("a", identity(service_s=3.0), 0.0)
-    tracker.arrive("b", identity(service_s=3.0), 0.0)
     assert tracker.machine.call("a").rank[0] == 3
+    tracker.close("a", 1.0, **DONE)
+    assert "p" in tracker.machine.table
+
+
+def test_a_program_ends_with_its_last_call(tracker: CallTracker) -> None:
+    """The entry goes with the last active call."""
+    tracker.arrive("a", replace(identity(), is_last=True), 0.0)
+    tracker.arrive("b", identity(), 0.0)
     tracker.close("a", 1.0, **DONE)
     assert "p" in tracker.machine.table
     tracker.close("b", 1.0, **DONE)
     assert "p" not in tracker.machine.table
+
+
+def test_a_call_names_programs_that_have_ended(tracker: CallTracker) -> None:
+    tracker.arrive("a", identity(program_id="old"), 0.0)
+    tracker.close("a", 1.0, **DONE)
+    tracker.arrive("b", replace(identity(), ended=("old", "unknown", "p")), 2.0)
+    assert "old" not in tracker.machine.table
+    assert "p" in tracker.machine.table
 
 
 def test_an_anonymous_request_leaves_no_program(tracker: CallTracker) -> None:
@@ -91,6 +110,15 @@ def test_an_idle_program_expires(tracker: CallTracker) -> None:
     assert "p" in tracker.machine.table
     tracker.tick(PROGRAM_IDLE_S + 100)
     assert "p" not in tracker.machine.table
+
+
+def test_too_many_idle_programs_expire_sooner(tracker: CallTracker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autellix_backend.vllm_plugin.tracker.MAX_PROGRAMS", 1)
+    for number, now in enumerate((0.0, 0.45 * PROGRAM_IDLE_S, 0.9 * PROGRAM_IDLE_S)):
+        tracker.arrive("r", identity(program_id=f"p{number}"), now)
+        tracker.close("r", now, **DONE)
+    tracker.tick(0.95 * PROGRAM_IDLE_S)
+    assert [program.program_id for program in tracker.machine.table.programs()] == ["p2"]
 
 
 def test_priority_follows_level_then_order(tracker: CallTracker) -> None:
@@ -145,6 +173,81 @@ def test_remaining_service_orders_calls_under_hinted() -> None:
     tracker.arrive("long", identity(program_id="a", expected_s=9.0), 0.0)
     tracker.arrive("short", identity(program_id="b", expected_s=3.0), 1.0)
     assert tracker.priority("short") < tracker.priority("long")
+
+
+def boosted() -> CallTracker:
+    """A tracker whose programs differ much in size, so that the boost is at its full strength."""
+    tracker = CallTracker(PluginSettings(scheduler=SchedulerConfig(policy="boost", boost=1.0)))
+    tracker.machine.table.statistics.known_spread = 2.0
+    return tracker
+
+
+def test_what_the_gateway_knows_orders_boosted_programs() -> None:
+    """Age puts a program first, work done behind one that has none."""
+    tracker = boosted()
+    tracker.arrive("first", identity(program_id="a"), 100.0)
+    tracker.arrive("older", replace(identity(program_id="b"), age_s=150.0), 200.0)
+    assert tracker.priority("older") < tracker.priority("first") < UNRANKED
+    tracker.arrive("served", replace(identity(program_id="c"), age_s=150.0, work=1e9), 300.0)
+    tracker.arrive("fresh", replace(identity(program_id="d"), age_s=149.0), 300.0)
+    tracker.tick(300.0)
+    assert tracker.machine.boost.strength_s > 0
+    assert tracker.priority("fresh") < tracker.priority("served")
+
+
+@pytest.mark.parametrize(
+    ("keys", "sequences"),
+    [((-1e4, -1.5, -1e-6, 0.0, 1e-6, 1.5, 1e4), (-5, 0, 1 << 40)), ((-1e300, -1e12, 0.0, 1e12, 1e300), (0,))],
+    ids=["in bounds", "out of bounds"],
+)
+def test_priorities_follow_ranks_whose_keys_are_negative(
+    tracker: CallTracker, keys: tuple[float, ...], sequences: tuple[int, ...]
+) -> None:
+    """Level before key before sequence, also where a sequence is negative."""
+    tracker.arrive("r", identity(), 0.0)
+    call = tracker.machine.call("r")
+    old = call.rank
+    ranks = list(product((1, 2, 9), keys, sequences))
+    priorities = []
+    for call.level, call.key, call.seq in ranks:
+        priorities.append(tracker.priority("r"))
+    call.level, call.key, call.seq = old
+    assert ranks == sorted(ranks)
+    assert priorities == sorted(priorities)
+    assert priorities[-1] < UNRANKED
+    assert len(set(priorities)) >= 3 * 3 * len(sequences)
+
+
+def test_work_counts_what_was_not_cached(tracker: CallTracker) -> None:
+    """Prompt tokens of a call that never started count nothing."""
+    program = tracker.machine.table.ensure("p", 0.0)
+    tracker.arrive("r", identity(), 0.0)
+    tracker.start("r", 0.0, cached_tokens=8)
+    tracker.close("r", 1.0, **DONE)
+    assert program.work == work_of(2, 3)
+    tracker.arrive("r", identity(), 1.0)
+    tracker.close("r", 2.0, prompt_tokens=10, output_tokens=0, finish_reason="abort", is_aborted=True)
+    assert program.work == work_of(2, 3)
+
+
+def test_steps_teach_the_cost_of_a_token(tracker: CallTracker) -> None:
+    tracker.charge({"a": 100, "b": 1, "c": 1}, 0.5, 1.0)
+    assert tracker.machine.token_cost.seconds == pytest.approx(0.5 / work_of(100, 2))
+
+
+def test_a_call_whose_program_does_not_fit_is_held_back() -> None:
+    settings = PluginSettings(scheduler=SchedulerConfig(policy="boost", admission="working_set"))
+    tracker = CallTracker(settings, kv_tokens=1000)
+    for number in range(2):
+        tracker.arrive(f"r{number}", identity(program_id=f"p{number}"), 0.0, context=Context(400))
+    assert [tracker.is_held_back(name) for name in ("r0", "r1", "unknown")] == [False, True, False]
+    assert tracker.review(1.0, 1, lambda _: 400) == []
+    tracker.start("r0", 1.0, cached_tokens=0)
+    tracker.close("r0", 2.0, **DONE, context_tokens=403)
+    tracker.machine.end_program("p0", 2.0)
+    assert tracker.review(3.0, 2, lambda _: 400) == ["r1"]
+    assert not tracker.is_held_back("r1")
+    tracker.machine.check()
 
 
 def test_calls_in_the_batch_go_before_all_others(tracker: CallTracker) -> None:

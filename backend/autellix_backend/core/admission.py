@@ -218,6 +218,11 @@ class WorkingSetAdmission:
             return None
         return 1 + sum(other.key < context.key for other in self._inactive.values())
 
+    def places(self) -> dict[str, int]:
+        """Return the places of all inactive programs, in their order."""
+        waiting = sorted(self._inactive.values(), key=_key)
+        return {own.program.program_id: place for place, own in enumerate(waiting, start=1)}
+
     def context(self, program_id: str) -> ProgramContext | None:
         """Return the context of a program, None if it is unknown."""
         return self.active.contexts.get(program_id) or self._inactive.get(program_id)

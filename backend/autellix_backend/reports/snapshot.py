@@ -12,7 +12,17 @@ from autellix_backend.core.machine import Machine
 from autellix_backend.core.starvation import totals
 from autellix_backend.reports.errors import ReportError
 
-__all__ = ["MAX_SNAPSHOT_BYTES", "CallSnapshot", "EngineSnapshot", "KvOffloadTotals", "snapshot_of"]
+__all__ = [
+    "MAX_SNAPSHOT_BYTES",
+    "AdmissionSnapshot",
+    "BoostSnapshot",
+    "CallSnapshot",
+    "EngineSnapshot",
+    "KvOffloadTotals",
+    "admission_of",
+    "boost_of",
+    "snapshot_of",
+]
 
 MAX_SNAPSHOT_BYTES = 60 * 1024
 """The largest datagram, a margin below what the gateway reads at once."""
@@ -30,7 +40,8 @@ class CallSnapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     program_id: str
     thread_id: str
     place: int
-    """Its place in the order of all active calls, running ones included, from 1."""
+    """Its place in the order of all active calls, running ones included, from 1. Calls that are not admitted
+    follow those that are."""
     level: int
     is_running: bool
     since_s: float
@@ -53,6 +64,34 @@ class CallSnapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     kv_blocks: int
     preemptions: int
     promotions: int
+    is_admitted: bool = True
+    """Whether its program is active, or admission is off; a running call stays admitted."""
+    context_tokens: int | None = None
+    """KV memory that its program needs, a common prefix included; None where admission is off."""
+    inactive_place: int | None = None
+    """Its program's place among those that wait for activation, from 1; None if its program is active."""
+
+
+class AdmissionSnapshot(NamedTuple):
+    """The working set of an engine."""
+
+    active_programs: int
+    inactive_programs: int
+    """Those with calls, which wait for activation."""
+    working_set_tokens: int
+    """The contexts of the active programs, common prefixes counted once."""
+    capacity_tokens: int
+    """What they may fill."""
+
+
+class BoostSnapshot(NamedTuple):
+    """What the boosted order of programs follows."""
+
+    strength_s: float
+    spread: float
+    """The standard deviation of ln(work) of ended programs."""
+    response_s: float
+    """The mean response time of programs."""
 
 
 class KvOffloadTotals(NamedTuple):
@@ -95,6 +134,10 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag_field=_TAG_F
     """Calls behind those in `calls`, for which the datagram has no room."""
     kv_offload: KvOffloadTotals | None = None
     """None where the engine does not offload KV blocks by our connector."""
+    admission: AdmissionSnapshot | None = None
+    """None where every program may run."""
+    boost: BoostSnapshot | None = None
+    """None under policies that boost no programs."""
 
     def to_bytes(self, limit_bytes: int = MAX_SNAPSHOT_BYTES) -> bytes:
         """Return the snapshot as one datagram, with as many of its calls as fit."""
@@ -133,8 +176,41 @@ def _rounded(value: Any) -> Any:
     return round(value, _DIGITS) if type(value) is float else value
 
 
+def admission_of(machine: Machine) -> AdmissionSnapshot | None:
+    """Return the state of a machine's admission, None if it admits every program."""
+    admission = machine.admission
+    if admission is None:
+        return None
+    active = admission.active
+    return AdmissionSnapshot(
+        active_programs=len(active.contexts),
+        inactive_programs=admission.waiting_programs,
+        working_set_tokens=active.tokens,
+        capacity_tokens=int(admission.capacity_tokens),
+    )
+
+
+def boost_of(machine: Machine) -> BoostSnapshot | None:
+    """Return what a machine's boost follows, None if its policy boosts no programs."""
+    if not machine.policy.boosts:
+        return None
+    statistics = machine.table.statistics
+    return BoostSnapshot(
+        strength_s=round(machine.boost.strength_s, _DIGITS),
+        spread=round(statistics.spread, _DIGITS),
+        response_s=round(statistics.response_s, _DIGITS),
+    )
+
+
 def snapshot_of(
-    machine: Machine, call: Call, now: float, *, place: int, call_id: str, kv_blocks: int = 0
+    machine: Machine,
+    call: Call,
+    now: float,
+    *,
+    place: int,
+    call_id: str,
+    kv_blocks: int = 0,
+    inactive_place: int | None = None,
 ) -> CallSnapshot:
     """Return the snapshot of one of a machine's active calls.
 
@@ -145,8 +221,10 @@ def snapshot_of(
         place: Its place in the machine's order, from 1.
         call_id: The id by which the gateway knows it.
         kv_blocks: The KV blocks that it holds.
+        inactive_place: The place of its program among those that wait for activation.
     """
     program = machine.table[call.program_id]
+    context = machine.admission.context(call.program_id) if machine.admission is not None else None
     service_s, wait_s = totals(call, program, now)
     running_since_s = call.running_since_s if call.is_running else None
     missing_s = machine.config.beta * service_s - wait_s
@@ -170,4 +248,7 @@ def snapshot_of(
         kv_blocks=kv_blocks,
         preemptions=call.preemptions,
         promotions=call.promotions,
+        is_admitted=call.is_admitted,
+        context_tokens=context.own_tokens + context.prefix_tokens if context is not None else None,
+        inactive_place=inactive_place,
     )

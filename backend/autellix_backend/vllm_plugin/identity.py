@@ -5,16 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
 
 from autellix_wire import engine_args
 
-__all__ = ["MAX_ID_LENGTH", "CallIdentity", "read_identity"]
+__all__ = ["MAX_ENDED", "MAX_ID_LENGTH", "CallIdentity", "read_identity"]
 
 MAX_ID_LENGTH = 320
 """Room for an id of 256 characters and the name of its tenant before it."""
+MAX_ENDED = 256
+"""The most ended programs that one call may name."""
 DEFAULT_THREAD = "0"
 DEFAULT_WEIGHT = 1.0
 _WEIGHT_LIMIT = 1e6
+_Id = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_LENGTH)]
+_ended_ids: msgspec.json.Decoder[tuple[str, ...]] = msgspec.json.Decoder(
+    Annotated[tuple[_Id, ...], msgspec.Meta(max_length=MAX_ENDED)]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +46,16 @@ class CallIdentity:
     """The tenant's share of the engine, in proportion to the weights of the others."""
     is_last: bool = False
     """Whether the program ends with this call."""
-
-    @property
-    def has_totals(self) -> bool:
-        """Whether a gateway keeps the program's totals."""
-        return self.service_s is not None
+    age_s: float | None = None
+    """Time since the first call of its program arrived."""
+    work: float | None = None
+    """The work of its program's finished calls (see `core.boost`)."""
+    expected_work: float | None = None
+    """The work that its program is expected to take in all."""
+    class_name: str = ""
+    """The class of its program."""
+    ended: tuple[str, ...] = ()
+    """Other programs that have ended."""
 
 
 def read_identity(request_id: str, extra_args: object, session_id: object) -> CallIdentity:
@@ -55,13 +69,18 @@ def read_identity(request_id: str, extra_args: object, session_id: object) -> Ca
         call_id=_identifier(args.get(engine_args.CALL)) or request_id,
         program_id=program_id,
         thread_id=_identifier(args.get(engine_args.THREAD)) or DEFAULT_THREAD,
-        service_s=_seconds(args.get(engine_args.SERVICE_S)),
-        program_service_s=_seconds(args.get(engine_args.PROGRAM_SERVICE_S)),
-        wait_s=_seconds(args.get(engine_args.WAIT_S)),
-        expected_s=_seconds(args.get(engine_args.EXPECTED_S)),
+        service_s=_amount(args.get(engine_args.SERVICE_S)),
+        program_service_s=_amount(args.get(engine_args.PROGRAM_SERVICE_S)),
+        wait_s=_amount(args.get(engine_args.WAIT_S)),
+        expected_s=_amount(args.get(engine_args.EXPECTED_S)),
         tenant=_identifier(args.get(engine_args.TENANT)) or "",
         weight=_weight(args.get(engine_args.WEIGHT)),
         is_last=args.get(engine_args.LAST) == 1,
+        age_s=_amount(args.get(engine_args.AGE_S)),
+        work=_amount(args.get(engine_args.WORK)),
+        expected_work=_amount(args.get(engine_args.EXPECTED_WORK)),
+        class_name=_identifier(args.get(engine_args.CLASS)) or "",
+        ended=_ended(args.get(engine_args.ENDED)),
     )
 
 
@@ -71,13 +90,22 @@ def _identifier(value: object) -> str | None:
     return None
 
 
+def _ended(value: object) -> tuple[str, ...]:
+    if not isinstance(value, str):
+        return ()
+    try:
+        return _ended_ids.decode(value)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return ()
+
+
 def _weight(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return DEFAULT_WEIGHT
     return float(value) if 1 / _WEIGHT_LIMIT <= value <= _WEIGHT_LIMIT else DEFAULT_WEIGHT
 
 
-def _seconds(value: object) -> float | None:
+def _amount(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     # A huge integer cannot become a float at all, so it is compared before it is converted.

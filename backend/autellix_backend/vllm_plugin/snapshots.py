@@ -6,11 +6,19 @@ the next one is due, so that snapshots never take more than MAX_SHARE of the eng
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, islice
 from typing import Any, TypedDict
 
-from autellix_backend.reports.snapshot import EngineSnapshot, KvOffloadTotals, snapshot_of
+from autellix_backend.core.call import Call
+from autellix_backend.core.machine import Machine
+from autellix_backend.reports.snapshot import (
+    EngineSnapshot,
+    KvOffloadTotals,
+    admission_of,
+    boost_of,
+    snapshot_of,
+)
 from autellix_backend.vllm_plugin.tracker import CallTracker
 
 __all__ = ["MAX_SHARE", "MAX_STANDINGS", "PERIOD_S", "SchedulerLoad", "SnapshotReporter", "load_of"]
@@ -93,6 +101,8 @@ class SnapshotReporter:
     def snapshot(self, now: float, load: SchedulerLoad, held_blocks: Callable[[str], int]) -> EngineSnapshot:
         """Return the snapshot of this moment."""
         tracker, machine = self._tracker, self._tracker.machine
+        places = {} if machine.admission is None else machine.admission.places()
+        calls = chain(machine, _refused(machine, places))
         standings = tuple(
             snapshot_of(
                 machine,
@@ -101,8 +111,9 @@ class SnapshotReporter:
                 place=place,
                 call_id=tracker.identity(call.call_id).call_id,
                 kv_blocks=held_blocks(call.call_id) if call.is_running else 0,
+                inactive_place=places.get(call.program_id),
             )
-            for place, call in enumerate(islice(machine, MAX_STANDINGS), start=1)
+            for place, call in enumerate(islice(calls, MAX_STANDINGS), start=1)
         )
         return EngineSnapshot(
             **load,
@@ -112,4 +123,12 @@ class SnapshotReporter:
             level_calls=machine.shares.level_sizes(),
             calls=standings,
             left_out=len(tracker) - len(standings),
+            admission=admission_of(machine),
+            boost=boost_of(machine),
         )
+
+
+def _refused(machine: Machine, places: Mapping[str, int]) -> Iterator[Call]:
+    """Walk the calls that are not admitted, in the order in which their programs will be."""
+    if places:
+        yield from sorted(machine.refused(), key=lambda call: places[call.program_id])

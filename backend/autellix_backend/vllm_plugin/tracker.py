@@ -6,10 +6,12 @@ request share one call id; the report carries the caller's call id beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 
-from autellix_backend.core.arrival import Arrival
+from autellix_backend.core.arrival import Arrival, Context
+from autellix_backend.core.boost import work_of
 from autellix_backend.core.call import Call
 from autellix_backend.core.machine import Machine
 from autellix_backend.reports.report import EngineReport
@@ -17,15 +19,21 @@ from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.report_sender import ReportSender
 from autellix_backend.vllm_plugin.settings import PluginSettings
 
-__all__ = ["UNRANKED", "CallTracker"]
+__all__ = ["MAX_PROGRAMS", "PROGRAM_IDLE_S", "UNRANKED", "CallTracker"]
 
 PROGRAM_IDLE_S = 600.0
+"""A program without a call for this long has ended without a word."""
+MAX_PROGRAMS = 16_384
+"""With more programs, those count as ended that were idle for a part of that time."""
+_IDLE_SHARES = (1.0, 0.1, 0.01)
 _EXPIRE_PERIOD_S = 30.0
 _SEQUENCE_BITS = 56
 _KEY_BITS = 56
 # Keys are compared live by their microseconds.
 _KEY_UNITS_PER_S = 1e6
 _KEY_LIMIT = (1 << _KEY_BITS) - 1
+# The key of a boosted program may lie long before the engine's clock began.
+_KEY_ZERO = 1 << (_KEY_BITS - 1)
 UNRANKED = 1 << (_SEQUENCE_BITS + _KEY_BITS + 16)
 """A priority behind that of any tracked call."""
 
@@ -42,8 +50,8 @@ class _Tracked:
 class CallTracker:
     """The calls inside one engine, from arrival to report."""
 
-    def __init__(self, settings: PluginSettings) -> None:
-        self.machine = Machine(settings.scheduler)
+    def __init__(self, settings: PluginSettings, kv_tokens: float = math.inf) -> None:
+        self.machine = Machine(settings.scheduler, kv_tokens=kv_tokens)
         self.sender = ReportSender(settings.report_socket)
         self.step = 0
         self._calls: dict[str, _Tracked] = {}
@@ -60,6 +68,10 @@ class CallTracker:
         """Whether the call is in the engine's batch."""
         return self.machine.call(request_id).is_running
 
+    def is_held_back(self, request_id: str) -> bool:
+        """Whether admission keeps the call out of the queues."""
+        return request_id in self._calls and not self.machine.call(request_id).is_admitted
+
     def identity(self, request_id: str) -> CallIdentity:
         """Return who the call belongs to."""
         return self._calls[request_id].identity
@@ -73,7 +85,7 @@ class CallTracker:
         if place is not None:
             return place
         level, key, sequence = self.machine.call(request_id).rank
-        key_units = min(round(key * _KEY_UNITS_PER_S), _KEY_LIMIT)
+        key_units = max(0, min(_KEY_ZERO + round(key * _KEY_UNITS_PER_S), _KEY_LIMIT))
         # A held call has a number below zero, which must not reach into the level.
         return (((level << _KEY_BITS) | key_units) << _SEQUENCE_BITS) + sequence
 
@@ -85,8 +97,11 @@ class CallTracker:
         *,
         prompt_tokens: int = 0,
         max_tokens: int = 0,
+        context: Context | None = None,
     ) -> None:
         """Queue a call; under a policy that does not size programs, its tokens are its expected size."""
+        for program_id in identity.ended:
+            self.machine.end_program(program_id, now)
         expected_s = identity.expected_s
         if not self.machine.policy.sizes_programs:
             expected_s = self.machine.config.nominal_service_s(prompt_tokens, max_tokens)
@@ -102,6 +117,11 @@ class CallTracker:
                 expected_s=expected_s,
                 tenant=identity.tenant,
                 weight=identity.weight,
+                age_s=identity.age_s,
+                work=identity.work,
+                expected_work=identity.expected_work,
+                class_name=identity.class_name,
+                context=context,
             ),
             now,
         )
@@ -124,6 +144,9 @@ class CallTracker:
         A call with several tokens in the step was prefilled; a call with a single one decoded.
         """
         self.step += 1
+        prefilled = sum(tokens for tokens in scheduled_tokens.values() if tokens > 1)
+        decoded = sum(tokens == 1 for tokens in scheduled_tokens.values())
+        self.machine.observe_step(work_of(prefilled, decoded), cost_s)
         is_measured = self.machine.config.service == "measured"
         for request_id, tokens in scheduled_tokens.items():
             call = self._calls.get(request_id)
@@ -135,11 +158,15 @@ class CallTracker:
                     )
                 self.machine.charge(request_id, cost_s, now, is_prefill=tokens > 1)
 
+    def review(self, now: float, step: int, tokens_of: Callable[[str], int]) -> list[str]:
+        """Let admission look at the programs; return the calls that it admitted or withdrew."""
+        return self.machine.review(now, step, tokens_of)
+
     def tick(self, now: float) -> list[str]:
         """Tick the machine; return the calls that moved."""
         if now >= self._next_expiry_s:
             self._next_expiry_s = now + _EXPIRE_PERIOD_S
-            self.machine.expire(now, PROGRAM_IDLE_S)
+            self._expire(now)
         return [change.call_id for change in self.machine.tick(now)]
 
     def place(self, order: Iterable[Call]) -> list[str]:
@@ -158,13 +185,29 @@ class CallTracker:
         output_tokens: int,
         finish_reason: str,
         is_aborted: bool,
+        context_tokens: int = 0,
     ) -> EngineReport:
-        """Close a call that finished or was aborted, and send its report."""
+        """Close a call that finished or was aborted, and send its report.
+
+        Args:
+            request_id: The call.
+            now: The time.
+            prompt_tokens: The tokens of its prompt.
+            output_tokens: Those that it decoded.
+            finish_reason: Why it left.
+            is_aborted: Whether it was abandoned.
+            context_tokens: What the prefix cache may keep of its context, for the next call of its program.
+        """
         call = self._calls.pop(request_id)
         self._places.pop(request_id, None)
-        leave = self.machine.abort if is_aborted else self.machine.finish
-        record = leave(request_id, now)
-        self._drop_program(request_id, call.identity, now)
+        # A call without a start has not prefilled anything.
+        cached_tokens = prompt_tokens if call.cached_tokens is None else call.cached_tokens
+        work = work_of(max(0, prompt_tokens - cached_tokens), output_tokens)
+        if is_aborted:
+            record = self.machine.abort(request_id, now, work=work)
+        else:
+            record = self.machine.finish(request_id, now, work=work, context_tokens=context_tokens)
+        self._end_program(request_id, call.identity, now)
         report = EngineReport(
             **asdict(record) | {"call_id": call.identity.call_id},
             request_id=request_id,
@@ -181,11 +224,13 @@ class CallTracker:
             self.sender.send(report.to_bytes())
         return report
 
-    def _drop_program(self, request_id: str, identity: CallIdentity, now: float) -> None:
-        """Drop a program whose totals are kept elsewhere, or that was this one call."""
-        is_own = identity.program_id == request_id
-        if not (identity.has_totals or is_own):
-            return
-        program = self.machine.table.get(identity.program_id)
-        if program is not None and not program.active_calls:
+    def _end_program(self, request_id: str, identity: CallIdentity, now: float) -> None:
+        """End the program of a call that was its last, or that was the whole program."""
+        if identity.is_last or identity.program_id == request_id:
             self.machine.end_program(identity.program_id, now)
+
+    def _expire(self, now: float) -> None:
+        for share in _IDLE_SHARES:
+            self.machine.expire(now, share * PROGRAM_IDLE_S)
+            if len(self.machine.table) <= MAX_PROGRAMS:
+                break
