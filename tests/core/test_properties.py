@@ -178,7 +178,7 @@ def test_with_one_tenant_the_order_is_that_of_the_policy(
     """Beside the share there is no other rule, whatever the tenant's name and its weight."""
     named, nameless = drive(config, events, ("t",)), drive(config, events)
 
-    by_rank = sorted(named.machine, key=lambda call: (call.level, call.size_s, call.seq))
+    by_rank = sorted(named.machine, key=lambda call: call.rank)
     assert list(named.machine) == by_rank
     assert named.machine.batch(slots) == by_rank[:slots]
     assert named.records == nameless.records

@@ -9,14 +9,27 @@ The contexts of the active programs, prefixes that several share counted once, m
 While they exceed it, the program with the worst key becomes inactive; what fits is activated in the order of
 keys, and smaller programs may pass one that does not fit, for a bounded time. One program is always active,
 however large. Between tenants, the one with the least active context for its weight goes first.
+
+No program starves. Among those of one tenant, with R the mean response time of programs:
+
+- Under `boost`, only programs that arrive within g * ln(1 / (1 - exp(-w / g))) seconds after a program go
+  before it by their keys, g being the strength and w the seconds of the least work (see `core.boost`).
+- Once a program has waited for PATIENCE times R, none with a larger key is activated before it.
+- Once it has waited for STARVING times R, under any policy, none that has waited for less is.
+
+Active programs stay so while they fit: one that waits needs memory that others leave, grow out of, or leave
+idle for too long.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import count
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -34,6 +47,8 @@ REVIEW_STEPS = 16
 """Contexts grow by a token in each step: so often they are measured again."""
 PATIENCE = 2.0
 """After so many mean response times an inactive program lets no other pass."""
+STARVING = 8.0
+"""After so many it goes first: by attained service alone it might never do so."""
 MAX_PASSED = 64
 """The most programs that are passed over in one review, which bounds its cost."""
 GAP_WINDOW, MIN_GAPS = 64, 8
@@ -43,8 +58,6 @@ MAX_CLASSES = 256
 MAX_HOLDS = 4.0
 """Idle programs of classes with long gaps stay active for so many times the prefill of all memory."""
 _NOTHING = Context(0)
-
-_key = attrgetter("key")
 
 
 @dataclass(slots=True)
@@ -63,6 +76,8 @@ class ProgramContext:
     program: Program
     tenant: str
     weight: float
+    number: int
+    """Of its appearance, which decides between equal keys."""
     key: float = 0.0
     calls: dict[str, HeldCall] = field(default_factory=dict)
     last_tokens: int = 0
@@ -81,9 +96,20 @@ class ProgramContext:
             return max(0, self.last_tokens - self.prefix_tokens)
         longest = max(self.calls.values(), key=attrgetter("tokens"))
         rest = sum(
-            max(0, held.tokens - held.shared_tokens) for held in self.calls.values() if held is not longest
+            max(0, held.tokens - max(held.shared_tokens, self.prefix_tokens))
+            for held in self.calls.values()
+            if held is not longest
         )
         return max(0, longest.tokens + rest - self.prefix_tokens)
+
+    @property
+    def rank(self) -> tuple[float, int]:
+        """Its place in the order of activation; lower goes first."""
+        return (self.key, self.number)
+
+
+_Ranked = tuple[float, int, ProgramContext]
+_Turn = tuple[float, float, int, ProgramContext]
 
 
 class ActiveSet:
@@ -147,6 +173,74 @@ class ActiveSet:
         assert all(context.is_active for context in contexts)
 
 
+class InactivePrograms:
+    """The programs that wait, in order of waiting and by tenant in order of activation; all have calls."""
+
+    def __init__(self) -> None:
+        self.contexts: dict[str, ProgramContext] = {}
+        """By id, the one that has waited longest first."""
+        self._orders: dict[str, list[_Ranked]] = {}
+
+    def __len__(self) -> int:
+        return len(self.contexts)
+
+    def add(self, context: ProgramContext, now: float) -> None:
+        """Add a program, which waits from now on."""
+        context.since_s = now
+        self.contexts[context.program.program_id] = context
+        insort(self._orders.setdefault(context.tenant, []), (*context.rank, context))
+
+    def remove(self, context: ProgramContext) -> None:
+        """Remove a program."""
+        del self.contexts[context.program.program_id]
+        order = self._orders[context.tenant]
+        del order[bisect_left(order, context.rank)]
+        if not order:
+            del self._orders[context.tenant]
+
+    def move(self, context: ProgramContext, key: float) -> None:
+        """Change the key of a program."""
+        order = self._orders[context.tenant]
+        del order[bisect_left(order, context.rank)]
+        context.key = key
+        insort(order, (*context.rank, context))
+
+    def rekey(self, key_of: Callable[[Program], float]) -> None:
+        """Compute all keys again."""
+        for tenant, order in self._orders.items():
+            contexts = [context for _, _, context in order]
+            for context in contexts:
+                context.key = key_of(context.program)
+            self._orders[tenant] = sorted((*context.rank, context) for context in contexts)
+
+    def heads(self) -> list[ProgramContext]:
+        """Return the first program of each tenant."""
+        return [order[0][-1] for order in self._orders.values()]
+
+    def following(self, context: ProgramContext) -> ProgramContext | None:
+        """Return the tenant's next program after this one, None after the last."""
+        order = self._orders[context.tenant]
+        place = bisect_left(order, context.rank) + 1
+        return order[place][-1] if place < len(order) else None
+
+    def place(self, context: ProgramContext) -> int:
+        """Return how many programs come before this one by their keys, those of other tenants included."""
+        return sum(bisect_left(order, context.rank) for order in self._orders.values())
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        waiting = list(self.contexts.values())
+        assert [own.since_s for own in waiting] == sorted(own.since_s for own in waiting)
+        for program_id, own in self.contexts.items():
+            assert own.program.program_id == program_id, program_id
+            assert own.calls, program_id
+            assert not own.is_active, program_id
+        assert sum(map(len, self._orders.values())) == len(waiting)
+        for tenant, order in self._orders.items():
+            assert order, tenant
+            assert order == sorted((*own.rank, own) for own in waiting if own.tenant == tenant)
+
+
 class ClassGaps:
     """The last gaps (s) between the calls of a program, by class."""
 
@@ -194,8 +288,8 @@ class WorkingSetAdmission:
         self._statistics = statistics
         self._token_cost = token_cost
         self._key_of = key_of
-        self._inactive: dict[str, ProgramContext] = {}
-        """Programs that wait; all have calls."""
+        self._inactive = InactivePrograms()
+        self._numbers = count()
         self._gaps = ClassGaps()
         self._changed: dict[Call, bool] = {}
         """Calls that the present review admitted or withdrew, and whether they were admitted before."""
@@ -213,10 +307,8 @@ class WorkingSetAdmission:
 
     def place(self, program_id: str) -> int | None:
         """Return an inactive program's place in the order of activation, from 1; None if it does not wait."""
-        context = self._inactive.get(program_id)
-        if context is None:
-            return None
-        return 1 + sum(other.key < context.key for other in self._inactive.values())
+        context = self._inactive.contexts.get(program_id)
+        return None if context is None else 1 + self._inactive.place(context)
 
     def places(self) -> dict[str, int]:
         """Return the places of all inactive programs, in their order."""
@@ -225,7 +317,7 @@ class WorkingSetAdmission:
 
     def context(self, program_id: str) -> ProgramContext | None:
         """Return the context of a program, None if it is unknown."""
-        return self.active.contexts.get(program_id) or self._inactive.get(program_id)
+        return self.active.contexts.get(program_id) or self._inactive.contexts.get(program_id)
 
     def is_due(self, step: int) -> bool:
         """Whether there is anything to review: a program changed, or contexts have grown for some steps."""
@@ -238,15 +330,21 @@ class WorkingSetAdmission:
     def arrive(self, call: Call, program: Program, context: Context | None, now: float) -> None:
         """Note an arriving call, and set whether it is admitted."""
         shape = context or _NOTHING
+        # From the table, which also knows programs that have lost their place here since.
+        if len(program.active_calls) == 1 and program.last_completion_s is not None:
+            self._gaps.add(program.class_name, now - program.last_completion_s)
         own = self.context(program.program_id)
         if own is None:
-            own = ProgramContext(program=program, tenant=call.tenant, weight=call.weight, since_s=now)
-            own.prefix, own.prefix_tokens = shape.prefix, shape.prefix_tokens
-            self._inactive[program.program_id] = own
-        elif not own.calls:
-            self._gaps.add(program.class_name, now - own.since_s)
+            own = ProgramContext(
+                program=program, tenant=call.tenant, weight=call.weight, number=next(self._numbers)
+            )
+            own.key = self._key_of(program)
+            self._inactive.add(own, now)
         # The entry may be another one than that of its last call, which the table has dropped since.
-        own.program, own.weight, own.key = program, call.weight, self._key_of(program)
+        own.program, own.weight = program, call.weight
+        self._rekey(own)
+        if shape.prefix is not None and shape.prefix != own.prefix:
+            self._set_prefix(own, shape)
         own.calls[call.call_id] = HeldCall(call, shape.tokens, shape.shared_tokens)
         self._resize(own)
         if len(self._inactive) == len(own.calls) == 1 and not own.is_active and self._fits(own):
@@ -260,11 +358,11 @@ class WorkingSetAdmission:
         assert own is not None, call.call_id
         del own.calls[call.call_id]
         own.last_tokens = context_tokens or own.last_tokens
-        own.key = self._key_of(program)
-        if not own.calls:
+        self._rekey(own)
+        if not own.calls and own.is_active:
             own.since_s = now
-            if not own.is_active:
-                del self._inactive[call.program_id]
+        elif not own.calls:
+            self._inactive.remove(own)
         if program.is_ended and not own.calls:
             self.forget(call.program_id)
         self._resize(own)
@@ -274,13 +372,14 @@ class WorkingSetAdmission:
         """Free what is kept for a program that has no call and will have none."""
         own = self.active.contexts.get(program_id)
         if own is not None and not own.calls:
-            self._deactivate(own)
+            self._drop(own)
             self._is_dirty |= bool(self._inactive)
 
     def rekey(self) -> None:
         """Compute all keys again."""
-        for own in (*self.active.contexts.values(), *self._inactive.values()):
+        for own in self.active.contexts.values():
             own.key = self._key_of(own.program)
+        self._inactive.rekey(self._key_of)
         self._is_dirty |= bool(self._inactive)
 
     def review(self, now: float, step: int, tokens_of: Callable[[str], int]) -> list[Call]:
@@ -292,10 +391,11 @@ class WorkingSetAdmission:
                 if held.call.is_running:
                     held.tokens = tokens_of(call_id)
             self._resize(own)
-        while self._is_over and len(self.active.contexts) > 1:
-            self._deactivate(self._worst(), now)
+        if self._is_over:
+            self._deactivate_in_order(now)
         if self._inactive:
             self._drop_idle(now)
+            self._put_starving_first(now)
             self._activate_in_order(now)
             self._break_standstill()
         changed, self._changed = self._changed, {}
@@ -317,20 +417,35 @@ class WorkingSetAdmission:
             self.active.resize(own, own_tokens)
         own.own_tokens = own_tokens
 
+    def _set_prefix(self, own: ProgramContext, shape: Context) -> None:
+        if own.is_active:
+            self.active.remove(own)
+        own.prefix, own.prefix_tokens = shape.prefix, shape.prefix_tokens
+        if own.is_active:
+            self.active.add(own)
+
+    def _rekey(self, own: ProgramContext) -> None:
+        key = self._key_of(own.program)
+        if own.is_active:
+            own.key = key
+        elif key != own.key:
+            self._inactive.move(own, key)
+
     def _activate(self, own: ProgramContext) -> None:
-        del self._inactive[own.program.program_id]
+        self._inactive.remove(own)
         own.is_active = True
         self.active.add(own)
         self._admit(own, is_admitted=True)
 
-    def _deactivate(self, own: ProgramContext, now: float | None = None) -> None:
+    def _deactivate(self, own: ProgramContext, now: float) -> None:
+        self._drop(own)
+        if own.calls:
+            self._inactive.add(own, now)
+            self._admit(own, is_admitted=False)
+
+    def _drop(self, own: ProgramContext) -> None:
         self.active.remove(own)
         own.is_active = False
-        if own.calls:
-            assert now is not None
-            own.since_s = now
-            self._inactive[own.program.program_id] = own
-            self._admit(own, is_admitted=False)
 
     def _admit(self, own: ProgramContext, *, is_admitted: bool) -> None:
         for held in own.calls.values():
@@ -338,22 +453,40 @@ class WorkingSetAdmission:
                 self._changed.setdefault(held.call, held.call.is_admitted)
                 held.call.is_admitted = is_admitted
 
-    def _worst(self) -> ProgramContext:
-        """Return the active program with the largest key, of the tenant with the most context by weight."""
-        contexts = self.active.contexts.values()
-        return max(contexts, key=lambda own: (self._tenant_share(own), own.key))
-
     def _tenant_share(self, own: ProgramContext) -> float:
         return self.active.tenant_tokens(own.tenant) / own.weight
 
     # The review.
 
+    def _deactivate_in_order(self, now: float) -> None:
+        """Deactivate the largest key of the tenant with the most context by weight, until the rest fits."""
+        by_tenant: dict[str, list[ProgramContext]] = {}
+        for own in sorted(self.active.contexts.values(), key=attrgetter("rank")):
+            by_tenant.setdefault(own.tenant, []).append(own)
+        turns = [self._turn_out(queue[-1]) for queue in by_tenant.values()]
+        heapify(turns)
+        while self._is_over and len(self.active.contexts) > 1:
+            own = heappop(turns)[-1]
+            self._deactivate(own, now)
+            by_tenant[own.tenant].pop()
+            if by_tenant[own.tenant]:
+                heappush(turns, self._turn_out(by_tenant[own.tenant][-1]))
+
+    def _turn_out(self, own: ProgramContext) -> _Turn:
+        return (-self._tenant_share(own), -own.key, -own.number, own)
+
+    def _turn_in(self, own: ProgramContext) -> _Turn:
+        return (self._tenant_share(own), own.key, own.number, own)
+
     def _drop_idle(self, now: float) -> None:
         """Deactivate programs without a call for which others have waited long enough."""
-        idle = [own for own in self.active.contexts.values() if not own.calls]
-        for own in idle:
-            if now - own.since_s > self._idle_limit_s(own.program.class_name):
-                self._deactivate(own)
+        limits_s: dict[str, float] = {}
+        for own in [own for own in self.active.contexts.values() if not own.calls]:
+            name = own.program.class_name
+            if name not in limits_s:
+                limits_s[name] = self._idle_limit_s(name)
+            if now - own.since_s > limits_s[name]:
+                self._drop(own)
 
     def _idle_limit_s(self, class_name: str) -> float:
         """Return how long to keep the context of an idle program while others wait for memory.
@@ -369,43 +502,48 @@ class WorkingSetAdmission:
         most_s = MAX_HOLDS * hold_s
         return min(self._max_idle_s, most_s if gap_s is None else max(hold_s, min(gap_s, most_s)))
 
+    def _put_starving_first(self, now: float) -> None:
+        limit_s = STARVING * self._statistics.response_s
+        for own in self._inactive.contexts.values():
+            if now - own.since_s <= limit_s:
+                break
+            if own.key > -math.inf:
+                self._inactive.move(own, -math.inf)
+
     def _activate_in_order(self, now: float) -> None:
         patience_s = PATIENCE * self._statistics.response_s
-        by_tenant: dict[str, list[ProgramContext]] = {}
-        for own in sorted(self._inactive.values(), key=_key, reverse=True):
-            by_tenant.setdefault(own.tenant, []).append(own)
+        turns = [self._turn_in(own) for own in self._inactive.heads()]
+        heapify(turns)
         passed = 0
-        while by_tenant and passed <= MAX_PASSED:
-            queue = min(by_tenant.values(), key=lambda queue: self._tenant_share(queue[-1]))
-            own = queue.pop()
-            if not queue:
-                del by_tenant[own.tenant]
+        while turns and passed <= MAX_PASSED:
+            own = heappop(turns)[-1]
+            following = self._inactive.following(own)
             if self._fits(own):
                 self._activate(own)
             elif now - own.since_s > patience_s:
                 break
             else:
                 passed += 1
+            if following is not None:
+                heappush(turns, self._turn_in(following))
 
     def _break_standstill(self) -> None:
         """Where only idle programs are active, activate one that waits in the place of the longest idle."""
         if any(own.calls for own in self.active.contexts.values()):
             return
-        first = min(self._inactive.values(), key=_key)
+        first = min(self._inactive.heads(), key=attrgetter("rank"))
         for own in sorted(self.active.contexts.values(), key=attrgetter("since_s")):
             if self._fits(first):
                 break
-            self._deactivate(own)
+            self._drop(own)
         self._activate(first)
 
     def check(self) -> None:
         """Assert the invariants."""
         self.active.check()
+        self._inactive.check()
         assert not self._changed
-        for program_id, own in self._inactive.items():
-            assert own.calls, program_id
-            assert not own.is_active, program_id
-            assert program_id not in self.active.contexts, program_id
+        assert not self.active.contexts.keys() & self._inactive.contexts.keys()
 
 
 def make_admission(

@@ -59,7 +59,9 @@ class Arrival:
     def new_tokens(self) -> int:
         """Prompt tokens that no earlier call of its program holds, and no other program; 0 if unknown."""
         context = self.context
-        return 0 if context is None else context.tokens - max(context.shared_tokens, context.prefix_tokens)
+        if context is None:
+            return 0
+        return max(0, context.tokens - max(context.shared_tokens, context.prefix_tokens))
 
     def __post_init__(self) -> None:
         if not 0 < self.weight < math.inf:

@@ -179,7 +179,7 @@ class Machine:
         call = self.call(call_id)
         call.charge(cost_s, is_prefill=is_prefill)
         self.shares.charge(call.tenant, cost_s)
-        if call.quantum_s <= 0 and call.is_quantum_binding:
+        if call.is_admitted and call.quantum_s <= 0 and call.is_quantum_binding:
             self.quanta.add(call)
 
     def finish(self, call_id: str, now: float, *, work: float = 0.0, context_tokens: int = 0) -> CallRecord:

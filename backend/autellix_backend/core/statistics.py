@@ -27,10 +27,17 @@ class ProgramStatistics:
         """Programs with active calls."""
         self.known_spread: float | None = None
         """The spread as another table knows it, which has seen more ends than this one."""
-        self._first_s: float | None = None
         self._now_s = 0.0
-        self._last_end_s = 0.0
+        self._busy_s = 0.0
+        """Time in which any program was live: an idle night is no part of the time between two ends."""
         self._ends = 0
+        self._last_end_s = 0.0
+        """When the last program ended, in busy time."""
+        self._ends_together = 0
+        """Programs that have ended at that moment."""
+        self._interval_s = 0.0
+        """From the end before it."""
+        self._mean_before_s = 0.0
         self._between_ends_s = 0.0
         self._sizes: deque[float] = deque()
         self._sum = 0.0
@@ -38,34 +45,28 @@ class ProgramStatistics:
 
     def on_live(self, now: float) -> None:
         """Count a program that has its first active call."""
-        if self._first_s is None:
-            self._first_s = self._last_end_s = now
-        self._now_s = now
+        self._advance(now)
         self.live += 1
 
     def on_idle(self, now: float) -> None:
         """Count a program whose last active call has left."""
-        self._now_s = now
+        self._advance(now)
         self.live -= 1
 
     def on_ended(self, work: float, now: float) -> None:
         """Learn from a program that is over; its work is in prompt tokens."""
-        self._now_s = now
-        interval_s, self._last_end_s = now - self._last_end_s, now
+        self._advance(now)
         self._ends += 1
-        weight = max(FADING, 1 / self._ends)
-        self._between_ends_s += weight * (interval_s - self._between_ends_s)
+        self._count_end()
         if work > 0:
             self._add_size(math.log(work))
 
     @property
     def response_s(self) -> float:
         """The mean time (s) in which a program is live (Little's law: live ones times time between ends)."""
-        if self._first_s is None:
-            return 0.0
         if self._ends < WARM_UP_ENDS:
             # Until enough have ended, the time so far counts as one more interval.
-            return self.live * (self._now_s - self._first_s) / (self._ends + 1)
+            return self.live * self._busy_s / (self._ends + 1)
         return self.live * self._between_ends_s
 
     @property
@@ -77,6 +78,23 @@ class ProgramStatistics:
         deviations = self._squares - self._sum * self._sum / count if count else 0.0
         prior = PRIOR_PROGRAMS * PRIOR_SPREAD**2
         return math.sqrt((prior + max(0.0, deviations)) / (PRIOR_PROGRAMS + count))
+
+    def _advance(self, now: float) -> None:
+        if self.live:
+            self._busy_s += now - self._now_s
+        self._now_s = now
+
+    def _count_end(self) -> None:
+        """Average the time between ends; those at one moment, as by a time-out, share their interval."""
+        if self._ends_together and self._busy_s == self._last_end_s:
+            self._ends_together += 1
+        else:
+            self._ends_together, self._mean_before_s = 1, self._between_ends_s
+            self._interval_s = self._busy_s - self._last_end_s
+            self._last_end_s = self._busy_s
+        together = self._ends_together
+        kept = (1 - FADING) ** together if self._ends > WARM_UP_ENDS else 1 - together / self._ends
+        self._between_ends_s = kept * self._mean_before_s + (1 - kept) * self._interval_s / together
 
     def _add_size(self, size: float) -> None:
         self._sizes.append(size)
@@ -97,7 +115,9 @@ class TokenCost:
         self._tokens = 0.0
 
     def observe(self, work: float, seconds: float, steps: int = 1) -> None:
-        """Add equal steps: the work of one of them, and its duration (s)."""
+        """Add equal steps: the work of one, and its duration (s). Steps without work teach nothing."""
+        if work <= 0:
+            return
         kept = _STEP_FADING**steps
         self._seconds = self._seconds * kept + seconds * steps
         self._tokens = self._tokens * kept + work * steps

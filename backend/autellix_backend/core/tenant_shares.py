@@ -105,9 +105,10 @@ class TenantShares:
         self._shares[tenant].waiting -= 1
 
     def charge(self, tenant: str, cost_s: float) -> None:
-        """Charge service to the tenant."""
-        share = self._shares[tenant]
-        share.virtual_s += cost_s / share.weight
+        """Charge service to the tenant; one that has been forgotten since it ran owes nothing."""
+        share = self._shares.get(tenant) or self._idle.get(tenant)
+        if share is not None:
+            share.virtual_s += cost_s / share.weight
 
     def leave(self, call: Call) -> None:
         """Remove a call from its queue; a tenant without calls is forgotten once it is behind by a slice."""

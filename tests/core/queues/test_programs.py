@@ -1,0 +1,95 @@
+"""The queue by program."""
+
+from __future__ import annotations
+
+import math
+
+from autellix_backend.core.call import Call, ChangeReason
+from autellix_backend.core.queues.programs import ProgramQueue
+from autellix_backend.core.table import Program
+
+
+def make(name: str) -> Call:
+    return Call(
+        call_id=name,
+        program_id=name[0],
+        thread_id="0",
+        arrival_s=0.0,
+        waiting_since_s=0.0,
+        inherited_service_s=0.0,
+    )
+
+
+def program(key: float) -> Program:
+    """Return a program of this key."""
+    return Program(program_id="p", created_s=key)
+
+
+def names(queue: ProgramQueue) -> str:
+    queue.check()
+    return " ".join(call.call_id for call in queue)
+
+
+def filled(**keys: float) -> tuple[ProgramQueue, dict[str, Call], dict[str, Program]]:
+    """Return a queue with a call of each program."""
+    queue = ProgramQueue(lambda program: program.created_s)
+    calls, programs = {}, {}
+    for name, key in keys.items():
+        calls[name], programs[name] = make(name), program(key)
+        queue.insert(calls[name], programs[name])
+    return queue, calls, programs
+
+
+def test_the_program_with_the_smallest_key_goes_first_and_among_equals_the_first_to_arrive() -> None:
+    queue, calls, _ = filled(a=2.0, b=1.0, c=2.0, d=0.0)
+
+    assert names(queue) == "d b a c"
+    assert queue.level_sizes() == (4,)
+    assert {(call.level, call.quantum_s, call.is_quantum_binding) for call in calls.values()} == {
+        (1, math.inf, False)
+    }
+
+
+def test_calls_of_one_program_run_in_order_of_their_arrival() -> None:
+    queue, _, programs = filled(a=2.0, b=3.0)
+    queue.insert(make("b2"), programs["b"])
+    queue.insert(make("a2"), programs["a"])
+
+    assert names(queue) == "a a2 b b2"
+
+
+def test_a_call_leaves() -> None:
+    queue, calls, _ = filled(a=2.0, b=1.0, c=2.0)
+
+    queue.remove(calls["a"])
+
+    assert names(queue) == "b c"
+
+
+def test_a_call_takes_the_present_key_of_its_program() -> None:
+    queue, calls, programs = filled(a=1.0, b=2.0)
+    programs["a"].created_s = 3.0
+    assert names(queue) == "a b"
+
+    change = queue.on_quantum_used(calls["a"], programs["a"])
+
+    assert names(queue) == "b a"
+    assert (change.call_id, change.old, change.new, change.reason) == ("a", 1, 1, ChangeReason.RESIZING)
+
+
+def test_new_keys_are_reported_for_the_calls_that_move() -> None:
+    queue, _, programs = filled(a=1.0, b=2.0, c=3.0)
+    programs["a"].created_s = 9.0
+    programs["c"].created_s = 0.0
+
+    assert [change.call_id for change in queue.rekey()] == ["a", "c"]
+    assert names(queue) == "c b a"
+    assert queue.rekey() == []
+
+
+def test_no_call_is_promoted() -> None:
+    queue, calls, _ = filled(a=1.0, b=2.0)
+
+    queue.promote(calls["b"])
+
+    assert names(queue) == "a b"

@@ -1,0 +1,736 @@
+"""Admission by working set, driven through the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from autellix_backend.core.admission import (
+    GAP_WINDOW,
+    MAX_CLASSES,
+    MAX_HOLDS,
+    MAX_PASSED,
+    MIN_GAPS,
+    PATIENCE,
+    REVIEW_STEPS,
+    STARVING,
+    ClassGaps,
+    WorkingSetAdmission,
+)
+from autellix_backend.core.arrival import Arrival, Context
+from autellix_backend.core.call import Call
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.machine import Machine
+from autellix_backend.core.table import ProcessTable
+
+CAPACITY = 100
+HOLD_S = 10.0
+"""The time in which the engine prefills all of the capacity."""
+
+
+def make_machine(table: ProcessTable | None = None, **settings: Any) -> Machine:
+    config = {"policy": "boost", "boost": 0.0, "admission": "working_set", "kv_share": 0.5, **settings}
+    return Machine(SchedulerConfig(token_s=HOLD_S / CAPACITY, **config), table, kv_tokens=2 * CAPACITY)
+
+
+@dataclass(kw_only=True)
+class Engine:
+    """A machine with admission, whose calls run from their start to their end without steps."""
+
+    machine: Machine = field(default_factory=make_machine)
+    now: float = 0.0
+    step: int = 0
+    grown: dict[str, int] = field(default_factory=dict)
+    """The contexts of running calls that have grown."""
+
+    @property
+    def admission(self) -> WorkingSetAdmission:
+        assert self.machine.admission is not None
+        return self.machine.admission
+
+    def arrive(self, call_id: str, tokens: int = 0, **facts: Any) -> Call:
+        """Have a call arrive at the program named by the first letter of the call."""
+        context = Context(
+            tokens, facts.pop("shared", 0), facts.pop("prefix", None), facts.pop("prefix_tokens", 0)
+        )
+        arrival = Arrival(call_id, call_id[0], context=context, **facts)
+        return self.machine.arrive(arrival, self.now)
+
+    def run(self, *call_ids: str) -> None:
+        for call_id in call_ids:
+            self.machine.start(call_id, self.now)
+
+    def finish(self, call_id: str, tokens: int = 0) -> None:
+        self.machine.finish(call_id, self.now, context_tokens=tokens)
+        self.machine.check()
+
+    def review(self, after_s: float = 0.0, steps: int = 0) -> list[str]:
+        self.now += after_s
+        self.step += steps
+        changed = self.machine.review(self.now, self.step, lambda call_id: self.grown.get(call_id, 0))
+        self.machine.check()
+        return changed
+
+    @property
+    def active(self) -> str:
+        return "".join(sorted(self.admission.active.contexts))
+
+    @property
+    def refused(self) -> list[str]:
+        return [call.call_id for call in self.machine.refused()]
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+# Who is active.
+
+
+def test_calls_are_admitted_while_the_contexts_of_their_programs_fit(engine: Engine) -> None:
+    engine.arrive("a1", 60)
+    engine.arrive("b1", 40)
+    engine.arrive("c1", 1)
+
+    assert (engine.active, engine.refused) == ("ab", ["c1"])
+    assert [call.call_id for call in engine.machine] == ["a1", "b1"]
+    assert engine.review() == []
+
+
+def test_a_program_waits_until_another_has_ended(engine: Engine) -> None:
+    engine.arrive("a1", 60)
+    engine.arrive("busy", 10)
+    engine.arrive("c1", 60)
+    engine.finish("a1", 60)
+    engine.review()
+    assert engine.refused == ["c1"]
+
+    engine.machine.end_program("a", engine.now)
+
+    assert engine.review() == ["c1"]
+    assert (engine.active, engine.refused) == ("bc", [])
+
+
+def test_a_program_that_ends_with_its_last_call_leaves_its_memory(engine: Engine) -> None:
+    engine.arrive("a1", 60)
+    engine.arrive("a2", 60, shared=60)
+    engine.arrive("b1", 60)
+    engine.machine.end_program("a", engine.now)
+    engine.finish("a1", 60)
+    assert (engine.review(), engine.active) == ([], "a")
+
+    engine.finish("a2", 60)
+
+    assert engine.review() == ["b1"]
+
+
+def test_a_program_between_two_calls_keeps_its_memory(engine: Engine) -> None:
+    engine.arrive("a1", 60)
+    engine.finish("a1", 70)
+    engine.arrive("b1", 40)
+
+    assert (engine.active, engine.refused) == ("a", ["b1"])
+    assert engine.admission.active.tokens == 70
+
+
+def test_an_aborted_call_leaves_the_context_of_the_call_before_it(engine: Engine) -> None:
+    engine.arrive("a1", 60)
+    engine.finish("a1", 70)
+    engine.arrive("a2", 80)
+    engine.machine.abort("a2", engine.now)
+
+    assert engine.admission.active.tokens == 70
+
+
+def test_one_program_is_active_however_large(engine: Engine) -> None:
+    engine.arrive("a1", 10 * CAPACITY)
+    engine.arrive("b1", 1)
+
+    assert (engine.review(), engine.active) == ([], "a")
+    engine.finish("a1")
+    assert engine.review() == ["b1"]
+
+
+def test_programs_are_activated_in_the_order_of_their_arrival(engine: Engine) -> None:
+    for place, call_id in enumerate(("a1", "b1", "c1", "d1")):
+        engine.now = float(place)
+        engine.arrive(call_id, 50)
+    engine.review()
+    engine.machine.abort("a1", 4.0)
+    engine.machine.end_program("a", 4.0)
+    engine.review()
+
+    assert (engine.active, engine.refused) == ("bc", ["d1"])
+
+
+def test_among_equal_keys_the_first_to_arrive_is_the_first_to_run_and_the_last_to_be_displaced(
+    engine: Engine,
+) -> None:
+    """As where all programs of a batch arrive at once."""
+    for name in "abcdef":
+        engine.arrive(f"{name}1", 50)
+    engine.review()
+    assert engine.active == "ab"
+    assert [engine.admission.place(name) for name in "abcdef"] == [None, None, 1, 2, 3, 4]
+
+    engine.run("a1")
+    engine.grown["a1"] = 51
+    engine.review(steps=REVIEW_STEPS)
+
+    assert engine.active == "a"
+    assert engine.admission.place("b") == 1
+
+
+def test_a_call_of_an_active_program_is_admitted_though_it_exceeds_memory_until_the_review(
+    engine: Engine,
+) -> None:
+    engine.arrive("a1", 40)
+    engine.now = 1.0
+    engine.arrive("b1", 40)
+    engine.arrive("a2", 90)
+    assert (engine.active, engine.refused) == ("ab", [])
+
+    assert engine.review() == ["b1"]
+    assert (engine.active, engine.refused) == ("a", ["b1"])
+
+
+def test_a_program_whose_context_explodes_stays_alone_if_it_came_first(engine: Engine) -> None:
+    for place, call_id in enumerate(("a1", "b1", "c1")):
+        engine.now = float(place)
+        engine.arrive(call_id, 30)
+    engine.arrive("a2", 50 * CAPACITY)
+
+    assert sorted(engine.review()) == ["b1", "c1"]
+    assert engine.active == "a"
+
+
+def test_contexts_are_measured_as_they_grow(engine: Engine) -> None:
+    engine.arrive("a1", 50)
+    engine.now = 1.0
+    engine.arrive("b1", 50)
+    engine.run("a1")
+    engine.review()
+    engine.grown["a1"] = 60
+    assert engine.review(steps=REVIEW_STEPS - 1) == []
+    assert engine.admission.steps_to_review(engine.step) == 1
+
+    assert engine.review(steps=1) == ["b1"]
+    assert engine.admission.steps_to_review(engine.step) == REVIEW_STEPS
+
+
+def test_a_change_is_reviewed_at_the_next_step(engine: Engine) -> None:
+    engine.review()
+    engine.arrive("a1", 60)
+    assert not engine.admission.is_due(engine.step)
+    engine.arrive("b1", 60)
+
+    assert engine.admission.is_due(engine.step)
+    assert engine.admission.steps_to_review(engine.step) == 1
+
+
+def test_a_running_call_of_a_displaced_program_runs_on(engine: Engine) -> None:
+    engine.arrive("a1", 50)
+    engine.now = 1.0
+    engine.arrive("b1", 50)
+    engine.run("a1", "b1")
+    engine.grown = {"a1": 80, "b1": 50}
+    assert engine.review(steps=REVIEW_STEPS) == []
+    assert (engine.active, engine.refused) == ("a", [])
+
+    engine.arrive("b2", 50)
+
+    assert engine.refused == ["b2"]
+    engine.finish("b1", 50)
+    assert engine.refused == ["b2"]
+
+
+def test_a_preempted_call_of_a_displaced_program_waits_for_its_program(engine: Engine) -> None:
+    engine.arrive("a1", 50)
+    engine.now = 1.0
+    engine.arrive("b1", 50)
+    engine.run("a1", "b1")
+    engine.grown = {"a1": 80, "b1": 50}
+    engine.review(steps=REVIEW_STEPS)
+
+    engine.machine.preempt("b1", engine.now)
+
+    assert engine.refused == ["b1"]
+    engine.machine.check()
+    engine.finish("a1")
+    engine.machine.end_program("a", engine.now)
+    assert engine.review() == ["b1"]
+
+
+def test_a_preempted_call_of_an_active_program_stays_in_its_queue(engine: Engine) -> None:
+    engine.arrive("a1", 50)
+    engine.run("a1")
+    engine.machine.preempt("a1", engine.now)
+
+    assert engine.refused == []
+
+
+@pytest.mark.parametrize("tenant", ["", "other"])
+def test_a_step_that_ends_after_its_call_was_refused_is_charged_to_the_call(tenant: str) -> None:
+    """Its tenant may have been forgotten since, where it has no other call."""
+    engine = Engine(machine=make_machine(policy="plas", bounds=(1.0,)))
+    engine.arrive("a1", 50)
+    engine.arrive("b1", 50, tenant=tenant)
+    engine.run("a1", "b1")
+    engine.machine.charge("b1", 0.5, 1.0)
+    engine.grown = {"a1": 50, "b1": 80}
+    engine.review(steps=REVIEW_STEPS)
+    engine.machine.preempt("b1", 1.0)
+    assert engine.refused == ["b1"]
+
+    engine.machine.charge("b1", 3.0, 2.0)
+
+    assert engine.machine.tick(2.0) == []
+    assert engine.machine.call("b1").service_s == 3.5
+    engine.machine.check()
+
+
+def test_an_aborted_call_of_a_waiting_program_leaves_nothing(engine: Engine) -> None:
+    engine.arrive("a1", 90)
+    engine.arrive("b1", 90)
+    engine.arrive("b2", 90)
+    engine.machine.abort("b1", engine.now)
+    assert (engine.refused, engine.admission.waiting_programs) == (["b2"], 1)
+
+    engine.machine.abort("b2", engine.now)
+
+    assert (engine.refused, engine.admission.waiting_programs) == ([], 0)
+    assert engine.admission.context("b") is None
+    engine.machine.check()
+
+
+def test_a_program_may_come_back_after_its_end(engine: Engine) -> None:
+    engine.arrive("a1", 60)
+    engine.machine.end_program("a", engine.now)
+    engine.arrive("a2", 60)
+    engine.finish("a1", 60)
+    engine.finish("a2", 60)
+    assert engine.active == "a"
+
+    engine.machine.end_program("a", engine.now)
+    assert engine.active == ""
+    engine.arrive("a3", 60)
+    assert (engine.active, engine.admission.active.tokens) == ("a", 60)
+
+
+def test_forgetting_a_program_lets_its_active_calls_go_on(engine: Engine) -> None:
+    engine.arrive("a1", 60)
+    engine.machine.forget_program("a")
+    engine.machine.forget_program("unknown")
+    assert engine.active == "a"
+
+    engine.finish("a1", 60)
+    engine.machine.forget_program("a")
+
+    assert engine.active == ""
+
+
+def test_expired_programs_leave_their_memory(engine: Engine) -> None:
+    engine.arrive("a1", 60)
+    engine.finish("a1", 60)
+    engine.arrive("b1", 60)
+
+    engine.machine.expire(100.0, 60.0)
+
+    assert engine.active == ""
+    assert engine.review() == ["b1"]
+
+
+def test_machines_over_one_table_keep_the_memory_of_their_own_calls() -> None:
+    table = ProcessTable()
+    one, other = Engine(machine=make_machine(table)), Engine(machine=make_machine(table))
+    one.arrive("a1", 60)
+    other.arrive("a2", 30)
+    one.machine.end_program("a", 1.0)
+    other.machine.forget_program("a")
+    one.finish("a1", 60)
+    assert (one.active, other.active) == ("", "a")
+
+    other.finish("a2", 30)
+
+    assert other.active == ""
+
+
+def test_without_limits_there_is_no_admission() -> None:
+    config = SchedulerConfig(policy="boost", admission="working_set")
+    assert Machine(config).admission is None
+    assert Machine(SchedulerConfig(policy="boost", admission="none"), kv_tokens=100).admission is None
+    machine = Machine(config)
+    machine.arrive(Arrival("a1", "a"), 0.0)
+    machine.forget_program("a")
+    assert machine.review(0.0, 0, lambda _: 0) == []
+    assert list(machine.refused()) == []
+
+
+# What contexts need.
+
+
+def test_simultaneous_calls_of_a_program_share_their_beginning(engine: Engine) -> None:
+    engine.arrive("a1", 30)
+    engine.arrive("a2", 35, shared=30)
+    engine.arrive("a3", 40, shared=30)
+
+    assert engine.admission.active.tokens == 40 + (30 - 0) + (35 - 30)
+
+
+def test_a_prefix_that_programs_share_counts_once(engine: Engine) -> None:
+    for name in "abcdef":
+        engine.arrive(f"{name}1", 60, prefix="tools", prefix_tokens=50)
+
+    assert engine.active == "abcde"
+    assert engine.admission.active.tokens == 50 + 5 * 10
+
+
+def test_a_prefix_leaves_with_the_last_program_that_has_it(engine: Engine) -> None:
+    engine.arrive("a1", 60, prefix="tools", prefix_tokens=50)
+    engine.arrive("b1", 60, prefix="tools", prefix_tokens=50)
+    engine.finish("a1")
+    engine.machine.end_program("a", engine.now)
+    assert engine.admission.active.tokens == 60
+
+    engine.finish("b1")
+    engine.machine.end_program("b", engine.now)
+
+    assert engine.admission.active.tokens == 0
+
+
+def test_simultaneous_calls_of_a_program_hold_its_prefix_once(engine: Engine) -> None:
+    engine.arrive("a1", 55, prefix="tools", prefix_tokens=50)
+    engine.arrive("a2", 57, prefix="tools", prefix_tokens=50)
+
+    assert engine.admission.active.tokens == 50 + 5 + 7
+
+
+def test_a_prefix_that_a_later_call_names_is_shared_from_then_on(engine: Engine) -> None:
+    engine.arrive("a1", 60)
+    engine.finish("a1", 60)
+    engine.arrive("b1", 40, prefix="tools", prefix_tokens=30)
+    engine.arrive("a2", 60, prefix="tools", prefix_tokens=30)
+
+    assert engine.admission.active.tokens == 30 + 10 + 30
+    engine.machine.check()
+
+
+def test_the_prefix_of_a_waiting_program_may_change(engine: Engine) -> None:
+    engine.arrive("a1", 90, prefix="tools", prefix_tokens=80)
+    engine.arrive("b1", 82)
+    engine.arrive("b2", 83, prefix="tools", prefix_tokens=80)
+
+    assert engine.review() == ["b1", "b2"]
+    assert engine.admission.active.tokens == 80 + 10 + (2 + 3)
+
+
+def test_a_call_without_a_prefix_leaves_that_of_its_program(engine: Engine) -> None:
+    engine.arrive("a1", 60, prefix="tools", prefix_tokens=50)
+    engine.finish("a1", 60)
+    engine.arrive("a2", 70)
+
+    context = engine.admission.context("a")
+    assert context is not None
+    assert (context.prefix, engine.admission.active.tokens) == ("tools", 70)
+
+
+def test_programs_whose_contexts_are_unknown_need_nothing(engine: Engine) -> None:
+    engine.arrive("a1", CAPACITY)
+    engine.machine.arrive(Arrival("b1", "b"), 0.0)
+
+    assert engine.active == "ab"
+
+
+# Who may pass whom.
+
+
+def waiting_behind(engine: Engine, response_s: float) -> None:
+    """Have `a` run since long ago, and `b` wait from now on because it does not fit beside it."""
+    engine.arrive("a1", 60)
+    engine.now = response_s
+    engine.arrive("b1", 90)
+    engine.review()
+
+
+def test_a_program_that_fits_passes_one_that_does_not(engine: Engine) -> None:
+    waiting_behind(engine, 10.0)
+    engine.now = 11.0
+    engine.arrive("c1", 40)
+
+    assert engine.review() == ["c1"]
+
+
+def test_a_program_that_has_waited_for_long_is_not_passed(engine: Engine) -> None:
+    waiting_behind(engine, 1.0)
+    engine.now = 1000.0
+    statistics = engine.machine.table.statistics
+    for _ in range(40):
+        statistics.on_ended(0.0, engine.now)
+    engine.arrive("c1", 40)
+    assert engine.now - 1.0 > PATIENCE * statistics.response_s
+
+    assert engine.review() == []
+    assert engine.refused == ["b1", "c1"]
+
+
+def test_before_anything_was_measured_no_program_is_passed(engine: Engine) -> None:
+    statistics = engine.machine.table.statistics
+    engine.arrive("a1", 60)
+    engine.arrive("b1", 90)
+    engine.arrive("c1", 40)
+    engine.now = 1e-9
+    assert statistics.response_s == 0.0
+
+    assert engine.review() == []
+
+
+def test_the_programs_that_are_passed_in_one_review_are_bounded(engine: Engine) -> None:
+    waiting_behind(engine, 100.0)
+    for index in range(MAX_PASSED):
+        engine.machine.arrive(Arrival(f"x{index}", f"x{index}", context=Context(90)), engine.now)
+    engine.arrive("c1", 40)
+    assert engine.review() == []
+
+    engine.machine.abort("x0", engine.now)
+
+    assert engine.review() == ["c1"]
+
+
+@pytest.mark.parametrize("policy", ["plas", "boost"])
+def test_a_program_that_starves_goes_first_whatever_its_key(policy: str) -> None:
+    engine = Engine(machine=make_machine(policy=policy))
+    engine.arrive("a1", 90)
+    engine.arrive("b1", 90, service_s=1000.0)
+    engine.now = 1000.0
+    for _ in range(100):
+        engine.machine.table.statistics.on_ended(0.0, engine.now)
+    engine.arrive("c1", 90, age_s=5000.0)
+    assert engine.now > STARVING * engine.machine.table.statistics.response_s
+    engine.review()
+    assert [engine.admission.place(name) for name in "bc"] == [1, 2]
+
+    engine.finish("a1")
+    engine.machine.end_program("a", engine.now)
+
+    assert engine.review() == ["b1"]
+
+
+# Idle programs.
+
+
+def test_an_idle_program_makes_room_after_the_time_that_its_context_is_worth(engine: Engine) -> None:
+    engine.arrive("a1", 60)
+    engine.finish("a1", 60)
+    engine.arrive("busy", 10)
+    engine.arrive("c1", 60)
+
+    assert engine.review(after_s=MAX_HOLDS * HOLD_S, steps=REVIEW_STEPS) == []
+    assert engine.review(after_s=1e-6, steps=REVIEW_STEPS) == ["c1"]
+    assert engine.active == "bc"
+
+
+def test_no_idle_program_makes_room_while_nobody_waits(engine: Engine) -> None:
+    engine.arrive("a1", 60)
+    engine.finish("a1", 60)
+    engine.review(after_s=1e6, steps=REVIEW_STEPS)
+
+    assert engine.active == "a"
+
+
+def test_the_longest_idle_time_is_a_setting() -> None:
+    engine = Engine(machine=make_machine(idle_s=3.0))
+    engine.arrive("a1", 60)
+    engine.finish("a1", 60)
+    engine.arrive("busy", 10)
+    engine.arrive("c1", 60)
+
+    assert engine.review(after_s=3.0, steps=REVIEW_STEPS) == []
+    assert engine.review(after_s=1e-6, steps=REVIEW_STEPS) == ["c1"]
+
+
+@pytest.mark.parametrize(("gap_s", "kept_s"), [(1.0, HOLD_S), (25.0, 25.0), (500.0, MAX_HOLDS * HOLD_S)])
+def test_an_idle_program_is_kept_for_as_long_as_the_gaps_of_its_class_within_bounds(
+    gap_s: float, kept_s: float
+) -> None:
+    engine = Engine(machine=make_machine(idle_s=1e9))
+    for index in range(MIN_GAPS + 1):
+        engine.arrive(f"a{index}", 40, class_name="coder")
+        engine.finish(f"a{index}", 40)
+        engine.now += gap_s
+    engine.machine.end_program("a", engine.now)
+    # The busy program keeps the engine from standing still.
+    engine.arrive("c1", 10)
+    engine.arrive("b1", 60, class_name="coder")
+    engine.finish("b1", 60)
+    engine.arrive("d1", 60)
+
+    assert engine.review(after_s=kept_s - 1e-6, steps=REVIEW_STEPS) == []
+    assert engine.review(after_s=2e-6, steps=REVIEW_STEPS) == ["d1"]
+
+
+def test_a_gap_counts_though_the_program_has_lost_its_memory_meanwhile() -> None:
+    engine = Engine(machine=make_machine(idle_s=1.0))
+    gap_s = 2 * HOLD_S
+    for index in range(MIN_GAPS + 1):
+        engine.arrive(f"a{index}", 60, class_name="coder")
+        engine.finish(f"a{index}", 60)
+        engine.arrive(f"b{index}", 60)
+        engine.review(after_s=gap_s)
+        assert engine.active == "b"
+        engine.finish(f"b{index}")
+        engine.machine.end_program("b", engine.now)
+
+    assert engine.admission._gaps.long_gap_s("coder") == gap_s
+
+
+def test_simultaneous_calls_have_no_gap() -> None:
+    engine = Engine()
+    for index in range(MIN_GAPS + 2):
+        engine.arrive(f"a{index}", 1, class_name="coder")
+        engine.now += 1.0
+        if index % 2:
+            engine.finish(f"a{index - 1}", 1)
+
+    assert engine.admission._gaps.long_gap_s("coder") is None
+
+
+def test_the_last_gaps_of_a_class_decide() -> None:
+    gaps = ClassGaps()
+    for gap_s in range(MIN_GAPS - 1):
+        gaps.add("a", gap_s)
+    assert gaps.long_gap_s("a") is None
+    gaps.add("a", 100.0)
+    assert gaps.long_gap_s("a") == 100.0
+
+    for _ in range(GAP_WINDOW):
+        gaps.add("a", 2.0)
+    assert gaps.long_gap_s("a") == 2.0
+
+
+def test_the_class_seen_longest_ago_is_forgotten() -> None:
+    gaps = ClassGaps()
+    for index in range(MAX_CLASSES):
+        for _ in range(MIN_GAPS):
+            gaps.add(str(index), 1.0)
+    gaps.add("0", 1.0)
+
+    gaps.add("one more", 1.0)
+
+    assert gaps.long_gap_s("0") == 1.0
+    assert gaps.long_gap_s("1") is None
+
+
+# Standstill.
+
+
+def test_where_only_idle_programs_are_active_the_longest_idle_ones_make_room(engine: Engine) -> None:
+    for place, name in enumerate("abc"):
+        engine.now = float(place)
+        engine.arrive(f"{name}1", 30)
+        engine.finish(f"{name}1", 30)
+    engine.arrive("d1", 60)
+
+    assert engine.review() == ["d1"]
+    assert engine.active == "cd"
+
+
+def test_a_program_larger_than_all_memory_takes_the_place_of_all_idle_ones(engine: Engine) -> None:
+    engine.arrive("a1", 40)
+    engine.finish("a1", 40)
+    engine.arrive("b1", 2 * CAPACITY)
+
+    assert engine.review() == ["b1"]
+    assert engine.active == "b"
+
+
+def test_an_idle_program_that_fills_all_memory_makes_room(engine: Engine) -> None:
+    engine.arrive("a1", 40)
+    engine.now = 1.0
+    engine.arrive("b1", 40)
+    engine.finish("a1", 3 * CAPACITY)
+
+    assert engine.review() == []
+    assert engine.active == "b"
+
+
+# Tenants.
+
+
+def test_the_tenant_with_the_least_context_for_its_weight_goes_first(engine: Engine) -> None:
+    engine.arrive("a1", 90, tenant="many")
+    for name in "bcd":
+        engine.arrive(f"{name}1", 30, tenant="many")
+    engine.now = 1.0
+    engine.arrive("e1", 30, tenant="few", weight=2.0)
+    engine.arrive("f1", 30, tenant="few", weight=2.0)
+    engine.finish("a1")
+    engine.machine.end_program("a", engine.now)
+
+    engine.review()
+
+    # One of each, and the second of the tenant of twice the weight.
+    assert engine.active == "bef"
+
+
+def test_the_tenant_with_the_most_context_for_its_weight_makes_room(engine: Engine) -> None:
+    engine.arrive("a1", 50, tenant="many")
+    engine.arrive("b1", 20, tenant="many")
+    engine.arrive("c1", 10, tenant="many")
+    engine.now = 1.0
+    engine.arrive("d1", 20, tenant="few")
+    engine.run("d1")
+    engine.grown["d1"] = 45
+
+    engine.review(steps=REVIEW_STEPS)
+
+    assert engine.active == "ad"
+
+
+def test_a_tenant_of_little_weight_has_a_program_active_before_a_heavy_one_has_a_second(
+    engine: Engine,
+) -> None:
+    engine.arrive("a1", 90, tenant="heavy", weight=1000.0)
+    engine.arrive("b1", 50, tenant="heavy", weight=1000.0)
+    engine.arrive("c1", 50, tenant="heavy", weight=1000.0)
+    engine.arrive("d1", 50, tenant="light", weight=0.001)
+    engine.finish("a1")
+    engine.machine.end_program("a", engine.now)
+
+    engine.review()
+
+    assert engine.active == "bd"
+
+
+# Keys.
+
+
+def test_keys_follow_the_work_of_programs() -> None:
+    engine = Engine(machine=make_machine(boost=0.7))
+    engine.arrive("a1", 60)
+    engine.now = 1.0
+    engine.arrive("b1", 60)
+    engine.arrive("c1", 60)
+    engine.now = 1000.0
+    engine.machine.table.statistics.known_spread = 2.0
+    engine.finish("a1", 60)
+    engine.machine.table["b"].work = 1e9
+
+    engine.machine.tick(engine.now)
+
+    assert [engine.admission.place(name) for name in "bc"] == [2, 1]
+    assert engine.admission.is_due(engine.step)
+    engine.machine.check()
+
+
+def test_the_key_of_a_waiting_program_follows_what_its_calls_report(engine: Engine) -> None:
+    engine.arrive("a1", 60)
+    engine.now = 10.0
+    engine.arrive("b1", 60)
+    engine.arrive("c1", 60)
+
+    engine.arrive("c2", 60, shared=60, age_s=9.0)
+
+    assert [engine.admission.place(name) for name in "bc"] == [2, 1]

@@ -1,0 +1,137 @@
+"""The boosted keys of programs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autellix_backend.core.boost import LEAST_WORK, OUTPUT_WEIGHT, ProgramBoost, work_of
+from autellix_backend.core.statistics import ProgramStatistics, TokenCost
+from autellix_backend.core.table import Program
+
+TOKEN_S = 0.001
+
+
+def make_boost(response_s: float = 100.0, spread: float = 1.0, share: float = 0.7) -> ProgramBoost:
+    """Return a boost at full strength unless the spread is less."""
+    statistics = ProgramStatistics()
+    statistics.known_spread = spread
+    statistics.on_live(0.0)
+    statistics.on_idle(response_s)
+    statistics.on_live(response_s)
+    boost = ProgramBoost(share, statistics, TokenCost(TOKEN_S))
+    boost.refresh()
+    return boost
+
+
+def program(created_s: float = 0.0, **facts: Any) -> Program:
+    return Program(program_id="p", created_s=created_s, **facts)
+
+
+def test_an_output_token_weighs_many_prompt_tokens() -> None:
+    assert work_of(100, 3) == 100 + 3 * OUTPUT_WEIGHT
+
+
+def test_without_strength_the_key_is_the_arrival() -> None:
+    for boost in (make_boost(share=0.0), make_boost(spread=0.5), make_boost(response_s=0.0)):
+        assert boost.strength_s == 0.0
+        assert boost.key_s(program(5.0, work=1e6)) == 5.0
+        assert boost.key_s(program(5.0)) == 5.0
+
+
+@pytest.mark.parametrize(
+    ("spread", "strength_s"), [(0.2, 0.0), (0.5, 0.0), (0.75, 35.0), (1.0, 70.0), (3.0, 70.0)]
+)
+def test_the_strength_follows_the_spread_of_sizes(spread: float, strength_s: float) -> None:
+    assert make_boost(spread=spread).strength_s == pytest.approx(strength_s)
+
+
+def test_the_key_is_the_arrival_less_the_boost_of_the_work() -> None:
+    boost = make_boost()
+    seconds = 4096 * TOKEN_S
+
+    expected = 50.0 + 70.0 * math.log(1 - math.exp(-seconds / 70.0))
+    assert boost.key_s(program(50.0, work=4096.0)) == pytest.approx(expected)
+
+
+def test_work_that_is_about_equal_has_one_key() -> None:
+    boost = make_boost()
+
+    assert boost.key_s(program(work=2049.0)) == boost.key_s(program(work=4096.0))
+    assert boost.key_s(program(work=4097.0)) > boost.key_s(program(work=4096.0))
+
+
+def test_every_program_has_some_work() -> None:
+    boost = make_boost()
+
+    assert boost.key_s(program()) == boost.key_s(program(work=LEAST_WORK)) < boost.key_s(program(work=600.0))
+
+
+def test_prompts_that_wait_are_known_work() -> None:
+    boost = make_boost()
+
+    assert boost.key_s(program(work=4000.0, waiting_work=96.0)) == boost.key_s(program(work=4096.0))
+
+
+def test_expected_work_stands_for_what_is_known() -> None:
+    boost = make_boost()
+
+    assert boost.key_s(program(work=1.0, expected_work=8192.0)) == boost.key_s(program(work=8192.0))
+
+
+def test_a_work_of_almost_nothing_has_a_finite_boost() -> None:
+    boost = make_boost(response_s=1e30)
+
+    assert math.isfinite(boost.key_s(program()))
+
+
+@given(st.floats(0, 1e9), st.floats(0, 1e9), st.floats(0, 1e5))
+def test_the_boost_falls_with_work_and_never_delays(one: float, other: float, response_s: float) -> None:
+    boost = make_boost(response_s)
+    low, high = (boost.key_s(program(1e6, work=work)) for work in sorted((one, other)))
+
+    assert low <= high <= 1e6
+
+
+@given(st.floats(0, 1e9), st.floats(0, 1e5), st.floats(0, 1e5))
+def test_a_program_is_passed_only_by_those_that_arrive_within_the_largest_boost(
+    work: float, arrival_s: float, response_s: float
+) -> None:
+    boost = make_boost(response_s)
+    strength_s = boost.strength_s
+    largest_s = -strength_s * math.log(-math.expm1(-LEAST_WORK * TOKEN_S / strength_s)) if strength_s else 0.0
+
+    later = program(arrival_s + largest_s * (1 + 1e-9) + 1e-6)
+    assert boost.key_s(later) >= boost.key_s(program(arrival_s, work=work)) - 1e-6
+
+
+def test_keys_are_kept_until_strength_or_cost_have_moved_by_a_tenth() -> None:
+    boost = make_boost()
+    statistics, cost = boost._statistics, boost._token_cost
+    assert not boost.refresh()
+
+    statistics.on_idle(105.0)
+    statistics.on_live(105.0)
+    assert (boost.refresh(), boost.strength_s) == (False, pytest.approx(70.0))
+    statistics.on_idle(120.0)
+    statistics.on_live(120.0)
+    assert (boost.refresh(), boost.strength_s) == (True, pytest.approx(84.0))
+
+    before = boost.key_s(program())
+    cost.observe(1.0, 1.05 * TOKEN_S)
+    assert not boost.refresh()
+    cost.observe(1.0, 2 * TOKEN_S)
+    assert boost.refresh()
+    assert boost.key_s(program()) > before
+    assert not boost.refresh()
+
+
+def test_a_strength_that_vanishes_moves_all_keys() -> None:
+    boost = make_boost()
+    boost._statistics.known_spread = 0.0
+
+    assert (boost.refresh(), boost.strength_s) == (True, 0.0)

@@ -1,0 +1,176 @@
+"""The measurements of programs and tokens."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from autellix_backend.core.statistics import (
+    FADING,
+    PRIOR_SPREAD,
+    SIZE_WINDOW,
+    WARM_UP_ENDS,
+    ProgramStatistics,
+    TokenCost,
+)
+
+
+def run_one_by_one(statistics: ProgramStatistics, programs: int, seconds: float, start: float = 0.0) -> float:
+    """Run programs of the same duration, each after the one before it; return the time."""
+    now = start
+    for _ in range(programs):
+        statistics.on_live(now)
+        now += seconds
+        statistics.on_idle(now)
+        statistics.on_ended(1.0, now)
+    return now
+
+
+def test_before_anything_has_run_there_is_no_response_time() -> None:
+    statistics = ProgramStatistics()
+    assert statistics.response_s == 0.0
+
+    statistics.on_live(100.0)
+    assert (statistics.live, statistics.response_s) == (1, 0.0)
+
+
+def test_at_first_the_time_so_far_counts_as_one_more_interval() -> None:
+    statistics = ProgramStatistics()
+    for _ in range(4):
+        statistics.on_live(10.0)
+    statistics.on_ended(1.0, 16.0)
+
+    assert statistics.response_s == pytest.approx(4 * 6.0 / 2)
+
+
+@pytest.mark.parametrize("programs", [WARM_UP_ENDS, 10 * WARM_UP_ENDS])
+def test_the_response_time_is_that_of_programs_that_ran_alone(programs: int) -> None:
+    statistics = ProgramStatistics()
+    now = run_one_by_one(statistics, programs, 3.0)
+    statistics.on_live(now)
+
+    assert statistics.response_s == pytest.approx(3.0)
+
+
+def test_the_response_time_grows_with_the_programs_that_share_the_engine() -> None:
+    statistics = ProgramStatistics()
+    run_one_by_one(statistics, 2 * WARM_UP_ENDS, 3.0)
+    for _ in range(5):
+        statistics.on_live(1000.0)
+
+    assert statistics.response_s == pytest.approx(5 * 3.0)
+
+
+def test_older_intervals_fade() -> None:
+    statistics = ProgramStatistics()
+    now = run_one_by_one(statistics, 2 * WARM_UP_ENDS, 1.0)
+    now = run_one_by_one(statistics, 1, 101.0, now)
+    statistics.on_live(now)
+    assert statistics.response_s == pytest.approx(1.0 + FADING * 100.0)
+
+    statistics.on_idle(now)
+    now = run_one_by_one(statistics, 300, 2.0, now)
+    statistics.on_live(now)
+    assert statistics.response_s == pytest.approx(2.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("programs", [5, 2 * WARM_UP_ENDS])
+def test_a_night_without_calls_changes_nothing(programs: int) -> None:
+    statistics = ProgramStatistics()
+    now = run_one_by_one(statistics, programs, 2.0)
+    statistics.on_live(now)
+    before_s = statistics.response_s
+    statistics.on_idle(now)
+
+    now += 12 * 3600
+    statistics.on_ended(0.0, now)
+    statistics.on_live(now)
+
+    assert statistics.response_s == pytest.approx(before_s, rel=0.2)
+
+
+@pytest.mark.parametrize("programs", [40, 400])
+def test_programs_that_expire_together_count_like_those_that_end_one_by_one(programs: int) -> None:
+    one_by_one, together = ProgramStatistics(), ProgramStatistics()
+    for statistics in (one_by_one, together):
+        statistics.on_live(0.0)
+    for index in range(programs):
+        one_by_one.on_ended(1.0, index + 1.0)
+        together.on_ended(1.0, 20.0 * (index // 20 + 1))
+
+    assert together.response_s == pytest.approx(one_by_one.response_s)
+
+
+def test_the_spread_starts_as_a_medium_one() -> None:
+    assert ProgramStatistics().spread == pytest.approx(PRIOR_SPREAD)
+
+
+def test_the_spread_of_programs_of_one_size_falls_to_nothing() -> None:
+    statistics = ProgramStatistics()
+    for index in range(SIZE_WINDOW):
+        statistics.on_ended(500.0, index)
+
+    assert statistics.spread < 0.15
+
+
+def test_the_spread_is_that_of_the_logarithms_of_the_last_sizes() -> None:
+    statistics = ProgramStatistics()
+    for index in range(SIZE_WINDOW):
+        statistics.on_ended(math.exp(2 * index), index)
+    for index in range(SIZE_WINDOW):
+        statistics.on_ended(math.exp(7.0 + 2.0 * (-1) ** index), index)
+
+    assert statistics.spread == pytest.approx(2.0, rel=0.05)
+
+
+def test_programs_without_work_have_no_size() -> None:
+    statistics = ProgramStatistics()
+    for index in range(SIZE_WINDOW):
+        statistics.on_ended(0.0, index)
+
+    assert statistics.spread == pytest.approx(PRIOR_SPREAD)
+
+
+def test_a_spread_that_is_known_from_elsewhere_wins() -> None:
+    statistics = ProgramStatistics()
+    statistics.known_spread = 1.3
+
+    assert statistics.spread == 1.3
+
+
+def test_a_token_costs_its_share_of_the_steps() -> None:
+    cost = TokenCost(0.005)
+    assert cost.seconds == 0.005
+
+    cost.observe(100.0, 0.2)
+    assert cost.seconds == pytest.approx(0.002)
+
+
+def test_equal_steps_may_be_counted_together() -> None:
+    together, singly = TokenCost(0.005), TokenCost(0.005)
+    for cost in (together, singly):
+        cost.observe(10.0, 1.0)
+    together.observe(100.0, 0.2, steps=3)
+    for _ in range(3):
+        singly.observe(100.0, 0.2)
+
+    assert together.seconds == pytest.approx(singly.seconds, rel=1e-3)
+
+
+def test_older_steps_fade() -> None:
+    cost = TokenCost(0.005)
+    cost.observe(100.0, 100.0)
+    cost.observe(100.0, 0.1, steps=20_000)
+
+    assert cost.seconds == pytest.approx(0.001, rel=1e-3)
+
+
+def test_steps_without_work_teach_nothing() -> None:
+    cost = TokenCost(0.005)
+    cost.observe(0.0, 1.0, steps=10**6)
+    assert cost.seconds == 0.005
+
+    cost.observe(100.0, 0.2)
+    cost.observe(0.0, 1.0, steps=10**6)
+    assert cost.seconds == pytest.approx(0.002)
