@@ -15,6 +15,7 @@ over the errors at the first call detect drift; the class then keeps its latest 
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -166,8 +167,17 @@ class _Ended:
     """An ended program as the tables hold it."""
 
     work: float
-    remainders: tuple[tuple[tuple[int, int | None], float], ...]
-    """Work beyond each checkpoint, by table: a checkpoint, and the first prompt's bucket or None for all."""
+    bucket: int
+    attained: tuple[float | None, ...]
+    """Work at each checkpoint; None for one that it did not pass."""
+
+    def remainders(self) -> Iterator[tuple[tuple[int, int | None], float]]:
+        """Iterate over its work beyond each checkpoint, by table: the first prompt's bucket, and all."""
+        for checkpoint, attained in zip(CHECKPOINTS, self.attained, strict=True):
+            if attained is not None:
+                remainder = max(0.0, self.work - attained)
+                yield (checkpoint, self.bucket), remainder
+                yield (checkpoint, None), remainder
 
 
 class _Tables:
@@ -175,8 +185,8 @@ class _Tables:
 
     def __init__(self, ended: Iterable[_Ended] = ()) -> None:
         self.ended: deque[_Ended] = deque()
-        self.works: list[float] = []
-        self._remainders: dict[tuple[int, int | None], list[float]] = {}
+        self.works = array("d")
+        self._remainders: dict[tuple[int, int | None], array[float]] = {}
         for program in ended:
             self.add(program)
 
@@ -186,8 +196,8 @@ class _Tables:
             self._drop_oldest()
         self.ended.append(program)
         insort(self.works, program.work)
-        for table, remainder in program.remainders:
-            insort(self._remainders.setdefault(table, []), remainder)
+        for table, remainder in program.remainders():
+            insort(self._remainders.setdefault(table, array("d")), remainder)
 
     def predict(self, checkpoint: int, bucket: int, attained: float) -> float | None:
         """Return the total work of a program at a checkpoint, None if too few have ended."""
@@ -209,7 +219,7 @@ class _Tables:
     def _drop_oldest(self) -> None:
         oldest = self.ended.popleft()
         del self.works[bisect_left(self.works, oldest.work)]
-        for table, remainder in oldest.remainders:
+        for table, remainder in oldest.remainders():
             values = self._remainders[table]
             del values[bisect_left(values, remainder)]
             if not values:
@@ -332,15 +342,9 @@ def sd_of_logs(log_works: Sequence[float]) -> float:
 
 
 def _ended(program: LiveProgram, work: float) -> _Ended:
-    bucket = _bucket(program.first_prompt_tokens)
-    return _Ended(
-        work,
-        tuple(
-            ((checkpoint, column), max(0.0, work - point.attained))
-            for checkpoint, point in program.points.items()
-            for column in (bucket, None)
-        ),
-    )
+    points = (program.points.get(checkpoint) for checkpoint in CHECKPOINTS)
+    attained = tuple(None if point is None else point.attained for point in points)
+    return _Ended(work, _bucket(program.first_prompt_tokens), attained)
 
 
 def _bucket(tokens: float) -> int:
