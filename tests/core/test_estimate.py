@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from autellix_backend.core.estimate import (
     HISTORY_PROGRAMS,
     LEAST_PROGRAMS,
+    MAX_CLASSES,
     Hint,
     SizeEstimator,
     gittins_index,
@@ -54,6 +55,19 @@ def test_a_class_has_an_estimate_after_enough_programs() -> None:
 
     assert estimator.expect("chat", 1.0) == 3.0
     assert estimator.expect("tree", 1.0) is None
+
+
+def test_classes_are_bounded() -> None:
+    estimator = SizeEstimator()
+    for _ in range(LEAST_PROGRAMS):
+        estimator.observe_program("kept", 4.0)
+        estimator.observe_program("forgotten", 4.0)
+    for number in range(MAX_CLASSES - 1):
+        estimator.observe_program(f"other-{number}", 4.0)
+        estimator.observe_program("kept", 4.0)
+
+    assert estimator.expect("kept", 1.0) == 3.0
+    assert estimator.expect("forgotten", 1.0) is None
 
 
 def test_a_class_drops_its_oldest_programs() -> None:

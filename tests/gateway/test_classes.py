@@ -99,6 +99,8 @@ def test_the_verdict_states_the_reason() -> None:
         return verdict(report)
 
     assert of(learned()) == "used at call 1"
+    assert learned().states() == {"used": 1, "ignored": 0, "drifting": 0}
+    assert learned(5).states() == {"used": 0, "ignored": 1, "drifting": 0}
     assert of(learned(5)) == f"ignored: 2 of {LEAST_SCORED} predictions scored"
     alike = ProgramClasses()
     for number in range(LEAST_PROGRAMS + LEAST_SCORED):
@@ -112,6 +114,7 @@ def test_a_drift_is_stated() -> None:
     while not classes.reports()[0].is_drifting:
         begin(classes, "p")
         classes.on_program_ended(ProgramEnd(program_id="p", work=1e6))
+    assert classes.states() == {"used": 0, "ignored": 0, "drifting": 1}
     assert verdict(classes.reports()[0]) == (
         f"ignored: its sizes have changed, 0 of {LEAST_SCORED} predictions scored since"
     )

@@ -22,6 +22,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from autellix_backend.core.statistics import PRIOR_PROGRAMS, PRIOR_SPREAD
+
 __all__ = [
     "CHECKPOINTS",
     "CheckpointError",
@@ -46,10 +48,6 @@ LEAST_SCORED = 30
 """Scored predictions that a class needs at a checkpoint before they are used."""
 MARGIN = 0.9
 """Predictions are used where their error is below this share of the class's spread."""
-PRIOR_PROGRAMS = 6
-PRIOR_SD = 0.7
-"""A spread begins as that of so many programs, so that the first ended ones do not decide alone."""
-
 FADING = 0.99
 """Weight of the errors before the last one: means over about 100 programs."""
 DRIFT_SLACK = 0.5
@@ -338,7 +336,7 @@ def sd_of_logs(log_works: Sequence[float]) -> float:
     """Return the standard deviation of ln(work), with the prior's programs around the same mean."""
     mean = fmean(log_works) if log_works else 0.0
     squares = sum((log_work - mean) ** 2 for log_work in log_works)
-    return math.sqrt((PRIOR_PROGRAMS * PRIOR_SD**2 + squares) / (PRIOR_PROGRAMS + len(log_works)))
+    return math.sqrt((PRIOR_PROGRAMS * PRIOR_SPREAD**2 + squares) / (PRIOR_PROGRAMS + len(log_works)))
 
 
 def _ended(program: LiveProgram, work: float) -> _Ended:

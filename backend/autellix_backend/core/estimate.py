@@ -19,6 +19,8 @@ __all__ = ["Hint", "SizeEstimator"]
 
 HISTORY_PROGRAMS = 256
 """Finished programs that a class remembers; the oldest are forgotten first."""
+MAX_CLASSES = 1024
+"""Classes that are remembered; the one not seen for the longest is forgotten first."""
 LEAST_PROGRAMS = 30
 """Finished programs that a class needs before it says anything."""
 
@@ -121,7 +123,11 @@ class SizeEstimator:
         return None
 
     def _class(self, name: str) -> _Class:
-        return self._classes.setdefault(name, _Class())
+        found = self._classes.pop(name, None) or _Class()
+        self._classes[name] = found
+        if len(self._classes) > MAX_CLASSES:
+            del self._classes[next(iter(self._classes))]
+        return found
 
 
 def gittins_index(ordered_totals_s: list[float], attained_s: float) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from autellix_backend.core.classes import (
@@ -76,6 +77,17 @@ class ProgramClasses:
     def reports(self, tenant: str | None = None) -> list[ClassReport]:
         """Return what is known of the classes of one tenant, or of all."""
         return self._sizes.reports(tenant)
+
+    def states(self) -> dict[str, int]:
+        """Return how many classes predict sizes well enough to be used, do not, or have just changed."""
+        states = Counter(_state(report) for report in self.reports())
+        return {state: states[state] for state in ("used", "ignored", "drifting")}
+
+
+def _state(report: ClassReport) -> str:
+    if report.is_drifting:
+        return "drifting"
+    return "used" if any(error.is_used for error in report.errors) else "ignored"
 
 
 def verdict(report: ClassReport) -> str:

@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
 from autellix_backend.gateway.explain.overview import engine_view
-from autellix_backend.gateway.http.components import Metrics, Pool, SettingsTree, Store, admin_only
+from autellix_backend.gateway.http.components import Classes, Metrics, Pool, SettingsTree, Store, admin_only
 from autellix_backend.gateway.http.openapi import openapi_document, refusals
 from autellix_backend.observe.metrics import CONTENT_TYPE, GatewayMetrics
 from autellix_backend.settings import settings_to_mapping
@@ -65,11 +65,12 @@ async def readyz(pool: Pool, store: Store) -> GatewayHealth:
     responses=refusals(401, 403),
     response_class=PlainTextResponse,
 )
-async def metrics(page: Metrics, pool: Pool, store: Store) -> Response:
+async def metrics(page: Metrics, pool: Pool, store: Store, classes: Classes) -> Response:
     """Return the metrics in Prometheus' text format."""
     _measure_engines(page, pool)
     counts = await store.counts()
     page.set_stored(programs=counts.programs, sessions=counts.sessions, active_calls=counts.active_calls)
+    page.set_classes(classes.states())
     return Response(page.render(), headers={"content-type": CONTENT_TYPE})
 
 
