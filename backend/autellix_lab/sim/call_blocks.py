@@ -86,14 +86,10 @@ class CallBlocks:
             return False
         self._hold(call, segment)
         self.kv.allocate(segment, max(0, self.needed(start + tokens) - shared - segment.blocks))
-        if call.has_started:
-            call.recomputed_tokens += max(0, call.computed - start)
-        call.computed, call.chunk = start, tokens
+        call.begin_prefill(start, tokens)
         self._count_full(call)
         if loaded:
             self._load(loaded // self._model.block_tokens)
-        if not call.has_started:
-            call.has_started, call.cached_tokens = True, start
         return True
 
     def extend(self, call: EngineCall) -> bool:

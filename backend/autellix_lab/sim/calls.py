@@ -99,6 +99,14 @@ class EngineCall:
         self.state: Call | None = None
         self.record: CallRecord | None = None
 
+    def begin_prefill(self, start: int, tokens: int) -> None:
+        """Begin to prefill the first tokens behind those that the cache or the host has."""
+        if self.has_started:
+            self.recomputed_tokens += max(0, self.computed - start)
+        else:
+            self.has_started, self.cached_tokens = True, start
+        self.computed, self.chunk = start, tokens
+
     @property
     def known(self) -> int:
         """Prompt and output tokens so far; those beyond `computed` go into the next step."""

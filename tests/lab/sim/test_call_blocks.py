@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from autellix_backend.gateway.recording.trace import CallTrace
 from autellix_lab.sim.call_blocks import CallBlocks
 from autellix_lab.sim.calls import EngineCall
+from autellix_lab.sim.kv import Segment
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.workload.prefixes import SystemPrefix
 
@@ -168,3 +172,52 @@ def test_without_a_prefix_cache_nothing_is_shared() -> None:
     assert all(prefill(cache, call) for call in calls)
     assert [call.cached_tokens for call in calls] == [0, 0]
     assert cache.kv.available == 8
+
+
+@pytest.mark.parametrize("resume", ["recompute", "swap"])
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_no_block_is_lost_or_counted_twice(data: st.DataObject, resume: str) -> None:
+    """Calls with and without prefixes come, prefill in chunks, are preempted and go."""
+    cache = blocks_of(24, resume=resume)
+    prefixes = (PREFIX, SystemPrefix("policy", (6 * BLOCK, 6 * BLOCK)), None)
+    running: list[EngineCall] = []
+    waiting: list[EngineCall] = []
+    for _ in range(data.draw(st.integers(1, 40))):
+        move = data.draw(st.sampled_from(("arrive", "enter", "extend", "preempt", "finish")))
+        if move == "arrive":
+            base = data.draw(st.sampled_from([*running, None]))
+            prefix = data.draw(st.sampled_from(prefixes))
+            blocks = data.draw(st.integers(6, 12)) + (base.prompt_tokens // BLOCK if base else 0)
+            waiting.append(call_of(blocks, base=base, prefix=prefix))
+        elif move == "enter" and waiting:
+            call = data.draw(st.sampled_from(waiting))
+            if prefill(cache, call, budget=data.draw(st.integers(1, 5)) * BLOCK):
+                waiting.remove(call)
+                running.append(call)
+        elif move == "extend" and running:
+            call = data.draw(st.sampled_from(running))
+            call.chunk = min(call.known - call.computed, 2 * BLOCK)
+            if cache.extend(call):
+                call.computed += call.chunk
+            call.chunk = 0
+        elif move in ("preempt", "finish") and running:
+            call = running.pop()
+            if move == "preempt":
+                cache.preempt(call)
+                waiting.append(call)
+            else:
+                cache.release(call)
+        assert 0 <= cache.kv.available <= 24
+        held = {id(found): found for call in running for found in chain_of(call.segment)}
+        assert 24 - cache.kv.available == sum(found.blocks for found in held.values())
+    for call in running:
+        cache.release(call)
+    assert cache.kv.available == 24
+
+
+def chain_of(segment: Segment | None) -> Iterator[Segment]:
+    """A segment and those that it shares."""
+    while segment is not None:
+        yield segment
+        segment = segment.parent if segment.shared else None
