@@ -32,6 +32,12 @@ def test_the_number_of_levels_follows_the_bounds() -> None:
         ("beta", 0.0),
         ("beta", math.nan),
         ("period_steps", 0),
+        ("admission", "some"),
+        ("kv_share", 0.0),
+        ("kv_share", 1.1),
+        ("idle_s", 0.0),
+        ("boost", -0.1),
+        ("boost", math.inf),
     ],
 )
 def test_a_bad_value_names_its_field(field: str, value: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from autellix_backend.core.arrival import Arrival
+from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.batch import form_batch
 from autellix_backend.core.call import ChangeReason, LevelChange
 from autellix_backend.core.config import SchedulerConfig
@@ -356,3 +356,62 @@ def test_a_policy_that_reads_parents_uses_the_reported_inherited_service() -> No
     # Others go by the program's.
     other = Machine(SchedulerConfig(policy="plas", bounds=(1, 4)))
     assert other.arrive(Arrival("a", "p", service_s=9.0, inherited_s=2.0), 0.0).inherited_service_s == 9.0
+
+
+def boosted() -> Machine:
+    """Return a machine with a boost at full strength, a program that runs, and little cost of tokens."""
+    machine = Machine(SchedulerConfig(policy="boost", boost=1.0, token_s=0.001))
+    machine.table.statistics.known_spread = 2.0
+    machine.arrive(Arrival("long", "p"), 0.0)
+    machine.start("long", 0.0)
+    return machine
+
+
+def test_a_program_with_little_work_goes_before_one_that_came_earlier() -> None:
+    machine = boosted()
+    machine.arrive(Arrival("large", "q", work=1e6), 99.0)
+    machine.arrive(Arrival("small", "r", age_s=0.0), 100.0)
+    machine.tick(100.0)
+
+    assert [call.call_id for call in machine][-2:] == ["small", "large"]
+    machine.check()
+
+
+def test_prompts_that_wait_count_against_their_program() -> None:
+    machine = boosted()
+    machine.arrive(Arrival("large", "q", context=Context(10**6)), 99.0)
+    machine.arrive(Arrival("small", "r", context=Context(10**6, prefix="tools", prefix_tokens=10**6)), 100.0)
+    machine.tick(100.0)
+
+    assert [call.call_id for call in machine][-2:] == ["small", "large"]
+    assert (machine.table["q"].waiting_work, machine.table["r"].waiting_work) == (1e6, 0.0)
+    machine.abort("large", 100.0)
+    assert machine.table["q"].waiting_work == 0.0
+
+
+def test_a_prefix_longer_than_its_context_leaves_no_new_tokens() -> None:
+    assert Arrival("a", "p", context=Context(10, prefix="tools", prefix_tokens=50)).new_tokens == 0
+    assert Arrival("a", "p", context=Context(60, shared_tokens=20, prefix_tokens=50)).new_tokens == 10
+    assert Arrival("a", "p").new_tokens == 0
+
+
+def test_an_end_of_a_call_moves_the_other_calls_of_its_program() -> None:
+    machine = boosted()
+    machine.arrive(Arrival("q1", "q"), 100.0)
+    machine.arrive(Arrival("q2", "q"), 100.0)
+    machine.arrive(Arrival("r1", "r"), 101.0)
+    machine.tick(101.0)
+    assert [call.call_id for call in machine][-3:] == ["q1", "q2", "r1"]
+    machine.finish("q1", 101.0, work=1e6)
+
+    changes = machine.tick(101.0)
+
+    assert [change.call_id for change in changes] == ["q2"]
+    assert [call.call_id for call in machine][-2:] == ["r1", "q2"]
+
+
+def test_a_boosted_machine_preempts_nobody() -> None:
+    machine = boosted()
+    assert not machine.preempts
+    assert Machine(SchedulerConfig(policy="plas")).preempts
+    assert not Machine(SchedulerConfig(policy="plas", preemption="never")).preempts

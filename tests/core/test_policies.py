@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from autellix_backend.core.boost import ProgramBoost
 from autellix_backend.core.call import Call
 from autellix_backend.core.errors import UnknownPolicyError
 from autellix_backend.core.policies import LIVE_POLICY_NAMES, POLICY_NAMES, make_policy
+from autellix_backend.core.statistics import ProgramStatistics, TokenCost
 from autellix_backend.core.table import Program
 
 
@@ -82,3 +84,27 @@ def test_a_policys_declared_sum_is_the_one_it_computes(
     policy = make_policy(name)
     expected = service_s + ran_s if policy.adds_service else max(service_s, inherited_s + ran_s)
     assert policy.complete(service_s, inherited_s, ran_s) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [("boost", 7.0), ("fcfs", 7.0), ("mlfq", 7.0), ("plas", 4.0), ("hinted", 2.0), ("srpt", 2.0)],
+)
+def test_admission_follows_the_policy(name: str, key: float) -> None:
+    """By arrival (without a boost), attained service or expected remainder."""
+    program = Program(program_id="p", created_s=7.0, service_s=4.0, expected_s=2.0)
+    boost = ProgramBoost(0.0, ProgramStatistics(), TokenCost(0.005))
+
+    assert make_policy(name).program_key(program, boost) == key
+
+
+def test_admission_goes_by_attained_service_where_nothing_is_expected() -> None:
+    program = Program(program_id="p", created_s=7.0, service_s=4.0)
+    boost = ProgramBoost(0.0, ProgramStatistics(), TokenCost(0.005))
+
+    assert make_policy("hinted").program_key(program, boost) == 4.0
+
+
+def test_boosted_programs_are_never_preempted_for_their_order() -> None:
+    policy = make_policy("boost")
+    assert (policy.preempts, policy.promotes, policy.boosts, policy.reorders) == (False, False, True, True)

@@ -101,3 +101,37 @@ def test_expiry_counts_from_the_last_activity() -> None:
     assert table.expire(11.0, 5.0) == ["p"]
     assert table.expire(20.0, 5.0) == ["q"]
     assert table.expire(1e9, 5.0) == []
+
+
+def test_the_response_time_of_programs_is_measured() -> None:
+    table = ProcessTable()
+    table.begin("p", "a", 0.0)
+    complete(table, "a", 5.0)
+    table.end("p", 6.0)
+    table.begin("q", "b", 100.0)
+
+    assert table.statistics.live == 1
+    assert table.statistics.response_s == 5.0 / 2
+
+
+def test_an_end_without_a_time_is_not_measured() -> None:
+    table = ProcessTable()
+    table.begin("p", "a", 0.0)
+    complete(table, "a", 4.0)
+    spread = table.statistics.spread
+    table["p"].work = 1e9
+    table.end("p")
+    table.begin("p", "a", 4.0)
+
+    assert (table.statistics.spread, table.statistics.response_s) == (spread, 4.0)
+
+
+def test_the_work_of_completed_calls_adds_up() -> None:
+    table = ProcessTable()
+    for call_id, work in (("a", 100.0), ("b", 20.0)):
+        table.begin("p", call_id, 0.0)
+        table.complete(
+            "p", call_id, 1.0, policy=PLAS, inherited_service_s=0.0, service_s=1.0, wait_s=0.0, work=work
+        )
+
+    assert table["p"].work == 120.0

@@ -192,6 +192,22 @@ def test_nothing_is_kept_of_tenants_without_any_call(machine: Machine) -> None:
     assert batch(machine, 1) == []
 
 
+def test_service_of_a_forgotten_tenant_is_charged_to_nobody(machine: Machine) -> None:
+    """As of a step that ran while admission took the tenant's only call from its queue."""
+    shares = machine.shares
+    arrive(machine, "a", 1)
+    arrive(machine, "b", 1)
+    run(machine, batch(machine, 2), 1.0)
+    machine.finish("a0", 1.0)
+    assert len(shares) == 2
+
+    shares.charge("a", 5.0)
+    assert len(shares) == 2
+    machine.finish("b0", 1.0)
+    shares.charge("a", 5.0)
+    assert len(shares) == 0
+
+
 def test_the_last_reported_weight_counts(machine: Machine) -> None:
     arrive(machine, "a", 4)
     arrive(machine, "b", 4)
