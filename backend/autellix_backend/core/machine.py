@@ -13,14 +13,14 @@ from functools import partial
 from itertools import count
 from operator import attrgetter
 
-from autellix_backend.core.admission import make_admission
+from autellix_backend.core.admission import Admission, make_admission
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.batch import form_batch
 from autellix_backend.core.boost import ProgramBoost
 from autellix_backend.core.call import Call, CallRecord, ChangeReason, LevelChange
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.errors import DuplicateCallError, UnknownCallError
-from autellix_backend.core.policies import make_policy
+from autellix_backend.core.policies import Policy, make_policy
 from autellix_backend.core.quanta import QuantumWatch
 from autellix_backend.core.starvation import StarvationWatch
 from autellix_backend.core.statistics import TokenCost
@@ -44,6 +44,9 @@ class Machine:
         config: SchedulerConfig,
         table: ProcessTable | None = None,
         kv_tokens: float = math.inf,
+        *,
+        policy: Policy | None = None,
+        admission: Admission | None = None,
     ) -> None:
         """Make an engine's empty queues.
 
@@ -51,15 +54,17 @@ class Machine:
             config: The scheduler's configuration.
             table: The process table; None makes one.
             kv_tokens: The KV memory of the engine, in tokens.
+            policy: The policy; None takes the configured one.
+            admission: The admission; None takes the configured one.
         """
         self.config = config
         self.table = ProcessTable() if table is None else table
-        self.policy = make_policy(config.policy)
+        self.policy = policy or make_policy(config.policy)
         self.beta = config.beta if self.policy.promotes else math.inf
         """The wait/service ratio at which calls are promoted."""
         self.token_cost = TokenCost(config.token_s)
         self.boost = ProgramBoost(config.boost, self.table.statistics, self.token_cost)
-        self.admission = make_admission(
+        self.admission: Admission | None = admission or make_admission(
             config, kv_tokens, self.table.statistics, self.token_cost, self._program_key
         )
         self.shares = TenantShares(

@@ -12,7 +12,7 @@ from autellix_backend.cli.arguments import count
 from autellix_backend.cli.options import add_setting_options, settings_from_args
 from autellix_backend.core.balance import BALANCER_NAMES
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.core.policies import make_policy
+from autellix_backend.core.policies import POLICY_NAMES, make_policy
 from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
 from autellix_backend.settings.scheduler import scheduler_to_mapping
 from autellix_lab.cli.arguments import (
@@ -23,6 +23,7 @@ from autellix_lab.cli.arguments import (
     load_options,
     numbers,
 )
+from autellix_lab.sim.baselines import BASELINE_NAMES
 from autellix_lab.sim.bounds import choose_bounds
 from autellix_lab.sim.experiment import BURST_PROGRAMS, SIM_ARRIVALS
 from autellix_lab.sim.model import RESUME_KINDS, SWAP_KINDS, EngineModel
@@ -42,6 +43,9 @@ OFFERED_LOAD = (
     "with fewer cache hits saturates below 1"
 )
 CLAIRVOYANT = "knows what each program still needs, which no engine can: a bound to compare with"
+SIMULATED_ONLY = "is another system's scheduler by its published rules, simulated only: no engine runs it"
+SCHEDULER_NAMES = (*POLICY_NAMES, *BASELINE_NAMES)
+"""What a simulation can be scheduled by: the policies, and the schedulers of other systems."""
 
 # Fields of the engine model that have an option of their own.
 _OVERRIDES = ("max_num_seqs", "token_budget", "kv_blocks", "resume", "swap")
@@ -158,10 +162,9 @@ def make_settings(
     """
     try:
         model = _engine(args)
-        scheduler = _scheduler(args, model, programs)
-        return SimSettings(
+        settings = SimSettings(
             model=model,
-            scheduler=replace(scheduler, policy=policy or scheduler.policy),
+            scheduler=_scheduler(args, model, programs),
             engines=args.engines or len(args.engine_speeds) or 1,
             engine_speeds=args.engine_speeds,
             balancer=args.balancer,
@@ -169,15 +172,31 @@ def make_settings(
             hint_sigma=args.hints,
             seed=args.seed,
         )
+        return settings if policy is None else with_policy(settings, policy)
     except ValueError as error:
         if type(error) is not ValueError:
             raise
         raise InputError(str(error)) from error
 
 
-def clairvoyant_notes(policies: Sequence[str]) -> list[str]:
-    """Return a line for each policy that no engine can run."""
-    return [f"{policy} {CLAIRVOYANT}" for policy in policies if make_policy(policy).is_clairvoyant]
+def with_policy(settings: SimSettings, name: str) -> SimSettings:
+    """Return the settings with another policy, or with another system's scheduler.
+
+    Raises:
+        ValueError: if there are several engines and that system's scheduler is simulated for one.
+    """
+    if name in BASELINE_NAMES:
+        return replace(settings, baseline=name)
+    return replace(settings, baseline=None, scheduler=replace(settings.scheduler, policy=name))
+
+
+def policy_notes(names: Sequence[str]) -> list[str]:
+    """Return a line for each policy that no engine can run, and for each that is another system's."""
+    return [
+        f"{name} {SIMULATED_ONLY if name in BASELINE_NAMES else CLAIRVOYANT}"
+        for name in names
+        if name in BASELINE_NAMES or make_policy(name).is_clairvoyant
+    ]
 
 
 def describe_settings(args: argparse.Namespace, settings: SimSettings) -> dict[str, object]:
@@ -189,6 +208,7 @@ def describe_settings(args: argparse.Namespace, settings: SimSettings) -> dict[s
         "arrivals": args.arrivals,
         "burst": args.burst if args.arrivals == "burst_idle" else None,
         "seed": args.seed,
+        "baseline": settings.baseline,
         "engines": settings.engines,
         "engine_speeds": list(settings.engine_speeds),
         "balancer": settings.balancer,

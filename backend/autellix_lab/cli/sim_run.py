@@ -12,20 +12,20 @@ from rich.console import Console
 from rich.table import Table
 
 from autellix_backend.cli.arguments import above_zero
-from autellix_backend.core.policies import POLICY_NAMES
 from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.cli.arguments import InputError
 from autellix_lab.cli.console import make_console
 from autellix_lab.cli.sim_options import (
     OFFERED_LOAD,
+    SCHEDULER_NAMES,
     add_engine_options,
     add_source_options,
-    clairvoyant_notes,
     describe_engines,
     describe_settings,
     fit_note,
     load_pool,
     make_settings,
+    policy_notes,
     run_size,
 )
 from autellix_lab.sim.experiment import Metrics, drain_rate_per_s, draw_bursts, measure, pick
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     rate.add_argument("--rate", type=above_zero, metavar="R", help="programs per second instead")
     parser.add_argument(
-        "--policy", choices=POLICY_NAMES, help="scheduling policy (default: that of the settings)"
+        "--policy", choices=SCHEDULER_NAMES, help="scheduling policy (default: that of the settings)"
     )
     add_engine_options(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         "steps": sum(engine.steps for engine in result.engines),
         "preemptions": sum(engine.preemptions for engine in result.engines),
         "wall_s": wall_s,
-        "notes": clairvoyant_notes([settings.scheduler.policy]),
+        "notes": policy_notes([settings.baseline or settings.scheduler.policy]),
     }
     if args.json:
         print(json.dumps(report))
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(console: Console, args: argparse.Namespace, report: dict[str, Any], result: SimResult) -> None:
     metrics = measure(result)
-    policy = report["setting"]["scheduler"]["policy"]
+    policy = report["setting"]["baseline"] or report["setting"]["scheduler"]["policy"]
     console.print(_table(f"{args.source} under {policy}", metrics))
     for title, value in _figures(report, metrics):
         console.print(f"{title:28} {value}", highlight=False, soft_wrap=True)

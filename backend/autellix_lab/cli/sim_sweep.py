@@ -7,26 +7,26 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from rich.table import Table
 
 from autellix_backend.cli.arguments import above_zero, count
-from autellix_backend.core.policies import POLICY_NAMES
 from autellix_lab.cli.arguments import InputError, numbers
 from autellix_lab.cli.console import lab_extra, make_console, progress_bars
 from autellix_lab.cli.sim_options import (
     OFFERED_LOAD,
+    SCHEDULER_NAMES,
     add_engine_options,
     add_source_options,
-    clairvoyant_notes,
     describe_engines,
     describe_settings,
     fit_note,
     load_pool,
     make_settings,
+    policy_notes,
     run_size,
+    with_policy,
 )
 from autellix_lab.sim.experiment import Sweep, SweepResult, run_sweep
 from autellix_lab.sim.sweep_plot import write_sweep_plot
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_policies,
         default=POLICIES,
         metavar="P,…",
-        help=f"of {', '.join(POLICY_NAMES)}; the first is the baseline (default: {','.join(POLICIES)})",
+        help=f"of {', '.join(SCHEDULER_NAMES)}; the first is the baseline (default: {','.join(POLICIES)})",
     )
     add(
         "--loads",
@@ -87,15 +87,13 @@ def run(args: argparse.Namespace) -> int:
     """
     pool = load_pool(args, runs=args.seeds)
     base = make_settings(args, pool)
-    cases = {
-        policy: replace(base, scheduler=replace(base.scheduler, policy=policy)) for policy in args.policies
-    }
     if args.out is not None:
         # A long sweep whose results cannot be written would be lost.
         args.out.mkdir(parents=True, exist_ok=True)
     console = make_console(is_stderr=args.json)
     started_s = time.perf_counter()
     try:
+        cases = {policy: with_policy(base, policy) for policy in args.policies}
         sweep = Sweep(
             programs=pool,
             count=run_size(args, pool),
@@ -225,7 +223,7 @@ def _shown_load(row: EqualLatency, seeds: int, loads: Sequence[float]) -> str:
 
 
 def _notes(args: argparse.Namespace, result: SweepResult) -> list[str]:
-    notes = clairvoyant_notes(args.policies)
+    notes = policy_notes(args.policies)
     if has_no_queue(result, args.policies[0]):
         notes.append(
             f"calls hardly waited even at load {loads_of(result)[-1]:g}, so there was nothing to order: "
@@ -242,10 +240,10 @@ def _write(folder: Path, report: dict[str, object], result: SweepResult, title: 
 
 def _policies(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    unknown = [name for name in names if name not in POLICY_NAMES]
+    unknown = [name for name in names if name not in SCHEDULER_NAMES]
     if unknown:
         raise argparse.ArgumentTypeError(
-            f"{', '.join(unknown)} unknown; expected some of {', '.join(POLICY_NAMES)}"
+            f"{', '.join(unknown)} unknown; expected some of {', '.join(SCHEDULER_NAMES)}"
         )
     return names
 

@@ -16,6 +16,7 @@ from autellix_backend.core.boost import work_of
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.table import ProcessTable
+from autellix_lab.sim.baselines.base import Baseline
 from autellix_lab.sim.batch import RunningBatch
 from autellix_lab.sim.call_blocks import CallBlocks
 from autellix_lab.sim.calls import EngineCall
@@ -27,6 +28,8 @@ __all__ = ["Decision", "SimEngine"]
 
 Decision = tuple[str, str, float]
 """Event (`arrive`, `start`, `preempt`, `finish` or the reason of a level change), call and time."""
+
+_LEAST_WAIT_S = 0.001
 
 
 class SimEngine:
@@ -43,14 +46,16 @@ class SimEngine:
         config: SchedulerConfig,
         table: ProcessTable,
         log: Callable[[Decision], None] | None = None,
+        baseline: Baseline | None = None,
     ) -> None:
         self.name = name
         self.model = model
         self.config = config
         kv_tokens = math.inf if model.kv_blocks is None else model.kv_blocks * model.block_tokens
-        self.machine = Machine(config, table, kv_tokens)
+        policy = None if baseline is None else baseline.policy
+        self.machine = Machine(config, table, kv_tokens, policy=policy, admission=baseline)
         is_priced = self.machine.preempts and config.preemption == "priced"
-        self.blocks = CallBlocks(model, is_priced=is_priced)
+        self.blocks = CallBlocks(model, is_priced=is_priced) if baseline is None else baseline.blocks
         self.calls: dict[str, EngineCall] = {}
         self.batch = RunningBatch(config, self.machine, self.blocks)
         self.busy_s = 0.0
@@ -62,6 +67,7 @@ class SimEngine:
         self._starts = 0
         """Calls that were admitted since the last step."""
         self._log = log
+        self._baseline = baseline
 
     @property
     def is_idle(self) -> bool:
@@ -107,7 +113,7 @@ class SimEngine:
             self._admit(now)
         if not self.batch.calls:
             has_work = self._arrivals or (self.calls and not (is_decision and had_room))
-            return self._wait_for_decision(now) if has_work else None
+            return self._wait_for_decision(now) if has_work else self._wait_for_baseline(now)
         stretch = self._stretch = self._next_step(now)
         if not self.batch.prefilling:
             stretch.steps = self._like_steps(stretch)
@@ -120,8 +126,8 @@ class SimEngine:
         assert stretch is not None, "no stretch is in progress"
         self._stretch = None
         self.blocks.kv.grow(self.batch.steps, stretch.steps)
-        self.busy_s += stretch.end_s - stretch.start_s
         if self.batch.calls:
+            self.busy_s += stretch.end_s - stretch.start_s
             # As live, a call with one token in a step counts as decoding.
             prefilled = sum(call.chunk for call in self.batch.prefilling.values() if call.chunk > 1)
             self.blocks.observe_steps(prefilled, stretch)
@@ -180,6 +186,15 @@ class SimEngine:
         """Let time pass to the next decision, which accepts arrivals and admits calls again."""
         period = self.config.period_steps
         self._stretch = Stretch(now, self.model.step_s, period - self.batch.steps % period)
+        return self._stretch.end_s
+
+    def _wait_for_baseline(self, now: float) -> float | None:
+        """Let time pass until a baseline that holds all calls back decides again, if it does."""
+        wake_s = math.inf if self._baseline is None else self._baseline.wake_s
+        if wake_s == math.inf:
+            return None
+        step_s = max(self.model.step_s, _LEAST_WAIT_S)
+        self._stretch = Stretch(now, step_s, max(1, math.ceil((wake_s - now) / step_s)))
         return self._stretch.end_s
 
     def _finish(self, call: EngineCall, now: float) -> None:

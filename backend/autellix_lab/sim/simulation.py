@@ -18,6 +18,7 @@ from autellix_backend.core.estimate import Hint, SizeEstimator
 from autellix_backend.core.policies import make_policy
 from autellix_backend.core.table import ProcessTable
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
+from autellix_lab.sim.baselines import BASELINE_NAMES, make_baseline
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.engine import Decision, SimEngine
 from autellix_lab.sim.live_program import LiveProgram
@@ -39,6 +40,8 @@ class SimSettings:
 
     model: EngineModel
     scheduler: SchedulerConfig
+    baseline: str | None = None
+    """Another system's scheduler, by name, in the place of the policy and admission of `scheduler`."""
     engines: int = 1
     engine_speeds: tuple[float, ...] = ()
     """Speed of each engine relative to the model; empty: all run at the model's speed."""
@@ -66,6 +69,10 @@ class SimSettings:
     def __post_init__(self) -> None:
         if self.engines < 1:
             raise ValueError(f"engines must be at least 1, not {self.engines}")
+        if self.baseline is not None and self.baseline not in BASELINE_NAMES:
+            raise ValueError(f"baseline must be one of {', '.join(BASELINE_NAMES)}, not {self.baseline!r}")
+        if self.baseline is not None and self.engines > 1:
+            raise ValueError(f"{self.baseline} is simulated for one engine, not {self.engines}")
         if self.engine_speeds and len(self.engine_speeds) != self.engines:
             raise ValueError(
                 f"engine_speeds must be one for each of {self.engines} engines, not {len(self.engine_speeds)}"
@@ -132,7 +139,14 @@ class _Simulation:
         self._balancer = make_balancer(settings.balancer, settings.threshold_tokens)
         self._estimator = SizeEstimator()
         self._engines = {
-            name: SimEngine(name, model, settings.scheduler, self._table, _named(log, name))
+            name: SimEngine(
+                name,
+                model,
+                settings.scheduler,
+                self._table,
+                _named(log, name),
+                None if settings.baseline is None else make_baseline(settings.baseline, model),
+            )
             for name, model in ((f"engine{index}", model) for index, model in enumerate(settings.models))
         }
         self._source: Iterator[tuple[float, ProgramTrace]] = iter(())
