@@ -20,6 +20,7 @@ from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
 from autellix_lab.bench.mixes import Mix, usual_mixes
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
+from autellix_lab.sim.baselines import BASELINE_NAMES
 from autellix_lab.sim.presets import PRESETS, read_engine
 from autellix_lab.workload.generate import generate_programs
 from autellix_lab.workload.trace_files import write_traces
@@ -159,6 +160,23 @@ def test_a_clairvoyant_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> N
     assert "srpt knows what each program still needs, which no engine can" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("baseline", BASELINE_NAMES)
+def test_a_baseline_is_named_as_simulated_only(baseline: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Schedulers of other systems are chosen like policies."""
+    assert main(["sim", "run", "chat", *FAST, "--policy", baseline]) == 0
+
+    out = capsys.readouterr().out
+    assert f"chat under {baseline}" in out
+    assert f"{baseline} is another system's scheduler by its published rules, simulated only" in out
+
+
+def test_a_baseline_has_one_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its rules for several engines are not simulated."""
+    for arguments in (["run", "chat", *FAST, "--policy", "llm-d"], [*SWEEP, "--policies", "fcfs,llm-d"]):
+        assert main(["sim", *arguments, "--engines", "2"]) == 2
+        assert "llm-d is simulated for one engine, not 2" in capsys.readouterr().err
+
+
 # sweep
 
 SWEEP = ["sweep", "chat", *FAST, "--seeds", "2", "--workers", "1", "--loads", "0.5,3"]
@@ -171,16 +189,17 @@ def test_sweep_prints_ratios_and_throughput_at_equal_latency(
     pytest.importorskip("matplotlib")
     out = tmp_path / "results"
 
-    assert main(["sim", *SWEEP, "--policies", "fcfs,plas,srpt", "--out", str(out)]) == 0
+    assert main(["sim", *SWEEP, "--policies", "fcfs,plas,srpt,continuum", "--out", str(out)]) == 0
 
     shown = capsys.readouterr().out
     assert "ratios to fcfs" in shown
     assert "load at which the mean token latency is that of fcfs at load 0.5" in shown
     assert "srpt knows what" in shown
+    assert "continuum is another system's" in shown
     assert (out / "sweep.png").read_bytes().startswith(b"\x89PNG")
     written = json.loads((out / "sweep.json").read_text())
-    assert len(written["runs"]) == 2 * 2 * 3
-    assert {row["case"] for row in written["ratios"]} == {"plas", "srpt"}
+    assert len(written["runs"]) == 2 * 2 * 4
+    assert {row["case"] for row in written["ratios"]} == {"plas", "srpt", "continuum"}
     assert written["equal_latency"][0]["load"] == {"mean": 0.5, "half_width": 0.0}
 
 
