@@ -29,7 +29,7 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import count
 from operator import attrgetter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from autellix_backend.core.arrival import Context
 from autellix_backend.core.call import Call
@@ -40,7 +40,7 @@ from autellix_backend.core.working_set import ActiveSet, HeldCall, InactiveProgr
 if TYPE_CHECKING:
     from autellix_backend.core.config import SchedulerConfig
 
-__all__ = ["REVIEW_STEPS", "Admission", "WorkingSetAdmission", "make_admission"]
+__all__ = ["REVIEW_STEPS", "WorkingSetAdmission", "make_admission"]
 
 REVIEW_STEPS = 16
 """Contexts grow by a token in each step: so often they are measured again."""
@@ -81,37 +81,6 @@ class ClassGaps:
         """Return a gap that few exceed; None if too few were seen."""
         gaps = self._gaps.get(class_name, ())
         return sorted(gaps)[int(GAP_QUANTILE * len(gaps))] if len(gaps) >= MIN_GAPS else None
-
-
-class Admission(Protocol):
-    """What a machine asks of its admission, which decides which calls may enter the queues at all."""
-
-    def is_active(self, program_id: str) -> bool:
-        """Whether the program's calls may run."""
-
-    def is_due(self, step: int) -> bool:
-        """Whether there is anything to review."""
-
-    def steps_to_review(self, step: int) -> int:
-        """Return the steps until there is something to review, if nothing happens before."""
-
-    def arrive(self, call: Call, program: Program, context: Context | None, now: float) -> None:
-        """Note an arriving call, and set whether it is admitted."""
-
-    def leave(self, call: Call, program: Program, context_tokens: int, now: float) -> None:
-        """Note that a call has left, and what it leaves in KV memory."""
-
-    def forget(self, program_id: str) -> None:
-        """Free what is kept for a program that has no call and will have none."""
-
-    def rekey(self) -> None:
-        """Compute all keys again."""
-
-    def review(self, now: float, step: int, tokens_of: Callable[[str], int]) -> list[Call]:
-        """Return the waiting calls whose admission has changed."""
-
-    def check(self) -> None:
-        """Assert the invariants."""
 
 
 class WorkingSetAdmission:

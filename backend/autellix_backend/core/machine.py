@@ -13,7 +13,7 @@ from functools import partial
 from itertools import count
 from operator import attrgetter
 
-from autellix_backend.core.admission import Admission, make_admission
+from autellix_backend.core.admission import make_admission
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.batch import form_batch
 from autellix_backend.core.boost import ProgramBoost
@@ -44,9 +44,7 @@ class Machine:
         config: SchedulerConfig,
         table: ProcessTable | None = None,
         kv_tokens: float = math.inf,
-        *,
         policy: Policy | None = None,
-        admission: Admission | None = None,
     ) -> None:
         """Make an engine's empty queues.
 
@@ -55,7 +53,6 @@ class Machine:
             table: The process table; None makes one.
             kv_tokens: The KV memory of the engine, in tokens.
             policy: The policy; None takes the configured one.
-            admission: The admission; None takes the configured one.
         """
         self.config = config
         self.table = ProcessTable() if table is None else table
@@ -64,7 +61,7 @@ class Machine:
         """The wait/service ratio at which calls are promoted."""
         self.token_cost = TokenCost(config.token_s)
         self.boost = ProgramBoost(config.boost, self.table.statistics, self.token_cost)
-        self.admission: Admission | None = admission or make_admission(
+        self.admission = make_admission(
             config, kv_tokens, self.table.statistics, self.token_cost, self._program_key
         )
         self.shares = TenantShares(

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import cast
 
+from autellix_backend.core.admission import WorkingSetAdmission
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.boost import work_of
 from autellix_backend.core.config import SchedulerConfig
@@ -52,8 +54,10 @@ class SimEngine:
         self.model = model
         self.config = config
         kv_tokens = math.inf if model.kv_blocks is None else model.kv_blocks * model.block_tokens
-        policy = None if baseline is None else baseline.policy
-        self.machine = Machine(config, table, kv_tokens, policy=policy, admission=baseline)
+        self.machine = Machine(config, table, kv_tokens, None if baseline is None else baseline.policy)
+        if baseline is not None:
+            # It has what a machine asks of an admission; only those that report on one read more.
+            self.machine.admission = cast(WorkingSetAdmission, baseline)
         is_priced = self.machine.preempts and config.preemption == "priced"
         self.blocks = CallBlocks(model, is_priced=is_priced) if baseline is None else baseline.blocks
         self.calls: dict[str, EngineCall] = {}
