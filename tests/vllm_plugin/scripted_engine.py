@@ -187,7 +187,8 @@ class ScriptedEngine:
     def _watch(self, machine: Any) -> None:
         """Note what the plugin tells the machine and what the machine decides, with the time it is told."""
         originals = {
-            name: getattr(machine, name) for name in ("arrive", "start", "preempt", "finish", "tick")
+            name: getattr(machine, name)
+            for name in ("arrive", "start", "preempt", "finish", "review", "tick")
         }
 
         def arrive(arrival: Arrival, now: float) -> Any:
@@ -203,18 +204,25 @@ class ScriptedEngine:
             self.log.append(("preempt", call_id, now))
             originals["preempt"](call_id, now)
 
-        def finish(call_id: str, now: float) -> CallRecord:
+        def finish(call_id: str, now: float, **left: Any) -> CallRecord:
             self._writing.discard(call_id)
             self.log.append(("finish", call_id, now))
-            self._finished.append(originals["finish"](call_id, now))
+            self._finished.append(originals["finish"](call_id, now, **left))
             return self._finished[-1]
+
+        def review(now: float, step: int, tokens_of: Any) -> list[str]:
+            changed: list[str] = originals["review"](now, step, tokens_of)
+            for call_id in changed:
+                what = "admit" if machine.call(call_id).is_admitted else "withdraw"
+                self.log.append((what, call_id, now))
+            return changed
 
         def tick(now: float) -> Any:
             changes = originals["tick"](now)
             self.log += [(str(change.reason), change.call_id, now) for change in changes]
             return changes
 
-        for function in (arrive, start, preempt, finish, tick):
+        for function in (arrive, start, preempt, finish, review, tick):
             setattr(machine, function.__name__, function)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from autellix_backend.core.arrival import Context
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot, KvOffloadTotals
 from autellix_backend.vllm_plugin.identity import CallIdentity
@@ -137,7 +136,7 @@ def test_calls_that_are_not_admitted_follow_in_the_order_of_their_programs() -> 
     tracker = CallTracker(PluginSettings(scheduler=scheduler), kv_tokens=1000)
     for name, service_s in (("runs", 0.0), ("late", 9.0), ("next", 3.0)):
         identity = CallIdentity(call_id=f"c-{name}", program_id=name, service_s=service_s)
-        tracker.arrive(name, identity, 0.0, context=Context(500))
+        tracker.arrive(name, identity, 0.0, prompt_tokens=500)
     tracker.start("runs", 0.5, cached_tokens=0)
     told = SnapshotReporter(tracker).snapshot(1.0, LOAD, held_blocks)
 

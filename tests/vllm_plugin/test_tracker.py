@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from autellix_backend.core.arrival import Context
 from autellix_backend.core.boost import work_of
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.vllm_plugin.identity import CallIdentity
@@ -106,9 +105,9 @@ def test_an_idle_program_expires(tracker: CallTracker) -> None:
     """Without a gateway the entry stays until the program was idle for long."""
     tracker.arrive("r", identity(), 0.0)
     tracker.close("r", 1.0, **DONE)
-    tracker.tick(PROGRAM_IDLE_S)
+    tracker.charge({}, 0.1, PROGRAM_IDLE_S)
     assert "p" in tracker.machine.table
-    tracker.tick(PROGRAM_IDLE_S + 100)
+    tracker.charge({}, 0.1, PROGRAM_IDLE_S + 100)
     assert "p" not in tracker.machine.table
 
 
@@ -117,7 +116,7 @@ def test_too_many_idle_programs_expire_sooner(tracker: CallTracker, monkeypatch:
     for number, now in enumerate((0.0, 0.45 * PROGRAM_IDLE_S, 0.9 * PROGRAM_IDLE_S)):
         tracker.arrive("r", identity(program_id=f"p{number}"), now)
         tracker.close("r", now, **DONE)
-    tracker.tick(0.95 * PROGRAM_IDLE_S)
+    tracker.charge({}, 0.1, 0.95 * PROGRAM_IDLE_S)
     assert [program.program_id for program in tracker.machine.table.programs()] == ["p2"]
 
 
@@ -239,7 +238,7 @@ def test_a_call_whose_program_does_not_fit_is_held_back() -> None:
     settings = PluginSettings(scheduler=SchedulerConfig(policy="boost", admission="working_set"))
     tracker = CallTracker(settings, kv_tokens=1000)
     for number in range(2):
-        tracker.arrive(f"r{number}", identity(program_id=f"p{number}"), 0.0, context=Context(400))
+        tracker.arrive(f"r{number}", identity(program_id=f"p{number}"), 0.0, prompt_tokens=400)
     assert [tracker.is_held_back(name) for name in ("r0", "r1", "unknown")] == [False, True, False]
     assert tracker.review(1.0, 1, lambda _: 400) == []
     tracker.start("r0", 1.0, cached_tokens=0)

@@ -264,9 +264,11 @@ class WorkingSetAdmission:
 
     def _admit(self, own: ProgramContext, *, is_admitted: bool) -> None:
         for held in own.calls.values():
-            if not held.call.is_running and held.call.is_admitted != is_admitted:
-                self._changed.setdefault(held.call, held.call.is_admitted)
-                held.call.is_admitted = is_admitted
+            call = held.call
+            is_kept = call.is_running or (call.is_pinned and not is_admitted)
+            if not is_kept and call.is_admitted != is_admitted:
+                self._changed.setdefault(call, call.is_admitted)
+                call.is_admitted = is_admitted
 
     def _tenant_share(self, own: ProgramContext) -> float:
         return self.active.tenant_tokens(own.tenant) / own.weight

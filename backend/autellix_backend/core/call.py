@@ -87,6 +87,8 @@ class Call:
     """Prompt tokens that no earlier call of its program holds."""
     is_admitted: bool = True
     """Whether it is in its queue; else it waits until admission activates its program."""
+    is_pinned: bool = False
+    """Whether it waits with KV memory of its own, as while it is loaded: then it stays admitted."""
     arrival_s: float
     inherited_service_s: float
     state: CallState = CallState.WAITING

@@ -157,7 +157,8 @@ class Machine:
         call = self.call(call_id)
         call.preempt(now)
         self.shares.wait(call.tenant)
-        if self.admission is not None and not self.admission.is_active(call.program_id):
+        admission = self.admission
+        if admission is not None and not (call.is_pinned or admission.is_active(call.program_id)):
             call.is_admitted = False
             self._withdraw(call)
         self.starvation.watch(call, self.table[call.program_id], now)

@@ -37,14 +37,17 @@ class StepDecisions:
         self._step += 1
         if step % self._config.period_steps:
             return []
+        is_paused = self._engine.is_paused
+        if not is_paused:
+            self._review(now)
         for request_id in self._tracker.tick(now):
             self._reposition(request_id)
-        if self._engine.is_paused:
+        if is_paused:
             return []
         refused = self._engine.take_refused()
         free = self._engine.free_slots
         self._place_tenants(len(self._engine.running) + free)
-        if self._config.preemption == "never":
+        if not self._machine.preempts:
             return []
         if refused is not None and free > 0:
             return self._block_victims(refused, now)
@@ -63,6 +66,13 @@ class StepDecisions:
     def forget(self, request_id: str) -> None:
         """Drop a request that leaves."""
         self._cooling.pop(request_id, None)
+
+    def _review(self, now: float) -> None:
+        """Hold back the requests of programs that do not fit into KV memory, and release those that do."""
+        for request_id in self._engine.loading():
+            self._tracker.pin(request_id)
+        for request_id in self._tracker.review(now, self._step, self._engine.tokens_of):
+            self._reposition(request_id)
 
     def _place_tenants(self, slots: int) -> None:
         """Where several tenants share the engine, put the next calls to run in front of all others.
@@ -97,7 +107,7 @@ class StepDecisions:
     def _block_victims(self, refused: Request, now: float) -> list[Request]:
         """Return the worst running requests whose KV blocks let the refused request in, if they suffice."""
         engine = self._engine
-        if not engine.is_ready(refused):
+        if not engine.is_ready(refused) or self._tracker.is_held_back(refused.request_id):
             return []
         missing = engine.missing_blocks()
         is_free = self._is_free()

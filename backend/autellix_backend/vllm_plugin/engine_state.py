@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ class SchedulerState:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler: Any = scheduler
         self._queues: list[RankedRequestQueue] = []
+        self._holding_queues: list[RankedRequestQueue] = []
         # vLLM stops admitting at the first refusal, so one is all there is in a step.
         self._refused: Request | None = None
         self._refused_tokens = 0
@@ -56,6 +58,21 @@ class SchedulerState:
         # vLLM looks at the status of a request whose load is over only when it has a slot for it.
         is_loaded = request.request_id in self._scheduler.finished_recving_kv_req_ids
         return (request.status in _READY_STATUSES or is_loaded) and not has_stale
+
+    def loading(self) -> list[str]:
+        """Return the waiting requests whose KV blocks are allocated already."""
+        if getattr(self._scheduler, "connector", None) is None:
+            return []
+        return [
+            request.request_id
+            for queue in self._holding_queues
+            for request in queue
+            if request.num_computed_tokens or request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
+        ]
+
+    def tokens_of(self, request_id: str) -> int:
+        """Return the present length of a request's context."""
+        return int(self._scheduler.requests[request_id].num_tokens)
 
     def is_preemptible(self, request: Request) -> bool:
         """Whether a request runs and is not about to leave by itself."""
@@ -87,17 +104,34 @@ class SchedulerState:
         heads = [queue.peek_request().priority for queue in self._queues if queue]
         return bool(heads and self.running) and min(heads) < max(map(_priority, self.running))
 
-    def take_over(self) -> None:
-        """Order the waiting queues by our priority, let vLLM pick its own victims by it, watch its blocks."""
+    def take_over(self, is_held_back: Callable[[str], bool], *, is_ordering: bool) -> None:
+        """Order the waiting queues by our priority, and watch vLLM's blocks.
+
+        Args:
+            is_held_back: Whether a request, by its id, waits for its admission.
+            is_ordering: Whether vLLM picks its own victims by our priority too.
+        """
         scheduler = self._scheduler
-        scheduler.policy = SchedulingPolicy.PRIORITY
+        if is_ordering:
+            scheduler.policy = SchedulingPolicy.PRIORITY
         for name in _QUEUE_NAMES:
             queue = getattr(scheduler, name, None)
             if isinstance(queue, RequestQueue):
-                ranked = RankedRequestQueue(queue)
+                ranked = RankedRequestQueue(queue, lambda request: is_held_back(request.request_id))
                 setattr(scheduler, name, ranked)
                 self._queues.append(ranked)
+                if name != _QUEUE_NAMES[0]:
+                    self._holding_queues.append(ranked)
         self._watch_allocations()
+
+    def let_go(self) -> None:
+        """Give all requests the order of their arrival, and hold none back."""
+        if not self._queues:
+            return
+        for place, request in enumerate(self._scheduler.requests.values()):
+            request.priority = place
+        for queue in self._queues:
+            queue.release()
 
     def reposition(self, request_id: str, priority: int) -> None:
         """Give a request another priority, and its place in the waiting queues."""
@@ -117,6 +151,28 @@ class SchedulerState:
         scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
 
     # KV blocks.
+
+    @property
+    def kv_tokens(self) -> float:
+        """The tokens that fit into KV memory.
+
+        Where layers of several kinds share it, each counts as if it kept all tokens: too few, never too many.
+        """
+        manager = self._scheduler.kv_cache_manager
+        groups = manager.kv_cache_config.kv_cache_groups
+        token_blocks = sum(1 / group.kv_cache_spec.block_size for group in groups)
+        # One is vLLM's null block.
+        return (manager.block_pool.num_gpu_blocks - 1) / token_blocks if token_blocks else math.inf
+
+    @property
+    def hash_block_tokens(self) -> int:
+        """The tokens of a block, as vLLM hashes them."""
+        return int(getattr(self._scheduler, "hash_block_size", self._scheduler.block_size))
+
+    @property
+    def is_caching(self) -> bool:
+        """Whether the contexts of finished requests stay in KV memory."""
+        return bool(self._scheduler.kv_cache_manager.enable_caching)
 
     @property
     def is_short_of_blocks(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
@@ -16,22 +16,38 @@ _Entry = tuple[int, int, Request]
 
 
 class RankedRequestQueue(RequestQueue):
-    """Requests by `priority`, smallest first, then in order of entry.
+    """Requests by `priority`, smallest first, then in order of entry; some are held back.
+
+    vLLM takes the first request as long as the queue is true: those that are held back do not count there.
+    They are unfinished all the same and may be aborted, so they are counted, listed and removed like others.
 
     vLLM's own priority queue re-heaps everything when a request is removed, comparing in Python: milliseconds
     with ten thousand waiting. Here a removed entry stays in the heap and is passed over when it comes up.
     """
 
-    def __init__(self, requests: Iterable[Request] = ()) -> None:
+    def __init__(
+        self, requests: Iterable[Request] = (), is_held_back: Callable[[Request], bool] = lambda _: False
+    ) -> None:
+        """Queue requests.
+
+        Args:
+            requests: They.
+            is_held_back: Asked of each request that is added or moved.
+        """
+        self._is_held_back = is_held_back
         self._heap: list[_Entry] = []
         self._entries: dict[Request, _Entry] = {}
+        self._held_back: dict[Request, _Entry] = {}
         self._sequence = 0
         self.prepend_requests(requests)
 
     def add_request(self, request: Request) -> None:
-        """Add a request at the place its priority gives it."""
+        """Add a request at the place its priority gives it, or hold it back."""
         self._sequence += 1
         entry = (request.priority, self._sequence, request)
+        if self._is_held_back(request):
+            self._held_back[request] = entry
+            return
         self._entries[request] = entry
         heapq.heappush(self._heap, entry)
 
@@ -62,19 +78,31 @@ class RankedRequestQueue(RequestQueue):
 
     def remove_request(self, request: Request) -> None:
         """Remove a request that is in the queue."""
-        del self._entries[request]
-        self._compact()
+        if self._held_back.pop(request, None) is None:
+            del self._entries[request]
+            self._compact()
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
         """Remove those of the given requests that are in the queue."""
         for request in requests:
-            self._entries.pop(request, None)
+            self._discard(request)
         self._compact()
 
     def move_request(self, request: Request) -> None:
-        """Give a queued request the place that its present priority asks for."""
+        """Give a queued request the place that its present priority asks for, or hold it back."""
+        self._discard(request)
         self.add_request(request)
         self._compact()
+
+    def release(self) -> None:
+        """Hold nothing back from now on, and order all requests by their present priorities."""
+        self._is_held_back = lambda _: False
+        for request in list(self):
+            self.move_request(request)
+
+    def _discard(self, request: Request) -> None:
+        self._entries.pop(request, None)
+        self._held_back.pop(request, None)
 
     def _compact(self) -> None:
         if len(self._heap) > 2 * len(self._entries) + _SLACK:
@@ -82,13 +110,14 @@ class RankedRequestQueue(RequestQueue):
             heapq.heapify(self._heap)
 
     def __contains__(self, request: object) -> bool:
-        return request in self._entries
+        return request in self._entries or request in self._held_back
 
     def __bool__(self) -> bool:
         return bool(self._entries)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._entries) + len(self._held_back)
 
     def __iter__(self) -> Iterator[Request]:
-        return (entry[2] for entry in sorted(self._entries.values()))
+        entries = [*sorted(self._entries.values()), *sorted(self._held_back.values())]
+        return (request for _, _, request in entries)

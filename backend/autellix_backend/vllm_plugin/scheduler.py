@@ -58,18 +58,21 @@ class ProgramSchedulerMixin(_Host):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.tracker = CallTracker(PluginSettings.from_additional_config(self.vllm_config.additional_config))
+        settings = PluginSettings.from_additional_config(self.vllm_config.additional_config)
+        self._engine = SchedulerState(self)
+        self.tracker = CallTracker(settings, self._engine.kv_tokens, self._engine.hash_block_tokens)
         machine = self.tracker.machine
         self.is_degraded = False
         self.prices = PreemptionPrices(getattr(self, "connector", None), machine, self.block_size)
-        self._engine = SchedulerState(self)
         self.decisions = StepDecisions(self._engine, self.tracker, self.prices)
         self._reporter = SnapshotReporter(self.tracker)
         self._steps = StepTimes()
         self._arrivals = 0
-        self._reorders = machine.policy.reorders
-        if self._reorders:
-            self._engine.take_over()
+        is_ordering = machine.policy.reorders
+        self._is_in_charge = is_ordering or machine.admission is not None
+        """Whether vLLM's queues are ours to order, or requests ours to hold back."""
+        if self._is_in_charge:
+            self._engine.take_over(self.tracker.is_held_back, is_ordering=is_ordering)
 
     # vLLM's hooks, in the order in which a request meets them.
 
@@ -77,7 +80,7 @@ class ProgramSchedulerMixin(_Host):
         """Rank a request, then let vLLM queue it."""
         if request.request_id not in self.requests:
             self._arrivals += 1
-            if self._reorders:
+            if self._is_in_charge:
                 request.priority = UNRANKED + self._arrivals
             self._guard(self._arrive, request)
         super().add_request(request)
@@ -86,7 +89,7 @@ class ProgramSchedulerMixin(_Host):
         """Preempt what must make room, and let vLLM fill the step."""
         started_s = self.clock()
         is_throttled = any(args) or any(kwargs.values())
-        if self._reorders and not is_throttled:
+        if self._is_in_charge and not is_throttled:
             for victim in self._guard(self._decide, started_s) or ():
                 self._evict(victim)
         output = super().schedule(*args, **kwargs)
@@ -114,7 +117,7 @@ class ProgramSchedulerMixin(_Host):
     def _handle_stopped_request(self, request: Request) -> bool:
         # A streaming-input session that waits for its next part gives its slot back without a preemption.
         if request.resumable:
-            self._guard(self._on_preempted, request)
+            self._guard(self._on_paused, request)
         return bool(super()._handle_stopped_request(request))
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
@@ -136,6 +139,7 @@ class ProgramSchedulerMixin(_Host):
             self.clock(),
             prompt_tokens=request.num_prompt_tokens,
             max_tokens=request.max_tokens,
+            block_hashes=request.block_hashes,
         )
         self._rank(request)
 
@@ -173,6 +177,11 @@ class ProgramSchedulerMixin(_Host):
             self.tracker.preempt(request.request_id, self.clock())
             self._rank(request)
 
+    def _on_paused(self, request: Request) -> None:
+        if request.request_id in self.tracker:
+            self.tracker.pin(request.request_id)
+        self._on_preempted(request)
+
     def _close(self, request: Request) -> None:
         if request.request_id in self.tracker:
             self.decisions.forget(request.request_id)
@@ -184,6 +193,7 @@ class ProgramSchedulerMixin(_Host):
                 output_tokens=request.num_output_tokens,
                 finish_reason=str(reason) if reason is not None else "unknown",
                 is_aborted=request.status in _ABORTED,
+                context_tokens=request.num_tokens if self._engine.is_caching else 0,
             )
 
     def _report(self) -> None:
@@ -193,7 +203,7 @@ class ProgramSchedulerMixin(_Host):
             self._reporter.send(self.clock, load, engine.held_blocks)
 
     def _rank(self, request: Request) -> None:
-        if self._reorders:
+        if self._is_in_charge:
             request.priority = self.tracker.priority(request.request_id)
 
     def _guard(self, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
@@ -204,6 +214,7 @@ class ProgramSchedulerMixin(_Host):
             return action(*args, **kwargs)
         except Exception:  # The engine's loop is not ours: a fault here must not take every request down.
             self.is_degraded = True
+            self._engine.let_go()
             logger.exception("Autellix scheduling failed; this engine goes on in order of arrival")
             return None
 

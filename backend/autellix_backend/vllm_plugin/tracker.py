@@ -7,14 +7,15 @@ request share one call id; the report carries the caller's call id beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from autellix_backend.core.arrival import Arrival, Context
+from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.boost import work_of
 from autellix_backend.core.call import Call
 from autellix_backend.core.machine import Machine
 from autellix_backend.reports.report import EngineReport
+from autellix_backend.vllm_plugin.context import ContextIndex
 from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.report_sender import ReportSender
 from autellix_backend.vllm_plugin.settings import PluginSettings
@@ -50,8 +51,17 @@ class _Tracked:
 class CallTracker:
     """The calls inside one engine, from arrival to report."""
 
-    def __init__(self, settings: PluginSettings, kv_tokens: float = math.inf) -> None:
+    def __init__(self, settings: PluginSettings, kv_tokens: float = math.inf, block_tokens: int = 1) -> None:
+        """Track the calls of an empty engine.
+
+        Args:
+            settings: The plugin's.
+            kv_tokens: The tokens that fit into the engine's KV memory.
+            block_tokens: Those of a block, as they are hashed.
+        """
         self.machine = Machine(settings.scheduler, kv_tokens=kv_tokens)
+        self._contexts = ContextIndex(block_tokens)
+        self._needs_contexts = self.machine.admission is not None or self.machine.policy.boosts
         self.sender = ReportSender(settings.report_socket)
         self.step = 0
         self._calls: dict[str, _Tracked] = {}
@@ -97,14 +107,26 @@ class CallTracker:
         *,
         prompt_tokens: int = 0,
         max_tokens: int = 0,
-        context: Context | None = None,
+        block_hashes: Sequence[Hashable] = (),
     ) -> None:
-        """Queue a call; under a policy that does not size programs, its tokens are its expected size."""
+        """Queue a call; under a policy that does not size programs, its tokens are its expected size.
+
+        Args:
+            request_id: The engine's id of the call.
+            identity: Who it belongs to.
+            now: The time.
+            prompt_tokens: The tokens of its prompt.
+            max_tokens: The most that it may decode.
+            block_hashes: The chained hashes of the full blocks of its context, as far as there are any.
+        """
         for program_id in identity.ended:
-            self.machine.end_program(program_id, now)
+            self._end(program_id, now)
         expected_s = identity.expected_s
         if not self.machine.policy.sizes_programs:
             expected_s = self.machine.config.nominal_service_s(prompt_tokens, max_tokens)
+        context = None
+        if self._needs_contexts:
+            context = self._contexts.arrive(identity.program_id, block_hashes, prompt_tokens)
         program_service_s = identity.program_service_s
         self.machine.arrive(
             Arrival(
@@ -130,9 +152,14 @@ class CallTracker:
     def start(self, request_id: str, now: float, cached_tokens: int) -> None:
         """Give a waiting call a slot; its cached tokens are those of its first start."""
         self.machine.start(request_id, now)
+        self.machine.call(request_id).is_pinned = False
         call = self._calls[request_id]
         if call.cached_tokens is None:
             call.cached_tokens = cached_tokens
+
+    def pin(self, request_id: str) -> None:
+        """Note that a waiting call holds KV blocks, which it would keep if it were not admitted."""
+        self.machine.call(request_id).is_pinned = True
 
     def preempt(self, request_id: str, now: float) -> None:
         """Preempt a running call."""
@@ -157,6 +184,9 @@ class CallTracker:
                         *((tokens, 0) if tokens > 1 else (0, tokens))
                     )
                 self.machine.charge(request_id, cost_s, now, is_prefill=tokens > 1)
+        if now >= self._next_expiry_s:
+            self._next_expiry_s = now + _EXPIRE_PERIOD_S
+            self._expire(now)
 
     def review(self, now: float, step: int, tokens_of: Callable[[str], int]) -> list[str]:
         """Let admission look at the programs; return the calls that it admitted or withdrew."""
@@ -164,9 +194,6 @@ class CallTracker:
 
     def tick(self, now: float) -> list[str]:
         """Tick the machine; return the calls that moved."""
-        if now >= self._next_expiry_s:
-            self._next_expiry_s = now + _EXPIRE_PERIOD_S
-            self._expire(now)
         return [change.call_id for change in self.machine.tick(now)]
 
     def place(self, order: Iterable[Call]) -> list[str]:
@@ -207,7 +234,9 @@ class CallTracker:
             record = self.machine.abort(request_id, now, work=work)
         else:
             record = self.machine.finish(request_id, now, work=work, context_tokens=context_tokens)
-        self._end_program(request_id, call.identity, now)
+        identity = call.identity
+        if identity.is_last or identity.program_id == request_id:
+            self._end(identity.program_id, now)
         report = EngineReport(
             **asdict(record) | {"call_id": call.identity.call_id},
             request_id=request_id,
@@ -224,10 +253,10 @@ class CallTracker:
             self.sender.send(report.to_bytes())
         return report
 
-    def _end_program(self, request_id: str, identity: CallIdentity, now: float) -> None:
-        """End the program of a call that was its last, or that was the whole program."""
-        if identity.is_last or identity.program_id == request_id:
-            self.machine.end_program(identity.program_id, now)
+    def _end(self, program_id: str, now: float) -> None:
+        self.machine.end_program(program_id, now)
+        if program_id not in self.machine.table:
+            self._contexts.end(program_id)
 
     def _expire(self, now: float) -> None:
         for share in _IDLE_SHARES:

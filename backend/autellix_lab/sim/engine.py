@@ -208,7 +208,8 @@ class SimEngine:
             call.call_id,
             now,
             work=work_of(call.prompt_tokens - call.cached_tokens, call.output_tokens),
-            context_tokens=call.known,
+            # Without a prefix cache, nothing of it is left.
+            context_tokens=call.known if self.model.has_prefix_cache else 0,
         )
         del self.calls[call.call_id]
         self.blocks.release(call)

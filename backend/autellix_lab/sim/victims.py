@@ -87,7 +87,11 @@ class VictimSelector:
 
     def _for_blocks(self, refused: EngineCall, now: float) -> list[EngineCall]:
         """Return the worst running calls whose blocks suffice for the refused call, or none."""
-        if refused.record is not None or refused.is_running:
+        if (
+            refused.record is not None
+            or refused.is_running
+            or not self._machine.call(refused.call_id).is_admitted
+        ):
             return []
         missing = self._blocks.needed(refused.known) - self._blocks.kv.available
         is_free = self._is_free()
