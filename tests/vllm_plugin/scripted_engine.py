@@ -143,6 +143,10 @@ class ScriptedEngine:
         )
         self._scheduler.add_request(request)
 
+    def end_program(self, program_id: str) -> None:
+        """End a program, which has no call left."""
+        self._scheduler.tracker.machine.end_program(program_id, self.now)
+
     def begin(self) -> tuple[Any, float]:
         """Schedule a step; return it and the time at which it ends."""
         output = self._scheduler.schedule()
@@ -289,6 +293,7 @@ class Client:
             "autellix_program": str(number),
             "autellix_call": f"{number}.{call_number}",
             "autellix_thread": call.thread,
+            "autellix_class": program.trace.source,
         }
         expected_s = self._expect(program)
         if expected_s is not None:
@@ -332,6 +337,7 @@ class Client:
                     if program.missing[child.id] == 0:
                         self._plan(number, child, self._engine.now)
             if program.left == 0:
+                self._engine.end_program(str(number))
                 self._estimator.observe_program(program.trace.source, program.service_s)
 
     def _complete(self, record: CallRecord) -> None:

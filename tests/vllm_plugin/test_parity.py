@@ -40,7 +40,7 @@ from autellix_lab.workload.generate import generate_programs
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
 WORKER = Path(__file__).with_name("scripted_engine.py")
-POLICIES = ("fcfs", "mlfq", "plas", "atlas", "atlas-dag", "sjf", "round_robin", "hinted")
+POLICIES = ("fcfs", "mlfq", "plas", "atlas", "atlas-dag", "sjf", "round_robin", "hinted", "boost")
 PERIODS = (1, 4)
 TICK_S = 2.0**-12
 """Arrivals and gaps are multiples of it, as are the durations of all steps below."""
@@ -61,7 +61,9 @@ SCHEDULER: dict[str, Any] = {
     "beta": 4.0,
     "token_s": 2.0**-8,
     "preemption": "always",
+    "boost": 0.0,
 }
+"""The boost is off: its strength follows the time, which the simulator reads only where something happens."""
 
 Arrivals = list[tuple[float, ProgramTrace]]
 
@@ -336,6 +338,17 @@ def test_priced_beside_a_cache(live: ScriptedEngines, is_async: bool) -> None:
     assert simulated == lived
     priced = SchedulerConfig(policy="plas", **{**SCHEDULER, "preemption": "priced"})
     assert simulated != normal(play_simulated(BUSY, replace(model, has_prefix_cache=False), priced))
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("has_prefix_cache", [False, True])
+@pytest.mark.parametrize("policy", ["boost", "fcfs", "plas"])
+def test_admission(live: ScriptedEngines, policy: str, has_prefix_cache: bool, is_async: bool) -> None:
+    """Both admit and withdraw the same calls, where the contexts of all programs are more than fit."""
+    model = replace(ROOMY, kv_blocks=90, has_prefix_cache=has_prefix_cache)
+    simulated, lived = play_both(live, BUSY, model, is_async=is_async, policy=policy, admission="working_set")
+    assert simulated == lived
+    assert Counter(event for event, *_ in lived)["admit"] > 5
 
 
 @pytest.mark.parametrize("policy", ["plas", "round_robin"])
