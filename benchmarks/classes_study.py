@@ -3,8 +3,8 @@
     classes_study.py DATA        the traces in DATA/public, each source a class of its own
 
 Programs come in a random order, LIVE of them at once: a program is predicted from those that ended before it
-began. Work is prompt tokens outside the prefix cache plus twice the output tokens; a system prompt that
-programs share counts as cached. Prints tables in Markdown, losing sources first.
+began. Work is that of prompt tokens outside the prefix cache and of output tokens (`core.boost`); a system
+prompt that programs share counts as cached. Prints tables in Markdown, losing sources first.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from itertools import chain
 from pathlib import Path
 from statistics import fmean, median, pstdev
 
+from autellix_backend.core.boost import work_of
 from autellix_backend.core.classes import ClassKey, ClassSizes, LiveProgram
-from autellix_backend.core.config import OUTPUT_WEIGHT, PROMPT_WEIGHT
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.markdown import markdown_table
 from autellix_lab.workload.trace_files import read_traces
@@ -67,7 +67,7 @@ def recorded(program: ProgramTrace) -> Recorded:
 
 def _work(call: CallTrace, system_tokens: int) -> float:
     cached = max(call.shared_prefix_tokens, min(system_tokens, call.prefill_tokens))
-    return PROMPT_WEIGHT * (call.prefill_tokens - cached) + OUTPUT_WEIGHT * call.decode_tokens
+    return work_of(call.prefill_tokens - cached, call.decode_tokens)
 
 
 class Run:

@@ -157,6 +157,7 @@ def serve() -> Serve:
                         yield rig
                     await rig.settled()
                     store.check()
+                    assert len(app.state.components.classes) == (await store.counts()).programs
                     if rig.limiter is not None:
                         rig.limiter.check()
                         assert rig.limiter.open_calls == 0

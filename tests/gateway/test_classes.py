@@ -11,6 +11,7 @@ from tests.gateway.conftest import CHAT, HELLO, until_async
 from tests.redis_server import RedisServer
 from tests.serving import listening
 
+from autellix_backend.core.boost import work_of
 from autellix_backend.core.classes import LEAST_PROGRAMS, LEAST_SCORED, ClassKey
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.classes import ProgramClasses, class_id, verdict
@@ -131,7 +132,7 @@ async def test_the_gateway_counts_uncached_prompts_and_twice_the_output(serve: A
         await rig.settled()
         (row,) = (await rig.get(CLASSES))[1]["classes"]
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    work = 2 * (usage["prompt_tokens"] - cached) + 2 * 2 * 5
+    work = 2 * work_of(usage["prompt_tokens"] - cached, 5)
     assert (row["name"], row["tenant"], row["ended"]) == ("react", "", 3)
     assert row["median_work"] == row["p90_work"] == work
     assert [error["call"] for error in row["errors"]] == [1, 2, 4, 8, 16, 32]
