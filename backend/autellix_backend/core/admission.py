@@ -202,10 +202,11 @@ class WorkingSetAdmission:
         self._is_dirty = False
         self._next_step = step + REVIEW_STEPS
         for own in self.active.contexts.values():
-            for call_id, held in own.calls.items():
-                if held.call.is_running:
-                    held.tokens = tokens_of(call_id)
-            self._resize(own)
+            if own.calls:
+                for call_id, held in own.calls.items():
+                    if held.call.is_running:
+                        held.tokens = tokens_of(call_id)
+                self._resize(own)
         if self._is_over:
             self._deactivate_in_order(now)
         if self._inactive:
@@ -228,7 +229,7 @@ class WorkingSetAdmission:
 
     def _resize(self, own: ProgramContext) -> None:
         own_tokens = own.measure()
-        if own.is_active:
+        if own.is_active and own_tokens != own.own_tokens:
             self.active.resize(own, own_tokens)
         own.own_tokens = own_tokens
 

@@ -47,6 +47,9 @@ class ProgramContext:
         """Return what it needs beside its prefix; contexts of simultaneous calls share their beginning."""
         if not self.calls:
             return max(0, self.last_tokens - self.prefix_tokens)
+        if len(self.calls) == 1:
+            (only,) = self.calls.values()
+            return max(0, only.tokens - self.prefix_tokens)
         longest = max(self.calls.values(), key=attrgetter("tokens"))
         rest = sum(
             max(0, held.tokens - max(held.shared_tokens, self.prefix_tokens))

@@ -57,8 +57,11 @@ class ProgramQueue(Queue):
     def rekey(self) -> list[LevelChange]:
         """Compute all keys again; return the calls whose key has changed."""
         changes: list[LevelChange] = []
+        keys: dict[str, float] = {}
         for _, _, call in self._order:
-            key = self._key_of(self._programs[call.call_id])
+            key = keys.get(call.program_id)
+            if key is None:
+                key = keys[call.program_id] = self._key_of(self._programs[call.call_id])
             if key != call.key:
                 call.key = key
                 changes.append(_resized(call))
