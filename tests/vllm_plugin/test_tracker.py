@@ -18,7 +18,7 @@ DONE: dict[str, Any] = {"prompt_tokens": 10, "output_tokens": 3, "finish_reason"
 
 @pytest.fixture
 def tracker() -> Iterator[CallTracker]:
-    tracker = CallTracker(PluginSettings(scheduler=SchedulerConfig(bounds=(1.0, 2.0))))
+    tracker = CallTracker(PluginSettings(scheduler=SchedulerConfig(policy="atlas", bounds=(1.0, 2.0))))
     yield tracker
     tracker.machine.check()
 

@@ -55,7 +55,7 @@ FALLBACK_SLICE_S = 1.0
 class SchedulerConfig:
     """The settings of one engine's scheduler; a bad value raises a ValueError that names the field."""
 
-    policy: str = "atlas"
+    policy: str = "boost"
     """Rule that turns a program's past into the priority of its next call."""
     bounds: tuple[float, ...] = DEFAULT_BOUNDS
     """Upper bounds of attained service (s) of all levels but the last, which has none. They should reach from
@@ -72,7 +72,7 @@ class SchedulerConfig:
     preemption: str = "priced"
     """When a running call makes room for one that goes before it: where that gains more than bringing its
     context back costs ("priced"), at once as in the paper ("always"), or not before it ends ("never")."""
-    admission: str = "none"
+    admission: str = "working_set"
     """Which programs may run at all: those whose contexts fit into KV memory together ("working_set"), or all
     ("none")."""
     kv_share: float = 0.6

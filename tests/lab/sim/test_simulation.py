@@ -49,11 +49,11 @@ def workload(count: int = 18, rate_per_s: float = 0.8) -> list[tuple[float, Prog
 def play(
     arrivals: Sequence[tuple[float, ProgramTrace]], policy: str = "plas", **changes: Any
 ) -> tuple[SimResult, list[tuple[str, Decision]]]:
-    scheduler = {
+    scheduler: dict[str, Any] = {
         key: changes.pop(key)
         for key in ("beta", "period_steps", "service", "demotes", "preemption")
         if key in changes
-    }
+    } | {"admission": "none"}
     run = {
         key: changes.pop(key)
         for key in (
@@ -332,7 +332,9 @@ def test_calls_with_long_prompts_do_not_preempt_each_other_forever(
     programs = [(0.0, ProgramTrace(source="s", program_id=str(n), calls=(long,))) for n in range(12)]
     settings = SimSettings(
         model=replace(SMALL, max_num_seqs=4, kv_blocks=700),
-        scheduler=SchedulerConfig(policy=policy, bounds=BOUNDS, beta=1.0, preemption="always"),
+        scheduler=SchedulerConfig(
+            policy=policy, bounds=BOUNDS, beta=1.0, preemption="always", admission="none"
+        ),
     )
     decisions = 0
 
