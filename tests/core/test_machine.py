@@ -13,6 +13,7 @@ from autellix_backend.core.call import ChangeReason, LevelChange
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.errors import DuplicateCallError, IllegalMoveError, UnknownCallError
 from autellix_backend.core.machine import Machine
+from autellix_backend.core.policies import make_policy
 from autellix_backend.core.table import ProcessTable
 
 
@@ -415,3 +416,9 @@ def test_a_boosted_machine_preempts_nobody() -> None:
     assert not machine.preempts
     assert Machine(SchedulerConfig(policy="plas")).preempts
     assert not Machine(SchedulerConfig(policy="plas", preemption="never")).preempts
+
+
+def test_a_policy_may_be_given_in_the_place_of_the_configured_one() -> None:
+    machine = Machine(SchedulerConfig(policy="plas"), policy=make_policy("fcfs"))
+    assert machine.policy.name == "fcfs"
+    assert not machine.preempts
