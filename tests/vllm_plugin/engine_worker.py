@@ -88,6 +88,64 @@ class _FailingSync(_FailsToDecide, SyncProgramScheduler):
     pass
 
 
+class _FailsToReview:
+    """Deliberate fault: once a request is held back, the review of programs raises in its middle."""
+
+    released: list[str]
+    """The waiting requests after the fault, in their order."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.released = []
+        engine: Any = self._engine  # type: ignore[attr-defined]
+        tokens_of, let_go = engine.tokens_of, engine.let_go
+
+        def failing(request_id: str) -> int:
+            if sum(map(self.tracker.is_held_back, self.requests)) > 2:  # type: ignore[attr-defined]
+                raise KeyError("deliberate")
+            return int(tokens_of(request_id))
+
+        def noting() -> None:
+            let_go()
+            waiting = self.waiting  # type: ignore[attr-defined]
+            self.released = [request.request_id for request in waiting]
+            assert bool(waiting)
+
+        engine.tokens_of, engine.let_go = failing, noting
+
+
+class _FailsToReviewSync(_FailsToReview, SyncProgramScheduler):
+    pass
+
+
+class _Watch:
+    """Counts what admission does in a run."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.held_back = 0
+        self.aborted_held_back = 0
+        self.contexts: list[tuple[str, int, int, int]] = []
+        tracker = scheduler.tracker
+        machine = tracker.machine
+        arrive, finish_requests = machine.arrive, scheduler.finish_requests
+
+        def watch_arrival(arrival: Any, now: float) -> Any:
+            call = arrive(arrival, now)
+            self.held_back += not call.is_admitted
+            context = arrival.context
+            if context is not None:
+                shape = (context.tokens, context.shared_tokens, context.prefix_tokens)
+                self.contexts.append((call.program_id, *shape))
+            return call
+
+        def watch_aborts(request_ids: Any, *args: Any) -> Any:
+            request_ids = list(request_ids)
+            self.aborted_held_back += sum(map(tracker.is_held_back, request_ids))
+            return finish_requests(request_ids, *args)
+
+        machine.arrive, scheduler.finish_requests = watch_arrival, watch_aborts
+
+
 class _Swapper:
     """The machine's own swapper; deliberate faults drop or fail the transfers of a direction.
 
@@ -138,6 +196,7 @@ def _scheduler_class(scenario: dict[str, Any]) -> Any:
         "autellix": "autellix_backend.vllm_plugin.scheduler.AutellixScheduler",
         "keeps_computed_tokens": _FaultyAsync if is_async else _FaultySync,
         "fails_to_decide": _FailingSync,
+        "fails_to_review": _FailsToReviewSync,
     }[scenario["scheduler"]]
 
 
@@ -256,8 +315,10 @@ def _run(scenario: dict[str, Any]) -> dict[str, Any]:
             preempt(request, *args, **kwargs)
 
         scheduler._preempt_request = count_preemption
+        watched = vars(_Watch(scheduler)) if hasattr(scheduler, "tracker") else {}
         played = _play(engine, scenario)
-        return _report(scheduler, free_before) | played | {"preemptions": len(preempted)}
+        report = _report(scheduler, free_before) | played | watched
+        return report | {"preemptions": len(preempted), "released": getattr(scheduler, "released", [])}
     finally:
         engine.engine_core.shutdown()
         del engine
@@ -311,7 +372,42 @@ def _compare_queues(seed: int) -> dict[str, Any]:
         assert bool(ours) == bool(held)
     assert list(ours) == list(theirs)
     assert all(item in ours for item in held)
-    return {"held": len(held)}
+    return {"held": len(held)} | _hold_back(generator)
+
+
+def _hold_back(generator: random.Random) -> dict[str, Any]:
+    """Do random things to a queue that holds some requests back; vLLM must see the others alone."""
+    held_back: set[_Item] = set()
+    queue = RankedRequestQueue((), held_back.__contains__)
+    items: list[_Item] = []
+    for number in range(3000):
+        action = generator.choice(["add", "add", "pop", "remove", "remove_several", "toggle"])
+        if action == "add" or not items:
+            item = _Item(generator.randrange(10**9) * 10_000 + number)
+            items.append(item)
+            if generator.random() < 0.5:
+                held_back.add(item)
+            queue.add_request(item)
+        elif action == "pop" and queue:
+            items.remove(queue.pop_request())
+        elif action == "remove":
+            queue.remove_request(items.pop(generator.randrange(len(items))))
+        elif action == "remove_several":
+            gone = [items.pop(generator.randrange(len(items))) for _ in range(min(2, len(items)))]
+            queue.remove_requests([*gone, _Item(0)])
+        else:
+            item = generator.choice(items)
+            held_back ^= {item}
+            queue.move_request(item)
+        visible = sorted(set(items) - held_back)
+        assert bool(queue) == bool(visible)
+        assert not visible or queue.peek_request() is visible[0]
+        assert len(queue) == len(items) == len(list(queue))
+    assert all(item in queue for item in items)
+    assert list(queue) == [*visible, *sorted(set(items) & held_back)]
+    queue.release()
+    assert [queue.pop_request() for _ in items] == sorted(items)
+    return {"left": len(items)}
 
 
 def _compare_swaps(seed: int) -> dict[str, Any]:

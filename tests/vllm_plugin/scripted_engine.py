@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import itertools
 import json
 import os
 import random
@@ -30,9 +31,10 @@ from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from autellix_backend.core.arrival import Arrival
@@ -373,6 +375,103 @@ def run(scenario: dict[str, Any], directory: Path) -> dict[str, Any]:
     return engine.report()
 
 
+DRILL_STEPS = 1500
+MAX_EMPTY_STEPS = 40
+"""Contexts are looked at anew every 16 steps; an engine that does nothing for longer stands still."""
+
+
+class Drill:
+    """Random clients on one engine: programs of all sizes that may vanish, or never say that they end."""
+
+    def __init__(self, directory: Path, scenario: dict[str, Any]) -> None:
+        self._generator = random.Random(scenario["seed"])
+        self._model = EngineModel(**scenario["model"])
+        self._engine = ScriptedEngine(
+            directory, self._model, scenario["scheduler"], is_async=scenario["is_async"]
+        )
+        self._scheduler: Any = self._engine._scheduler
+        self._prefixes = [self._tokens(size) for size in (0, 40, 120)]
+        self._contexts: dict[str, list[int]] = {}
+        self._numbers = itertools.count()
+        self._most_tokens = (self._model.kv_blocks or 0) * self._model.block_tokens - 1
+        self._empty_steps = 0
+        self.held_back = 0
+        self.aborts = 0
+        self.finished = 0
+
+    def play(self) -> dict[str, Any]:
+        """Submit, abort, pause and step at random, then let the engine finish what is left."""
+        for _ in range(DRILL_STEPS):
+            chance = self._generator.random()
+            if chance < 0.12:
+                self._submit()
+            elif chance < 0.14 and self._scheduler.requests:
+                self._abort(self._generator.choice(list(self._scheduler.requests)))
+            elif chance < 0.15:
+                self._play_paused()
+            self._step()
+        while not self._engine.is_idle:
+            self._step()
+        self._scheduler.tracker.machine.check()
+        counts = {"held_back": self.held_back, "aborts": self.aborts, "finished": self.finished}
+        pool = self._scheduler.kv_cache_manager.block_pool
+        left = self._model.kv_blocks - pool.get_num_free_blocks()
+        return self._engine.report() | counts | {"blocks_left": left, "log": []}
+
+    def _submit(self) -> None:
+        """Let a new program begin, or one go on where it was."""
+        programs = list(self._contexts)
+        if programs and self._generator.random() < 0.6:
+            program = self._generator.choice(programs)
+        else:
+            program = f"program-{next(self._numbers)}"
+            self._contexts[program] = self._generator.choice(self._prefixes)
+        answer = self._tokens(self._generator.choice([1, 5, 30]))
+        prompt = self._contexts[program] + self._tokens(self._generator.choice([1, 10, 60, 200]))
+        if len(prompt) + len(answer) > self._most_tokens:
+            # Nobody hears of its end.
+            del self._contexts[program]
+            return
+        identity: dict[str, Any] = {"autellix_program": program}
+        if self._generator.random() < 0.2:
+            identity |= {"autellix_last": 1}
+            del self._contexts[program]
+        else:
+            self._contexts[program] = prompt + answer
+        if programs and self._generator.random() < 0.2:
+            ended = self._generator.choice(programs)
+            self._contexts.pop(ended, None)
+            identity["autellix_ended"] = json.dumps([ended])
+        self._engine.submit(f"call-{next(self._numbers)}", prompt, answer, identity)
+
+    def _abort(self, request_id: str) -> None:
+        self.aborts += 1
+        self._scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+
+    def _play_paused(self) -> None:
+        """While vLLM admits nothing, running calls go on, and no program becomes active or inactive."""
+        admission = self._scheduler.tracker.machine.admission
+        self._scheduler.set_pause_state(PauseState.PAUSED_NEW)
+        before = set(admission.active.contexts)
+        for _ in range(20):
+            self._step(is_paused=True)
+        assert admission.active.contexts.keys() <= before
+        self._scheduler.set_pause_state(PauseState.UNPAUSED)
+
+    def _step(self, *, is_paused: bool = False) -> None:
+        scheduler = self._scheduler
+        self.held_back = max(self.held_back, sum(map(scheduler.tracker.is_held_back, scheduler.requests)))
+        output, end_s = self._engine.begin()
+        self._engine.now = max(end_s, self._engine.now + self._model.step_s)
+        self.finished += len(self._engine.end(output))
+        stands_still = not output.num_scheduled_tokens and scheduler.requests and not is_paused
+        self._empty_steps = self._empty_steps + 1 if stands_still else 0
+        assert self._empty_steps < MAX_EMPTY_STEPS, f"{len(scheduler.requests)} calls wait for nothing"
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self._generator.randrange(VOCABULARY) for _ in range(count)]
+
+
 def main() -> None:
     """Play scenarios until standard input ends."""
     replies = os.fdopen(int(sys.argv[1]), "w")
@@ -380,7 +479,8 @@ def main() -> None:
     (directory / "config.json").write_text(json.dumps(_MODEL_CONFIG))
     for line in sys.stdin:
         try:
-            reply = run(json.loads(line), directory)
+            scenario = json.loads(line)
+            reply = Drill(directory, scenario).play() if "seed" in scenario else run(scenario, directory)
         except Exception:  # noqa: BLE001 -- process boundary: the test reads the error
             reply = {"error": traceback.format_exc()}
         replies.write(json.dumps(reply) + "\n")

@@ -133,6 +133,21 @@ class ScriptedEngines:
             "has_hints": has_hints,
             "is_async": is_async,
         }
+        return self._ask(scenario)
+
+    def drill(
+        self, model: EngineModel, config: SchedulerConfig, seed: int, *, is_async: bool
+    ) -> dict[str, Any]:
+        """Let random clients use the live class; return its report."""
+        scenario = {
+            "seed": seed,
+            "model": asdict(model),
+            "scheduler": scheduler_to_mapping(config),
+            "is_async": is_async,
+        }
+        return self._ask(scenario)
+
+    def _ask(self, scenario: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(scenario).encode() + b"\n")
         self._process.stdin.flush()
@@ -142,7 +157,7 @@ class ScriptedEngines:
         report: dict[str, Any] = json.loads(line)
         assert "error" not in report, report["error"]
         assert report["is_degraded"] is False
-        assert report["scheduler"].startswith("Async") == is_async
+        assert report["scheduler"].startswith("Async") == scenario["is_async"]
         return report
 
     def close(self) -> None:
@@ -349,6 +364,19 @@ def test_admission(live: ScriptedEngines, policy: str, has_prefix_cache: bool, i
     simulated, lived = play_both(live, BUSY, model, is_async=is_async, policy=policy, admission="working_set")
     assert simulated == lived
     assert Counter(event for event, *_ in lived)["admit"] > 5
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("policy", ["boost", "fcfs", "atlas"])
+def test_random_clients_meet_no_standstill(live: ScriptedEngines, policy: str, seed: int) -> None:
+    """Programs as large as all memory, aborts, pauses, and programs that never end: all calls finish."""
+    config = SchedulerConfig(policy=policy, admission="working_set", kv_share=0.6)
+    model = replace(ROOMY, kv_blocks=40, has_prefix_cache=seed > 0, token_budget=128)
+    report = live.drill(model, config, seed, is_async=seed % 2 == 1)
+    assert report["held_back"] > 3
+    assert report["aborts"] > 5
+    assert report["finished"] > 50
+    assert report["blocks_left"] == 0
 
 
 @pytest.mark.parametrize("policy", ["plas", "round_robin"])

@@ -24,7 +24,10 @@ SCHEDULER = {
     "beta": 1.0,
     "preemption": "always",
 }
+ADMITTING = {"policy": "boost", "admission": "working_set", "boost": 0.7}
 CONFIGURATIONS = [(True, True), (True, False), (False, True), (False, False)]
+
+GATEWAY_KEYS = ("program", "call", "service_s", "wait_s", "age_s", "work", "expected_work", "class", "ended")
 
 Scenario = dict[str, Any]
 
@@ -160,12 +163,94 @@ def test_a_fault_of_ours_leaves_the_engine_running(engine_worker: Any, stock_run
     assert expected["outputs"] == run["outputs"]
 
 
+def admitting(**changes: Any) -> Scenario:
+    """The same work under boosted order, and more contexts at once than a third of them has room for."""
+    return scenario(additional_config={"autellix": {"scheduler": ADMITTING | changes}})
+
+
+@pytest.mark.parametrize(("is_async", "has_cache"), CONFIGURATIONS)
+def test_outputs_are_equal_where_requests_are_held_back(
+    engine_worker: Any, stock_runs: Any, is_async: bool, has_cache: bool
+) -> None:
+    """Programs that do not fit wait without a standstill, although none of them ever ends."""
+    expected = run_stock(engine_worker, stock_runs, is_async, has_cache)
+    run = engine_worker.run(admitting() | {"is_async": is_async, "has_prefix_caching": has_cache})
+    assert_clean(run)
+    assert expected["outputs"] == run["outputs"]
+    assert len(run["finished"]) == len(make_calls())
+    assert run["held_back"] > 10
+    assert run["slot_preemptions"] + run["block_preemptions"] == 0
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_clients_of_held_back_requests_may_vanish(
+    engine_worker: Any, stock_runs: Any, is_async: bool
+) -> None:
+    """Aborted requests, held back or running, leave neither blocks nor programs behind."""
+    calls = make_calls()
+    for call in calls:
+        call["extra_args"]["autellix_last"] = 1
+    victims = random.Random(7).sample([call["id"] for call in calls], 24)
+    aborts = {str(20 + 9 * place): [call_id] for place, call_id in enumerate(victims)}
+    run = engine_worker.run(admitting() | {"calls": calls, "aborts": aborts, "is_async": is_async})
+    assert_clean(run)
+    assert run["programs_left"] == 0
+    assert run["aborted_held_back"] > 0
+    assert set(run["finished"]) >= {call["id"] for call in calls} - set(victims)
+    complete = run_stock(engine_worker, stock_runs, is_async, True)["outputs"]
+    assert {i: complete[i] for i in run["finished"]} == {i: run["outputs"][i] for i in run["finished"]}
+
+
+def test_a_fault_inside_a_review_releases_what_is_held_back(engine_worker: Any, stock_runs: Any) -> None:
+    """The engine goes on in order of arrival, with all requests."""
+    expected = run_stock(engine_worker, stock_runs, False, True)
+    run = engine_worker.run(admitting() | {"scheduler": "fails_to_review"})
+    assert "error" not in run, run["error"]
+    assert run["is_degraded"] is True
+    assert run["leaked_blocks"] == 0
+    assert expected["outputs"] == run["outputs"]
+    arrivals = [call["id"] for call in sorted(make_calls(), key=lambda call: int(call["step"]))]
+    places = [arrivals.index(request_id.rsplit("-", 1)[0]) for request_id in run["released"]]
+    assert len(places) > 2
+    assert places == sorted(places)
+
+
+def test_shared_prefixes_are_found(engine_worker: Any) -> None:
+    """Programs that begin alike have a common prefix, and a later call shares its program's context."""
+    generator = random.Random(5)
+
+    def tokens(count: int) -> list[int]:
+        return [generator.randrange(2, 512) for _ in range(count)]
+
+    tools = tokens(70)
+    calls = []
+    for number in range(4):
+        own = tools + tokens(40)
+        for turn, prompt in enumerate((own, own + tokens(30))):
+            calls.append(
+                {
+                    "id": f"call-{number}-{turn}",
+                    "step": 20 * number + 10 * turn,
+                    "prompt": prompt,
+                    "max_tokens": 4,
+                    "extra_args": {"autellix_program": f"program-{number}"},
+                }
+            )
+    run = engine_worker.run(admitting() | {"calls": calls, "kv_blocks": 40})
+    assert_clean(run)
+    assert run["contexts"] == [
+        [f"program-{number}", 110 + 30 * turn, 96 * turn, 64 * (number > 0)]
+        for number in range(4)
+        for turn in range(2)
+    ]
+
+
 def test_garbage_identity_makes_a_program_of_its_own(engine_worker: Any) -> None:
     """Values of the wrong kind neither stop a call nor leave a program behind."""
     calls = make_calls(count=12)
     garbage: list[Any] = [7, None, [], {}, "", "x" * 1000, True, -1.0, 1e300, "nan"]
     for call, value in zip(calls, garbage * 2, strict=False):
-        call["extra_args"] = {f"autellix_{key}": value for key in ("program", "call", "service_s", "wait_s")}
+        call["extra_args"] = {f"autellix_{key}": value for key in GATEWAY_KEYS}
     for call in calls[10:]:
         call["extra_args"] = None
     run = engine_worker.run(scenario(calls=calls))
