@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import fmean, median, pstdev
 
 from autellix_backend.core.boost import work_of
-from autellix_backend.core.classes import ClassKey, ClassSizes, LiveProgram
+from autellix_backend.core.classes import ClassKey, ClassSizes, ObservedProgram
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.markdown import markdown_table
 from autellix_lab.workload.trace_files import read_traces
@@ -77,7 +77,7 @@ class Run:
         self.sizes = ClassSizes()
         self.errors: dict[int, Errors] = defaultdict(Errors)
         self._is_one_class = is_one_class
-        self._live: deque[tuple[LiveProgram, Recorded]] = deque()
+        self._live: deque[tuple[ObservedProgram, Recorded]] = deque()
 
     def add(self, program: Recorded) -> None:
         """Begin a program and predict it, and end the one that began LIVE programs before."""
@@ -85,7 +85,7 @@ class Run:
             ended, truth = self._live.popleft()
             self.sizes.on_end(ended, truth.attained[-1])
         key = ClassKey("", "" if self._is_one_class else program.source)
-        live = LiveProgram(key, program.first_prompt_tokens)
+        live = ObservedProgram(key, program.first_prompt_tokens)
         self._live.append((live, program))
         medians = [report.median_work for report in self.sizes.reports() if report.key == key]
         for finished, attained in enumerate(program.attained[:-1]):
@@ -94,7 +94,7 @@ class Run:
                 self._note(self.errors[finished + 1], live, program.attained[-1], medians, finished)
 
     def _note(
-        self, errors: Errors, live: LiveProgram, work: float, medians: list[float | None], finished: int
+        self, errors: Errors, live: ObservedProgram, work: float, medians: list[float | None], finished: int
     ) -> None:
         predicted = live.points[finished].predicted
         if predicted is None or not medians or medians[0] is None:

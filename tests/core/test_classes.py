@@ -21,7 +21,7 @@ from autellix_backend.core.classes import (
     ClassKey,
     ClassReport,
     ClassSizes,
-    LiveProgram,
+    ObservedProgram,
     sd_of_logs,
 )
 from autellix_backend.core.statistics import PRIOR_SPREAD
@@ -31,9 +31,9 @@ CHAT = ClassKey("", "chat")
 
 def begin(
     sizes: ClassSizes, *attained: float, key: ClassKey = CHAT, prompt_tokens: float = 100
-) -> LiveProgram:
+) -> ObservedProgram:
     """Return a program whose n-th call arrived with the n-th work attained."""
-    program = LiveProgram(key, prompt_tokens)
+    program = ObservedProgram(key, prompt_tokens)
     for finished, work in enumerate(attained):
         sizes.on_call(program, finished_calls=finished, attained_work=work)
     return program
@@ -52,7 +52,7 @@ def report(sizes: ClassSizes) -> ClassReport:
     return only
 
 
-def predicted(program: LiveProgram, checkpoint: int = 0) -> float | None:
+def predicted(program: ObservedProgram, checkpoint: int = 0) -> float | None:
     """Return the prediction for a program at a checkpoint."""
     return program.points[checkpoint].predicted
 
@@ -121,7 +121,7 @@ def test_only_the_arrivals_at_checkpoints_predict() -> None:
 
 def test_a_program_seen_late_has_no_earlier_checkpoints() -> None:
     sizes = ClassSizes()
-    program = LiveProgram(CHAT, 100)
+    program = ObservedProgram(CHAT, 100)
 
     sizes.on_call(program, finished_calls=5, attained_work=9.0)
     # A call that another gateway counted less of.
@@ -184,7 +184,7 @@ def test_a_class_without_a_pattern_is_not_informative() -> None:
 def test_without_a_class_or_a_call_nothing_is_expected() -> None:
     sizes = ClassSizes()
     assert not sizes.is_informative(CHAT)
-    assert sizes.expected_work(LiveProgram(CHAT, 100)) is None
+    assert sizes.expected_work(ObservedProgram(CHAT, 100)) is None
 
 
 @pytest.mark.parametrize("factor", [5.0, 0.2])

@@ -30,7 +30,7 @@ __all__ = [
     "ClassKey",
     "ClassReport",
     "ClassSizes",
-    "LiveProgram",
+    "ObservedProgram",
     "sd_of_logs",
 ]
 
@@ -76,7 +76,7 @@ class _Point:
 
 
 @dataclass(slots=True)
-class LiveProgram:
+class ObservedProgram:
     """A program that has not ended, at the checkpoints it has passed."""
 
     key: ClassKey
@@ -224,7 +224,7 @@ class _Tables:
                 del self._remainders[table]
 
 
-class _Class:
+class _ClassTables:
     """One class: its tables, and how well they predict."""
 
     def __init__(self) -> None:
@@ -234,7 +234,7 @@ class _Class:
         self.drifts = 0
         self._spread = self.tables.spread()
 
-    def add(self, program: LiveProgram, work: float) -> None:
+    def add(self, program: ObservedProgram, work: float) -> None:
         for checkpoint, point in program.points.items():
             if point.predicted is not None and point.drifts == self.drifts:
                 self.scores[checkpoint].add(math.log(point.predicted / work))
@@ -281,10 +281,10 @@ class ClassSizes:
     """Predicts the work of programs by their class, and measures how well."""
 
     def __init__(self) -> None:
-        self._classes: dict[str, dict[ClassKey, _Class]] = {}
+        self._classes: dict[str, dict[ClassKey, _ClassTables]] = {}
         self._log_works: deque[float] = deque(maxlen=HISTORY_PROGRAMS)
 
-    def on_call(self, program: LiveProgram, *, finished_calls: int, attained_work: float) -> None:
+    def on_call(self, program: ObservedProgram, *, finished_calls: int, attained_work: float) -> None:
         """Predict a program's total if the arrival of a call takes it past a checkpoint."""
         program.attained = max(program.attained, attained_work)
         checkpoint = CHECKPOINTS[bisect_right(CHECKPOINTS, finished_calls) - 1]
@@ -294,13 +294,13 @@ class ClassSizes:
         predicted = found.tables.predict(checkpoint, _bucket(program.first_prompt_tokens), attained_work)
         program.points[checkpoint] = _Point(attained_work, predicted, found.drifts)
 
-    def on_end(self, program: LiveProgram, work: float) -> None:
+    def on_end(self, program: ObservedProgram, work: float) -> None:
         """Score the predictions for a program that has ended, and learn from it unless it did no work."""
         if work > 0:
             self._class(program.key).add(program, work)
             self._log_works.append(math.log(work))
 
-    def expected_work(self, program: LiveProgram) -> float | None:
+    def expected_work(self, program: ObservedProgram) -> float | None:
         """Return the total work that a program is expected to need, None where its class is uninformative."""
         checkpoint = max(program.points, default=CHECKPOINTS[0])
         point = program.points.get(checkpoint)
@@ -323,9 +323,9 @@ class ClassSizes:
         classes = (item for name in tenants for item in self._classes.get(name, {}).items())
         return [found.report(key) for key, found in sorted(classes, key=lambda item: item[0])]
 
-    def _class(self, key: ClassKey) -> _Class:
+    def _class(self, key: ClassKey) -> _ClassTables:
         classes = self._classes.setdefault(key.tenant, {})
-        found = classes.pop(key, None) or _Class()
+        found = classes.pop(key, None) or _ClassTables()
         classes[key] = found
         if len(classes) > MAX_CLASSES:
             del classes[next(iter(classes))]
@@ -339,7 +339,7 @@ def sd_of_logs(log_works: Sequence[float]) -> float:
     return math.sqrt((PRIOR_PROGRAMS * PRIOR_SPREAD**2 + squares) / (PRIOR_PROGRAMS + len(log_works)))
 
 
-def _ended(program: LiveProgram, work: float) -> _Ended:
+def _ended(program: ObservedProgram, work: float) -> _Ended:
     points = (program.points.get(checkpoint) for checkpoint in CHECKPOINTS)
     attained = tuple(None if point is None else point.attained for point in points)
     return _Ended(work, _bucket(program.first_prompt_tokens), attained)

@@ -11,7 +11,7 @@ from autellix_backend.core.classes import (
     ClassKey,
     ClassReport,
     ClassSizes,
-    LiveProgram,
+    ObservedProgram,
 )
 from autellix_backend.gateway.tenancy.tenants import SEPARATOR
 from autellix_backend.stores.base import CallStart, Inherited, ProgramEnd
@@ -27,7 +27,7 @@ class ProgramClasses:
 
     def __init__(self) -> None:
         self._sizes = ClassSizes()
-        self._live: dict[str, LiveProgram] = {}
+        self._live: dict[str, ObservedProgram] = {}
 
     def __len__(self) -> int:
         """Return the number of live programs."""
@@ -41,7 +41,7 @@ class ProgramClasses:
         """Follow a program from its first call here on."""
         program = self._live.get(start.program_id)
         if program is None and start.class_id is not None:
-            program = _live_program(start.class_id, start.prompt_tokens)
+            program = _observed_program(start.class_id, start.prompt_tokens)
             self._live[start.program_id] = program
         if program is not None:
             self._sizes.on_call(
@@ -52,7 +52,7 @@ class ProgramClasses:
         """Learn from a program that has ended, here or at another gateway."""
         program = self._live.pop(end.program_id, None)
         if program is None and end.class_id is not None:
-            program = _live_program(end.class_id, end.first_prompt_tokens)
+            program = _observed_program(end.class_id, end.first_prompt_tokens)
             self._sizes.on_call(program, finished_calls=0, attained_work=0.0)
         if program is not None:
             self._sizes.on_end(program, end.work)
@@ -104,6 +104,6 @@ def verdict(report: ClassReport) -> str:
     return f"ignored: error {first.error:.2f}, expected below {MARGIN * report.spread:.2f}"
 
 
-def _live_program(id_: str, first_prompt_tokens: int) -> LiveProgram:
+def _observed_program(id_: str, first_prompt_tokens: int) -> ObservedProgram:
     tenant, _, name = id_.partition(SEPARATOR)
-    return LiveProgram(ClassKey(tenant, name), first_prompt_tokens)
+    return ObservedProgram(ClassKey(tenant, name), first_prompt_tokens)

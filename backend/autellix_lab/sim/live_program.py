@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autellix_backend.core.boost import work_of
+from autellix_backend.core.classes import ClassKey, ObservedProgram
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.results import ProgramRecord
@@ -22,6 +23,7 @@ class LiveProgram:
         "hint_error",
         "index",
         "missing",
+        "observed",
         "paths_s",
         "preemptions",
         "prefix",
@@ -64,6 +66,8 @@ class LiveProgram:
         self.remaining_tokens = sum(max(1, call.decode_tokens) for call in trace.calls)
         self.work = sum(work_of(call.new_tokens, max(1, call.decode_tokens)) for call in trace.calls)
         """Of all its calls, for a boost that knows sizes."""
+        self.observed = ObservedProgram(ClassKey("", trace.source), trace.calls[0].prefill_tokens)
+        """As the learned sizes see it."""
         self.calls: dict[tuple[str, int], EngineCall] = {}
         """Arrived calls by engine and number."""
         self.paths_s: dict[int, float] = {}

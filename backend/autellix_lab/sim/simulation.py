@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from autellix_backend.core.balance import EngineLoad, FinishedCall, make_balancer
+from autellix_backend.core.classes import ClassSizes
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.estimate import Hint, SizeEstimator
 from autellix_backend.core.policies import make_policy
@@ -63,6 +64,8 @@ class SimSettings:
     """Sigma of the log-normal error of the clients' hints of remaining tokens; None sends no hints."""
     knows_sizes: bool = False
     """Whether `boost` knows the work of each program in advance, as no live scheduler can."""
+    learns_sizes: bool = False
+    """Whether the work of programs is predicted from those that have ended, as the gateway does."""
     seed: int = 0
     """Of the hints' errors; the arrivals determine everything else."""
 
@@ -138,6 +141,7 @@ class _Simulation:
         self._table = ProcessTable()
         self._balancer = make_balancer(settings.balancer, settings.threshold_tokens)
         self._estimator = SizeEstimator()
+        self._sizes = ClassSizes()
         self._engines = {
             name: SimEngine(
                 name,
@@ -265,6 +269,7 @@ class _Simulation:
             engine.machine.end_program(program.program_id, now)
         self._balancer.forget(program.program_id)
         self._estimator.observe_program(program.trace.source, program.service_s)
+        self._sizes.on_end(program.observed, program.work)
 
     def _schedule_silence(self, program: LiveProgram, now: float, delay_s: float = math.inf) -> None:
         """Plan when the scheduler takes a program without calls as ended, unless a call arrives before."""
@@ -280,6 +285,17 @@ class _Simulation:
 
     # Calls.
 
+    def _expected_work(self, program: LiveProgram) -> float | None:
+        if self._settings.knows_sizes:
+            return program.work
+        if not self._settings.learns_sizes:
+            return None
+        entry = self._table.get(program.program_id)
+        finished = len(program.trace.calls) - program.remaining_calls
+        attained = 0.0 if entry is None else entry.work
+        self._sizes.on_call(program.observed, finished_calls=finished, attained_work=attained)
+        return self._sizes.expected_work(program.observed)
+
     def _arrive(self, program: LiveProgram, number: int, now: float) -> SimEngine:
         trace = program.trace.calls[number]
         call = EngineCall(
@@ -290,7 +306,7 @@ class _Simulation:
             prefix=program.prefix,
             class_name=program.trace.source,
             expected_s=self._expect(program, trace),
-            expected_work=program.work if self._settings.knows_sizes else None,
+            expected_work=self._expected_work(program),
         )
         loads = [_load(engine, self._held_tokens(engine, program, call)) for engine in self._engines.values()]
         engine = self._engines[self._balancer.assign(program.program_id, trace.prefill_tokens, loads)]
