@@ -11,7 +11,7 @@ from aiohttp import web
 
 from autellix_backend.engines.base import EngineKind
 from autellix_backend.engines.factory import make_engines
-from autellix_backend.engines.probe import detect_kind
+from autellix_backend.engines.probe import detect_kind, read_kv_tokens
 from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.settings import AUTO_KIND, ENGINE_KINDS, EngineSettings, Settings, SettingsError
 
@@ -57,6 +57,32 @@ async def test_a_remote_engines_kind_is_detected(answers: dict[str, str], kind: 
         assert engine.kind is EngineKind.OPENAI
         await engine.start()
         assert engine.kind is kind
+
+
+CACHE = 'vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blocks="500"} 1.0'
+
+
+@pytest.mark.parametrize(
+    ("metrics", "expected"),
+    [
+        (f"# TYPE vllm:cache_config_info gauge\n{CACHE}\n", 8000),
+        (CACHE.replace("500", "None"), None),
+        ("vllm:num_requests_running 3.0", None),
+        (None, None),
+    ],
+)
+async def test_a_vllm_servers_kv_memory_is_read_from_its_metrics(
+    metrics: str | None, expected: int | None
+) -> None:
+    answers = VLLM if metrics is None else {**VLLM, "/metrics": metrics}
+    async with answering(answers) as url:
+        engine = RemoteEngine(url)
+        await engine.start()
+        assert engine.kv_tokens == expected
+
+
+def test_an_unreachable_address_states_no_kv_memory() -> None:
+    assert asyncio.run(read_kv_tokens("http://127.0.0.1:1", 1.0)) is None
 
 
 async def test_a_configured_kind_is_not_probed() -> None:

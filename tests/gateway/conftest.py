@@ -124,6 +124,7 @@ def serve() -> Serve:
         *,
         policy: str = "plas",
         service: str = "measured",
+        admission: str = "none",
         has_socket: bool = True,
         engine: FakeEngine | None = None,
         observe: ObserveSettings | None = None,
@@ -141,7 +142,9 @@ def serve() -> Serve:
                 settings = Settings(
                     gateway=GatewaySettings(**gateway),
                     engine=EngineSettings(**(engine_settings or {})),
-                    scheduler=SchedulerConfig(policy=policy, bounds=(0.1, 1.0), service=service),
+                    scheduler=SchedulerConfig(
+                        policy=policy, bounds=(0.1, 1.0), service=service, admission=admission
+                    ),
                     limits=limits or TenantLimits(),
                     observe=observe or ObserveSettings(),
                 )

@@ -104,6 +104,10 @@ class Engine(Protocol):
         """The ZeroMQ address of its KV events; None if it publishes none."""
 
     @property
+    def kv_tokens(self) -> int | None:
+        """Its KV memory in tokens, if it states that without sending snapshots; known after start()."""
+
+    @property
     def is_owned(self) -> bool:
         """Whether start() creates the server's process, so that it can be killed and restarted."""
 

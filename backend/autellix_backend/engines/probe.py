@@ -1,8 +1,9 @@
-"""The health and the kind of a server, found over HTTP."""
+"""The health, the kind and the KV memory of a server, found over HTTP."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 
 import aiohttp
@@ -17,6 +18,11 @@ SGLANG_PATHS = ("/get_model_info", "/model_info")
 SGLANG_FIELD = "model_path"
 VLLM_PATH = "/version"
 VLLM_FIELD = "version"
+METRICS_PATH = "/metrics"
+# vLLM states the configuration of its cache in the labels of a metric.
+_CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
+_BLOCKS = re.compile(r'\bnum_gpu_blocks="(\d+)"')
+_BLOCK_TOKENS = re.compile(r'\bblock_size="(\d+)"')
 
 
 async def probe(base_url: str, timeout_s: float, paths: Sequence[str] = (HEALTH_PATH,)) -> Health:
@@ -52,6 +58,22 @@ async def detect_kind(base_url: str, timeout_s: float) -> EngineKind:
         if isinstance((await _object_at(client, base_url + VLLM_PATH)).get(VLLM_FIELD), str):
             return EngineKind.VLLM
     return EngineKind.OPENAI
+
+
+async def read_kv_tokens(base_url: str, timeout_s: float) -> int | None:
+    """Return the tokens that the KV blocks of a vLLM server hold; None if it does not state them."""
+    timeout = aiohttp.ClientTimeout(total=timeout_s)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as client,
+            client.get(base_url + METRICS_PATH, allow_redirects=False) as response,
+        ):
+            text = await response.text() if response.status == 200 else ""
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        return None
+    labels = _CACHE_CONFIG.search(text)
+    blocks, block_tokens = (labels and found.search(labels[1]) for found in (_BLOCKS, _BLOCK_TOKENS))
+    return int(blocks[1]) * int(block_tokens[1]) if blocks and block_tokens else None
 
 
 async def _object_at(client: aiohttp.ClientSession, url: str) -> Mapping[str, object]:

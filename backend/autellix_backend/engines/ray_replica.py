@@ -93,6 +93,7 @@ class RayReplica:
 
     kind = EngineKind.VLLM
     is_owned = True
+    kv_tokens = None
     kv_events_endpoint = None
     """None: the server may be on another machine."""
 

@@ -8,7 +8,7 @@ import time
 from urllib.parse import urlsplit
 
 from autellix_backend.engines.base import EngineKind, EngineUnreachableError, Health
-from autellix_backend.engines.probe import HEALTH_PATH, detect_kind, probe
+from autellix_backend.engines.probe import HEALTH_PATH, detect_kind, probe, read_kv_tokens
 
 PROBE_PATHS = (HEALTH_PATH, "/v1/models")
 PROBE_PERIOD_S = 0.5
@@ -42,6 +42,7 @@ class RemoteEngine:
         self._given_kind = kind
         # Until it is detected, only the fields that every server accepts.
         self.kind = kind or EngineKind.OPENAI
+        self.kv_tokens: int | None = None
         self._is_started = False
 
     @property
@@ -63,6 +64,8 @@ class RemoteEngine:
         if self._given_kind is None:
             self.kind = await detect_kind(self.base_url, PROBE_TIMEOUT_S)
             logger.info("%s accepts the fields of %s", self.name, self.kind)
+        if self.kind is EngineKind.VLLM:
+            self.kv_tokens = await read_kv_tokens(self.base_url, PROBE_TIMEOUT_S)
         self._is_started = True
 
     async def stop(self) -> None:

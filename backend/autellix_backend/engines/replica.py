@@ -55,6 +55,8 @@ class VllmReplica:
 
     kind = EngineKind.VLLM
     is_owned = True
+    kv_tokens = None
+    """None: its snapshots state it."""
 
     def __init__(
         self,

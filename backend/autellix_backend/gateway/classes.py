@@ -62,6 +62,11 @@ class ProgramClasses:
         for end in ends:
             self.on_program_ended(end)
 
+    def class_of(self, program_id: str) -> str:
+        """Return the id of a program's class, empty for an unknown program."""
+        program = self._live.get(program_id)
+        return "" if program is None else class_id(program.key.tenant, program.key.name)
+
     def expected_work(self, program_id: str) -> float | None:
         """Return the work that a program is expected to need in all.
 

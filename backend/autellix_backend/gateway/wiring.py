@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -15,13 +16,9 @@ from autellix_backend.engines.supervisor import EngineChange, EngineState, Super
 from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.gateway.classes import ProgramClasses
 from autellix_backend.gateway.engines.handle import AdmissionBounds, EngineHandle
+from autellix_backend.gateway.engines.ordering import ArrivalOrdering, Ordering, PolicyOrdering
 from autellix_backend.gateway.engines.pool import EnginePool
-from autellix_backend.gateway.engines.queue import (
-    ArrivalOrdering,
-    EngineQueue,
-    Ordering,
-    PolicyOrdering,
-)
+from autellix_backend.gateway.engines.queue import EngineQueue
 from autellix_backend.gateway.engines.report_receiver import ReportReceiver
 from autellix_backend.gateway.engines.router import Router
 from autellix_backend.gateway.engines.upstream import Upstream
@@ -92,6 +89,7 @@ class Components:
             clock=clock,
             report_wait_s=gateway.report_wait_s,
             limiter=self.limiter,
+            classes=self.classes,
             # A report has better numbers than the answer, but for a call of several choices.
             wants_usage=self.recorder is not None or self.limiter is not None,
         )
@@ -125,7 +123,7 @@ class Components:
             on_settled=router.on_call_settled,
         )
         self.store.subscribe(partial(_by_id, router.on_program_ended))
-        registry.subscribe(on_begun=lambda call: classes.on_call_begun(call.start, call.inherited))
+        self.store.subscribe(partial(_by_id, self.pool.on_program_ended))
         self.store.subscribe(classes.on_program_ended)
 
     def _make_store(self) -> ProgramStore:
@@ -188,11 +186,13 @@ class Components:
         return handle
 
     def _make_queue(self, engine: Engine, supervisor: Supervisor) -> EngineQueue:
-        slots = self.settings.engine.max_in_flight
+        limits, scheduler = self.settings.engine, self.settings.scheduler
+        slots, kv_tokens = limits.max_in_flight, limits.kv_tokens or engine.kv_tokens
+        has_admission = scheduler.admission != "none" and kv_tokens is not None
         ordering: Ordering = ArrivalOrdering()
         # An engine with our scheduler orders its calls itself.
-        if engine.report_socket is None and slots is not None:
-            ordering = PolicyOrdering(self.settings.scheduler, slots)
+        if engine.report_socket is None and (slots is not None or has_admission):
+            ordering = PolicyOrdering(scheduler, slots or math.inf, kv_tokens or math.inf)
         return EngineQueue(
             engine.name,
             ordering,

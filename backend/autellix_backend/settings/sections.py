@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from autellix_backend.core.balance import BALANCER_NAMES
 from autellix_backend.core.balance.locality import DEFAULT_THRESHOLD_TOKENS
-from autellix_backend.core.config import PREEMPTION_KINDS, SERVICE_KINDS, SchedulerConfig
+from autellix_backend.core.config import ADMISSION_KINDS, PREEMPTION_KINDS, SERVICE_KINDS, SchedulerConfig
 from autellix_backend.core.policies import LIVE_POLICY_NAMES
 from autellix_backend.settings.base import SettingsError, default_cache_dir
 from autellix_backend.settings.fields import (
@@ -178,6 +178,9 @@ class EngineSettings(Section):
     max_in_flight: PositiveInt | None = None
     """calls sent at once to an engine without our scheduler; the others wait in the gateway, in the
     scheduler's order; unset sends all"""
+    kv_tokens: PositiveInt | None = None
+    """KV memory of an engine without our scheduler, tokens: the gateway then [admits
+    programs](../scheduling.md) for it; unset reads it from a vLLM server, and admits all elsewhere"""
     max_waiting_calls: PositiveInt = 10_000
     """calls that may wait for the first byte of their answer, in the gateway or the engine; one more is a
     503"""
@@ -218,6 +221,16 @@ class SchedulerSettings:
     """starvation threshold: a call is promoted once wait/service reaches it; `inf` is never"""
     period_steps: PositiveInt
     """engine steps between two decisions"""
+    admission: Annotated[str, one_of(ADMISSION_KINDS)]
+    """which [programs may run](../scheduling.md) at all: those whose contexts fit into KV memory together
+    (`working_set`), or `none` is kept waiting"""
+    kv_share: Annotated[float, Rule("a number above 0, at most 1", lambda share: 0 < share <= 1)]
+    """share of KV memory that the contexts of active programs may fill; the rest is for their growth"""
+    idle_s: FiniteFloat
+    """the longest time for which an active program without a call keeps its share of KV memory, s"""
+    boost: NonNegativeFloat
+    """strength of policy `boost`, as a share of the mean response time of programs: higher favours short
+    programs; 0 is order of arrival"""
     preemption: Annotated[str, one_of(PREEMPTION_KINDS)]
     """when a running call yields its slot to one of a higher priority: `priced` where that gains
     [more than it costs](../scheduling.md#what-a-preemption-costs), `always` as in the paper, or

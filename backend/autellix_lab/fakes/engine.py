@@ -80,6 +80,7 @@ class FakeEngine(FakeApi):
         self.base_url = ""
         """Root of the server; valid after start()."""
         self.kv_events_endpoint: str | None = None
+        self.kv_tokens: int | None = None
         self._keep_alive_s = keep_alive_s
         self._port = port
         self._runner: web.AppRunner | None = None

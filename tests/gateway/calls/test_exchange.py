@@ -277,3 +277,41 @@ async def test_engines_whose_time_cannot_be_seen_are_charged_by_tokens(
         program = await rig.store.program("p")
         tokens = usage["prompt_tokens"] + 2 * usage["completion_tokens"]
         assert program.service_s == pytest.approx(2 * 0.005 * tokens)
+
+
+async def test_the_engine_gets_what_boost_and_admission_read_of_a_program(serve: Any) -> None:
+    """Age, work and class with each call, and once the ends of programs that it knows."""
+    async with serve(policy="boost", admission="working_set", has_socket=False) as rig:
+        headers = {"X-Autellix-Program-ID": "p", "X-Autellix-Program-Name": "react"}
+        await rig.chat(headers)
+        await rig.chat(headers)
+        await rig.client.delete(rig.url + "/autellix/v1/programs/p")
+        await rig.chat({"X-Autellix-Program-ID": "q"})
+        await rig.chat({"X-Autellix-Program-ID": "q"})
+        first, second, third, fourth = (call.xargs for call in rig.engine.calls)
+        assert 0 <= first["autellix_age_s"] < second["autellix_age_s"]
+        assert first["autellix_work"] == 0.0
+        program = await rig.store.program("q")
+        assert program is not None
+        assert second["autellix_work"] == program.work / 2 > 0
+        assert first["autellix_class"] == second["autellix_class"] == "/react"
+        assert "autellix_ended" not in second
+        assert json.loads(third["autellix_ended"]) == ["p"]
+        assert "autellix_ended" not in fourth
+
+
+async def test_other_policies_get_none_of_it(serve: Any) -> None:
+    async with serve(policy="plas") as rig:
+        await rig.chat({"X-Autellix-Program-ID": "p"})
+        await rig.client.delete(rig.url + "/autellix/v1/programs/p")
+        await rig.chat({"X-Autellix-Program-ID": "q"})
+        unread = {"autellix_age_s", "autellix_work", "autellix_class", "autellix_ended"}
+        assert [unread & call.xargs.keys() for call in rig.engine.calls] == [set(), set()]
+
+
+async def test_admission_alone_reads_classes_and_ends(serve: Any) -> None:
+    async with serve(policy="plas", admission="working_set") as rig:
+        await rig.chat({"X-Autellix-Program-ID": "p", "X-Autellix-Program-Name": "react"})
+        (call,) = rig.engine.calls
+        assert call.xargs["autellix_class"] == "/react"
+        assert "autellix_work" not in call.xargs

@@ -301,3 +301,25 @@ async def test_the_official_client_retries_only_retryable_errors(serve: Any) -> 
             rig.engine.behaviour = FakeBehaviour(fault=fault, faulty_calls=3)
             answer = await client.chat.completions.create(**HELLO)
             assert answer.choices[0].message.content
+
+
+async def test_a_program_waits_until_its_context_fits_into_an_engine_that_reports_nothing(serve: Any) -> None:
+    """Estimates decide: the length of the prompt, then the tokens of the answers, until the program ends."""
+    options = {"policy": "boost", "admission": "working_set", "has_socket": False}
+    long = {"messages": [{"role": "user", "content": "word " * 300}]}
+    behaviour = FakeBehaviour(fault=Fault.HANG)
+    async with serve(behaviour, engine_settings={"kv_tokens": 1000}, **options) as rig:
+        running = asyncio.create_task(post(rig, "p", **long))
+        await rig.engine.wait_until(lambda: len(rig.engine.calls) == 1)
+        waiting = asyncio.create_task(post(rig, "q", **long))
+        await until_queued(rig, 1)
+        _, answer = await rig.get("/autellix/v1/programs/q/why")
+        (call,) = answer["calls"]
+        assert call["state"] == "queued"
+        assert "It is queued at the gateway: inactive: its 3" in call["text"]
+        assert "does not fit beside 1 active program" in call["text"]
+        assert "(estimated by the gateway: this engine does not report its memory)." in call["text"]
+        rig.engine.behaviour = FakeBehaviour()
+        running.cancel()
+        await rig.client.delete(rig.url + "/autellix/v1/programs/p")
+        assert (await waiting)[0] == 200

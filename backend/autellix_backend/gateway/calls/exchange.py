@@ -85,7 +85,7 @@ class CallEndpoint:
         )
         assignment = self._router.assign(identity.program, body.model, body.size_bytes)
         try:
-            call = await self._registry.begin(request, assignment.handle.name)
+            call = await self._registry.begin(request, assignment.handle.name, assignment.prompt_tokens)
             await Exchange(self._router, self._registry, assignment, call, send).run(receive)
         finally:
             self._router.release(assignment)
@@ -125,6 +125,8 @@ class Exchange:
         self._has_begun = False
         """Whether the client has the head of its answer."""
         self._is_stream_open = False
+        self._ended: tuple[str, ...] = ()
+        """The ends of other programs that went with the call."""
 
     async def run(self, receive: Receive) -> None:
         """Answer the call until its client disconnects, and settle it."""
@@ -157,7 +159,7 @@ class Exchange:
                 return False
             try:
                 response = await self._send_call()
-                self._handle.queue.on_reached(self._call.queued)
+                self._on_reached()
                 await self._relay(response)
             except EngineUnavailableError as error:
                 if error.is_unsent:
@@ -185,9 +187,18 @@ class Exchange:
     def _encode(self) -> bytes:
         # Each attempt has its own id in the engine, and so its own body.
         self._registry.on_sent(self._call)
-        args = self._call.engine_args() if self._dialect.takes_identity else {}
+        args: Mapping[str, str | float] = {}
+        if self._dialect.takes_identity:
+            self._ended = self._handle.ended.on_sent(self._call.start.program_id)
+            args = self._registry.engine_args(self._call, self._ended)
         request = self._call.request
         return engine_body(request.body, self._handle.upstream.kind, args, tenant=request.tenant.name)
+
+    def _on_reached(self) -> None:
+        self._handle.queue.on_reached(self._call.queued)
+        self._handle.ended.on_received(self._ended)
+        if self._call.is_final:
+            self._handle.ended.on_last_received(self._call.start.program_id)
 
     async def _check_repeat(self, error: EngineUnavailableError) -> None:
         """Raise the error again unless the call may be sent to another engine because its engine died."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from autellix_backend.core.arrival import Arrival
+from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.gateway.calls.body import CallBody
 from autellix_backend.gateway.calls.dialects import Dialect
 from autellix_backend.gateway.engines.queue import QueuedCall
@@ -54,8 +54,24 @@ class CallRequest:
             prompt_tokens=0 if self.class_id is None else self.body.size_bytes // BYTES_PER_TOKEN,
         )
 
-    def arrival(self, key: str, inherited: Inherited) -> Arrival:
-        """Return what the queue before an engine has to know."""
+    def arrival(
+        self,
+        key: str,
+        inherited: Inherited,
+        *,
+        prompt_tokens: int = 0,
+        class_name: str = "",
+        expected_work: float | None = None,
+    ) -> Arrival:
+        """Return what the queue before an engine has to know.
+
+        Args:
+            key: The id of the call.
+            inherited: What it inherits from its program.
+            prompt_tokens: The estimated length of its prompt.
+            class_name: The class of its program.
+            expected_work: The work that its program is expected to take in all.
+        """
         return Arrival(
             key,
             self.identity.program,
@@ -66,6 +82,11 @@ class CallRequest:
             wait_s=inherited.wait_s,
             inherited_s=inherited.service_s,
             expected_s=inherited.expected_s,
+            age_s=inherited.age_s,
+            work=inherited.work,
+            expected_work=expected_work,
+            class_name=class_name,
+            context=Context(prompt_tokens),
         )
 
 
@@ -111,6 +132,17 @@ class OpenCall:
     def is_final(self) -> bool:
         """Whether its program ends with it."""
         return self.request.identity.is_final or self.request.identity.is_anonymous
+
+    def boost_args(self, now: float) -> dict[str, str | float]:
+        """Return what a policy that boosts programs reads of the call's program besides."""
+        arrival = self.queued.arrival
+        args: dict[str, str | float] = {
+            engine_args.AGE_S: self.inherited.age_s + now - self.began_s,
+            engine_args.WORK: self.inherited.work,
+        }
+        if arrival.expected_work is not None:
+            args[engine_args.EXPECTED_WORK] = arrival.expected_work
+        return args
 
     def engine_args(self) -> dict[str, str | float]:
         """Return what the engine's scheduler gets to know of the call, in `vllm_xargs`."""

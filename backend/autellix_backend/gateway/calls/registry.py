@@ -12,11 +12,14 @@ import itertools
 import secrets
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.calls.open_call import CallRequest, OpenCall
+from autellix_backend.gateway.classes import ProgramClasses
 from autellix_backend.gateway.engines.queue import QueuedCall
 from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.observe.metrics import GatewayMetrics
@@ -24,6 +27,7 @@ from autellix_backend.observe.settled_call import Outcome, SettledCall, Usage
 from autellix_backend.reports.receipt import Receipt
 from autellix_backend.reports.report import EngineReport
 from autellix_backend.stores.base import ProgramStore
+from autellix_wire import engine_args
 
 MAX_READABLE_ID = 200
 """How much of the client's call id goes into the engine's, which is bounded."""
@@ -44,11 +48,13 @@ class CallRegistry:
         clock: Callable[[], float],
         report_wait_s: float,
         limiter: Limiter | None = None,
+        classes: ProgramClasses | None = None,
         wants_usage: bool = False,
     ) -> None:
         self._on_begun: list[Callable[[OpenCall], None]] = []
         self._on_settled: list[Callable[[SettledCall], None]] = []
         self._limiter = limiter
+        self._classes = ProgramClasses() if classes is None else classes
         self._store = store
         self._scheduler = scheduler
         self._policy = make_policy(scheduler.policy)
@@ -94,8 +100,13 @@ class CallRegistry:
         """Return an id for a call whose client gave none."""
         return f"call-{self._prefix}-{next(self._numbers)}"
 
-    async def begin(self, request: CallRequest, engine: str) -> OpenCall:
+    async def begin(self, request: CallRequest, engine: str, prompt_tokens: int = 0) -> OpenCall:
         """Admit a call by its tenant's limits, and enter it into the process table.
+
+        Args:
+            request: The call.
+            engine: The engine that it is assigned to.
+            prompt_tokens: The estimated length of its prompt.
 
         Raises:
             LimitError: if the tenant's limits forbid it.
@@ -115,6 +126,14 @@ class CallRegistry:
                 self._limiter.cancel(reservation, now)
             raise
         entry_service_s = self._policy.inherit(inherited.service_s)
+        self._classes.on_call_begun(start, inherited)
+        arrival = request.arrival(
+            start.key,
+            inherited,
+            prompt_tokens=prompt_tokens,
+            class_name=self._classes.class_of(start.program_id),
+            expected_work=self._classes.expected_work(start.program_id),
+        )
         call = self._open[start.key] = OpenCall(
             request=request,
             start=start,
@@ -122,7 +141,7 @@ class CallRegistry:
             level=bisect_right(self._bounds, entry_service_s) + 1,
             entry_service_s=entry_service_s,
             inherited=inherited,
-            queued=QueuedCall(request.arrival(start.key, inherited)),
+            queued=QueuedCall(arrival),
             engine=engine,
             engine_key=start.key,
             rate_headers={} if reservation is None else reservation.headers,
@@ -131,6 +150,23 @@ class CallRegistry:
         for on_begun in self._on_begun:
             on_begun(call)
         return call
+
+    def engine_args(self, call: OpenCall, ended: Sequence[str]) -> dict[str, str | float]:
+        """Return what the engine's scheduler gets to know with a call: only what its settings let it read.
+
+        Args:
+            call: The call.
+            ended: Programs that the engine knows and that have ended.
+        """
+        args = call.engine_args()
+        if self._policy.boosts:
+            args |= call.boost_args(self._clock())
+        if self._policy.boosts or self._scheduler.admission != "none":
+            if class_name := call.queued.arrival.class_name:
+                args[engine_args.CLASS] = class_name
+            if ended:
+                args[engine_args.ENDED] = msgspec.json.encode(ended).decode()
+        return args
 
     def on_sent(self, call: OpenCall) -> None:
         """Note that a call is sent to its engine, perhaps again."""
@@ -195,7 +231,7 @@ class CallRegistry:
         if call.receipt is not None:
             return call.receipt
         now = self._clock()
-        call.usage = usage
+        call.usage = call.queued.usage = usage
         receipt = call.receipt = self._make_receipt(call, outcome, now)
         del self._open[call.engine_key]
         if not self._open:

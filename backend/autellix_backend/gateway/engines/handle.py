@@ -12,12 +12,13 @@ from autellix_backend.core.balance.speed import Speed, SpeedEstimate
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.kv_events import KvEventListener
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
+from autellix_backend.gateway.engines.ended import EndedPrograms
 from autellix_backend.gateway.engines.queue import EngineQueue
 from autellix_backend.gateway.engines.report_receiver import ReportReceiver
 from autellix_backend.gateway.engines.upstream import Upstream
 from autellix_backend.gateway.errors import OverloadedError
 from autellix_backend.observe.metrics import QueueMetrics
-from autellix_backend.reports.snapshot import EngineSnapshot
+from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot
 from autellix_backend.settings import EngineSettings
 
 
@@ -99,6 +100,8 @@ class EngineHandle:
     is_leaving: bool = False
     """Whether it is removed with the end of its last call."""
     speed: Speed = field(default_factory=Speed)
+    ended: EndedPrograms = field(default_factory=EndedPrograms)
+    """The programs whose end it has not received."""
     name: str = field(init=False)
     """The name that receipts show."""
     sends_reports: bool = field(init=False)
@@ -145,9 +148,21 @@ class EngineHandle:
         """Drop what is out of date when the engine is no longer up."""
         if change.state is not EngineState.UP:
             self.snapshot = self._snapshot_s = None
+            self.ended.clear()
             if self.cache is not None:
                 # Its cache is gone, or unknown until it publishes again.
                 self.cache.begin(is_complete=False)
+
+    def on_program_ended(self, program_id: str) -> None:
+        """Free what is kept for a program here, and once it has the next call, in the engine."""
+        self.ended.on_program_ended(program_id)
+        self.queue.on_program_ended(program_id)
+
+    @property
+    def admission(self) -> AdmissionSnapshot | None:
+        """Its working set as its last snapshot shows it, else as estimated here; None without admission."""
+        snapshot = self.snapshot
+        return self.queue.working_set() if snapshot is None else snapshot.admission
 
     def silence_s(self) -> float:
         """Return the seconds since a reporting engine with open calls last sent anything."""

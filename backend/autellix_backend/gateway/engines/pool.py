@@ -180,6 +180,11 @@ class EnginePool:
         finally:
             self.release(handle)
 
+    def on_program_ended(self, program_id: str) -> None:
+        """Free what the engines keep for a program."""
+        for handle in self:
+            handle.on_program_ended(program_id)
+
     def hold(self, handle: EngineHandle) -> None:
         """Count one more request at an engine, which does not leave until it is released."""
         handle.open_calls += 1

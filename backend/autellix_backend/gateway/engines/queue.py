@@ -4,11 +4,6 @@ A queued call waits for its turn, holds a slot while the engine has it, and leav
 long as its client does, and for an engine that is down `gateway.recovery_wait_s` at most. If another engine
 can take it meanwhile, it moves there. When the gateway shuts down, queued calls are refused at once, because
 they have cost nothing yet.
-
-ArrivalOrdering    first come, first served, without a bound on calls at the engine, which orders them itself
-PolicyOrdering     a bounded number of calls at the engine; the scheduler's own machine picks the next one
-
-The orderings are pure: time is an argument, and nothing waits there.
 """
 
 from __future__ import annotations
@@ -20,104 +15,14 @@ from dataclasses import dataclass
 from prometheus_client import Histogram
 
 from autellix_backend.core.arrival import Arrival
-from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.core.machine import Machine
 from autellix_backend.engines.breaker import Breaker, BreakerState
 from autellix_backend.engines.supervisor import EngineState, Supervisor
+from autellix_backend.gateway.engines.ordering import Ordering, Wait
 from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
+from autellix_backend.observe.settled_call import Usage
+from autellix_backend.reports.snapshot import AdmissionSnapshot
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
-    """How long a call was queued."""
-
-    wait_s: float
-    counted_s: float
-    """The part that counts for its program's wait/service ratio: the time since its last promotion."""
-
-
-class ArrivalOrdering:
-    """First come, first served, without a bound on sent calls."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[str, float] = {}
-
-    def enter(self, arrival: Arrival, now: float) -> None:
-        """Append the call, whose id must not be in use."""
-        self._waiting[arrival.call_id] = now
-
-    def next(self, now: float) -> str | None:  # noqa: ARG002
-        """Return the first; None if none is queued."""
-        return next(iter(self._waiting), None)
-
-    def send(self, key: str, now: float) -> Wait:
-        """Remove the call; return how long it waited."""
-        waited_s = now - self._waiting.pop(key)
-        return Wait(wait_s=waited_s, counted_s=waited_s)
-
-    def leave(self, key: str, now: float) -> Wait | None:
-        """Remove the call if it is still queued; return how long it waited."""
-        return self.send(key, now) if key in self._waiting else None
-
-
-class PolicyOrdering:
-    """Algorithm 1 over the calls at the gateway, for an engine that cannot order them.
-
-    A sent call is never preempted. It is charged the time that it holds its slot, because the engine's steps
-    are unknown here. The machine decides the order, the tenants' shares and the promotion of starving calls.
-    """
-
-    def __init__(self, config: SchedulerConfig, slots: int) -> None:
-        self._machine = Machine(config)
-        self._slots = slots
-        self._charged_until_s: dict[str, float] = {}
-        """By sent call."""
-
-    def enter(self, arrival: Arrival, now: float) -> None:
-        """Queue the call by its program's attained service."""
-        self._machine.arrive(arrival, now)
-
-    def next(self, now: float) -> str | None:
-        """Return the first queued call in the machine's order, if a slot is free."""
-        if len(self._charged_until_s) >= self._slots:
-            return None
-        self._charge(now)
-        self._machine.tick(now)
-        return next((call.call_id for call in self._machine if not call.is_running), None)
-
-    def send(self, key: str, now: float) -> Wait:
-        """Give the call a slot; return how long it waited."""
-        call = self._machine.call(key)
-        wait = Wait(wait_s=call.wait_at(now), counted_s=call.unpaid_wait_at(now))
-        self._machine.start(key, now)
-        self._charged_until_s[key] = now
-        return wait
-
-    def leave(self, key: str, now: float) -> Wait | None:
-        """Free the call's slot, or return how long it waited; drop its program with its last call here."""
-        self._charge(now)
-        was_sent = self._charged_until_s.pop(key, None) is not None
-        record = self._machine.finish(key, now) if was_sent else self._machine.abort(key, now)
-        if not self._machine.table[record.program_id].active_calls:
-            self._machine.end_program(record.program_id, now)
-        return None if was_sent else Wait(wait_s=record.wait_s, counted_s=record.table_wait_s)
-
-    def check(self) -> None:
-        """Assert the invariants."""
-        self._machine.check()
-        running = {call.call_id for call in self._machine if call.is_running}
-        assert running == self._charged_until_s.keys()
-        assert len(running) <= self._slots
-        assert all(program.active_calls for program in self._machine.table.programs())
-
-    def _charge(self, now: float) -> None:
-        for key, until_s in self._charged_until_s.items():
-            self._machine.charge(key, now - until_s, now)
-            self._charged_until_s[key] = now
-
-
-Ordering = ArrivalOrdering | PolicyOrdering
-"""The queued calls of an engine and those that were sent to it."""
+ESTIMATED = "estimated by the gateway: this engine does not report its memory"
 
 
 @dataclass(slots=True, eq=False)
@@ -139,6 +44,8 @@ class QueuedCall:
     """How often the engine that it was sent to had been restarted."""
     is_trial: bool = False
     """Whether the circuit breaker waits for its outcome."""
+    usage: Usage | None = None
+    """The tokens that its answer states, once it is settled; read only where they are needed."""
 
 
 class EngineQueue:
@@ -204,7 +111,19 @@ class EngineQueue:
 
     def why_queued(self, key: str) -> str | None:
         """Return why a call waits here, None if it does not."""
-        return (self._obstacle() or self._full) if key in self._queued else None
+        if key not in self._queued:
+            return None
+        inactive = self._ordering.inactive(key)
+        return self._obstacle() or (self._full if inactive is None else f"{inactive.text} ({ESTIMATED})")
+
+    def working_set(self) -> AdmissionSnapshot | None:
+        """Return the estimated working set of an engine that does not report it; None without admission."""
+        return self._ordering.working_set()
+
+    def on_program_ended(self, program_id: str) -> None:
+        """Free what is kept for a program."""
+        self._ordering.on_program_ended(program_id, self._clock())
+        self.pump()
 
     @property
     def is_blocked(self) -> bool:
@@ -223,7 +142,7 @@ class EngineQueue:
     def leave(self, call: QueuedCall) -> None:
         """Remove a queued or sent call, and free its slot."""
         self._queued.pop(call.arrival.call_id, None)
-        if (wait := self._ordering.leave(call.arrival.call_id, self._clock())) is not None:
+        if (wait := self._ordering.leave(call.arrival.call_id, self._clock(), call.usage)) is not None:
             self._note_wait(call, wait)
         else:
             self._in_flight -= 1

@@ -1,4 +1,4 @@
-"""Who goes next to the engine: first come, first served, or as the scheduler's machine says."""
+"""The next call for an engine: first come, first served, or by the scheduler's machine."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autellix_backend.core.arrival import Arrival
+from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import LIVE_POLICY_NAMES
-from autellix_backend.gateway.engines.queue import ArrivalOrdering, PolicyOrdering
+from autellix_backend.gateway.engines.ordering import ArrivalOrdering, PolicyOrdering
+from autellix_backend.observe.settled_call import Usage
 
 
 def ordered(slots: int = 1, **config: Any) -> PolicyOrdering:
@@ -108,7 +109,7 @@ def test_tenants_share_by_weight_and_new_programs_gain_nothing() -> None:
         st.tuples(st.sampled_from(["enter", "go", "leave"]), st.integers(0, 7), st.floats(0, 5)), max_size=60
     ),
 )
-def test_nothing_is_kept_of_finished_calls(
+def test_nothing_is_kept_of_ended_programs(
     policy: str, slots: int, steps: list[tuple[str, int, float]]
 ) -> None:
     ordering, now, present = ordered(slots, policy=policy), 0.0, []
@@ -128,4 +129,101 @@ def test_nothing_is_kept_of_finished_calls(
         ordering.leave(key, now)
     ordering.check()
     assert ordering.next(now) is None
+    for program_id in [program.program_id for program in ordering._machine.table.programs()]:
+        ordering.on_program_ended(program_id, now)
+    ordering.check()
     assert len(ordering._machine.table) == 0
+
+
+def admitted(**config: Any) -> PolicyOrdering:
+    """Return an ordering for an engine with room for 600 tokens of active programs."""
+    return PolicyOrdering(
+        SchedulerConfig(**{"policy": "boost", "admission": "working_set", **config}), kv_tokens=1000
+    )
+
+
+def arrival(key: str, tokens: int) -> Arrival:
+    return Arrival(key, key.partition("-")[0], context=Context(tokens))
+
+
+def sent(ordering: PolicyOrdering, now: float) -> list[str]:
+    """Send all calls that may be sent; return them."""
+    keys = []
+    while (key := ordering.next(now)) is not None:
+        ordering.send(key, now)
+        keys.append(key)
+    ordering.check()
+    return keys
+
+
+def test_programs_run_as_long_as_their_contexts_fit() -> None:
+    """The slots are unbounded: only memory keeps the third program waiting, until the first one ends."""
+    ordering = admitted()
+    for key in ("p-1", "q-1", "r-1"):
+        ordering.enter(arrival(key, 250), 0.0)
+    assert sent(ordering, 0.0) == ["p-1", "q-1"]
+    inactive = ordering.inactive("r-1")
+    assert inactive is not None
+    assert inactive.text == (
+        "inactive: its 250-token context does not fit beside 2 active programs "
+        "(500 of 600 tokens); first in order"
+    )
+    assert ordering.inactive("p-1") is None
+    assert ordering.working_set() == (2, 1, 500, 600)
+    ordering.leave("p-1", 1.0, Usage(prompt_tokens=250, output_tokens=10))
+    assert sent(ordering, 1.0) == [], "the next call of the first program wants its context again"
+    ordering.on_program_ended("p", 1.1)
+    assert sent(ordering, 1.1) == ["r-1"]
+
+
+def test_a_context_is_what_the_last_answer_stated() -> None:
+    ordering = admitted()
+    ordering.enter(arrival("p-1", 100), 0.0)
+    assert sent(ordering, 0.0) == ["p-1"]
+    ordering.leave("p-1", 1.0, Usage(prompt_tokens=380, output_tokens=20))
+    assert ordering.working_set() == (1, 0, 400, 600)
+    ordering.enter(arrival("p-2", 410), 2.0)
+    assert ordering.working_set() == (1, 0, 410, 600)
+    assert ordering._machine.call("p-2").new_tokens == 10
+
+
+def test_the_cost_of_work_is_the_busy_time_by_the_work_of_finished_calls() -> None:
+    """Two calls at once, 2 s and 1 s apart, and an idle time that does not count."""
+    ordering = admitted()
+    for now, key in ((0.0, "p-1"), (0.0, "q-1"), (10.0, "p-2")):
+        ordering.enter(arrival(key, 100), now)
+        assert sent(ordering, now) == [key]
+        if key == "q-1":
+            ordering.leave("p-1", 2.0, Usage(prompt_tokens=100))
+            ordering.leave("q-1", 3.0, Usage(prompt_tokens=100))
+    ordering.leave("p-2", 11.0, Usage(prompt_tokens=300, cached_tokens=100))
+    assert abs(ordering._machine.token_cost.seconds - 4.0 / 400) < 1e-4
+
+
+def test_idle_programs_make_room_in_time() -> None:
+    """A program that never ends and makes no further call does not keep the others waiting for good."""
+    ordering = admitted(idle_s=5.0)
+    ordering.enter(arrival("p-1", 500), 0.0)
+    assert sent(ordering, 0.0) == ["p-1"]
+    ordering.enter(arrival("q-1", 500), 0.0)
+    ordering.leave("p-1", 1.0, Usage(prompt_tokens=500))
+    ordering.enter(arrival("q-2", 500), 1.0)
+    assert sent(ordering, 6.5) == ["q-1", "q-2"]
+
+
+def test_without_admission_every_program_runs() -> None:
+    ordering = admitted(admission="none")
+    for key in ("p-1", "q-1"):
+        ordering.enter(arrival(key, 5000), 0.0)
+    assert sent(ordering, 0.0) == ["p-1", "q-1"]
+    assert ordering.working_set() is None
+    assert ordering.inactive("p-1") is None
+
+
+def test_arrivals_know_neither_programs_nor_memory() -> None:
+    ordering = ArrivalOrdering()
+    ordering.enter(arrival("p-1", 5000), 0.0)
+    ordering.on_program_ended("p", 0.0)
+    assert ordering.inactive("p-1") is None
+    assert ordering.working_set() is None
+    assert ordering.next(0.0) == "p-1"

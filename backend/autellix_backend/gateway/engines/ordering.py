@@ -1,0 +1,215 @@
+"""The order in which queued calls go to an engine. Pure: time is an argument, and nothing waits here.
+
+ArrivalOrdering    first come, first served, without a bound on calls at the engine, which orders them itself
+PolicyOrdering     the scheduler's own machine decides, for an engine that cannot order calls
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from autellix_backend.core.admission import REVIEW_STEPS
+from autellix_backend.core.arrival import Arrival
+from autellix_backend.core.boost import work_of
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.machine import Machine
+from autellix_backend.gateway.engines.inactive import Inactive
+from autellix_backend.observe.settled_call import Usage
+from autellix_backend.reports.snapshot import AdmissionSnapshot, admission_of
+
+REVIEW_PERIOD_S = 0.2
+"""Admission looks at contexts again so often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """How long a call was queued."""
+
+    wait_s: float
+    counted_s: float
+    """The part that counts for its program's wait/service ratio: the time since its last promotion."""
+
+
+class Ordering(Protocol):
+    """The queued calls of an engine and those that were sent to it."""
+
+    def enter(self, arrival: Arrival, now: float) -> None:
+        """Queue a call, whose id must not be in use."""
+
+    def next(self, now: float) -> str | None:
+        """Return the queued call to send first; None if none may be sent."""
+
+    def send(self, key: str, now: float) -> Wait:
+        """Note that a queued call is sent; return how long it waited."""
+
+    def leave(self, key: str, now: float, usage: Usage | None = None) -> Wait | None:
+        """Remove a call that may have been sent; return how long it waited if it is still queued.
+
+        Args:
+            key: The call's id.
+            now: The time.
+            usage: The tokens that its answer states; None if unknown.
+        """
+
+    def on_program_ended(self, program_id: str, now: float) -> None:
+        """Free what is kept for a program, which may be unknown."""
+
+    def inactive(self, key: str) -> Inactive | None:
+        """Return why a queued call's program is not active; None if it is."""
+
+    def working_set(self) -> AdmissionSnapshot | None:
+        """Return the estimated working set; None without admission."""
+
+
+class ArrivalOrdering:
+    """First come, first served, without a bound on sent calls."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, float] = {}
+
+    def enter(self, arrival: Arrival, now: float) -> None:
+        """Append the call."""
+        self._waiting[arrival.call_id] = now
+
+    def next(self, now: float) -> str | None:  # noqa: ARG002
+        """Return the first."""
+        return next(iter(self._waiting), None)
+
+    def send(self, key: str, now: float) -> Wait:
+        """Remove the call."""
+        waited_s = now - self._waiting.pop(key)
+        return Wait(wait_s=waited_s, counted_s=waited_s)
+
+    def leave(self, key: str, now: float, usage: Usage | None = None) -> Wait | None:  # noqa: ARG002
+        """Remove the call if it is still queued."""
+        return self.send(key, now) if key in self._waiting else None
+
+    def on_program_ended(self, program_id: str, now: float) -> None:
+        """Do nothing: nothing is kept for programs."""
+
+    def inactive(self, key: str) -> Inactive | None:  # noqa: ARG002
+        """Return None: every program may run."""
+        return None
+
+    def working_set(self) -> AdmissionSnapshot | None:
+        """Return None: every program may run."""
+        return None
+
+
+class PolicyOrdering:
+    """The scheduler's machine over the calls at the gateway: order, tenants' shares, promotion and admission.
+
+    A sent call is never preempted. What an engine with our scheduler measures is estimated here. A call is
+    charged the time that it holds its slot. Its context is the estimated length of its prompt, and once its
+    answer has come, the tokens that this states. The cost of work is the time in which the engine had calls,
+    by the work of those that it finished.
+    """
+
+    def __init__(self, config: SchedulerConfig, slots: float = math.inf, kv_tokens: float = math.inf) -> None:
+        """Order calls for an engine.
+
+        Args:
+            config: The scheduler's configuration.
+            slots: How many calls may be sent at once.
+            kv_tokens: The engine's KV memory; infinity if unknown, which turns admission off.
+        """
+        self._machine = Machine(config, kv_tokens=kv_tokens)
+        self._slots = slots
+        self._charged_until_s: dict[str, float] = {}
+        """By sent call."""
+        self._tokens: dict[str, int] = {}
+        """The context of each call."""
+        self._last_tokens: dict[str, int] = {}
+        """The context that a program's last call has left."""
+        self._cost_until_s = 0.0
+        """Until when the engine's busy time counts in the cost of work."""
+
+    def enter(self, arrival: Arrival, now: float) -> None:
+        """Queue the call by its program's past."""
+        context = arrival.context
+        if context is not None:
+            self._tokens[arrival.call_id] = context.tokens
+            shared_tokens = min(context.tokens, self._last_tokens.get(arrival.program_id, 0))
+            arrival = replace(arrival, context=replace(context, shared_tokens=shared_tokens))
+        self._machine.arrive(arrival, now)
+
+    def next(self, now: float) -> str | None:
+        """Return the first queued call in the machine's order, if a slot is free."""
+        if len(self._charged_until_s) >= self._slots:
+            return None
+        self._charge(now)
+        # Time stands in for the engine's steps, which are unknown here.
+        step = int(now * REVIEW_STEPS / REVIEW_PERIOD_S)
+        self._machine.review(now, step, lambda key: self._tokens.get(key, 0))
+        self._machine.tick(now)
+        return next((call.call_id for call in self._machine if not call.is_running), None)
+
+    def send(self, key: str, now: float) -> Wait:
+        """Give the call a slot."""
+        call = self._machine.call(key)
+        wait = Wait(wait_s=call.wait_at(now), counted_s=call.unpaid_wait_at(now))
+        self._machine.start(key, now)
+        if not self._charged_until_s:
+            self._cost_until_s = now
+        self._charged_until_s[key] = now
+        return wait
+
+    def leave(self, key: str, now: float, usage: Usage | None = None) -> Wait | None:
+        """Free the call's slot, or return how long it waited."""
+        self._charge(now)
+        self._tokens.pop(key, None)
+        if self._charged_until_s.pop(key, None) is None:
+            record = self._machine.abort(key, now)
+            return Wait(wait_s=record.wait_s, counted_s=record.table_wait_s)
+        self._finish(key, now, usage)
+        return None
+
+    def on_program_ended(self, program_id: str, now: float) -> None:
+        """Free what is kept for the program, at once or with its last call here."""
+        self._last_tokens.pop(program_id, None)
+        self._machine.end_program(program_id, now)
+
+    def inactive(self, key: str) -> Inactive | None:
+        """Return why the call's program is not active."""
+        admission = self._machine.admission
+        call = self._machine.call(key)
+        if admission is None or call.is_admitted:
+            return None
+        own, working_set = admission.context(call.program_id), self.working_set()
+        assert own is not None
+        assert working_set is not None
+        return Inactive(
+            context_tokens=own.own_tokens + own.prefix_tokens,
+            place=admission.places()[call.program_id],
+            working_set=working_set,
+        )
+
+    def working_set(self) -> AdmissionSnapshot | None:
+        """Return the estimated working set."""
+        return admission_of(self._machine)
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        self._machine.check()
+        running = {call.call_id for call in self._machine if call.is_running}
+        assert running == self._charged_until_s.keys()
+        assert len(running) <= self._slots
+        assert all(program_id in self._machine.table for program_id in self._last_tokens)
+
+    def _finish(self, key: str, now: float, usage: Usage | None) -> None:
+        work, context_tokens = 0.0, 0
+        if usage is not None:
+            work = work_of(max(0, usage.prompt_tokens - (usage.cached_tokens or 0)), usage.output_tokens)
+            context_tokens = usage.prompt_tokens + usage.output_tokens
+            self._machine.observe_step(work, now - self._cost_until_s)
+        self._cost_until_s = now
+        record = self._machine.finish(key, now, work=work, context_tokens=context_tokens)
+        if context_tokens and record.program_id in self._machine.table:
+            self._last_tokens[record.program_id] = context_tokens
+
+    def _charge(self, now: float) -> None:
+        for key, until_s in self._charged_until_s.items():
+            self._machine.charge(key, now - until_s, now)
+            self._charged_until_s[key] = now
