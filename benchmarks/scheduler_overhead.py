@@ -8,6 +8,7 @@ both schedulers; beside it the cost of one snapshot. Times are CPU times of the 
 that other work on the machine does not decide.
 
     python benchmarks/scheduler_overhead.py [--json] [--waiting 10 100 1000 10000] [--slots 64] [--steps 400]
+    python benchmarks/scheduler_overhead.py --policy boost --admission working_set
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ PARTS = ("_decide", "_evict", "_on_scheduled", "_charge", "_report")
 Samples = defaultdict[str, list[float]]
 
 
-def make_config(model: Path, slots: int, policy: str, report_socket: str) -> Any:
+def make_config(model: Path, slots: int, policy: str, report_socket: str, settings: dict[str, Any]) -> Any:
     """Make vLLM's configuration for an engine that is never started."""
     return EngineArgs(
         model=str(model),
@@ -71,7 +72,7 @@ def make_config(model: Path, slots: int, policy: str, report_socket: str) -> Any
         max_num_batched_tokens=8192,
         scheduling_policy=policy,
         enable_prefix_caching=False,
-        additional_config={"autellix": {"scheduler": SCHEDULER, "report_socket": report_socket}},
+        additional_config={"autellix": {"scheduler": SCHEDULER | settings, "report_socket": report_socket}},
     ).create_engine_config()
 
 
@@ -212,7 +213,9 @@ def summarise(scheduler: Any, samples: Samples, steps: int) -> dict[str, Any]:
     return report
 
 
-def compare(model: Path, waiting: int, slots: int, steps: int, is_async: bool) -> dict[str, Any]:
+def compare(
+    model: Path, waiting: int, slots: int, steps: int, is_async: bool, settings: dict[str, Any]
+) -> dict[str, Any]:
     """Measure both schedulers with so many calls waiting."""
     stock = AsyncScheduler if is_async else Scheduler
     ours = AsyncProgramScheduler if is_async else SyncProgramScheduler
@@ -222,7 +225,7 @@ def compare(model: Path, waiting: int, slots: int, steps: int, is_async: bool) -
         receiver.bind(address)
         receiver.setblocking(False)
         for name, kind, policy in (("stock", stock, "priority"), ("autellix", ours, "fcfs")):
-            scheduler = make_scheduler(kind, make_config(model, slots, policy, address), 80 * slots)
+            scheduler = make_scheduler(kind, make_config(model, slots, policy, address, settings), 80 * slots)
             row[name] = measure(scheduler, waiting, steps, receiver)
     Path(address).unlink()
     return row
@@ -257,11 +260,16 @@ def main() -> int:
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--async", action="store_true", dest="is_async", help="schedulers for async engines")
+    parser.add_argument("--policy", default=SCHEDULER["policy"])
+    parser.add_argument("--admission", default="none")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    settings = {"policy": args.policy, "admission": args.admission}
     with tempfile.TemporaryDirectory() as directory:
         model = build_demo_model(Path(directory) / "model")
-        rows = [compare(model, count, args.slots, args.steps, args.is_async) for count in args.waiting]
+        rows = [
+            compare(model, count, args.slots, args.steps, args.is_async, settings) for count in args.waiting
+        ]
     if args.json:
         print(json.dumps({"slots": args.slots, "limit_us": LIMIT_S * 1e6, "rows": rows}))
     else:

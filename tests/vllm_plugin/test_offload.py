@@ -18,6 +18,26 @@ LITTLE_BYTES = 16 << 16
 Scenario = dict[str, Any]
 
 
+def make_conversations(seed: int = 2, programs: int = 9, turns: int = 5) -> list[Scenario]:
+    """Programs whose calls each repeat the prompt before, with other work in between."""
+    generator = random.Random(seed)
+    calls = []
+    for program in range(programs):
+        prompt: list[int] = []
+        for turn in range(turns):
+            prompt = prompt + [generator.randrange(2, 512) for _ in range(34)]
+            calls.append(
+                {
+                    "id": f"call-{program}-{turn}",
+                    "step": 4 * program + 60 * turn,
+                    "prompt": prompt,
+                    "max_tokens": 16,
+                    "extra_args": {"autellix_program": f"program-{program}"},
+                }
+            )
+    return calls
+
+
 def make_calls(seed: int = 1, count: int = 64) -> list[Scenario]:
     """Calls of several programs, more than slots and KV blocks can hold, long enough for whole blocks."""
     generator = random.Random(seed)
@@ -139,3 +159,17 @@ def test_blocks_are_restored_byte_for_byte(engine_worker: Any, seed: int) -> Non
     """For caches of any layout, one group of layers or two, and chunks of one block or more."""
     reply = engine_worker.run({"compare_swaps": seed})
     assert reply.get("moved", 0) > 0, reply
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_programs_that_were_not_active_load_their_contexts(engine_worker: Any, is_async: bool) -> None:
+    """Admission and host memory together: what waits is evicted, and comes back with the same outputs."""
+    changes: Scenario = {"calls": make_conversations(), "has_prefix_caching": True, "is_async": is_async}
+    stock: Scenario = {"scheduler": "stock", "additional_config": {}, "kv_host_bytes": None}
+    outputs = engine_worker.run(scenario(**changes | stock))["outputs"]
+    admitting = {"autellix": {"scheduler": {"policy": "boost", "admission": "working_set"}}}
+    run = engine_worker.run(scenario(**changes, additional_config=admitting))
+    assert_clean(run)
+    assert outputs == run["outputs"]
+    assert run["held_back"] > 5
+    assert run["swap"]["jobs.load"] > 5

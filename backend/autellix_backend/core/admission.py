@@ -202,10 +202,10 @@ class WorkingSetAdmission:
         self._is_dirty = False
         self._next_step = step + REVIEW_STEPS
         for own in self.active.contexts.values():
-            if own.calls:
-                for call_id, held in own.calls.items():
-                    if held.call.is_running:
-                        held.tokens = tokens_of(call_id)
+            running = [held for held in own.calls.values() if held.call.is_running]
+            for held in running:
+                held.tokens = tokens_of(held.call.call_id)
+            if running:
                 self._resize(own)
         if self._is_over:
             self._deactivate_in_order(now)

@@ -71,6 +71,18 @@ def test_a_program_ends_with_its_last_call_in_the_engine(retention: Retention) -
     assert order(retention) == "cbad"
 
 
+def test_programs_that_are_said_to_have_ended_are_evicted_first(retention: Retention) -> None:
+    """One with a call ends with it; one that is unknown changes nothing."""
+    call(retention, "waits", "ab")
+    call(retention, "ends", "cd")
+    call(retention, "runs", "ef", leaves=False)
+    for program in ("ends", "runs", "unknown"):
+        retention.end_program(program)
+    assert order(retention) == "dcbafe"
+    retention.end_call("runs", is_last=False)
+    assert order(retention) == "dcfeba"
+
+
 def test_a_tool_call_does_not_cost_a_running_program_its_context(retention: Retention) -> None:
     """A program with a call in the engine goes last, although others used their chunks later."""
     call(retention, "runs", "ab", leaves=False)

@@ -82,6 +82,7 @@ class ProgramOffloadingConnector(OffloadingConnector):
         extra_args = getattr(request.sampling_params, "extra_args", None)
         identity = read_identity(request.request_id, extra_args, getattr(request, "session_id", None))
         is_last = identity.is_last or identity.program_id == request.request_id
+        self.manager.end_programs(identity.ended)
         self.manager.begin_call(request.request_id, identity.program_id, is_last=is_last)
         super().on_new_request(request)
 

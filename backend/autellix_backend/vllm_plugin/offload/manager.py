@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
@@ -58,6 +58,11 @@ class ProgramOffloadingManager(CPUOffloadingManager):
         if request_id not in self._calls:
             self._calls[request_id] = _Call(program_id, is_last)
             self._retention.begin_call(program_id)
+
+    def end_programs(self, program_ids: Iterable[str]) -> None:
+        """Let the chunks of programs that have ended go first."""
+        for program_id in program_ids:
+            self._retention.end_program(program_id)
 
     def give_up_load(self, request_id: str) -> None:
         """Let a request whose load failed find nothing more: what it lacks, it computes."""

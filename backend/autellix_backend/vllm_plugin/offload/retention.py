@@ -81,6 +81,13 @@ class Retention:
         elif len(self._idle) > MAX_IDLE_PROGRAMS:
             self._end(next(iter(self._idle)))
 
+    def end_program(self, program_id: str) -> None:
+        """Count a program as ended, which may be unknown; one with calls ends with the last of them."""
+        if program_id in self._idle:
+            self._end(program_id)
+        elif program_id in self._active:
+            self._active[program_id].is_ending = True
+
     def add(self, key: bytes) -> None:
         """Add a chunk that no program uses yet."""
         self._chunks[key] = _Chunk()
