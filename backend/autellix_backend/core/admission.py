@@ -372,6 +372,6 @@ def make_admission(
     key_of: Callable[[Program], float],
 ) -> WorkingSetAdmission | None:
     """Return the admission of an engine with this KV memory (tokens); None if every program may run."""
-    if config.admission == "none" or kv_tokens == math.inf:
+    if not config.has_admission or kv_tokens == math.inf:
         return None
     return WorkingSetAdmission(config.kv_share * kv_tokens, config.idle_s, statistics, token_cost, key_of)

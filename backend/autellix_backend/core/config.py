@@ -38,7 +38,7 @@ DEFAULT_BOUNDS = spread_bounds(0.25, 13)
 CALL_LEVELS = 10
 SERVICE_KINDS = ("measured", "tokens")
 PREEMPTION_KINDS = ("priced", "always", "never")
-ADMISSION_KINDS = ("working_set", "none")
+ADMISSION_KINDS = ("auto", "working_set", "none")
 _KINDS = {
     "policy": POLICY_NAMES,
     "preemption": PREEMPTION_KINDS,
@@ -72,9 +72,9 @@ class SchedulerConfig:
     preemption: str = "priced"
     """When a running call makes room for one that goes before it: where that gains more than bringing its
     context back costs ("priced"), at once as in the paper ("always"), or not before it ends ("never")."""
-    admission: str = "working_set"
-    """Which programs may run at all: those whose contexts fit into KV memory together ("working_set"), or all
-    ("none")."""
+    admission: str = "auto"
+    """Which programs may run at all: those whose contexts fit into KV memory together ("working_set"), or
+    all ("none"). "auto" is the former with `boost`, and the latter with the other policies."""
     kv_share: float = 0.6
     """The share of KV memory that the contexts of active programs may fill. The rest is for what they grow by
     while they run, and for vLLM's own eviction, which goes by last use and knows no programs."""
@@ -115,6 +115,11 @@ class SchedulerConfig:
             raise ValueError(f"quanta must name one quantum for each of the {self.level_count} levels")
         if self.quanta is not None and any(not quantum > 0 for quantum in self.quanta):
             raise ValueError(f"quanta must be positive, not {self.quanta}")
+
+    @property
+    def has_admission(self) -> bool:
+        """Whether only programs run whose contexts fit into KV memory together."""
+        return self.admission == "working_set" or (self.admission == "auto" and self.policy == "boost")
 
     @property
     def level_count(self) -> int:

@@ -59,7 +59,7 @@ def play(
 ) -> list[Decision]:
     """Play programs on an engine whose KV blocks hold a few of their contexts."""
     log: list[Decision] = []
-    config = SchedulerConfig(bounds=BOUNDS, **({"admission": "none"} | scheduler))  # type: ignore[arg-type]
+    config = SchedulerConfig(bounds=BOUNDS, **scheduler)  # type: ignore[arg-type]
     played = SimSettings(model=replace(ENGINE, prefill_s=prefill_s), scheduler=config)
     simulate(arrivals, played, log=lambda _, decision: log.append(decision))
     return log

@@ -53,7 +53,7 @@ def play(
         key: changes.pop(key)
         for key in ("beta", "period_steps", "service", "demotes", "preemption")
         if key in changes
-    } | {"admission": "none"}
+    }
     run = {
         key: changes.pop(key)
         for key in (

@@ -30,12 +30,12 @@ _SYSTEM_ROLES = ("system", "developer")
 T = TypeVar("T")
 
 
-class _Message(msgspec.Struct):
+class _PromptMessage(msgspec.Struct):
     role: str = ""
     content: msgspec.Raw = msgspec.Raw(b"")
 
 
-class _Part(msgspec.Struct):
+class _TextPart(msgspec.Struct):
     text: str = ""
 
 
@@ -48,9 +48,9 @@ class _Tool(msgspec.Struct):
     function: _Function = msgspec.field(default_factory=_Function)
 
 
-_messages_decoder = msgspec.json.Decoder(list[_Message])
+_messages_decoder = msgspec.json.Decoder(list[_PromptMessage])
 _tools_decoder = msgspec.json.Decoder(list[_Tool])
-_text_decoder = msgspec.json.Decoder(str | list[_Part])
+_text_decoder = msgspec.json.Decoder(str | list[_TextPart])
 
 
 def program_class(name: str | None, fields: Fields) -> str:

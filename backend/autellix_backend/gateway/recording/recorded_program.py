@@ -15,13 +15,13 @@ UNNAMED = "unnamed"
 
 
 @dataclass(slots=True, eq=False)
-class RecordedCall:
+class TracedCall:
     """A call of a recorded program."""
 
     thread: str
     start_s: float
-    parents: tuple[RecordedCall, ...]
-    previous: RecordedCall | None
+    parents: tuple[TracedCall, ...]
+    previous: TracedCall | None
     """The last call of its thread that had ended when it began, whose prompt it most likely extends."""
     finish_s: float = 0.0
     prompt_tokens: int = 0
@@ -43,20 +43,20 @@ class RecordedProgram:
     """Its id in the recording: a client may reuse a program's id after its end."""
     start_s: float
     name: str | None = None
-    calls: list[RecordedCall] = field(default_factory=list)
-    by_id: dict[str, RecordedCall] = field(default_factory=dict)
-    ended_in_thread: dict[str, RecordedCall] = field(default_factory=dict)
+    calls: list[TracedCall] = field(default_factory=list)
+    by_id: dict[str, TracedCall] = field(default_factory=dict)
+    ended_in_thread: dict[str, TracedCall] = field(default_factory=dict)
     running: int = 0
     problem: str | None = None
     """The reason for leaving it out."""
 
-    def begin(self, start: CallStart, now: float) -> RecordedCall:
+    def begin(self, start: CallStart, now: float) -> TracedCall:
         """Add a call, and return it."""
         self.name = self.name or start.name
         self.running += 1
         previous = self.ended_in_thread.get(start.thread_id)
         parents = self._parents(start.parents, previous)
-        call = RecordedCall(start.thread_id, now, parents, previous)
+        call = TracedCall(start.thread_id, now, parents, previous)
         if self.problem is None:
             self.calls.append(call)
             self.by_id[start.call_id] = call
@@ -64,7 +64,7 @@ class RecordedProgram:
                 self._leave_out("too_long")
         return call
 
-    def settle(self, call: RecordedCall, settled: SettledCall) -> None:
+    def settle(self, call: TracedCall, settled: SettledCall) -> None:
         """Complete a call with its end and its tokens."""
         self.running -= 1
         call.finish_s = settled.settled_s
@@ -85,8 +85,8 @@ class RecordedProgram:
         self.ended_in_thread.clear()
 
     def _parents(
-        self, parent_ids: tuple[str, ...] | None, previous: RecordedCall | None
-    ) -> tuple[RecordedCall, ...]:
+        self, parent_ids: tuple[str, ...] | None, previous: TracedCall | None
+    ) -> tuple[TracedCall, ...]:
         """Return the parents of a new call: those it names, else the last call of its thread."""
         if parent_ids == ():
             return ()
@@ -96,7 +96,7 @@ class RecordedProgram:
 
 def build_trace(program: RecordedProgram, origin_s: float) -> ProgramTrace:
     """Return the trace of a program; `origin_s` is the moment that arrivals are counted from."""
-    numbers: dict[RecordedCall, int] = {}
+    numbers: dict[TracedCall, int] = {}
     for call in program.calls:
         if call.is_kept:
             numbers[call] = len(numbers)
@@ -108,7 +108,7 @@ def build_trace(program: RecordedProgram, origin_s: float) -> ProgramTrace:
     )
 
 
-def _call_trace(call: RecordedCall, numbers: dict[RecordedCall, int], start_s: float) -> CallTrace:
+def _call_trace(call: TracedCall, numbers: dict[TracedCall, int], start_s: float) -> CallTrace:
     parents = list(dict.fromkeys(_kept(call.parents)))
     ready_s = max((parent.finish_s for parent in parents), default=start_s)
     shared_tokens, prefix = 0, None
@@ -132,10 +132,10 @@ def _call_trace(call: RecordedCall, numbers: dict[RecordedCall, int], start_s: f
     )
 
 
-def _kept(calls: Iterable[RecordedCall]) -> Iterator[RecordedCall]:
+def _kept(calls: Iterable[TracedCall]) -> Iterator[TracedCall]:
     """Iterate over calls, replacing those that are not in the trace by their nearest kept ancestors."""
     waiting = list(calls)
-    seen: set[RecordedCall] = set()
+    seen: set[TracedCall] = set()
     while waiting:
         call = waiting.pop(0)
         if call in seen:

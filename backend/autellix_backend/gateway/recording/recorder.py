@@ -13,7 +13,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter
 
 from autellix_backend.gateway.calls.open_call import OpenCall
-from autellix_backend.gateway.recording.recorded_program import RecordedCall, RecordedProgram, build_trace
+from autellix_backend.gateway.recording.recorded_program import RecordedProgram, TracedCall, build_trace
 from autellix_backend.gateway.recording.trace import program_to_line
 from autellix_backend.observe.line_writer import LineWriter
 from autellix_backend.observe.settled_call import SettledCall
@@ -47,7 +47,7 @@ class ProgramRecorder:
             path, self._line, self._results, setting="gateway.record_path", max_pending=MAX_PENDING
         )
         self._programs: dict[str, RecordedProgram] = {}
-        self._running: dict[str, tuple[RecordedProgram, RecordedCall]] = {}
+        self._running: dict[str, tuple[RecordedProgram, TracedCall]] = {}
         # Ids are unique over several recordings in one file.
         self._prefix = secrets.token_hex(3)
         self._numbers = itertools.count()
