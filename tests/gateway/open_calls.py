@@ -22,7 +22,7 @@ def open_call(headers: dict[str, str], *, key: str, body: bytes = b"{}", **field
         headers=headers,
         body=parse_body(body, CHAT_COMPLETIONS),
     )
-    inherited = Inherited(service_s=0.0, program_service_s=0.0, wait_s=0.0)
+    inherited = fields.pop("inherited", None) or Inherited(service_s=0.0, program_service_s=0.0, wait_s=0.0)
     defaults: dict[str, Any] = {
         "began_s": 1.0,
         "level": 1,

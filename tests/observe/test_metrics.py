@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from prometheus_client import CollectorRegistry
 from tests.observe.settled_calls import settled_call
 
 from autellix_backend.observe.metrics import (
+    AdmissionMetrics,
     CallMetrics,
     GatewayMetrics,
     MetricFactory,
@@ -15,7 +17,12 @@ from autellix_backend.observe.metrics import (
     SnapshotMetrics,
 )
 from autellix_backend.observe.settled_call import Outcome
-from autellix_backend.reports.snapshot import EngineSnapshot, KvOffloadTotals
+from autellix_backend.reports.snapshot import (
+    AdmissionSnapshot,
+    BoostSnapshot,
+    EngineSnapshot,
+    KvOffloadTotals,
+)
 
 
 def counted(**fields: Any) -> CollectorRegistry:
@@ -84,6 +91,28 @@ def test_a_snapshot_becomes_gauges_until_it_is_cleared() -> None:
     assert (value("slots"), value("step_seconds"), value("snapshot_age_seconds")) == (4, 0.02, 0.4)
     metrics.clear()
     assert (value("slots"), value("calls", state="running")) == (None, None)
+
+
+def test_a_working_set_becomes_gauges_until_it_is_cleared() -> None:
+    make = MetricFactory()
+    metrics = AdmissionMetrics(make)
+    metrics.set("a", AdmissionSnapshot(11, 4, 48_000, 52_000))
+
+    def value(name: str) -> float | None:
+        return make.registry.get_sample_value("autellix_" + name, {"engine": "a"})
+
+    names = ("active_programs", "inactive_programs", "working_set_tokens", "working_set_capacity_tokens")
+    assert [value(name) for name in names] == [11, 4, 48_000, 52_000]
+    metrics.clear()
+    assert [value(name) for name in names] == [None] * 4
+
+
+def test_the_strength_of_the_boost_is_a_gauge() -> None:
+    make = MetricFactory()
+    boosted = msgspec.structs.replace(SNAPSHOT, boost=BoostSnapshot(3.0, 0.8, 4.0))
+    SnapshotMetrics(make).set("a", boosted, 0.4)
+    value = make.registry.get_sample_value("autellix_boost_strength_seconds", {"engine": "a"})
+    assert value == 3.0
 
 
 FIRST = KvOffloadTotals(4096, 2, 0.25, 2048, 1, 0.125, 3, 1)

@@ -13,6 +13,11 @@ from autellix_backend.observe.durations import seconds
 PLAIN_WIDTH = 200
 """The width of tables in a file or a pipe."""
 
+_ENGINE_HEADINGS = (
+    *("ENGINE", "STATE", "CALLS", "RUNNING", "SLOTS", "WAITING", "KV", "ACTIVE", "WORKING SET"),
+    *("STEP", "SNAPSHOT"),
+)
+
 Shown = Mapping[str, Any]
 
 _STATE_STYLES = {"running": "green", "waiting": "yellow", "ending": "magenta", "idle": "dim"}
@@ -38,7 +43,7 @@ def program_table(programs: list[dict[str, Any]], *, has_more: bool) -> Table:
 def engine_table(engines: list[dict[str, Any]]) -> Table:
     """Return a table with one line per engine."""
     table = Table(box=None, header_style="bold")
-    for heading in ("ENGINE", "STATE", "CALLS", "RUNNING", "SLOTS", "WAITING", "KV", "STEP", "SNAPSHOT"):
+    for heading in _ENGINE_HEADINGS:
         table.add_column(heading, no_wrap=True)
     for engine in engines:
         table.add_row(
@@ -49,11 +54,24 @@ def engine_table(engines: list[dict[str, Any]]) -> Table:
             _number(engine["slots"]),
             _number(engine["waiting"]),
             _percent(engine["kv_share"]),
+            _active(engine),
+            _working_set(engine),
             _time(engine["mean_step_s"]),
             "-" if engine["snapshot_age_s"] is None else f"{seconds(engine['snapshot_age_s'])} old",
             style="green" if engine["state"] == "up" else "red",
         )
     return table
+
+
+def _active(engine: Shown) -> str:
+    """Return the active programs, and all that are present."""
+    active, inactive = engine["active_programs"], engine["inactive_programs"]
+    return "-" if active is None else f"{active} of {active + inactive}"
+
+
+def _working_set(engine: Shown) -> str:
+    tokens, capacity = engine["working_set_tokens"], engine["working_set_capacity_tokens"]
+    return "-" if not capacity else _percent(tokens / capacity)
 
 
 def _number(value: object) -> str:

@@ -14,7 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics import MetricWrapperBase
 
 from autellix_backend.observe.settled_call import Outcome, SettledCall
-from autellix_backend.reports.snapshot import EngineSnapshot, KvOffloadTotals
+from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot, KvOffloadTotals
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 LATENCY_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -143,10 +143,14 @@ class SnapshotMetrics:
         self._blocks = make.gauge("engine_kv_blocks", "Used and total KV blocks.", "engine", "kind")
         self._step_s = make.gauge("engine_step_seconds", "Mean duration of the latest steps.", "engine")
         self._age_s = make.gauge("engine_snapshot_age_seconds", "Age of the latest snapshot.", "engine")
+        self._strength_s = make.gauge(
+            "boost_strength_seconds", "The most by which little work counts as an earlier arrival.", "engine"
+        )
 
     def clear(self) -> None:
         """Remove all values: an engine without a snapshot has none."""
-        for gauge in (self._calls, self._slots, self._blocks, self._step_s, self._age_s):
+        gauges = (self._calls, self._slots, self._blocks, self._step_s, self._age_s, self._strength_s)
+        for gauge in gauges:
             gauge.clear()
 
     def set(self, engine: str, snapshot: EngineSnapshot, age_s: float) -> None:
@@ -159,6 +163,30 @@ class SnapshotMetrics:
         if snapshot.mean_step_s is not None:
             self._step_s.labels(engine).set(snapshot.mean_step_s)
         self._age_s.labels(engine).set(age_s)
+        if snapshot.boost is not None:
+            self._strength_s.labels(engine).set(snapshot.boost.strength_s)
+
+
+class AdmissionMetrics:
+    """The working sets of engines, as they report them or as the gateway estimates them."""
+
+    def __init__(self, make: MetricFactory) -> None:
+        self._active = make.gauge("active_programs", "Programs whose calls may run.", "engine")
+        self._inactive = make.gauge("inactive_programs", "Programs that wait for KV memory.", "engine")
+        self._tokens = make.gauge("working_set_tokens", "Contexts of the active programs.", "engine")
+        self._capacity = make.gauge("working_set_capacity_tokens", "What they may fill.", "engine")
+
+    def clear(self) -> None:
+        """Remove all values: an engine without admission has none."""
+        for gauge in (self._active, self._inactive, self._tokens, self._capacity):
+            gauge.clear()
+
+    def set(self, engine: str, working_set: AdmissionSnapshot) -> None:
+        """Record an engine's working set."""
+        self._active.labels(engine).set(working_set.active_programs)
+        self._inactive.labels(engine).set(working_set.inactive_programs)
+        self._tokens.labels(engine).set(working_set.working_set_tokens)
+        self._capacity.labels(engine).set(working_set.capacity_tokens)
 
 
 class OffloadMetrics:
@@ -225,6 +253,7 @@ class GatewayMetrics:
         self.event_subscribers = make.gauge("event_subscribers", "Open connections to the event feed.")
         self.events_dropped = make.counter("events_dropped", "Events that slow subscribers missed.")
         self.engines = SnapshotMetrics(make)
+        self.admission = AdmissionMetrics(make)
         self.offload = OffloadMetrics(make)
         self.queues = QueueMetrics(make)
         self.kv_event_blocks = make.gauge(

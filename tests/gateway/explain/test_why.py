@@ -19,6 +19,8 @@ from autellix_backend.gateway.explain.why import (
     level_bounds,
 )
 from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.reports.snapshot import AdmissionSnapshot, BoostSnapshot
+from autellix_backend.stores.base import Inherited
 
 CONFIG = SchedulerConfig(policy="plas", bounds=(1.0, 2.0, 8.0), beta=4.0)
 FAST = standing("fast", place=1, level=1, is_running=True, program_service_s=0.1)
@@ -259,3 +261,32 @@ def test_an_ended_program_is_shown_as_such() -> None:
     told = explain_program(program(is_ending=True), overview(open_call()), CONFIG, Tenant())
 
     assert told.text.startswith("It was ended and leaves with its last open call.")
+
+
+def test_a_call_of_an_inactive_program_waits_for_memory() -> None:
+    call = open_call("key-3")
+    entry = standing("p", place=3, level=1, is_admitted=False, context_tokens=5200, inactive_place=3)
+    last = snapshot(FAST, FAST_TOO, entry, admission=AdmissionSnapshot(11, 4, 48_000, 52_000))
+    told = why(overview(call, last=last), call)
+
+    assert (told.state, told.position, told.short_of) == ("waiting", 3, "working_set")
+    assert told.text == (
+        "It is inactive: its 5,200-token context does not fit beside 11 active programs (48,000 of 52,000 "
+        "tokens); third in order."
+    )
+
+
+@pytest.mark.parametrize(
+    ("strength_s", "order"),
+    [
+        (3.0, "little work counts as an earlier arrival, at a strength of 3.0 s."),
+        (0.0, "programs are of one size, so the order is that of arrival."),
+    ],
+)
+def test_the_boost_is_explained_by_age_work_and_strength(strength_s: float, order: str) -> None:
+    inherited = Inherited(service_s=0.0, program_service_s=0.0, wait_s=0.0, age_s=7.0, work=1234.0)
+    call = open_call("key-3", inherited=inherited)
+    last = snapshot(FAST, FAST_TOO, MINE, boost=BoostSnapshot(strength_s, 0.8, 4.0))
+    told = why(overview(call, last=last), call, SchedulerConfig(policy="boost"))
+
+    assert told.text.endswith(f" Its program came 12.0 s ago, with 1,234 tokens of work done; {order}")

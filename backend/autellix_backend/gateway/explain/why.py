@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.calls.open_call import OpenCall
+from autellix_backend.gateway.engines.inactive import Inactive
 from autellix_backend.gateway.explain.overview import (
     EngineView,
     OpenCallState,
@@ -66,7 +67,7 @@ class CallExplanation:
     programs_ahead: tuple[ProgramAhead, ...] = ()
     more_programs_ahead: int = 0
     short_of: str | None = None
-    """What a waiting call lacks: `slots` or `kv_blocks`."""
+    """What a waiting call lacks: `slots`, `kv_blocks`, or `working_set` while its program is inactive."""
     promoted_in_s: float | None = None
     """Further waiting until anti-starvation promotes it to level 1."""
     quantum_left_s: float | None = None
@@ -146,8 +147,31 @@ def explain_call(
         promoted_in_s=entry.promotion_s,
         quantum_left_s=entry.quantum_s,
     )
+    inactive = _inactive(entry, engine.snapshot)
+    if inactive is not None:
+        return replace(explanation, text=f"It is {inactive.text}.", short_of="working_set")
     explain = _explain_running if entry.is_running else _explain_waiting
-    return explain(explanation, entry, engine.snapshot, config, viewer)
+    explanation = explain(explanation, entry, engine.snapshot, config, viewer)
+    boost = _boost_text(call, engine.snapshot, overview.now)
+    return replace(explanation, text=" ".join(filter(None, (explanation.text, boost))))
+
+
+def _inactive(entry: CallSnapshot, snapshot: EngineSnapshot) -> Inactive | None:
+    """Return why a call's program is not active in its engine; None if it is."""
+    if entry.is_admitted or entry.inactive_place is None or snapshot.admission is None:
+        return None
+    return Inactive(entry.context_tokens or 0, entry.inactive_place, snapshot.admission)
+
+
+def _boost_text(call: OpenCall, snapshot: EngineSnapshot, now: float) -> str:
+    if snapshot.boost is None:
+        return ""
+    age_s = call.inherited.age_s + now - call.began_s
+    came = f"Its program came {seconds(age_s)} ago, with {call.inherited.work:,.0f} tokens of work done"
+    strength_s = snapshot.boost.strength_s
+    if strength_s <= 0:
+        return f"{came}; programs are of one size, so the order is that of arrival."
+    return f"{came}; little work counts as an earlier arrival, at a strength of {seconds(strength_s)}."
 
 
 def level_bounds(config: SchedulerConfig, level: int) -> tuple[float, float | None] | None:

@@ -82,9 +82,12 @@ async def openapi(request: Request) -> dict[str, Any]:
 
 def _measure_engines(page: GatewayMetrics, pool: EnginePool) -> None:
     page.engines.clear()
+    page.admission.clear()
     for member in pool:
         member.measure(page.queues)
         view = engine_view(member)
+        if (working_set := member.admission) is not None:
+            page.admission.set(member.name, working_set)
         if view.snapshot is not None and view.age_s is not None:
             page.engines.set(member.name, view.snapshot, view.age_s)
             if view.snapshot.kv_offload is not None:

@@ -63,6 +63,14 @@ class EngineRow:
     level_calls: tuple[int, ...] | None = None
     step: int | None = None
     mean_step_s: float | None = None
+    active_programs: int | None = None
+    """Programs whose calls may run, and those that wait; None where admission is off. The gateway estimates
+    them for an engine that reports nothing."""
+    inactive_programs: int | None = None
+    working_set_tokens: int | None = None
+    """The contexts of the active programs, and what they may fill."""
+    working_set_capacity_tokens: int | None = None
+    boost_strength_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +146,7 @@ async def remove_engine(name: str, pool: Pool) -> EngineRow:
 
 def _row(member: EngineHandle) -> EngineRow:
     engine, view = member.engine, engine_view(member)
-    snapshot = view.snapshot
+    snapshot, working_set = view.snapshot, member.admission
     return EngineRow(
         name=engine.name,
         base_url=engine.base_url,
@@ -160,6 +168,11 @@ def _row(member: EngineHandle) -> EngineRow:
         level_calls=snapshot.level_calls if snapshot else None,
         step=snapshot.step if snapshot else None,
         mean_step_s=snapshot.mean_step_s if snapshot else None,
+        active_programs=working_set.active_programs if working_set else None,
+        inactive_programs=working_set.inactive_programs if working_set else None,
+        working_set_tokens=working_set.working_set_tokens if working_set else None,
+        working_set_capacity_tokens=working_set.capacity_tokens if working_set else None,
+        boost_strength_s=snapshot.boost.strength_s if snapshot and snapshot.boost else None,
     )
 
 
