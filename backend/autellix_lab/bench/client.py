@@ -60,7 +60,7 @@ class Player:
     async def play(self, program: ProgramTrace, arrival_s: float) -> None:
         """Wait for the arrival, then make the program's calls, each when its parents have answered."""
         await asyncio.sleep(max(0.0, arrival_s - self.now()))
-        book = PromptBook(f"{self.salt}:{program.program_id}", self.length)
+        book = PromptBook(program, self.length, self.salt)
         with self.scope(program.source):
             if not program.is_parallel:
                 await self._play_chain(program, program.calls, book, {})

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autellix_backend.gateway.recording.trace import ProgramTrace
+from autellix_lab.bench.contexts import mean_context_tokens
 from autellix_lab.bench.results import CallResult
 from autellix_lab.workload.describe import longest_chain
 from autellix_lab.workload.statistics import statistics_of
@@ -91,7 +92,8 @@ def summarise(
     errors = [result.error for result in results if result.error is not None]
     return RunSummary(
         metrics=metrics_of(found),
-        totals=_totals(found, answered),
+        totals=_totals(found, answered)
+        | {"context_tokens": mean_context_tokens(programs, arrivals_s, results)},
         programs=len(found),
         lost_calls=len(errors),
         duration_s=max((result.finish_s for result in answered), default=0.0),

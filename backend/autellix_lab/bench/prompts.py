@@ -1,11 +1,15 @@
-"""Prompts of given token lengths: words for tokens; a later call repeats the start of an earlier one."""
+"""Prompts of given token lengths: words for tokens; a later call repeats the start of an earlier one.
+
+Programs with equal system prefixes, such as lists of tools, begin with the same words.
+"""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
 
-from autellix_backend.gateway.recording.trace import CallTrace
+from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
+from autellix_lab.workload.prefixes import system_prefix
 
 # Short common words that are one token each to the demo model, and to most others.
 _TEXT = """
@@ -43,16 +47,20 @@ def random_words(rng: random.Random, count: int) -> list[str]:
 class PromptBook:
     """The prompts of one program; the words of an answer stand for its tokens in the history."""
 
-    def __init__(self, name: str, length: PromptLength) -> None:
-        """Seed the words with `name`: equal names give equal prompts."""
-        self._rng = random.Random(name)
+    def __init__(self, program: ProgramTrace, length: PromptLength, salt: str = "") -> None:
+        """Seed the words with the program's name and the salt: equal ones give equal prompts."""
+        self._rng = random.Random(f"{salt}:{program.program_id}")
         self._length = length
         self._contexts: dict[int, list[str]] = {}
+        self._prefix: list[str] = []
+        if (prefix := system_prefix(program)) is not None:
+            count = length.words_for(prefix.length)
+            self._prefix = random_words(random.Random(f"{salt}:{prefix.key}"), count)
 
     def prompt(self, call: CallTrace) -> str:
         """Write the prompt of a call, and remember it with an answer's worth of words; once per call."""
         count = self._length.words_for(call.prefill_tokens)
-        words: list[str] = []
+        words = [] if call.id else self._prefix[:count]
         if call.prefix_from is not None:
             shared = self._length.words_for(call.shared_prefix_tokens)
             words = self._contexts[call.prefix_from][: min(shared, count - 1)]

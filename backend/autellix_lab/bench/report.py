@@ -30,7 +30,8 @@ UNITS: dict[str, tuple[str, str]] = {
     "engine steps": ("token_latency_steps", "latency_steps"),
 }
 """Token latency and latency in each unit."""
-LATENCIES = tuple(name for names in UNITS.values() for name in names)
+Goals = Mapping[tuple[str, str], float]
+"""Largest ratio to the baseline, by metric and statistic."""
 SPEED = "service_per_token_s"
 """The metric that shows the machine's own speed in a turn."""
 
@@ -78,17 +79,27 @@ class LoadComparison:
         pairs = zip(self.of(policy), self.of(self.policies[0]), strict=False)
         return [ratios(run.summary, base.summary) for run, base in pairs]
 
-    def worse_than(
-        self, policy: str, limit: float, names: Sequence[str] = LATENCIES
-    ) -> list[tuple[str, str, float]]:
-        """List the statistics of these latencies whose pooled ratio is above `limit`."""
+    def total(self, policy: str, name: str) -> float:
+        """Return the median over rounds of a total."""
+        return median(run.summary.totals[name] for run in self.of(policy))
+
+    def cached_share(self, policy: str) -> float:
+        """Return the share of all prompt tokens that the policy's runs found in the prefix cache."""
+        totals = [run.summary.totals for run in self.of(policy)]
+        prompt_tokens = sum(total["prompt_tokens"] for total in totals)
+        return sum(total["cached_tokens"] for total in totals) / prompt_tokens if prompt_tokens else 0.0
+
+    def worse_than(self, policy: str, limit: float) -> list[tuple[str, str, float]]:
+        """List the statistics of latencies whose pooled ratio is above `limit`, the worst first."""
         pooled = self.pooled_ratios(policy)
-        return [
+        found = [
             (name, key, ratio)
+            for names in UNITS.values()
             for name in names
             for key, ratio in pooled.get(name, {}).items()
             if ratio > limit
         ]
+        return sorted(found, key=lambda item: -item[2])
 
 
 def comparison_table(load: LoadComparison) -> Table:
@@ -106,6 +117,8 @@ def comparison_table(load: LoadComparison) -> Table:
         table.add_column("by round", justify="right")
     for name in TITLES:
         _add_metric(table, load, name)
+    hits = [f"{load.cached_share(policy):.0%}" for policy in load.policies]
+    table.add_row("prompt tokens found in the KV cache", "", *hits)
     return table
 
 
@@ -125,52 +138,68 @@ def _add_metric(table: Table, load: LoadComparison, name: str) -> None:
         table.add_row(*cells, end_section=key == STATISTICS[-1])
 
 
-def verdicts(load: LoadComparison, *, goal: float | None, tolerance: float) -> list[str]:
-    """Return sentences about the results of the comparison, including what got worse.
+def losses(load: LoadComparison, *, tolerance: float) -> list[str]:
+    """Return sentences about every latency that got worse than the baseline's by more than the tolerance."""
+    base = load.policies[0]
+    lines: list[str] = []
+    for policy in load.policies[1:]:
+        for name, key, ratio in load.worse_than(policy, 1 + tolerance):
+            title, unit, _ = TITLES[name]
+            lines.append(
+                f"{load.name}: {policy} is worse than {base} in {key} {title} ({unit}): {ratio:.2f} "
+                f"({_by_round(load, policy, name, key)} by round)."
+            )
+    return lines
+
+
+def verdicts(load: LoadComparison, *, goals: Goals, tolerance: float) -> list[str]:
+    """Return sentences about goals and rounds, and about machines that changed their speed.
 
     Args:
-        goal: the ratio of mean program token latency that every round should reach; None asks for none.
-        tolerance: a latency statistic above one plus this is called worse.
+        load: The comparison.
+        goals: The ratio to the baseline that every round should reach, by latency and statistic.
+        tolerance: Beyond one plus this, a ratio of engine times is mentioned.
     """
     lines: list[str] = []
-    base = load.policies[0]
     for policy in load.policies[1:]:
-        for unit, (name, _) in UNITS.items():
-            by_round = [entry[name]["mean"] for entry in load.ratios_by_round(policy) if name in entry]
-            if not by_round:
-                continue
-            shown = ", ".join(f"{ratio:.2f}" for ratio in by_round)
-            line = f"{load.name}: mean program token latency of {policy} in {unit} is {shown} of {base}'s"
-            if goal is not None:
-                reached = sum(ratio <= goal for ratio in by_round)
-                line += f"; at most {goal:g} in {reached} of {len(by_round)} rounds"
-            lines.append(line + ".")
-        lines += _what_got_worse(load, policy, tolerance)
+        for (name, key), goal in goals.items():
+            lines += _goal_line(load, policy, name, key, goal)
+        if not load.worse_than(policy, 1 + tolerance):
+            base = load.policies[0]
+            lines.append(f"{load.name}: no latency of {policy} is more than {tolerance:.0%} above {base}'s.")
+        lines += _speed_line(load, policy, tolerance)
     return lines
 
 
-def _what_got_worse(load: LoadComparison, policy: str, tolerance: float) -> list[str]:
-    base = load.policies[0]
-    lines: list[str] = []
-    for unit, names in UNITS.items():
-        worse = load.worse_than(policy, 1 + tolerance, names)
-        if not worse:
-            lines.append(
-                f"{load.name}: no latency of {policy} in {unit} is more than {tolerance:.0%} above {base}'s."
-            )
-        for name, key, ratio in worse:
-            title, shown, _ = TITLES[name]
-            lines.append(
-                f"{load.name}: {policy} is worse than {base} in {key} {title} ({shown}): {ratio:.2f}."
-            )
+def _goal_line(load: LoadComparison, policy: str, name: str, key: str, goal: float) -> list[str]:
+    found = [entry[name][key] for entry in load.ratios_by_round(policy) if key in entry.get(name, {})]
+    if not found:
+        return []
+    title, unit, _ = TITLES[name]
+    reached = sum(ratio <= goal for ratio in found)
+    result = "goal reached" if reached == len(found) else "GOAL MISSED"
+    line = (
+        f"{load.name}: {key} {title} ({unit}) of {policy} is {_by_round(load, policy, name, key)} of "
+        f"{load.policies[0]}'s; {result}: at most {goal:g} in {reached} of {len(found)} rounds."
+    )
+    return [line]
+
+
+def _by_round(load: LoadComparison, policy: str, name: str, key: str) -> str:
+    ratios_found = [entry.get(name, {}).get(key) for entry in load.ratios_by_round(policy)]
+    return ", ".join("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios_found)
+
+
+def _speed_line(load: LoadComparison, policy: str, tolerance: float) -> list[str]:
     speeds = [entry[SPEED]["mean"] for entry in load.ratios_by_round(policy) if SPEED in entry]
-    if any(not 1 / (1 + tolerance) <= ratio <= 1 + tolerance for ratio in speeds):
-        shown = ", ".join(f"{ratio:.2f}" for ratio in speeds)
-        lines.append(
-            f"{load.name}: a token took the engine of {policy} {shown} times as long as {base}'s, by round; "
-            "fuller batches do that, and a machine that was slower in its turn: more seconds, not more steps."
-        )
-    return lines
+    if all(1 / (1 + tolerance) <= ratio <= 1 + tolerance for ratio in speeds):
+        return []
+    shown = ", ".join(f"{ratio:.2f}" for ratio in speeds)
+    line = (
+        f"{load.name}: a token took the engine of {policy} {shown} times as long as {load.policies[0]}'s, by "
+        "round; prompts found in the cache, fuller batches and the machine's own speed change that."
+    )
+    return [line]
 
 
 def report_mapping(loads: Sequence[LoadComparison], setting: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,6 +213,7 @@ def report_mapping(loads: Sequence[LoadComparison], setting: Mapping[str, Any]) 
                 "policies": list(load.policies),
                 "pooled": {policy: load.pooled(policy) for policy in load.policies},
                 "ratios": {policy: load.pooled_ratios(policy) for policy in load.policies[1:]},
+                "cached_share": {policy: load.cached_share(policy) for policy in load.policies},
                 "ratios_by_round": {policy: load.ratios_by_round(policy) for policy in load.policies[1:]},
                 "runs": [_run_mapping(run) for run in load.runs],
             }
@@ -205,27 +235,6 @@ def check_plotting() -> None:
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
-
-
-def write_plot(path: Path, loads: Sequence[LoadComparison]) -> None:
-    """Draw the distributions of token latency and latency, one row per load, all rounds together."""
-    # Imported here: it takes a second, and only the end of a benchmark needs it.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 3.6 * len(loads)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(len(loads), 2, squeeze=False)
-    for row, load in zip(axes, loads, strict=True):
-        for axis, name in zip(row, ("token_latency_s", "latency_s"), strict=True):
-            _draw_distribution(axis, load, name)
-    figure.savefig(path, dpi=120)
-
-
-def _draw_distribution(axis: Any, load: LoadComparison, name: str) -> None:
-    found = {policy: [item for run in load.of(policy) for item in run.outcomes] for policy in load.policies}
-    draw_distribution(axis, found, name)
-    axis.set_title(f"{load.name} (rho = {load.rho:g})")
 
 
 def draw_distribution(axis: Any, found: Mapping[str, Sequence[ProgramOutcome]], name: str) -> None:

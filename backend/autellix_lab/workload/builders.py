@@ -27,6 +27,9 @@ REFLECT_SHARE = 0.09
 MIN_MAP_REDUCE_CALLS = 4
 """A plan, two maps and the reduce."""
 
+TOOL_MS = HeavyTail(150, 3000, 1.0)
+"""Duration of a tool call (ms): local functions, files, quick services."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkloadShape:
@@ -44,6 +47,8 @@ class CallList:
     def __init__(self, rng: random.Random, shape: WorkloadShape) -> None:
         self.rng = rng
         self.shape = shape
+        self.prefix_tokens = 0
+        """Tokens of the system prefix that the first prompt begins with."""
         self.calls: list[CallTrace] = []
 
     def add(
@@ -56,6 +61,7 @@ class CallList:
         shared_tokens: int = 0,
         new_tokens: int | None = None,
         group: int | None = None,
+        gap_s: float | None = None,
     ) -> int:
         """Append a call that repeats `shared_tokens` of another; its new tokens are drawn unless given."""
         if new_tokens is None:
@@ -64,20 +70,21 @@ class CallList:
             id=len(self.calls),
             parents=parents,
             thread=thread,
-            prefill_tokens=shared_tokens + new_tokens,
+            prefill_tokens=shared_tokens + new_tokens + (0 if self.calls else self.prefix_tokens),
             decode_tokens=self.shape.decode_tokens.draw(self.rng),
             shared_prefix_tokens=shared_tokens,
             prefix_from=prefix_from,
+            gap_before_s=gap_s,
             kind=kind,
             sample_group=group,
         )
         self.calls.append(call)
         return call.id
 
-    def extend(self, thread: str, kind: str, parent: int) -> int:
-        """Append a call that repeats the whole prompt and answer of its parent."""
+    def extend(self, thread: str, kind: str, parent: int, gap_s: float | None = None) -> int:
+        """Append a call that repeats the whole prompt and answer of its parent, after a gap."""
         shared_tokens = self.calls[parent].context_tokens
-        return self.add(thread, kind, (parent,), prefix_from=parent, shared_tokens=shared_tokens)
+        return self.add(thread, kind, (parent,), prefix_from=parent, shared_tokens=shared_tokens, gap_s=gap_s)
 
 
 def build_chat(program: CallList, call_count: int) -> None:
@@ -88,6 +95,13 @@ def build_chat(program: CallList, call_count: int) -> None:
 def build_react(program: CallList, call_count: int) -> None:
     """Make one thread of tool steps."""
     _build_thread(program, call_count, "tool")
+
+
+def build_tools(program: CallList, call_count: int) -> None:
+    """Make one thread of tool steps, each after the time that its tool takes."""
+    last = program.add("main", "root", ())
+    for _ in range(call_count - 1):
+        last = program.extend("main", "tool", last, gap_s=TOOL_MS.draw(program.rng) / 1000)
 
 
 def build_tree(program: CallList, call_count: int) -> None:
@@ -133,6 +147,7 @@ BUILDERS: dict[str, Callable[[CallList, int], None]] = {
     "react": build_react,
     "tree": build_tree,
     "map_reduce": build_map_reduce,
+    "tools": build_tools,
 }
 """Builder by kind of program."""
 

@@ -4,6 +4,7 @@ chat        one thread of turns, long answers                       ShareGPT
 react       one thread of tool steps, long prompts, short answers   BFCL v3 multi-turn
 tree        rounds of five parallel samples and their values        LATS (Monte Carlo tree search on HotpotQA)
 map_reduce  a plan, parallel maps, a reduce                         ours: the paper has no such row
+tools       tool steps after a long list of tools, with gaps        ours: BFCL v3 multi-turn ground truths
 mixed       chat, react and tree in equal shares
 
 Counts and lengths are log-normal, so their tails are heavy, and capped; the median is solved for so that the
@@ -33,6 +34,7 @@ SHAPES: dict[str, WorkloadShape] = {
     "map_reduce": WorkloadShape(
         HeavyTail(18, 130, 0.8), HeavyTail(1024, 8192, 0.8), HeavyTail(160, 1024, 0.6)
     ),
+    "tools": WorkloadShape(HeavyTail(9.7, 24, 0.4), HeavyTail(60, 400, 0.9), HeavyTail(27, 200, 0.6)),
 }
 MIXED = ("chat", "react", "tree")
 """The paper's three, in equal shares."""
@@ -40,6 +42,10 @@ WORKLOADS = (*SHAPES, "mixed")
 
 TREE_REPEATED_SHARE = 0.667
 """Share of a tree's calls that repeat a sibling's prompt; the others carry its mean of new tokens."""
+
+TOOL_LISTS = 8
+"""Lists of tools that the programs of `tools` share."""
+TOOL_LIST_TOKENS = HeavyTail(4900, 6000, 0.25)
 
 
 def generate_programs(workload: str, count: int, seed: int, *, tree_scale: float = 1.0) -> list[ProgramTrace]:
@@ -64,15 +70,24 @@ def _generate(kind: str, shape: WorkloadShape, index: int, seed: int) -> Program
     # One generator per program: a longer list has the same first programs.
     rng = random.Random(f"{kind}:{seed}:{index}")
     program = CallList(rng, shape)
-    BUILDERS[kind](program, shape.calls.draw(rng))
+    call_count = shape.calls.draw(rng)
+    if kind == "tools":
+        program.prefix_tokens = _tool_list_tokens(seed, rng.randrange(TOOL_LISTS))
+    BUILDERS[kind](program, call_count)
     program_id = f"{kind}_{seed}_{index}"
     return ProgramTrace(
         source=f"generated_{kind}",
         program_id=program_id,
         group=program_id,
         calls=tuple(program.calls),
+        system_prefix_tokens=program.prefix_tokens or None,
         modelled=True,
     )
+
+
+def _tool_list_tokens(seed: int, number: int) -> int:
+    """Return the length of a list of tools; programs with equal ones share it."""
+    return TOOL_LIST_TOKENS.draw(random.Random(f"tools:{seed}:list {number}"))
 
 
 def _tree_shape(scale: float) -> WorkloadShape:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from autellix_backend.gateway.recording.trace import CallTrace
+from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.bench.prompts import WORDS, PromptBook, PromptLength
 
 
@@ -14,6 +14,10 @@ def call(number: int, prefill: int, shared: int = 0, prefix_from: int | None = N
         shared_prefix_tokens=shared,
         prefix_from=prefix_from,
     )
+
+
+def program(*calls: CallTrace, name: str = "p", prefix: int | None = None) -> ProgramTrace:
+    return ProgramTrace(source="s", program_id=name, calls=calls, system_prefix_tokens=prefix)
 
 
 LENGTH = PromptLength.from_probes((16, 26), (272, 282))
@@ -30,13 +34,13 @@ def test_a_backend_that_does_not_count_gets_a_word_per_token() -> None:
 
 
 def test_a_prompt_has_the_traces_length() -> None:
-    prompt = PromptBook("p", LENGTH).prompt(call(0, 60))
+    prompt = PromptBook(program(call(0, 60)), LENGTH).prompt(call(0, 60))
     assert len(prompt.split()) == 50
     assert set(prompt.split()) <= set(WORDS)
 
 
 def test_a_later_prompt_extends_the_earlier_context() -> None:
-    book = PromptBook("p", LENGTH)
+    book = PromptBook(program(call(0, 60)), LENGTH)
     first = book.prompt(call(0, 60))
     second = book.prompt(call(1, 100, shared=80, prefix_from=0))
     third = book.prompt(call(2, 100, shared=40, prefix_from=0))
@@ -47,5 +51,23 @@ def test_a_later_prompt_extends_the_earlier_context() -> None:
 
 
 def test_equal_names_give_equal_prompts() -> None:
-    assert PromptBook("a", LENGTH).prompt(call(0, 60)) == PromptBook("a", LENGTH).prompt(call(0, 60))
-    assert PromptBook("a", LENGTH).prompt(call(0, 60)) != PromptBook("b", LENGTH).prompt(call(0, 60))
+    first, again, other = (
+        PromptBook(program(call(0, 60), name=name), LENGTH).prompt(call(0, 60)) for name in ("a", "a", "b")
+    )
+    assert first == again != other
+
+
+def test_equal_system_prefixes_give_equal_starts() -> None:
+    """Programs share the words of the prefix alone, in one run."""
+    first, second = call(0, 60), call(1, 100, shared=80, prefix_from=0)
+    book = PromptBook(program(first, second, name="a", prefix=40), LENGTH)
+    shared, later = book.prompt(first).split(), book.prompt(second).split()
+    same, other_list, other_run = (
+        PromptBook(program(first, name="b", prefix=prefix), LENGTH, salt).prompt(first).split()
+        for prefix, salt in ((40, ""), (41, ""), (40, "run 2"))
+    )
+
+    assert same[:30] == shared[:30] == later[:30]
+    assert same[30:] != shared[30:]
+    assert other_list[:30] != shared[:30] != other_run[:30]
+    assert {len(words) for words in (shared, same, other_list, other_run)} == {50}

@@ -17,9 +17,9 @@ def parse(*arguments: str) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def test_the_defaults_compare_fcfs_and_atlas() -> None:
+def test_the_defaults_compare_fcfs_and_boost() -> None:
     args = parse()
-    assert args.policies == ("fcfs", "plas")
+    assert args.policies == ("fcfs", "boost")
     assert args.rho > 1 > args.low_rho
 
 
@@ -33,6 +33,7 @@ def test_the_defaults_compare_fcfs_and_atlas() -> None:
         ["--rounds", "0"],
         ["--rounds", "1.5"],
         ["--workload", "poem"],
+        ["--kv-blocks", "65"],
     ],
 )
 def test_a_bad_argument_ends_with_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,10 +10,17 @@ from tests.lab.workload.public_data import public_trace
 
 from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.workload.describe import PAPER_ROWS, Statistics, describe
-from autellix_lab.workload.generate import MIXED, SHAPES, WORKLOADS, generate_programs
+from autellix_lab.workload.generate import (
+    MIXED,
+    SHAPES,
+    TOOL_LIST_TOKENS,
+    TOOL_LISTS,
+    WORKLOADS,
+    generate_programs,
+)
 from autellix_lab.workload.trace_files import read_traces
 
-MANY = {"chat": 4000, "react": 4000, "tree": 1500, "map_reduce": 4000}
+MANY = {"chat": 4000, "react": 4000, "tree": 1500, "map_reduce": 4000, "tools": 4000}
 
 
 @cache
@@ -126,6 +133,28 @@ def test_map_reduce_has_its_documented_statistics() -> None:
     assert (found.parallel_share, found.depth) == (1.0, 3.0)
 
 
+def test_tools_are_shaped_like_bfcl() -> None:
+    """Calls, answers and the list of tools are near those of the recorded tasks."""
+    recorded = read_traces(public_trace("bfcl_gt"))
+    bfcl, found = describe(recorded), statistics("tools")
+
+    assert bfcl.calls_per_program == pytest.approx(found.calls_per_program, rel=0.05)
+    assert bfcl.decode_tokens == pytest.approx(found.decode_tokens, rel=0.05)
+    lists = [program.system_prefix_tokens or 0 for program in recorded]
+    assert sum(lists) / len(lists) == pytest.approx(TOOL_LIST_TOKENS.mean, rel=0.05)
+
+
+def test_tools_share_lists_and_wait_for_each_tool() -> None:
+    programs = generate_programs("tools", 60, seed=1)
+    assert 1 < len({program.system_prefix_tokens for program in programs}) <= TOOL_LISTS
+    for program in programs:
+        assert program.calls[0].prefill_tokens > (program.system_prefix_tokens or 0) > 0
+        assert program.calls[0].gap_before_s is None
+        assert all((call.gap_before_s or 0) > 0 for call in program.calls[1:])
+
+
 def test_an_unknown_workload_lists_the_known() -> None:
-    with pytest.raises(ValueError, match="'poem'; expected one of chat, react, tree, map_reduce, mixed"):
+    with pytest.raises(
+        ValueError, match="'poem'; expected one of chat, react, tree, map_reduce, tools, mixed"
+    ):
         generate_programs("poem", 1, seed=0)

@@ -1,0 +1,176 @@
+"""The parts of the demo: mixed programs with ample KV memory, then tool programs with too little of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
+from autellix_lab.bench.compare import Load
+from autellix_lab.bench.report import Goals
+from autellix_lab.workload.fit import RECORDED_GAPS, fit_program
+from autellix_lab.workload.generate import generate_programs
+from autellix_lab.workload.prefixes import system_prefix
+from autellix_lab.workload.trace_files import read_traces
+
+__all__ = ["BLOCK_TOKENS", "GOALS", "MAX_CONTEXT_TOKENS", "DemoOptions", "Part", "demo_parts"]
+
+MAX_CONTEXT_TOKENS = 2048
+BLOCK_TOKENS = 32
+"""KV block size, about as on GPUs: vLLM's 128 on a CPU exceed many of the demo's prompts."""
+LOW_LOAD_SHARE = 0.2
+"""Share of the programs played below saturation: the same work takes longer there."""
+LOW_LOAD_PARTS = 4
+"""Policies take turns at each part: in long turns, changes of the machine's speed would hide the policies."""
+SHORT_WARM_UPS = 3
+"""The programs that fit into short memory generate few tokens: so often they warm an engine up."""
+MIN_FITTING = 4
+
+SATURATED, BELOW, SHORT = "saturation", "below saturation", "short KV memory"
+GOALS: Mapping[str, Goals] = {
+    SATURATED: {
+        ("token_latency_s", "mean"): 0.7,
+        ("latency_s", "mean"): 1.0,
+        ("latency_s", "p95"): 1.0,
+        ("latency_s", "p99"): 1.0,
+    },
+    # In steps: at this load, changes of the machine's speed are larger than those of the policies.
+    BELOW: {("token_latency_steps", "mean"): 1.03, ("latency_steps", "mean"): 1.03},
+    SHORT: {
+        ("token_latency_s", "mean"): 0.7,
+        ("latency_s", "mean"): 0.7,
+        ("latency_s", "p95"): 0.8,
+        ("latency_s", "p99"): 0.8,
+    },
+}
+"""The ratios to the baseline that every round of a load should reach, by metric and statistic."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """The demo's programs and settings."""
+
+    policies: Sequence[str]
+    """The first is the baseline."""
+    workload: str
+    trace: Path | None
+    programs: int
+    tool_programs: int
+    length_scale: float
+    tree_scale: float
+    rho: float
+    low_rho: float
+    kv_rho: float
+    kv_blocks: int
+    rounds: int
+    max_num_seqs: int
+    beta: float
+    calibration_tokens: int
+    seed: int
+    model: str
+    out: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Loads that are played on engines of one kind, and how these are warmed up and calibrated."""
+
+    name: str
+    programs: Sequence[ProgramTrace]
+    loads: Sequence[Load]
+    kv_blocks: int | None
+    """KV blocks of the engines; None for as many as there is memory for."""
+    calibration: Sequence[ProgramTrace]
+    calibration_slots: int
+    calibration_tokens: int
+    warm_ups: int
+
+    @property
+    def kv_tokens(self) -> int | None:
+        """Tokens that fit into KV memory; one block is vLLM's null block."""
+        return None if self.kv_blocks is None else (self.kv_blocks - 1) * BLOCK_TOKENS
+
+
+def demo_parts(options: DemoOptions) -> tuple[Part, ...]:
+    """Return the parts, in the order in which they are played.
+
+    Raises:
+        TraceError: if the trace cannot be read or holds no program.
+    """
+    return _ample(options), _short(options)
+
+
+def _ample(options: DemoOptions) -> Part:
+    if options.trace is None:
+        found = generate_programs(
+            options.workload, options.programs, options.seed, tree_scale=options.tree_scale
+        )
+    else:
+        found = read_traces(options.trace)[: options.programs]
+        if not found:
+            raise TraceError(str(options.trace), "holds no program")
+    programs = [
+        fit_program(program, length_scale=options.length_scale, max_context_tokens=MAX_CONTEXT_TOKENS)
+        for program in found
+    ]
+    low = programs[: max(1, round(len(programs) * LOW_LOAD_SHARE))]
+    return Part(
+        name="ample",
+        programs=programs,
+        loads=(
+            Load(name=SATURATED, rho=options.rho, programs=programs),
+            Load(name=BELOW, rho=options.low_rho, programs=low, parts=LOW_LOAD_PARTS),
+        ),
+        kv_blocks=None,
+        calibration=programs,
+        calibration_slots=options.max_num_seqs,
+        calibration_tokens=options.calibration_tokens,
+        warm_ups=1,
+    )
+
+
+def _short(options: DemoOptions) -> Part:
+    programs = [
+        fit_program(
+            program,
+            length_scale=options.length_scale,
+            max_context_tokens=MAX_CONTEXT_TOKENS,
+            gap_rule=RECORDED_GAPS,
+        )
+        for program in generate_programs("tools", options.tool_programs, options.seed)
+    ]
+    fitting = _without_gaps(_fitting(programs, (options.kv_blocks - 1) * BLOCK_TOKENS))
+    return Part(
+        name="short",
+        programs=programs,
+        loads=(Load(name=SHORT, rho=options.kv_rho, programs=programs),),
+        kv_blocks=options.kv_blocks,
+        calibration=fitting,
+        calibration_slots=max(1, len(fitting) // 2),
+        calibration_tokens=0,
+        warm_ups=SHORT_WARM_UPS,
+    )
+
+
+def _fitting(programs: Sequence[ProgramTrace], kv_tokens: int) -> list[ProgramTrace]:
+    """Return programs whose contexts fit into memory together, those with equal system prefixes first."""
+    sharing: dict[str, list[ProgramTrace]] = {}
+    for program in programs:
+        prefix = system_prefix(program)
+        sharing.setdefault(prefix.key if prefix else program.program_id, []).append(program)
+    chosen: list[ProgramTrace] = []
+    left = kv_tokens
+    for group in sorted(sharing.values(), key=len, reverse=True):
+        for position, program in enumerate(group):
+            prefix = system_prefix(program)
+            own = max(call.context_tokens for call in program.calls)
+            left -= own - (prefix.length if prefix and position else 0)
+            if left < 0 and len(chosen) >= MIN_FITTING:
+                return chosen
+            chosen.append(program)
+    return chosen
+
+
+def _without_gaps(programs: Sequence[ProgramTrace]) -> list[ProgramTrace]:
+    return [fit_program(item, length_scale=1.0, max_context_tokens=MAX_CONTEXT_TOKENS) for item in programs]

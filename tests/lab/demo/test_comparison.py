@@ -1,0 +1,170 @@
+"""The demo starts the engines that its parts ask for, a policy on each, and reports what they gave."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+from autellix_lab.bench.replay import ReplayJob
+from autellix_lab.bench.results import CallResult
+from autellix_lab.cli import demo
+from autellix_lab.demo import comparison as module
+from autellix_lab.demo.comparison import comparison_report, run_parts
+from autellix_lab.demo.parts import DemoOptions, demo_parts
+
+STEP_S = 0.01
+
+
+class FakeBackend:
+    """A backend that is ready at once, and answers each token after a step."""
+
+    alive: int = 0
+    most_alive: int = 0
+    settings: dict[str, dict[str, Any]]
+
+    def __init__(self, name: str, _model: str, settings: dict[str, Any], out_dir: Path) -> None:
+        type(self).settings[name] = settings
+        self.name = name
+        self.base_url = f"http://{name}"
+        self.log_path = out_dir / "log"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        FakeBackend.alive -= 1
+
+    def launch(self) -> None:
+        FakeBackend.alive += 1
+        FakeBackend.most_alive = max(FakeBackend.most_alive, FakeBackend.alive)
+
+    def wait_ready(self) -> None:
+        """Be ready."""
+
+    def model(self) -> str:
+        return "m"
+
+
+def replay(job: ReplayJob, _watch: Callable[[CallResult], None]) -> list[CallResult]:
+    results: list[CallResult] = []
+    for program, arrival_s in zip(job.programs, job.arrivals_s, strict=True):
+        now_s = arrival_s
+        for call in program.calls:
+            end_s = now_s + STEP_S * call.decode_tokens
+            results.append(
+                CallResult(
+                    program=program.program_id,
+                    call=call.id,
+                    thread=call.thread,
+                    submit_s=now_s,
+                    finish_s=end_s,
+                    prompt_tokens=call.prefill_tokens,
+                    cached_tokens=call.shared_prefix_tokens,
+                    output_tokens=call.decode_tokens,
+                )
+            )
+            now_s = end_s
+    return results
+
+
+@pytest.fixture
+def options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> DemoOptions:
+    monkeypatch.setattr(FakeBackend, "alive", 0)
+    monkeypatch.setattr(FakeBackend, "most_alive", 0)
+    monkeypatch.setattr(FakeBackend, "settings", {}, raising=False)
+    monkeypatch.setattr(module, "BackendProcess", FakeBackend)
+    monkeypatch.setattr("autellix_lab.bench.compare.replay", replay)
+    parser = argparse.ArgumentParser()
+    demo.add_arguments(parser)
+    args = parser.parse_args(["--programs", "12", "--rounds", "1", "--out", str(tmp_path)])
+    return DemoOptions(**{field.name: getattr(args, field.name) for field in dataclasses.fields(DemoOptions)})
+
+
+def play(options: DemoOptions) -> list[module.PartComparison]:
+    return run_parts(options, demo_parts(options), lambda _title, _total: lambda _: None, lambda _: None)
+
+
+def test_each_part_has_engines_of_its_own(options: DemoOptions) -> None:
+    """Two are alive at once; those of the second part have few KV blocks."""
+    play(options)
+
+    assert list(FakeBackend.settings) == ["ample-fcfs", "ample-boost", "short-fcfs", "short-boost"]
+    assert (FakeBackend.alive, FakeBackend.most_alive) == (0, 2)
+    for name, settings in FakeBackend.settings.items():
+        arguments = " ".join(settings["engine"]["extra_args"])
+        assert ("--num-gpu-blocks-override 136" in arguments) == name.startswith("short")
+
+
+def test_boost_comes_with_admission_and_no_levels(options: DemoOptions) -> None:
+    found = play(options)
+
+    schedulers = [FakeBackend.settings[f"ample-{name}"]["scheduler"] for name in ("fcfs", "boost")]
+    assert schedulers == [
+        {"policy": "fcfs", "admission": "none"},
+        {"policy": "boost", "admission": "working_set"},
+    ]
+    assert all(item.bounds == () for item in found)
+
+
+def test_policies_with_levels_get_bounds_and_beta(options: DemoOptions) -> None:
+    found = play(dataclasses.replace(options, policies=("fcfs", "plas")))
+
+    plas = FakeBackend.settings["ample-plas"]["scheduler"]
+    assert plas == {"policy": "plas", "admission": "none", "beta": 16.0, "bounds": list(found[0].bounds)}
+    assert plas["bounds"]
+    assert "bounds" not in FakeBackend.settings["ample-fcfs"]["scheduler"]
+
+
+def test_the_report_states_contexts_over_memory_and_cache_hits(options: DemoOptions) -> None:
+    report = comparison_report(options, play(options))
+
+    ample, short = report["setting"]["parts"]
+    assert ample["context_ratios"] == {
+        name: {"fcfs": None, "boost": None} for name in ("saturation", "below saturation")
+    }
+    ratio = short["context_ratios"]["short KV memory"]["fcfs"]
+    assert 0 < ratio < 4
+    assert [load["name"] for load in report["loads"]] == ["saturation", "below saturation", "short KV memory"]
+    last = report["verdicts"][-1]
+    assert (
+        f"are {ratio:.1f} (fcfs), {ratio:.1f} (boost) times the memory of {short['kv_tokens']} tokens" in last
+    )
+    assert "of all prompt tokens" in last
+
+
+def test_losses_come_before_goals(options: DemoOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slower_boost(job: ReplayJob, watch: Callable[[CallResult], None]) -> list[CallResult]:
+        found = replay(job, watch)
+        if not job.base_url.endswith("boost"):
+            return found
+        return [dataclasses.replace(item, finish_s=item.finish_s + 1.0) for item in found]
+
+    monkeypatch.setattr("autellix_lab.bench.compare.replay", slower_boost)
+    lines = comparison_report(options, play(options))["verdicts"]
+
+    losing = ["is worse than fcfs" in line for line in lines]
+    assert losing[0]
+    assert losing == sorted(losing, reverse=True)
+    assert any("GOAL MISSED" in line for line in lines)
+
+
+def test_lost_calls_leave_no_verdict(options: DemoOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    def losing(job: ReplayJob, watch: Callable[[CallResult], None]) -> list[CallResult]:
+        found = replay(job, watch)
+        if job.salt.startswith("calibration"):
+            return found
+        return [dataclasses.replace(found[0], error="gone"), *found[1:]]
+
+    monkeypatch.setattr("autellix_lab.bench.compare.replay", losing)
+    report = comparison_report(options, play(options))
+
+    assert (report["verdicts"], report["errors"]) == ([], ["gone"])
+    assert report["lost_calls"] > 0
