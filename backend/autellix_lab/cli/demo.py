@@ -53,9 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--programs",
         type=count,
-        default=48,
+        default=39,
         metavar="N",
-        help="programs per run at saturation (default: 48)",
+        help="programs per run at saturation (default: 39)",
     )
     add(
         "--tool-programs",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
@@ -132,12 +132,7 @@ def _ample(options: DemoOptions) -> Part:
 
 def _short(options: DemoOptions) -> Part:
     programs = [
-        fit_program(
-            program,
-            length_scale=options.length_scale,
-            max_context_tokens=MAX_CONTEXT_TOKENS,
-            gap_rule=RECORDED_GAPS,
-        )
+        _fit_tools(program, options.length_scale)
         for program in generate_programs("tools", options.tool_programs, options.seed)
     ]
     fitting = _without_gaps(_fitting(programs, (options.kv_blocks - 1) * BLOCK_TOKENS))
@@ -150,6 +145,19 @@ def _short(options: DemoOptions) -> Part:
         calibration_slots=max(1, len(fitting) // 2),
         calibration_tokens=0,
         warm_ups=SHORT_WARM_UPS,
+    )
+
+
+def _fit_tools(program: ProgramTrace, length_scale: float) -> ProgramTrace:
+    """Fit a program and its tool times, which keep their ratio to the answers."""
+    calls = tuple(
+        replace(call, gap_before_s=(call.gap_before_s or 0.0) * length_scale) for call in program.calls
+    )
+    return fit_program(
+        replace(program, calls=calls),
+        length_scale=length_scale,
+        max_context_tokens=MAX_CONTEXT_TOKENS,
+        gap_rule=RECORDED_GAPS,
     )
 
 

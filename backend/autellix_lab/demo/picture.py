@@ -11,7 +11,6 @@ from autellix_lab.bench.report import LoadComparison, format_number
 __all__ = ["Panel", "write_picture"]
 
 COLOURS = ("#9a9a9a", "#0b6e8f", "#c8641b", "#5c8a3a", "#7d4f9e")
-RATIOS = (("mean", "on average"), ("p50", "half-way"), ("p95", "the slowest 5 %"))
 
 Panel = tuple[str, LoadComparison]
 """What the machine lacks, in words, and the results of that load."""
@@ -50,10 +49,11 @@ def _draw_panel(axis: Any, title: str, load: LoadComparison) -> None:
         mean = sum(latencies_s) / len(latencies_s)
         label = f"{policy}: {format_number(mean)} s on average"
         axis.plot(shares, latencies_s, color=colour, linewidth=3, label=label)
-    ratios = [
-        _ratio_text(policy, base, load.pooled_ratios(policy)["latency_s"]) for policy in load.policies[1:]
-    ]
-    axis.text(0.03, 0.8, "\n\n".join(ratios), transform=axis.transAxes, va="top", fontsize=10)
+    for row, (policy, colour) in enumerate(zip(load.policies[1:], COLOURS[1:], strict=False)):
+        ratios = load.pooled_ratios(policy)["latency_s"]
+        place = {"transform": axis.transAxes, "va": "top", "color": colour}
+        axis.text(0.03, 0.80 - 0.2 * row, f"{ratios['mean']:.2f}×", fontsize=22, fontweight="bold", **place)
+        axis.text(0.03, 0.71 - 0.2 * row, _ratio_text(policy, base, ratios), fontsize=9, **place)
     axis.set_title(title)
     axis.set_xlabel("programs, the fastest first (%)")
     axis.set_ylabel("seconds from arrival to last answer")
@@ -65,6 +65,5 @@ def _draw_panel(axis: Any, title: str, load: LoadComparison) -> None:
 
 
 def _ratio_text(policy: str, base: str, ratios: Mapping[str, float]) -> str:
-    lines = [f"{policy} takes, of {base}'s time,"]
-    lines += [f"  {ratios[key]:.2f} {words}" for key, words in RATIOS]
-    return "\n".join(lines)
+    others = ", ".join(f"{key} {ratios[key]:.2f}×" for key in ("p50", "p95", "p99"))
+    return f"{policy} over {base}, average of all programs\n{others}"

@@ -1,4 +1,4 @@
-"""The main job, small, on real engines."""
+"""The main job, small, on real engines: both parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from autellix_backend.cli.main import main
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
-SMALL = ("--quick", "--programs", "6", "--length-scale", "0.1", "--calibration-tokens", "300")
+SMALL = (
+    *("--quick", "--programs", "6", "--length-scale", "0.1", "--calibration-tokens", "300"),
+    *("--tool-programs", "8", "--kv-blocks", "66"),
+)
 
 
 def test_the_demo_compares_two_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,17 +23,20 @@ def test_the_demo_compares_two_policies(tmp_path: Path, capsys: pytest.CaptureFi
     report = json.loads(capsys.readouterr().out)
     assert report == json.loads((tmp_path / "comparison.json").read_text())
     assert (report["lost_calls"], report["errors"]) == (0, [])
-    assert report["setting"]["capacity_tokens_per_s"] > 0
-    saturation, below = report["loads"]
-    for load, programs in ((saturation, 6), (below, 1)):
-        assert [run["policy"] for run in load["runs"]] == ["fcfs", "plas"]
+    ample, short = report["setting"]["parts"]
+    assert ample["capacity_tokens_per_s"] > 0 < short["capacity_tokens_per_s"]
+    assert (ample["kv_tokens"], short["kv_tokens"]) == (None, 65 * 32)
+    for load, programs in zip(report["loads"], (6, 1, 8), strict=True):
+        assert [run["policy"] for run in load["runs"]] == ["fcfs", "boost"]
         for run in load["runs"]:
             assert run["totals"]["without_receipt"] == 0
             assert len(run["outcomes"]) == programs
             assert all(outcome["latency_s"] > 0 for outcome in run["outcomes"])
             assert all(outcome["token_latency_steps"] > 0 for outcome in run["outcomes"])
-        fcfs, plas = ({o["program"]: o["output_tokens"] for o in run["outcomes"]} for run in load["runs"])
-        assert fcfs == plas
-        assert "token_latency_steps" in load["ratios"]["plas"]
+        fcfs, boost = ({o["program"]: o["output_tokens"] for o in run["outcomes"]} for run in load["runs"])
+        assert fcfs == boost
+        assert "token_latency_steps" in load["ratios"]["boost"]
+    ratios = short["context_ratios"]["short KV memory"]
+    assert all(ratio > 0 for ratio in ratios.values())
     assert report["verdicts"]
     assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")

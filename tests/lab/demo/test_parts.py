@@ -27,7 +27,7 @@ def test_the_first_part_has_ample_memory_and_two_loads(options: DemoOptions) -> 
     ample, _ = demo_parts(options)
     saturated, below = ample.loads
     assert ample.kv_tokens is None
-    assert (len(saturated.programs), len(below.programs)) == (48, 10)
+    assert (len(saturated.programs), len(below.programs)) == (39, 8)
     assert saturated.rho > 1 > below.rho
     assert {program.source for program in ample.programs} == {
         f"generated_{kind}" for kind in ("chat", "react", "tree")
