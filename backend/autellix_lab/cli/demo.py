@@ -26,12 +26,12 @@ from autellix_lab.bench.report import check_plotting, comparison_table, write_js
 from autellix_lab.cli.arguments import InputError, add_tree_scale
 from autellix_lab.cli.console import lab_extra, progress_bars
 from autellix_lab.demo.comparison import PartComparison, comparison_report, run_parts
-from autellix_lab.demo.parts import BLOCK_TOKENS, MAX_CONTEXT_TOKENS, DemoOptions, demo_parts
+from autellix_lab.demo.parts import BLOCK_TOKENS, MAX_TOOL_CONTEXT_TOKENS, DemoOptions, demo_parts
 from autellix_lab.demo.picture import Panel, write_picture
 from autellix_lab.workload.generate import WORKLOADS
 
 POLICIES = ("fcfs", "boost")
-QUICK_PROGRAMS, QUICK_TOOL_PROGRAMS = 9, 16
+QUICK_PROGRAMS, QUICK_TOOL_PROGRAMS = 9, 24
 QUICK_CALIBRATION_TOKENS = 2000
 
 
@@ -83,9 +83,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--kv-blocks",
         type=_kv_blocks,
-        default=136,
+        default=180,
         metavar="N",
-        help=f"blocks of {BLOCK_TOKENS} tokens where KV memory is short (default: 136)",
+        help=f"blocks of {BLOCK_TOKENS} tokens where KV memory is short (default: 180)",
     )
     add("--rounds", type=count, default=3, metavar="N", help="times each policy has its turn (default: 3)")
     add(
@@ -202,7 +202,7 @@ def _beta(text: str) -> float:
 
 
 def _kv_blocks(text: str) -> int:
-    blocks, least = count(text), MAX_CONTEXT_TOKENS // BLOCK_TOKENS + 2
+    blocks, least = count(text), MAX_TOOL_CONTEXT_TOKENS // BLOCK_TOKENS + 2
     if blocks < least:
         raise argparse.ArgumentTypeError(f"{text}: expected {least} or more, which hold the longest context")
     return blocks

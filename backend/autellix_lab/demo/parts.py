@@ -14,9 +14,19 @@ from autellix_lab.workload.generate import generate_programs
 from autellix_lab.workload.prefixes import system_prefix
 from autellix_lab.workload.trace_files import read_traces
 
-__all__ = ["BLOCK_TOKENS", "GOALS", "MAX_CONTEXT_TOKENS", "DemoOptions", "Part", "demo_parts"]
+__all__ = [
+    "BLOCK_TOKENS",
+    "GOALS",
+    "MAX_CONTEXT_TOKENS",
+    "MAX_TOOL_CONTEXT_TOKENS",
+    "DemoOptions",
+    "Part",
+    "demo_parts",
+]
 
 MAX_CONTEXT_TOKENS = 2048
+MAX_TOOL_CONTEXT_TOKENS = 4000
+"""Longer, so that no program loses its list of tools."""
 BLOCK_TOKENS = 32
 """KV block size, about as on GPUs: vLLM's 128 on a CPU exceed many of the demo's prompts."""
 LOW_LOAD_SHARE = 0.2
@@ -156,7 +166,7 @@ def _fit_tools(program: ProgramTrace, length_scale: float) -> ProgramTrace:
     return fit_program(
         replace(program, calls=calls),
         length_scale=length_scale,
-        max_context_tokens=MAX_CONTEXT_TOKENS,
+        max_context_tokens=MAX_TOOL_CONTEXT_TOKENS,
         gap_rule=RECORDED_GAPS,
     )
 
@@ -181,4 +191,5 @@ def _fitting(programs: Sequence[ProgramTrace], kv_tokens: int) -> list[ProgramTr
 
 
 def _without_gaps(programs: Sequence[ProgramTrace]) -> list[ProgramTrace]:
-    return [fit_program(item, length_scale=1.0, max_context_tokens=MAX_CONTEXT_TOKENS) for item in programs]
+    limit = MAX_TOOL_CONTEXT_TOKENS
+    return [fit_program(item, length_scale=1.0, max_context_tokens=limit) for item in programs]

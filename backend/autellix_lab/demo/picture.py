@@ -52,7 +52,7 @@ def _draw_panel(axis: Any, title: str, load: LoadComparison) -> None:
     for row, (policy, colour) in enumerate(zip(load.policies[1:], COLOURS[1:], strict=False)):
         ratios = load.pooled_ratios(policy)["latency_s"]
         place = {"transform": axis.transAxes, "va": "top", "color": colour}
-        axis.text(0.03, 0.80 - 0.2 * row, f"{ratios['mean']:.2f}×", fontsize=22, fontweight="bold", **place)
+        axis.text(0.03, 0.80 - 0.2 * row, f"{ratios['mean']:.2f}x", fontsize=22, fontweight="bold", **place)
         axis.text(0.03, 0.71 - 0.2 * row, _ratio_text(policy, base, ratios), fontsize=9, **place)
     axis.set_title(title)
     axis.set_xlabel("programs, the fastest first (%)")
@@ -65,5 +65,5 @@ def _draw_panel(axis: Any, title: str, load: LoadComparison) -> None:
 
 
 def _ratio_text(policy: str, base: str, ratios: Mapping[str, float]) -> str:
-    others = ", ".join(f"{key} {ratios[key]:.2f}×" for key in ("p50", "p95", "p99"))
+    others = ", ".join(f"{key} {ratios[key]:.2f}x" for key in ("p50", "p95", "p99"))
     return f"{policy} over {base}, average of all programs\n{others}"

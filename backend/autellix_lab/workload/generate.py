@@ -34,7 +34,7 @@ SHAPES: dict[str, WorkloadShape] = {
     "map_reduce": WorkloadShape(
         HeavyTail(18, 130, 0.8), HeavyTail(1024, 8192, 0.8), HeavyTail(160, 1024, 0.6)
     ),
-    "tools": WorkloadShape(HeavyTail(9.7, 24, 0.4), HeavyTail(60, 400, 0.9), HeavyTail(27, 200, 0.6)),
+    "tools": WorkloadShape(HeavyTail(9.7, 24, 0.4), HeavyTail(160, 2000, 1.2), HeavyTail(27, 200, 0.6)),
 }
 MIXED = ("chat", "react", "tree")
 """The paper's three, in equal shares."""

@@ -100,7 +100,7 @@ def test_each_part_has_engines_of_its_own(options: DemoOptions) -> None:
     assert (FakeBackend.alive, FakeBackend.most_alive) == (0, 2)
     for name, settings in FakeBackend.settings.items():
         arguments = " ".join(settings["engine"]["extra_args"])
-        assert ("--num-gpu-blocks-override 136" in arguments) == name.startswith("short")
+        assert ("--num-gpu-blocks-override 180" in arguments) == name.startswith("short")
 
 
 def test_boost_comes_with_admission_and_no_levels(options: DemoOptions) -> None:

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 SMALL = (
     *("--quick", "--programs", "6", "--length-scale", "0.1", "--calibration-tokens", "300"),
-    *("--tool-programs", "8", "--kv-blocks", "66"),
+    *("--tool-programs", "8", "--kv-blocks", "128"),
 )
 
 
@@ -25,7 +25,7 @@ def test_the_demo_compares_two_policies(tmp_path: Path, capsys: pytest.CaptureFi
     assert (report["lost_calls"], report["errors"]) == (0, [])
     ample, short = report["setting"]["parts"]
     assert ample["capacity_tokens_per_s"] > 0 < short["capacity_tokens_per_s"]
-    assert (ample["kv_tokens"], short["kv_tokens"]) == (None, 65 * 32)
+    assert (ample["kv_tokens"], short["kv_tokens"]) == (None, 127 * 32)
     for load, programs in zip(report["loads"], (6, 1, 8), strict=True):
         assert [run["policy"] for run in load["runs"]] == ["fcfs", "boost"]
         for run in load["runs"]:

@@ -10,7 +10,7 @@ import pytest
 
 from autellix_backend.gateway.recording.trace import TraceError
 from autellix_lab.cli import demo
-from autellix_lab.demo.parts import BLOCK_TOKENS, GOALS, MAX_CONTEXT_TOKENS, DemoOptions, demo_parts
+from autellix_lab.demo.parts import BLOCK_TOKENS, GOALS, MAX_TOOL_CONTEXT_TOKENS, DemoOptions, demo_parts
 from autellix_lab.workload.prefixes import system_prefix
 
 
@@ -47,7 +47,7 @@ def test_the_second_part_is_short_of_memory(options: DemoOptions) -> None:
     assert sum(lists.values()) + sum(own) > 2 * short.kv_tokens
     assert len(prefixes) == len(short.programs) > 3 * len(lists)
     for program in short.programs:
-        assert program.calls[-1].context_tokens <= MAX_CONTEXT_TOKENS
+        assert program.calls[-1].context_tokens <= MAX_TOOL_CONTEXT_TOKENS
         assert all(call.prefix_from == call.id - 1 for call in program.calls[1:])
         assert sum(call.gap_before_s or 0.0 for call in program.calls) > 0
 
