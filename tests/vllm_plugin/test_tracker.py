@@ -68,10 +68,22 @@ def test_children_of_a_call_are_tracked_apart(tracker: CallTracker) -> None:
     assert [account.request_id for account in accounts] == ["0_r", "1_r"]
 
 
-def test_a_program_outlives_its_calls(tracker: CallTracker) -> None:
-    """Between two calls of a program its entry stays, whoever keeps its totals."""
+def test_a_gateways_program_lives_as_long_as_its_calls(tracker: CallTracker) -> None:
+    """With a gateway in front the entry goes with the last active call."""
     tracker.arrive("a", identity(service_s=3.0), 0.0)
+    tracker.arrive("b", identity(service_s=3.0), 0.0)
     assert tracker.machine.call("a").rank[0] == 3
+    tracker.close("a", 1.0, **DONE)
+    assert "p" in tracker.machine.table
+    tracker.close("b", 1.0, **DONE)
+    assert "p" not in tracker.machine.table
+
+
+@pytest.mark.parametrize("config", [{"policy": "boost"}, {"admission": "working_set"}], ids=str)
+def test_boost_and_admission_need_a_program_between_its_calls(config: dict[str, Any]) -> None:
+    """Its context stays, and it has not ended, whoever keeps its totals."""
+    tracker = CallTracker(PluginSettings(scheduler=SchedulerConfig(**config)), kv_tokens=1000)
+    tracker.arrive("a", identity(service_s=3.0), 0.0)
     tracker.close("a", 1.0, **DONE)
     assert "p" in tracker.machine.table
 

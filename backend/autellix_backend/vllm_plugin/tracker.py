@@ -234,9 +234,10 @@ class CallTracker:
             record = self.machine.abort(request_id, now, work=work)
         else:
             record = self.machine.finish(request_id, now, work=work, context_tokens=context_tokens)
-        identity = call.identity
-        if identity.is_last or identity.program_id == request_id:
-            self._end(identity.program_id, now)
+        if call.identity.is_last or call.identity.program_id == request_id:
+            self._end(call.identity.program_id, now)
+        elif not self._needs_contexts:
+            self._drop_program(call.identity, now)
         report = EngineReport(
             **asdict(record) | {"call_id": call.identity.call_id},
             request_id=request_id,
@@ -252,6 +253,12 @@ class CallTracker:
         if self.sender.is_enabled:
             self.sender.send(report.to_bytes())
         return report
+
+    def _drop_program(self, identity: CallIdentity, now: float) -> None:
+        """Drop a program without a call whose totals are kept elsewhere; boost and admission need it here."""
+        program = self.machine.table.get(identity.program_id)
+        if identity.service_s is not None and program is not None and not program.active_calls:
+            self._end(identity.program_id, now)
 
     def _end(self, program_id: str, now: float) -> None:
         self.machine.end_program(program_id, now)
