@@ -143,11 +143,14 @@ def losses(load: LoadComparison, *, tolerance: float) -> list[str]:
     base = load.policies[0]
     lines: list[str] = []
     for policy in load.policies[1:]:
+        by_metric: dict[str, list[str]] = {}
         for name, key, ratio in load.worse_than(policy, 1 + tolerance):
+            shown = f"{key} {ratio:.2f} (by round {_by_round(load, policy, name, key)})"
+            by_metric.setdefault(name, []).append(shown)
+        for name, found in by_metric.items():
             title, unit, _ = TITLES[name]
             lines.append(
-                f"{load.name}: {policy} is worse than {base} in {key} {title} ({unit}): {ratio:.2f} "
-                f"({_by_round(load, policy, name, key)} by round)."
+                f"{load.name}: {policy} is worse than {base} in {title} ({unit}): {'; '.join(found)}."
             )
     return lines
 
