@@ -59,6 +59,7 @@ class RunningEngine:
     is_owned: bool = False
     kind: EngineKind = EngineKind.VLLM
     kv_events_endpoint: str | None = None
+    kv_tokens: int | None = None
 
     async def start(self) -> None:
         """Do nothing: the engine runs already."""

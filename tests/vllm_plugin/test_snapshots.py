@@ -132,7 +132,7 @@ def test_the_tail_of_a_long_queue_is_counted_only(tracker: CallTracker) -> None:
 
 
 def test_calls_that_are_not_admitted_follow_in_the_order_of_their_programs() -> None:
-    scheduler = SchedulerConfig(policy="plas", admission="working_set")
+    scheduler = SchedulerConfig(policy="plas", admission="working_set", kv_share=0.6)
     tracker = CallTracker(PluginSettings(scheduler=scheduler), kv_tokens=1000)
     for name, service_s in (("runs", 0.0), ("late", 9.0), ("next", 3.0)):
         identity = CallIdentity(call_id=f"c-{name}", program_id=name, service_s=service_s)

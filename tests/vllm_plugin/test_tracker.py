@@ -247,7 +247,9 @@ def test_steps_teach_the_cost_of_a_token(tracker: CallTracker) -> None:
 
 
 def test_a_call_whose_program_does_not_fit_is_held_back() -> None:
-    settings = PluginSettings(scheduler=SchedulerConfig(policy="boost", admission="working_set"))
+    settings = PluginSettings(
+        scheduler=SchedulerConfig(policy="boost", admission="working_set", kv_share=0.6)
+    )
     tracker = CallTracker(settings, kv_tokens=1000)
     for number in range(2):
         tracker.arrive(f"r{number}", identity(program_id=f"p{number}"), 0.0, prompt_tokens=400)

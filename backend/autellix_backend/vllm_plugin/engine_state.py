@@ -156,11 +156,13 @@ class SchedulerState:
     def kv_tokens(self) -> float:
         """The tokens that fit into KV memory.
 
-        Where layers of several kinds share it, each counts as if it kept all tokens: too few, never too many.
+        Layers that keep a window of each context do not count: what they take is small and does not grow.
         """
         manager = self._scheduler.kv_cache_manager
-        groups = manager.kv_cache_config.kv_cache_groups
-        token_blocks = sum(1 / group.kv_cache_spec.block_size for group in groups)
+        specs = [group.kv_cache_spec for group in manager.kv_cache_config.kv_cache_groups]
+        token_blocks = sum(
+            1 / spec.block_size for spec in specs if getattr(spec, "sliding_window", None) is None
+        )
         # One is vLLM's null block.
         return (manager.block_pool.num_gpu_blocks - 1) / token_blocks if token_blocks else math.inf
 

@@ -138,7 +138,8 @@ def test_nothing_is_kept_of_ended_programs(
 def admitted(**config: Any) -> PolicyOrdering:
     """Return an ordering for an engine with room for 600 tokens of active programs."""
     return PolicyOrdering(
-        SchedulerConfig(**{"policy": "boost", "admission": "working_set", **config}), kv_tokens=1000
+        SchedulerConfig(**{"policy": "boost", "admission": "working_set", "kv_share": 0.6, **config}),
+        kv_tokens=1000,
     )
 
 
