@@ -305,10 +305,10 @@ async def test_the_official_client_retries_only_retryable_errors(serve: Any) -> 
 
 async def test_a_program_waits_until_its_context_fits_into_an_engine_that_reports_nothing(serve: Any) -> None:
     """Estimates decide: the length of the prompt, then the tokens of the answers, until the program ends."""
-    options = {"policy": "boost", "admission": "working_set", "kv_share": 0.6, "has_socket": False}
+    options = {"policy": "boost", "admission": "working_set", "has_socket": False}
     long = {"messages": [{"role": "user", "content": "word " * 300}]}
     behaviour = FakeBehaviour(fault=Fault.HANG)
-    async with serve(behaviour, engine_settings={"kv_tokens": 1000}, **options) as rig:
+    async with serve(behaviour, engine_settings={"kv_tokens": 660}, **options) as rig:
         running = asyncio.create_task(post(rig, "p", **long))
         await rig.engine.wait_until(lambda: len(rig.engine.calls) == 1)
         waiting = asyncio.create_task(post(rig, "q", **long))
