@@ -22,3 +22,10 @@ def test_the_receipt_is_the_last_field_of_an_object(content: bytes) -> None:
 @pytest.mark.parametrize("content", [b"", b"[1]", b"null", b"text"])
 def test_an_answer_that_is_no_object_is_unchanged(content: bytes) -> None:
     assert RECEIPT.spliced_into(content) == content
+
+
+def test_a_stream_gets_the_receipt_as_a_comment() -> None:
+    comment = RECEIPT.comment()
+    assert comment.startswith(b": autellix {")
+    assert comment.endswith(b"\n\n")
+    assert json.loads(comment.removeprefix(b": autellix "))["service_s"] == 3.0
