@@ -62,8 +62,12 @@ SCHEDULER: dict[str, Any] = {
     "token_s": 2.0**-8,
     "preemption": "always",
     "boost": 0.0,
+    "admission": "none",
+    "kv_share": 0.6,
 }
-"""The boost is off: its strength follows the time, which the simulator reads only where something happens."""
+"""The boost is off: its strength follows time, which the simulator reads only where something happens.
+With a larger share of KV memory vLLM would preempt for want of blocks, in other steps than the simulator.
+Admission has tests of its own, with a decision in every step."""
 
 Arrivals = list[tuple[float, ProgramTrace]]
 
