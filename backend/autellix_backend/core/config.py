@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
-from autellix_backend.core.policies import POLICY_NAMES
+from autellix_backend.core.policies import POLICY_NAMES, make_policy
 
 __all__ = [
     "ADMISSION_KINDS",
@@ -120,7 +120,9 @@ class SchedulerConfig:
     @property
     def has_admission(self) -> bool:
         """Whether only programs run whose contexts fit into KV memory together."""
-        return self.admission == "working_set" or (self.admission == "auto" and self.policy == "boost")
+        return self.admission == "working_set" or (
+            self.admission == "auto" and make_policy(self.policy).boosts
+        )
 
     @property
     def level_count(self) -> int:
