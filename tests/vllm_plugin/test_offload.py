@@ -173,3 +173,23 @@ def test_programs_that_were_not_active_load_their_contexts(engine_worker: Any, i
     assert outputs == run["outputs"]
     assert run["held_back"] > 5
     assert run["swap"]["jobs.load"] > 5
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_admitted_requests_load_ahead_of_their_slots(engine_worker: Any, is_async: bool) -> None:
+    """With more active programs than slots, contexts are back before a slot is; no greedy token changes."""
+    changes: Scenario = {
+        "calls": make_conversations(programs=12),
+        "has_prefix_caching": True,
+        "max_num_seqs": 1,
+        "kv_blocks": 24,
+        "is_async": is_async,
+    }
+    stock: Scenario = {"scheduler": "stock", "additional_config": {}, "kv_host_bytes": None}
+    outputs = engine_worker.run(scenario(**changes | stock))["outputs"]
+    admitting = {"autellix": {"scheduler": {"policy": "boost", "admission": "working_set"}}}
+    run = engine_worker.run(scenario(**changes, additional_config=admitting))
+    assert_clean(run)
+    assert outputs == run["outputs"]
+    assert run["swap"]["loads_ahead"] > 3
+    assert run["swap"]["loads_ahead"] <= run["swap"]["jobs.load"]

@@ -6,6 +6,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from autellix_backend.core.call import Call
 from autellix_backend.vllm_plugin.engine_state import SchedulerState
+from autellix_backend.vllm_plugin.host_tier import HostTier
 from autellix_backend.vllm_plugin.preemption import PreemptionPrices
 from autellix_backend.vllm_plugin.tracker import CallTracker
 
@@ -19,12 +20,15 @@ _COOLING_STEPS = 16
 class StepDecisions:
     """Keeps vLLM's queues in the machine's order, and chooses the requests to preempt."""
 
-    def __init__(self, engine: SchedulerState, tracker: CallTracker, prices: PreemptionPrices) -> None:
+    def __init__(
+        self, engine: SchedulerState, tracker: CallTracker, prices: PreemptionPrices, host_tier: HostTier
+    ) -> None:
         self._engine = engine
         self._tracker = tracker
         self._machine = tracker.machine
         self._config = tracker.machine.config
         self._prices = prices
+        self._host_tier = host_tier
         self._step = 0
         self._beneficiaries: list[str] = []
         self._cooling: dict[str, int] = {}
@@ -71,8 +75,10 @@ class StepDecisions:
         """Hold back the requests of programs that do not fit into KV memory, and release those that do."""
         for request_id in self._engine.loading():
             self._tracker.pin(request_id)
-        for request_id in self._tracker.review(now, self._step, self._engine.tokens_of):
+        changed = self._tracker.review(now, self._step, self._engine.tokens_of)
+        for request_id in changed:
             self._reposition(request_id)
+        self._host_tier.on_reviewed(changed)
 
     def _place_tenants(self, slots: int) -> None:
         """Where several tenants share the engine, put the next calls to run in front of all others.

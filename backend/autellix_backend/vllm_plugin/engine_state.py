@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request, RequestStatus
 
 from autellix_backend.core.preemption import fit_together
@@ -69,6 +71,18 @@ class SchedulerState:
             for request in queue
             if request.num_computed_tokens or request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
         ]
+
+    @property
+    def loads_whole_contexts(self) -> bool:
+        """Whether vLLM loads what is found: with one group of layers it never drops a part of it."""
+        groups = self._scheduler.kv_cache_manager.kv_cache_config.kv_cache_groups
+        has_replay = getattr(self._scheduler, "prefix_replay_tokens", 0)
+        return len(groups) == 1 and isinstance(groups[0].kv_cache_spec, FullAttentionSpec) and not has_replay
+
+    def may_load(self, request: Request) -> bool:
+        """Whether vLLM would look for a waiting request's context in host memory."""
+        is_new = request.status in _READY_STATUSES and not request.num_computed_tokens
+        return is_new and self.is_ready(request) and not request.skip_reading_prefix_cache
 
     def tokens_of(self, request_id: str) -> int:
         """Return the present length of a request's context."""
@@ -132,6 +146,27 @@ class SchedulerState:
             request.priority = place
         for queue in self._queues:
             queue.release()
+
+    @contextmanager
+    def offering(self, requests: Sequence[Request]) -> Iterator[None]:
+        """Offer vLLM these waiting requests alone, in a step in which all slots are taken.
+
+        It must not be able to admit any, since they come on top of its slots: it may only start their loads.
+        """
+        scheduler = self._scheduler
+        name = "max_num_active_reqs" if hasattr(scheduler, "max_num_active_reqs") else "max_num_running_reqs"
+        limit = getattr(scheduler, name)
+        setattr(scheduler, name, limit + 1 - self.free_slots)
+        for queue in self._queues:
+            queue.offer(requests)
+        try:
+            yield
+        finally:
+            setattr(scheduler, name, limit)
+            for queue in self._queues:
+                queue.offer(None)
+            # No slot waits for these blocks.
+            self._refused = None
 
     def reposition(self, request_id: str, priority: int) -> None:
         """Give a request another priority, and its place in the waiting queues."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
@@ -38,6 +38,8 @@ class RankedRequestQueue(RequestQueue):
         self._heap: list[_Entry] = []
         self._entries: dict[Request, _Entry] = {}
         self._held_back: dict[Request, _Entry] = {}
+        self._offered: list[Request] | None = None
+        """While vLLM may take these alone: they, the last one first."""
         self._sequence = 0
         self.prepend_requests(requests)
 
@@ -54,12 +56,17 @@ class RankedRequestQueue(RequestQueue):
     def pop_request(self) -> Request:
         """Remove and return the first request."""
         request = self.peek_request()
-        heapq.heappop(self._heap)
+        if self._offered is None:
+            heapq.heappop(self._heap)
+        else:
+            self._offered.pop()
         del self._entries[request]
         return request
 
     def peek_request(self) -> Request:
         """Return the first request; IndexError if there is none, as vLLM's queues do."""
+        if self._offered is not None:
+            return self._offered[-1]
         while self._heap:
             entry = self._heap[0]
             if self._entries.get(entry[2]) is entry:
@@ -94,6 +101,10 @@ class RankedRequestQueue(RequestQueue):
         self.add_request(request)
         self._compact()
 
+    def offer(self, requests: Sequence[Request] | None) -> None:
+        """Let vLLM see only these of the queued requests, in this order; with None, all again."""
+        self._offered = None if requests is None else [r for r in reversed(requests) if r in self._entries]
+
     def release(self) -> None:
         """Hold nothing back from now on, and order all requests by their present priorities."""
         self._is_held_back = lambda _: False
@@ -113,7 +124,7 @@ class RankedRequestQueue(RequestQueue):
         return request in self._entries or request in self._held_back
 
     def __bool__(self) -> bool:
-        return bool(self._entries)
+        return bool(self._entries if self._offered is None else self._offered)
 
     def __len__(self) -> int:
         return len(self._entries) + len(self._held_back)

@@ -27,6 +27,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from autellix_backend.vllm_plugin.decisions import StepDecisions
 from autellix_backend.vllm_plugin.engine_state import SchedulerState, cached_tokens_of
+from autellix_backend.vllm_plugin.host_tier import HostTier
 from autellix_backend.vllm_plugin.identity import read_identity
 from autellix_backend.vllm_plugin.preemption import PreemptionPrices
 from autellix_backend.vllm_plugin.settings import PluginSettings
@@ -63,8 +64,10 @@ class ProgramSchedulerMixin(_Host):
         self.tracker = CallTracker(settings, self._engine.kv_tokens, self._engine.hash_block_tokens)
         machine = self.tracker.machine
         self.is_degraded = False
-        self.prices = PreemptionPrices(getattr(self, "connector", None), machine, self.block_size)
-        self.decisions = StepDecisions(self._engine, self.tracker, self.prices)
+        connector = getattr(self, "connector", None)
+        self.prices = PreemptionPrices(connector, machine, self.block_size)
+        self.host_tier = HostTier(connector, self._engine, self.tracker)
+        self.decisions = StepDecisions(self._engine, self.tracker, self.prices, self.host_tier)
         self._reporter = SnapshotReporter(self.tracker)
         self._steps = StepTimes()
         self._arrivals = 0
@@ -78,21 +81,27 @@ class ProgramSchedulerMixin(_Host):
 
     def add_request(self, request: Request) -> None:
         """Rank a request, then let vLLM queue it."""
-        if request.request_id not in self.requests:
+        is_new = request.request_id not in self.requests
+        if is_new:
             self._arrivals += 1
             if self._is_in_charge:
                 request.priority = UNRANKED + self._arrivals
             self._guard(self._arrive, request)
         super().add_request(request)
+        if is_new:
+            self._guard(self.host_tier.on_reviewed, (request.request_id,))
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Preempt what must make room, and let vLLM fill the step."""
         started_s = self.clock()
         is_throttled = any(args) or any(kwargs.values())
+        to_load: list[Request] = []
         if self._is_in_charge and not is_throttled:
             for victim in self._guard(self._decide, started_s) or ():
                 self._evict(victim)
-        output = super().schedule(*args, **kwargs)
+            to_load = self._guard(self.host_tier.to_load) or []
+        with self.host_tier.loading_ahead(to_load):
+            output = super().schedule(*args, **kwargs)
         self._guard(self._on_scheduled, output, started_s)
         return output
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +64,7 @@ class ProgramOffloadingConnector(OffloadingConnector):
         self._token_bytes = _token_bytes(kv_cache_config)
         self._load_requests: dict[int, str] = {}
         self._preempted: set[str] = set()
+        self._without_load: set[str] | None = None
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: VllmConfig) -> str | None:  # noqa: ARG003 - vLLM's
@@ -90,6 +93,29 @@ class ProgramOffloadingConnector(OffloadingConnector):
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """Return how many tokens to load: those that are stored, unless recomputing them is cheaper."""
+        tokens, is_async = self._match(request, num_computed_tokens)
+        if tokens == 0 and self._without_load is not None:
+            self._without_load.add(request.request_id)
+            return None, False
+        return tokens, is_async
+
+    @contextmanager
+    def loading_ahead(self) -> Iterator[set[str]]:
+        """Let vLLM pass over the requests that it looks up meanwhile and that have nothing to load.
+
+        It would give them a slot instead, and all are taken. Their ids are in the set.
+        """
+        self._without_load = set()
+        try:
+            yield self._without_load
+        finally:
+            self._without_load = None
+
+    def hold_back(self, request_id: str, *, is_held_back: bool) -> None:
+        """Note whether a request waits for its program's admission."""
+        self.manager.hold_back(request_id, is_held_back=is_held_back)
+
+    def _match(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if not tokens:
             return tokens, is_async

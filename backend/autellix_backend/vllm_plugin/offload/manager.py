@@ -64,6 +64,11 @@ class ProgramOffloadingManager(CPUOffloadingManager):
         for program_id in program_ids:
             self._retention.end_program(program_id)
 
+    def hold_back(self, request_id: str, *, is_held_back: bool) -> None:
+        """Keep the chunks of a request's program before all others, while it waits for admission."""
+        if (call := self._calls.get(request_id)) is not None:
+            self._retention.hold_back(call.program_id, is_held_back=is_held_back)
+
     def give_up_load(self, request_id: str) -> None:
         """Let a request whose load failed find nothing more: what it lacks, it computes."""
         if (call := self._calls.get(request_id)) is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext
 from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus
 
-from autellix_backend.vllm_plugin.offload.retention import Retention
+from autellix_backend.core.retention import Retention
 
 __all__ = ["ProgramCachePolicy"]
 
@@ -17,7 +17,7 @@ class ProgramCachePolicy(CachePolicy):
 
     def __init__(self, cache_capacity: int) -> None:
         super().__init__(cache_capacity)
-        self.retention = Retention()
+        self.retention: Retention[OffloadKey] = Retention()
         self._chunks: dict[OffloadKey, ChunkStatus] = {}
         self._evictable: set[OffloadKey] = set()
 
@@ -44,8 +44,7 @@ class ProgramCachePolicy(CachePolicy):
         if n > len(self._evictable):
             return None
         chosen: list[OffloadKey] = []
-        for name in self.retention.worst_first() if n else ():
-            key = OffloadKey(name)
+        for key in self.retention.worst_first() if n else ():
             if key in self._evictable and key not in protected:
                 chosen.append(key)
                 if len(chosen) == n:

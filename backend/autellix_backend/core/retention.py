@@ -1,11 +1,13 @@
-"""Which chunks of KV cache in host memory go first, by the programs that use them. Nothing here knows vLLM.
+"""Which chunks of KV cache in host memory go first, by the programs that use them.
 
 The order, worst first:
 
 1. chunks that no living program uses, longest without one first;
 2. chunks of programs that have no call in the engine, longest idle first: they wait for a tool or a person,
    and when they were used last says nothing of when they come back;
-3. chunks of programs with a call, least recently called first.
+3. chunks of programs with calls that may run, least recently called first: the engine has most of these too;
+4. chunks of programs that admission holds back, the latest first: these will be loaded, and nobody else
+   keeps them.
 
 A program's chunks go from the end of its context, since what comes after a gap is of no use. A chunk counts
 as its best-placed program's; it remembers the latest MAX_OWNERS that used it.
@@ -14,11 +16,14 @@ as its best-placed program's; it remembers the latest MAX_OWNERS that used it.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Generic, TypeVar
 
 __all__ = ["MAX_IDLE_PROGRAMS", "MAX_OWNERS", "Retention"]
+
+K = TypeVar("K", bound=Hashable)
 
 MAX_OWNERS = 8
 MAX_IDLE_PROGRAMS = 65_536
@@ -26,17 +31,20 @@ MAX_IDLE_PROGRAMS = 65_536
 
 
 @dataclass(slots=True, eq=False)
-class _Program:
+class _Program(Generic[K]):
     since: int
     """When it got its first running call, or lost its last: a number that grows."""
     calls: int = 0
+    is_held_back: bool = False
     is_ending: bool = False
-    chunks: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    chunks: OrderedDict[K, None] = field(default_factory=OrderedDict)
     """Those that are kept for it, from the front of its context."""
 
     @property
-    def place(self) -> tuple[bool, int]:
-        return (self.calls > 0, self.since)
+    def place(self) -> tuple[int, int]:
+        if self.is_held_back:
+            return (2, -self.since)
+        return (int(self.calls > 0), self.since)
 
 
 @dataclass(slots=True, eq=False)
@@ -46,19 +54,20 @@ class _Chunk:
     owners: dict[str, None] = field(default_factory=dict)
 
 
-class Retention:
+class Retention(Generic[K]):
     """Programs, the chunks that each uses, and the order in which chunks are given up."""
 
     def __init__(self) -> None:
         self._numbers = count()
-        self._idle: OrderedDict[str, _Program] = OrderedDict()
-        self._active: OrderedDict[str, _Program] = OrderedDict()
-        self._chunks: dict[bytes, _Chunk] = {}
-        self._unused: OrderedDict[bytes, None] = OrderedDict()
+        self._idle: OrderedDict[str, _Program[K]] = OrderedDict()
+        self._active: OrderedDict[str, _Program[K]] = OrderedDict()
+        self._held_back: OrderedDict[str, _Program[K]] = OrderedDict()
+        self._chunks: dict[K, _Chunk] = {}
+        self._unused: OrderedDict[K, None] = OrderedDict()
 
     def begin_call(self, program_id: str) -> None:
         """Count a call of the program that arrives at the engine."""
-        program = self._active.get(program_id)
+        program = self._called(program_id)
         if program is None:
             program = self._idle.pop(program_id, None) or _Program(0)
             program.since = next(self._numbers)
@@ -68,12 +77,14 @@ class Retention:
 
     def end_call(self, program_id: str, *, is_last: bool) -> None:
         """Remove a call that leaves the engine; a last call ends its program once all its calls have left."""
-        program = self._active[program_id]
+        program = self._called(program_id)
+        assert program is not None, program_id
         program.is_ending |= is_last
         program.calls -= 1
         if program.calls:
             return
-        del self._active[program_id]
+        del (self._held_back if program.is_held_back else self._active)[program_id]
+        program.is_held_back = False
         program.since = next(self._numbers)
         self._idle[program_id] = program
         if program.is_ending:
@@ -85,18 +96,31 @@ class Retention:
         """Count a program as ended, which may be unknown; one with calls ends with the last of them."""
         if program_id in self._idle:
             self._end(program_id)
-        elif program_id in self._active:
-            self._active[program_id].is_ending = True
+        elif (program := self._called(program_id)) is not None:
+            program.is_ending = True
 
-    def add(self, key: bytes) -> None:
+    def hold_back(self, program_id: str, *, is_held_back: bool) -> None:
+        """Note whether the calls of a program, which has some, wait for its admission."""
+        program = self._called(program_id)
+        assert program is not None, program_id
+        if program.is_held_back is is_held_back:
+            return
+        last, here = (self._active, self._held_back)[:: 1 if is_held_back else -1]
+        del last[program_id]
+        program.is_held_back = is_held_back
+        program.since = next(self._numbers)
+        here[program_id] = program
+
+    def add(self, key: K) -> None:
         """Add a chunk that no program uses yet."""
         self._chunks[key] = _Chunk()
         self._unused[key] = None
 
-    def use(self, keys: Sequence[bytes], program_id: str) -> None:
+    def use(self, keys: Sequence[K], program_id: str) -> None:
         """Assign chunks, in the order of the context, to a program that has a call."""
-        program = self._active[program_id]
-        taken_over: list[bytes] = []
+        program = self._called(program_id)
+        assert program is not None, program_id
+        taken_over: list[K] = []
         for key in keys:
             chunk = self._chunks.get(key)
             if chunk is None:
@@ -113,7 +137,7 @@ class Retention:
         for key in reversed(taken_over):
             self._keep(key, program_id, is_front=True)
 
-    def discard(self, key: bytes) -> None:
+    def discard(self, key: K) -> None:
         """Drop a chunk that is gone."""
         self._unlist(key, self._chunks.pop(key))
 
@@ -122,11 +146,11 @@ class Retention:
         for key in list(self._chunks):
             self.discard(key)
 
-    def worst_first(self) -> Iterator[bytes]:
+    def worst_first(self) -> Iterator[K]:
         """Yield all chunks in the order in which they should go; none may be added or discarded meanwhile."""
         yield from list(self._unused)
-        for programs in (self._idle, self._active):
-            for program in list(programs.values()):
+        for programs in (self._idle.values(), self._active.values(), reversed(self._held_back.values())):
+            for program in list(programs):
                 for key in list(reversed(program.chunks)):
                     best = self._best_owner(key)
                     if best is None or self._place(best) <= program.place:
@@ -137,12 +161,13 @@ class Retention:
 
     def check(self) -> None:
         """Assert that every chunk is in exactly one list, and every list's chunks are known."""
-        listed: list[tuple[str | None, bytes]] = [(None, key) for key in self._unused]
-        for programs, is_active in ((self._idle, False), (self._active, True)):
-            places = [program.place for program in programs.values()]
-            assert places == sorted(places), places
+        listed: list[tuple[str | None, K]] = [(None, key) for key in self._unused]
+        for programs, rank in ((self._idle, 0), (self._active, 1), (self._held_back, 2)):
+            since = [program.since for program in programs.values()]
+            assert since == sorted(since), since
             for program_id, program in programs.items():
-                assert (program.calls > 0) is is_active, program_id
+                assert program.place[0] == rank, program_id
+                assert (program.calls > 0) is (rank > 0), program_id
                 listed += [(program_id, key) for key in program.chunks]
         assert len(listed) == len(self._chunks), (len(listed), len(self._chunks))
         for keeper, key in listed:
@@ -161,19 +186,22 @@ class Retention:
             else:
                 self._keep(key, best, is_front=True)
 
-    def _best_owner(self, key: bytes) -> str | None:
+    def _best_owner(self, key: K) -> str | None:
         living = [owner for owner in self._chunks[key].owners if self._find(owner) is not None]
         return max(living, key=self._place, default=None)
 
-    def _find(self, program_id: str) -> _Program | None:
-        return self._active.get(program_id) or self._idle.get(program_id)
+    def _find(self, program_id: str) -> _Program[K] | None:
+        return self._called(program_id) or self._idle.get(program_id)
 
-    def _place(self, program_id: str) -> tuple[bool, int]:
+    def _called(self, program_id: str) -> _Program[K] | None:
+        return self._active.get(program_id) or self._held_back.get(program_id)
+
+    def _place(self, program_id: str) -> tuple[int, int]:
         program = self._find(program_id)
         assert program is not None, program_id
         return program.place
 
-    def _keep(self, key: bytes, program_id: str, *, is_front: bool = False) -> None:
+    def _keep(self, key: K, program_id: str, *, is_front: bool = False) -> None:
         chunk = self._chunks[key]
         self._unlist(key, chunk)
         chunk.keeper = program_id
@@ -183,7 +211,7 @@ class Retention:
         if is_front:
             program.chunks.move_to_end(key, last=False)
 
-    def _unlist(self, key: bytes, chunk: _Chunk) -> None:
+    def _unlist(self, key: K, chunk: _Chunk) -> None:
         if chunk.keeper is None:
             self._unused.pop(key, None)
             return

@@ -7,20 +7,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from autellix_backend.vllm_plugin.offload import retention as retention_module
-from autellix_backend.vllm_plugin.offload.retention import MAX_OWNERS, Retention
+from autellix_backend.core import retention as retention_module
+from autellix_backend.core.retention import MAX_OWNERS, Retention
 
 
 @pytest.fixture
-def retention() -> Iterator[Retention]:
+def retention() -> Iterator[Retention[bytes]]:
     """An empty one, checked at the end."""
-    one = Retention()
+    one: Retention[bytes] = Retention()
     yield one
     one.check()
 
 
 def call(
-    retention: Retention, program: str, keys: str, *, is_last: bool = False, leaves: bool = True
+    retention: Retention[bytes], program: str, keys: str, *, is_last: bool = False, leaves: bool = True
 ) -> None:
     """Let a call of a program come, use chunks (a letter each), and leave."""
     retention.begin_call(program)
@@ -34,19 +34,19 @@ def call(
         retention.end_call(program, is_last=is_last)
 
 
-def order(retention: Retention) -> str:
+def order(retention: Retention[bytes]) -> str:
     """All chunks, the first to go first."""
     return b"".join(retention.worst_first()).decode()
 
 
-def test_a_context_is_evicted_from_its_end(retention: Retention) -> None:
+def test_a_context_is_evicted_from_its_end(retention: Retention[bytes]) -> None:
     """The front of a context is of use without its end, not the other way round."""
     call(retention, "p", "abc")
     call(retention, "p", "abcd")
     assert order(retention) == "dcba"
 
 
-def test_the_longest_idle_program_is_evicted_first(retention: Retention) -> None:
+def test_the_longest_idle_program_is_evicted_first(retention: Retention[bytes]) -> None:
     """A program's place is that of its latest call's end."""
     call(retention, "p", "ab")
     call(retention, "q", "cd")
@@ -54,14 +54,14 @@ def test_the_longest_idle_program_is_evicted_first(retention: Retention) -> None
     assert order(retention) == "dcba"
 
 
-def test_ended_programs_are_evicted_before_idle_ones(retention: Retention) -> None:
+def test_ended_programs_are_evicted_before_idle_ones(retention: Retention[bytes]) -> None:
     """However recently they ended."""
     call(retention, "waits", "ab")
     call(retention, "ends", "cd", is_last=True)
     assert order(retention) == "dcba"
 
 
-def test_a_program_ends_with_its_last_call_in_the_engine(retention: Retention) -> None:
+def test_a_program_ends_with_its_last_call_in_the_engine(retention: Retention[bytes]) -> None:
     """A final call beside another does not end the program early."""
     call(retention, "p", "ab", leaves=False)
     call(retention, "p", "ac", is_last=True)
@@ -71,7 +71,7 @@ def test_a_program_ends_with_its_last_call_in_the_engine(retention: Retention) -
     assert order(retention) == "cbad"
 
 
-def test_programs_that_are_said_to_have_ended_are_evicted_first(retention: Retention) -> None:
+def test_programs_that_are_said_to_have_ended_are_evicted_first(retention: Retention[bytes]) -> None:
     """One with a call ends with it; one that is unknown changes nothing."""
     call(retention, "waits", "ab")
     call(retention, "ends", "cd")
@@ -83,7 +83,7 @@ def test_programs_that_are_said_to_have_ended_are_evicted_first(retention: Reten
     assert order(retention) == "dcfeba"
 
 
-def test_a_tool_call_does_not_cost_a_running_program_its_context(retention: Retention) -> None:
+def test_a_tool_call_does_not_cost_a_running_program_its_context(retention: Retention[bytes]) -> None:
     """A program with a call in the engine goes last, although others used their chunks later."""
     call(retention, "runs", "ab", leaves=False)
     call(retention, "idles", "cd")
@@ -91,21 +91,39 @@ def test_a_tool_call_does_not_cost_a_running_program_its_context(retention: Rete
     retention.end_call("runs", is_last=False)
 
 
-def test_a_shared_front_stays_with_its_best_program(retention: Retention) -> None:
+def test_programs_that_wait_for_admission_are_evicted_last(retention: Retention[bytes]) -> None:
+    """The one that was held back last before the others, since it will be admitted last."""
+    for program, keys in (("first", "ab"), ("runs", "cd"), ("second", "ef")):
+        call(retention, program, keys, leaves=False)
+    for _ in range(2):
+        retention.hold_back("first", is_held_back=True)
+        retention.hold_back("second", is_held_back=True)
+    assert order(retention) == "dcfeba"
+    retention.begin_call("second")
+    retention.hold_back("first", is_held_back=False)
+    assert order(retention) == "dcbafe"
+    retention.end_program("second")
+    retention.end_call("second", is_last=False)
+    assert order(retention) == "dcbafe"
+    retention.end_call("second", is_last=False)
+    assert order(retention) == "fedcba"
+
+
+def test_a_shared_front_stays_with_its_best_program(retention: Retention[bytes]) -> None:
     """What another program still uses does not go with the one that ended."""
     call(retention, "p", "sab")
     call(retention, "q", "scd", is_last=True)
     assert order(retention) == "dcbas"
 
 
-def test_a_shared_front_goes_with_the_later_program(retention: Retention) -> None:
+def test_a_shared_front_goes_with_the_later_program(retention: Retention[bytes]) -> None:
     """A chunk counts as its best-placed program's, and is that one's front."""
     call(retention, "p", "stab")
     call(retention, "q", "stcd")
     assert order(retention) == "badcts"
 
 
-def test_a_shared_front_returns_to_the_remaining_program(retention: Retention) -> None:
+def test_a_shared_front_returns_to_the_remaining_program(retention: Retention[bytes]) -> None:
     """When the later program ends, the shared front is the earlier one's again."""
     call(retention, "p", "stab")
     call(retention, "q", "stcd")
@@ -113,23 +131,25 @@ def test_a_shared_front_returns_to_the_remaining_program(retention: Retention) -
     assert order(retention) == "dcbats"
 
 
-def test_chunks_without_an_owner_can_be_reused(retention: Retention) -> None:
+def test_chunks_without_an_owner_can_be_reused(retention: Retention[bytes]) -> None:
     """A front that one call after another uses lives on."""
     call(retention, "one", "sa", is_last=True)
     call(retention, "two", "sb", is_last=True)
     assert order(retention) == "abs"
 
 
-def test_an_evicted_chunk_is_dropped(retention: Retention) -> None:
+def test_an_evicted_chunk_is_dropped(retention: Retention[bytes]) -> None:
     """Its program goes on with the others."""
     call(retention, "p", "abc")
     retention.discard(b"c")
+    retention.begin_call("p")
+    retention.use([b"a", b"b", b"c"], "p")
     assert order(retention) == "ba"
     retention.clear()
     assert order(retention) == ""
 
 
-def test_too_many_idle_programs_end(retention: Retention, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_idle_programs_end(retention: Retention[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     """What is remembered of programs has a bound."""
     monkeypatch.setattr(retention_module, "MAX_IDLE_PROGRAMS", 2)
     for name in "pqr":
@@ -139,7 +159,7 @@ def test_too_many_idle_programs_end(retention: Retention, monkeypatch: pytest.Mo
     assert len(retention._idle) == 2
 
 
-def test_owners_have_a_bound(retention: Retention) -> None:
+def test_owners_have_a_bound(retention: Retention[bytes]) -> None:
     """A chunk that thousands used remembers the latest few."""
     for number in range(3 * MAX_OWNERS):
         call(retention, f"p{number}", "s")
@@ -151,15 +171,17 @@ def test_owners_have_a_bound(retention: Retention) -> None:
 def test_random_histories_keep_the_order(seed: int) -> None:
     """After any history each chunk has one place, that of its best program."""
     generator = random.Random(seed)
-    retention = Retention()
+    retention: Retention[bytes] = Retention()
     calls: list[str] = []
     live: set[bytes] = set()
     for _ in range(400):
-        action = generator.choice(["begin", "begin", "use", "use", "use", "end", "evict"])
+        action = generator.choice(["begin", "begin", "use", "use", "use", "end", "evict", "hold"])
         if action == "begin":
             program = f"p{generator.randrange(MAX_OWNERS)}"
             retention.begin_call(program)
             calls.append(program)
+        elif action == "hold" and calls:
+            retention.hold_back(generator.choice(calls), is_held_back=generator.random() < 0.6)
         elif action == "use" and calls:
             keys = [bytes([generator.randrange(24)]) for _ in range(4)]
             for key in dict.fromkeys(keys):
@@ -181,6 +203,6 @@ def test_random_histories_keep_the_order(seed: int) -> None:
         assert places == sorted(places)
 
 
-def _place(retention: Retention, key: bytes) -> tuple[bool, int]:
+def _place(retention: Retention[bytes], key: bytes) -> tuple[int, int]:
     best = retention._best_owner(key)
-    return (False, -1) if best is None else retention._place(best)
+    return (-1, 0) if best is None else retention._place(best)

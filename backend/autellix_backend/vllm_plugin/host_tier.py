@@ -1,0 +1,77 @@
+"""Host memory in the service of admission: contexts that wait there are kept, and loaded ahead of a slot.
+
+Our connector stores every full block once it is computed, so a program that becomes inactive leaves its
+context behind without a copy. What is decided here: host memory keeps the contexts of programs that are held
+back before all others, and the load of an admitted request begins in the step that admits it. vLLM itself
+begins a load when it has a slot for the request, and then the slot's next owner waits for the load.
+
+A load needs a request, because vLLM allocates blocks to nothing else. No load is missed for it: programs are
+only ever activated for a call that waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import attrgetter
+from typing import Any
+
+from vllm.v1.request import Request, RequestStatus
+
+from autellix_backend.vllm_plugin.engine_state import SchedulerState
+from autellix_backend.vllm_plugin.tracker import CallTracker
+
+__all__ = ["HostTier"]
+
+
+class HostTier:
+    """The requests whose contexts may be in host memory; without our connector and admission, none."""
+
+    def __init__(self, connector: Any, engine: SchedulerState, tracker: CallTracker) -> None:
+        has_tier = tracker.machine.admission is not None and hasattr(connector, "loading_ahead")
+        self._connector = connector if has_tier else None
+        self._loads_ahead = has_tier and engine.loads_whole_contexts
+        self._engine = engine
+        self._tracker = tracker
+        self._admitted: dict[str, None] = {}
+        """Waiting requests whose contexts nobody has looked for in host memory since their admission."""
+
+    def on_reviewed(self, request_ids: Iterable[str]) -> None:
+        """Note requests that have arrived, or that admission has let in or withdrawn."""
+        if self._connector is None:
+            return
+        for request_id in request_ids:
+            is_held_back = self._tracker.is_held_back(request_id)
+            self._connector.hold_back(request_id, is_held_back=is_held_back)
+            if is_held_back:
+                self._admitted.pop(request_id, None)
+            else:
+                self._admitted[request_id] = None
+
+    def to_load(self) -> list[Request]:
+        """Return the requests to look for in host memory while they wait for slots, in their order."""
+        if not self._admitted or not self._loads_ahead or self._engine.is_paused:
+            return []
+        waiting = []
+        for request_id in list(self._admitted):
+            request = self._engine.find(request_id)
+            if request is None or not self._engine.may_load(request):
+                del self._admitted[request_id]
+            else:
+                waiting.append(request)
+        # With a free slot, vLLM starts loads by itself.
+        return sorted(waiting, key=attrgetter("priority")) if self._engine.free_slots <= 0 else []
+
+    @contextmanager
+    def loading_ahead(self, requests: Sequence[Request]) -> Iterator[None]:
+        """Let vLLM start the loads of these requests in the step that it schedules meanwhile."""
+        if not requests:
+            yield
+            return
+        assert self._connector is not None
+        with self._connector.loading_ahead() as without_load, self._engine.offering(requests):
+            yield
+        started = {r.request_id for r in requests if r.status == RequestStatus.WAITING_FOR_REMOTE_KVS}
+        self._connector.manager.tally["loads_ahead",] += len(started)
+        for request_id in started | without_load:
+            del self._admitted[request_id]
