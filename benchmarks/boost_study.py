@@ -1,183 +1,352 @@
-"""Simulates the default scheduler beside others, over loads, KV memory, shared prefixes and gaps.
+"""Simulates the default scheduler beside others on recorded programs.
 
-    boost_study.py DATA                                  the families on the traces in DATA/public
-    boost_study.py DATA --workloads tau_airline,whowhen  held-out sources, for which no constant was chosen
-    boost_study.py DATA --gaps 60                        recorded gaps, at most 60 s, in place of none
+    boost_study.py table DATA --page docs/results/default.md    families and held-out sources, over loads,
+                                                                KV memory and shared prefixes
+    boost_study.py gaps DATA --page docs/results/gaps.md        with times of tools and people between calls
+    boost_study.py offline DATA --page docs/results/offline.md  all programs at time zero
 
-Figures are the mean over seeds of the ratio to `fcfs` of the same programs and arrivals: token latency, then
-mean, p95 and p99 of program latency. Constants of `boost` were chosen on seeds 0 to 4 of the families, and on
-nothing else. Cells in which the default loses come first. Writes JSON and a page of tables.
+DATA/public has the traces. Runs go to a file, one line each; runs that it has are not made again, so that an
+interrupted study goes on, and a page can be written anew. Each figure is the mean over seeds of the ratio to
+`fcfs` with the same programs and arrivals. The constants of `boost` were chosen on seeds 0 to 4 of the
+families and on nothing else, so seeds 5 to 9 and the held-out sources judge them.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.gateway.recording.trace import ProgramTrace
-from autellix_lab.sim.baselines import BASELINE_NAMES
-from autellix_lab.sim.experiment import COMPARED, Sweep, SweepResult, run_sweep
-from autellix_lab.sim.markdown import markdown_table
+from autellix_lab.sim.experiment import BURST_PROGRAMS, COMPARED
+from autellix_lab.sim.markdown import markdown_table, write_part
 from autellix_lab.sim.presets import PRESETS
 from autellix_lab.sim.recorded import (
+    DRAWN_GAPS,
     FAMILIES,
     FEW_SLOTS,
+    FITS,
     HELD_OUT,
-    Chapter,
-    fit_note,
+    LEAST_PROGRAMS,
     fits_with,
-    study_parser,
-    study_workloads,
+    load_programs,
+    with_drawn_gaps,
 )
 from autellix_lab.sim.simulation import SimSettings
-from autellix_lab.workload.fit import NO_GAPS, GapRule
+from autellix_lab.sim.study_runs import BASE, Block, Cell, Pool, RunFile, cells_of, run_blocks
+from autellix_lab.sim.table import format_interval
+from autellix_lab.workload.fit import GapRule
+from autellix_lab.workload.statistics import Interval
 
 PRESET = PRESETS["llama3.1-8b-a100"]
 SLOTS = 16
+ALL = (*FAMILIES, "mixed")
+WITH_PREFIXES = ("tools", "mixed", "coding")
 COUNTS = {"chat": 200, "tools": 150, "mixed": 60, "coding": 30, "tree": 12}
 HELD_OUT_COUNTS = {"tot_game24": 40, "lats_humaneval": 40, "sharegpt_zh": 200}
 HELD_OUT_COUNT = 60
-LOADS = (0.5, 0.8, 1.0, 1.3, 1.6)
+GAP_COUNTS = {"coding": 200, "tools": 300, "chat": 400}
+LOADS = (0.5, 0.8, 1.3, 1.6)
 KV_SHARES = (1.0, 0.5, 0.25)
+TEN, UNTUNED, FEW = range(10), range(5, 10), range(5, 8)
+"""Seeds; 5 to 9 were never used to choose a constant."""
 DEFAULT, KNOWN = "default", "sizes known"
+PROPORTIONAL, DRAWN = "recorded x 0.02", "drawn"
 LOST = 1.03
 """A ratio above it counts as lost."""
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """The KV memory of a cell: its share of the preset's, and whether programs share system prefixes."""
-
-    kv_share: float
-    shares_prefixes: bool
-
-    def __str__(self) -> str:
-        return f"KV {self.kv_share:g}, {'shared' if self.shares_prefixes else 'private'} prefixes"
-
-
-def schedulers() -> dict[str, SimSettings]:
-    """Return the compared schedulers by name; the first is the base of all ratios."""
-    default = settings(policy="boost", admission="working_set")
-    cases = {
-        "fcfs": settings(policy="fcfs"),
-        "plas": settings(policy="plas", preemption="always"),
-        "plas, priced": settings(policy="plas"),
-        "atlas, priced": settings(policy="atlas"),
-        "srpt (clairvoyant)": settings(policy="srpt", beta=math.inf),
-        "admission alone": settings(policy="fcfs", admission="working_set"),
-        DEFAULT: default,
-        KNOWN: replace(default, knows_sizes=True),
-    }
-    return cases | {name: replace(settings(policy="fcfs"), baseline=name) for name in BASELINE_NAMES}
-
-
-def settings(**changes: Any) -> SimSettings:
+def _settings(**changes: object) -> SimSettings:
     """Return the simulated engine under a scheduler without admission, with these changes."""
-    scheduler = SchedulerConfig(**({"admission": "none"} | changes))
-    return SimSettings(model=replace(PRESET, max_num_seqs=SLOTS), scheduler=scheduler)
+    fields = {"admission": "none"} | changes
+    return SimSettings(model=replace(PRESET, max_num_seqs=SLOTS), scheduler=SchedulerConfig(**fields))  # type: ignore[arg-type]
 
 
-def cells_of(
-    workload: str, programs: Sequence[ProgramTrace], count: int, arguments: argparse.Namespace
-) -> dict[Memory, SweepResult]:
-    """Simulate a workload with each memory."""
-    has_prefixes = any(program.system_prefix_tokens for program in programs)
-    found: dict[Memory, SweepResult] = {}
-    for kv_share in arguments.kv:
-        for shares_prefixes in (True, False) if has_prefixes else (True,):
-            memory = Memory(kv_share, shares_prefixes)
-            cases = {
-                name: replace(
-                    case,
-                    model=replace(case.model, max_num_seqs=FEW_SLOTS.get(workload, SLOTS)).with_kv(kv_share),
-                    shares_prefixes=shares_prefixes,
-                )
-                for name, case in schedulers().items()
-                if arguments.cases is None or name in ("fcfs", DEFAULT, *arguments.cases)
-            }
-            seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
-            sweep = Sweep(programs=programs, count=count, cases=cases, loads=arguments.loads, seeds=seeds)
-            found[memory] = run_sweep(sweep, workers=arguments.workers)
-    return found
+_OURS = _settings(policy="boost", admission="working_set")
+_FCFS = _settings(policy="fcfs")
+CASES = {
+    BASE: _FCFS,
+    DEFAULT: _OURS,
+    KNOWN: replace(_OURS, knows_sizes=True),
+    "plas": _settings(policy="plas", preemption="always"),
+    "atlas": _settings(policy="atlas", preemption="always"),
+    "plas priced": _settings(policy="plas"),
+    "mlfq": _settings(policy="mlfq", preemption="always"),
+    "srpt": _settings(policy="srpt", beta=math.inf),
+    "ThunderAgent": replace(_FCFS, baseline="thunderagent"),
+    "Continuum": replace(_FCFS, baseline="continuum"),
+    "llm-d": replace(_FCFS, baseline="llm-d"),
+    "idle: 1 s": _settings(policy="boost", admission="working_set", idle_s=1.0),
+    "no admission": _settings(policy="boost"),
+}
+CORE = (BASE, DEFAULT, KNOWN)
+OTHERS = ("plas", "atlas", "plas priced", "srpt", "ThunderAgent", "Continuum", "llm-d")
+OFFLINE = ("mlfq", "plas", "atlas", "plas priced", DEFAULT)
 
 
-def ratios_of(result: SweepResult, case: str, load: float) -> list[float]:
-    """Return a case's four ratios to `fcfs`."""
-    return [interval.mean for interval in result.ratios(case, "fcfs", load).values()]
+@dataclass(frozen=True, slots=True)
+class Study:
+    """Runs, and the tables that are made of them."""
+
+    blocks: Sequence[Block]
+    tables: Callable[[RunFile], Sequence[str]]
 
 
-def closed_gap(result: SweepResult, load: float) -> float:
-    """Return how much of the gap between `fcfs` and known sizes the default closes, in mean latency."""
-    default, known = (ratios_of(result, case, load)[1] for case in (DEFAULT, KNOWN))
-    return (1 - default) / (1 - known) if known < 1 else math.nan
+def by_load(loads: Sequence[float] = LOADS) -> list[Cell]:
+    """Return the cells of the families whose programs share prefixes."""
+    return cells_of(ALL, loads, KV_SHARES)
 
 
-def page(
-    workload: str, cells: Mapping[Memory, SweepResult], loads: Sequence[float], count: int, note: str
-) -> list[str]:
-    """Return one workload's tables, the cells that the default loses first."""
-    lost = [
-        f"load {load:g}, {memory}: {shown(ratios_of(result, DEFAULT, load))}"
-        for memory, result in cells.items()
-        for load in loads
-        if max(ratios_of(result, DEFAULT, load)) > LOST
+def private() -> list[Cell]:
+    """Return the cells in which programs share no prefix, though they have equal ones."""
+    return cells_of(WITH_PREFIXES, (0.8, 1.3), KV_SHARES, shares_prefixes=False)
+
+
+def held_out() -> list[Cell]:
+    """Return the cells of the sources on which no constant was chosen."""
+    return cells_of(HELD_OUT, (0.8, 1.3, 1.6), (1.0, 0.25))
+
+
+def returning_to_idle() -> list[Cell]:
+    """Return the cells in which the load comes in bursts."""
+    return cells_of(ALL, (1.3,), (1.0, 0.5), arrivals="burst_idle")
+
+
+def with_gaps() -> list[Cell]:
+    """Return the cells with times between calls, recorded ones first."""
+    recorded = cells_of(("coding",), (0.8, 1.3), KV_SHARES, gaps=PROPORTIONAL)
+    return recorded + cells_of(tuple(DRAWN_GAPS), (0.8, 1.3), KV_SHARES, gaps=DRAWN)
+
+
+def offline(workloads: Iterable[str], kv_shares: Iterable[float]) -> list[Cell]:
+    """Return the cells of batches; the load has no meaning in them."""
+    return cells_of(workloads, (1.0,), kv_shares, arrivals="at_once")
+
+
+def table_study() -> Study:
+    """Return the study of the default."""
+    blocks = [
+        Block(cells=by_load((1.3, 0.8)), cases=CORE, seeds=TEN),
+        Block(cells=by_load((1.3, 0.8)), cases=(BASE, *OTHERS), seeds=FEW),
+        Block(cells=by_load((1.6, 0.5)), cases=CORE, seeds=TEN),
+        Block(cells=held_out(), cases=CORE, seeds=UNTUNED),
+        Block(cells=private(), cases=CORE, seeds=TEN),
+        Block(cells=returning_to_idle(), cases=(BASE, DEFAULT), seeds=UNTUNED),
     ]
-    total = len(cells) * len(loads)
-    lines = [f"## {workload}", "", f"{count} programs per run, {note}.", ""]
-    lines += [f"The default loses more than {LOST - 1:.0%} in {len(lost)} of {total} cells.", ""]
-    lines += [f"- {cell}" for cell in lost] + ([""] if lost else [])
-    for memory, result in cells.items():
-        cases = [case for case in dict.fromkeys(point.case for point in result.points) if case != "fcfs"]
-        rows = [[case, *(shown(ratios_of(result, case, load)) for load in loads)] for case in cases]
-        base = [f"{result.interval('fcfs', load, COMPARED[1]).mean:.3g} s" for load in loads]
-        rows.append(["mean latency of fcfs", *base])
-        lines += [f"**{memory}**", ""]
-        lines += [*markdown_table(["scheduler", *(f"load {load:g}" for load in loads)], rows), ""]
+    return Study(blocks, default_tables)
+
+
+def gaps_study() -> Study:
+    """Return the study of the times between calls."""
+    cases = (BASE, DEFAULT, "idle: 1 s", "no admission", "plas priced", "ThunderAgent", "Continuum")
+    return Study([Block(cells=with_gaps(), cases=cases, seeds=FEW)], gap_tables)
+
+
+def offline_study() -> Study:
+    """Return the study of batches."""
+    cases = (BASE, *OFFLINE)
+    blocks = [
+        Block(cells=offline(ALL, KV_SHARES), cases=cases, seeds=UNTUNED),
+        Block(cells=offline(HELD_OUT, (1.0, 0.25)), cases=cases, seeds=UNTUNED),
+    ]
+    return Study(blocks, offline_tables)
+
+
+STUDIES = {"table": table_study, "gaps": gaps_study, "offline": offline_study}
+
+
+# Tables.
+
+
+def default_tables(runs: RunFile) -> list[str]:
+    """Return the tables of the default, the cells that it loses first."""
+    cells = [*by_load(), *private(), *held_out()]
+    found = [cell for cell in cells if runs.ratios(cell, DEFAULT)]
+    lost = [cell for cell in found if max(_means(runs, cell, DEFAULT)) > LOST]
+    untuned = sum(max(_means(runs, cell, DEFAULT, UNTUNED)) > LOST for cell in found)
+    lines = ["## Where it loses", ""]
+    lines += [f"{len(lost)} of {len(found)} cells have a figure above {LOST:g} (in bold):", ""]
+    header = ("programs", "memory", "load", "seeds", "token latency", "mean", "p95", "p99")
+    lost.sort(key=lambda cell: -max(_means(runs, cell, DEFAULT)))
+    rows = [
+        (*_where(cell), len(runs.seeds(cell, DEFAULT)), *map(_interval, runs.ratios(cell, DEFAULT)))
+        for cell in lost
+    ]
+    lines += [*markdown_table(header, rows), ""]
+    lines += [f"With seeds 5 to 9 alone, which chose nothing, {untuned} cells have one.", ""]
+    lines += ["## By load", "", *_load_table(runs, by_load(), LOADS), ""]
+    lines += ["Programs with equal system prefixes that share none of them:", ""]
+    lines += [*_load_table(runs, private(), (0.8, 1.3)), ""]
+    lines += ["## Held-out sources", "", *_load_table(runs, held_out(), (0.8, 1.3, 1.6)), ""]
+    lines += ["## Bursts that return to idle", ""]
+    lines += [f"Poisson arrivals in bursts of {BURST_PROGRAMS} programs, each after the end of the last:", ""]
+    lines += [*_load_table(runs, returning_to_idle(), (1.3,)), ""]
+    lines += ["## Beside others", "", f"All columns have the same seeds, {FEW[0]} to {FEW[-1]}.", ""]
+    for load in (0.8, 1.3):
+        lines += [f"Load {load:g}:", "", *_case_table(runs, by_load((load,)), (*OTHERS, *CORE[1:]), FEW), ""]
+    lines += ["## With sizes known", "", *_known_table(runs, by_load((1.3, 1.6))), ""]
     return lines
 
 
-def shown(ratios: Sequence[float]) -> str:
-    """Write ratios as `token/mean/p95/p99`."""
-    return "/".join(f"{ratio:.2f}" for ratio in ratios)
+def gap_tables(runs: RunFile) -> list[str]:
+    """Return one table for each kind of gaps and load."""
+    lines: list[str] = []
+    cases = (DEFAULT, "idle: 1 s", "no admission", "plas priced", "ThunderAgent", "Continuum")
+    for gaps in (PROPORTIONAL, DRAWN):
+        for load in (0.8, 1.3):
+            cells = [cell for cell in with_gaps() if (cell.gaps, cell.load) == (gaps, load)]
+            lines += [f"Gaps {gaps}, load {load:g}:", "", *_case_table(runs, cells, cases, FEW), ""]
+    return lines
+
+
+def offline_tables(runs: RunFile) -> list[str]:
+    """Return the makespans, then mean and tail."""
+    cells = [*offline(ALL, KV_SHARES), *offline(HELD_OUT, (1.0, 0.25))]
+    cells = [cell for cell in cells if runs.ratios(cell, DEFAULT)]
+    lines = []
+    for metric, title in (
+        ("makespan_s", "Makespan"),
+        ("latency_s.mean", "Program latency, mean"),
+        ("latency_s.p95", "Program latency, p95"),
+    ):
+        rows = []
+        for cell in cells:
+            ratios = [runs.ratios(cell, case, (metric,)) for case in OFFLINE]
+            base = [runs.runs[cell, BASE, seed].metrics[metric] for seed in runs.seeds(cell, DEFAULT)]
+            shown = [_interval(found[0]) if found else "" for found in ratios]
+            rows.append((cell.workload, cell.memory, f"{sum(base) / len(base):.0f} s", *shown))
+        header = ("programs", "memory", BASE, *OFFLINE)
+        lines += [f"## {title}", "", *markdown_table(header, rows), ""]
+    return lines
+
+
+def _load_table(runs: RunFile, cells: Sequence[Cell], loads: Sequence[float]) -> list[str]:
+    rows = []
+    for workload, memory in dict.fromkeys((cell.workload, cell.memory) for cell in cells):
+        row = [cell for cell in cells if (cell.workload, cell.memory) == (workload, memory)]
+        by = {cell.load: _figures(runs, cell, DEFAULT) for cell in row}
+        seeds = max(len(runs.seeds(cell, DEFAULT)) for cell in row)
+        rows.append((workload, memory, seeds, *(by.get(load, "") for load in loads)))
+    return markdown_table(("programs", "memory", "seeds", *(f"load {load:g}" for load in loads)), rows)
+
+
+def _case_table(
+    runs: RunFile, cells: Sequence[Cell], cases: Sequence[str], seeds: Iterable[int]
+) -> list[str]:
+    chosen = tuple(seeds)
+    rows = [
+        (cell.workload, cell.memory, *(_figures(runs, cell, case, chosen) for case in cases))
+        for cell in cells
+    ]
+    return markdown_table(("programs", "memory", *cases), rows)
+
+
+def _known_table(runs: RunFile, cells: Sequence[Cell]) -> list[str]:
+    """Return how much of the gap to known sizes the default closes, in the mean."""
+    rows = []
+    for cell in cells:
+        ours, known = _means(runs, cell, DEFAULT), _means(runs, cell, KNOWN)
+        if ours and known and known[1] < 1:
+            closed = f"{(1 - ours[1]) / (1 - known[1]):.0%}"
+            rows.append((*_where(cell), _figures(runs, cell, DEFAULT), _figures(runs, cell, KNOWN), closed))
+    header = ("programs", "memory", "load", DEFAULT, "sizes known", "closed in the mean")
+    return markdown_table(header, rows)
+
+
+def _means(runs: RunFile, cell: Cell, case: str, seeds: Iterable[int] | None = None) -> list[float]:
+    return [interval.mean for interval in runs.ratios(cell, case, COMPARED, seeds)]
+
+
+def _figures(runs: RunFile, cell: Cell, case: str, seeds: Iterable[int] | None = None) -> str:
+    return " ".join(f"{ratio:.2f}" for ratio in _means(runs, cell, case, seeds))
+
+
+def _where(cell: Cell) -> tuple[str, str, str]:
+    return cell.workload, cell.memory, f"{cell.load:g}"
+
+
+def _interval(interval: Interval) -> str:
+    shown = format_interval(interval)
+    return f"**{shown}**" if interval.mean > LOST else shown
+
+
+# Runs.
+
+
+def settings_of(cell: Cell, case: str) -> SimSettings:
+    """Return a case's settings on the engine of a workload."""
+    settings = CASES[case]
+    slots = FEW_SLOTS.get(cell.workload, SLOTS)
+    return replace(settings, model=replace(settings.model, max_num_seqs=slots))
+
+
+def pool_of(data: Path, scale: float) -> Callable[[Cell], Pool]:
+    """Return a function that returns the programs of a cell."""
+    usual = dict.fromkeys(HELD_OUT, HELD_OUT_COUNT) | HELD_OUT_COUNTS | COUNTS
+
+    @cache
+    def read(workload: str, gaps: str) -> Pool:
+        count = GAP_COUNTS[workload] if gaps else usual[workload]
+        factor = FITS[workload].length_scale if workload in FITS else 1.0
+        fits = fits_with(GapRule(math.inf, factor)) if gaps == PROPORTIONAL else FITS
+        programs = load_programs(data, workload, fits)
+        if gaps == DRAWN:
+            programs = with_drawn_gaps(workload, programs)
+        return Pool(programs, max(LEAST_PROGRAMS, round(scale * count)))
+
+    return lambda cell: read(cell.workload, cell.gaps)
 
 
 def main() -> None:
-    """Run the study."""
-    parser = study_parser(__doc__, (*FAMILIES, "mixed"))
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--loads", type=_numbers, default=LOADS)
-    parser.add_argument("--kv", type=_numbers, default=KV_SHARES, help="shares of the preset's KV memory")
-    parser.add_argument("--cases", type=lambda text: text.split(","), help="schedulers beside the default")
-    parser.add_argument("--gaps", type=float, default=0.0, help="longest recorded gap (s) that is played")
-    parser.add_argument("--name", default="boost", help="of the files")
+    """Run a study and write its tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("study", choices=tuple(STUDIES))
+    parser.add_argument("data", type=Path, help="folder whose public/ has the traces")
+    parser.add_argument("--page", type=Path, help="page whose tables are replaced; default: they are printed")
+    parser.add_argument("--out", type=Path, default=Path("study-results"), help="folder of the runs")
+    parser.add_argument("--cases", type=lambda text: text.split(","), help="only these schedulers and fcfs")
+    parser.add_argument("--only-page", action="store_true", help="make no run")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on the programs of a run")
+    parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args()
-    fits = fits_with(GapRule(arguments.gaps) if arguments.gaps else NO_GAPS)
-
-    def chapter(workload: str, programs: Sequence[ProgramTrace], count: int) -> Chapter:
-        cells = cells_of(workload, programs, count, arguments)
-        rows = {
-            str(memory): {
-                f"{load:g}": {
-                    case: ratios_of(result, case, load)
-                    for case in dict.fromkeys(point.case for point in result.points)
-                }
-                for load in arguments.loads
-            }
-            for memory, result in cells.items()
-        }
-        lines = page(workload, cells, arguments.loads, count, fit_note(workload, fits))
-        return Chapter(rows, lines)
-
-    counts = dict.fromkeys(HELD_OUT, HELD_OUT_COUNT) | HELD_OUT_COUNTS | COUNTS
-    study_workloads(arguments, arguments.name, counts, chapter, fits=fits)
+    study = STUDIES[arguments.study]()
+    scaled = "" if arguments.scale == 1 else f"-x{arguments.scale:g}"
+    runs = RunFile(arguments.out / f"boost-{arguments.study}{scaled}.jsonl")
+    blocks = [] if arguments.only_page else _chosen(study.blocks, arguments.cases)
+    total = sum(len(block.cells) * len(block.cases) * len(block.seeds) for block in blocks)
+    pools = pool_of(arguments.data, arguments.scale)
+    found = run_blocks(blocks, runs, pool_of=pools, settings_of=settings_of, workers=arguments.workers)
+    for number, run in enumerate(found, 1):
+        if number % 50 == 0:
+            sys.stderr.write(f"{number} runs made, at most {total} wanted; {run.cell}\n")
+    lines = [made_with(arguments, runs), "", *study.tables(runs)]
+    if arguments.page is None:
+        print("\n".join(lines))
+    else:
+        write_part(arguments.page, arguments.study, lines)
 
 
-def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(float(item) for item in text.split(","))
+def made_with(arguments: argparse.Namespace, runs: RunFile) -> str:
+    """Return what made the tables."""
+    codes = ", ".join(runs.codes((DEFAULT,)))
+    command = f"benchmarks/boost_study.py {arguments.study} DATA"
+    return f"Made by `{command}` on {datetime.now(UTC):%Y-%m-%d}; `boost` as of commit {codes}."
+
+
+def _chosen(blocks: Iterable[Block], cases: Sequence[str] | None) -> list[Block]:
+    if cases is None:
+        return list(blocks)
+    chosen = [
+        replace(block, cases=[case for case in block.cases if case in (BASE, *cases)]) for block in blocks
+    ]
+    return [block for block in chosen if set(cases) & set(block.cases)]
 
 
 if __name__ == "__main__":

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
 from autellix_lab.bench.compare import Load
 from autellix_lab.bench.report import Goals
-from autellix_lab.workload.fit import RECORDED_GAPS, fit_program
+from autellix_lab.workload.fit import GapRule, fit_program
 from autellix_lab.workload.generate import generate_programs
 from autellix_lab.workload.prefixes import system_prefix
 from autellix_lab.workload.trace_files import read_traces
@@ -160,14 +161,11 @@ def _short(options: DemoOptions) -> Part:
 
 def _fit_tools(program: ProgramTrace, length_scale: float) -> ProgramTrace:
     """Fit a program and its tool times, which keep their ratio to the answers."""
-    calls = tuple(
-        replace(call, gap_before_s=(call.gap_before_s or 0.0) * length_scale) for call in program.calls
-    )
     return fit_program(
-        replace(program, calls=calls),
+        program,
         length_scale=length_scale,
         max_context_tokens=MAX_TOOL_CONTEXT_TOKENS,
-        gap_rule=RECORDED_GAPS,
+        gap_rule=GapRule(math.inf, length_scale),
     )
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from autellix_backend.gateway.recording.trace import ProgramTrace
-from autellix_lab.workload.fit import NO_GAPS, Fit, GapRule, apply_fit, describe_fit
+from autellix_lab.workload.fit import NO_GAPS, Fit, GapRule, apply_fit, describe_fit, draw_gaps
+from autellix_lab.workload.heavy_tail import HeavyTail
 from autellix_lab.workload.trace_files import read_traces
 
 FAMILIES = {
@@ -32,6 +33,11 @@ FITS = {
     # A quarter of the preset's memory holds the longest context.
     "mooncake_conv": Fit(max_context_tokens=100_000, gap_rule=NO_GAPS),
 }
+DRAWN_GAPS = {
+    "tools": HeavyTail(mean=2_000, maximum=60_000, sigma=1.0),
+    "chat": HeavyTail(mean=20_000, maximum=300_000, sigma=1.0),
+}
+"""Times (ms) of tools and thinking people by family, our assumption: these sources did not record them."""
 FEW_SLOTS = {"coding": 4}
 """Batch size for workloads whose programs are so long that only few can run."""
 LEAST_PROGRAMS = 4
@@ -69,6 +75,11 @@ def fit_note(workload: str, fits: Mapping[str, Fit] = FITS) -> str:
     """Return how lengths and gaps were changed."""
     fit = fits.get(workload)
     return "lengths and gaps as recorded" if fit is None else describe_fit(fit)
+
+
+def with_drawn_gaps(workload: str, programs: Iterable[ProgramTrace]) -> list[ProgramTrace]:
+    """Return a family's programs with the gaps of DRAWN_GAPS."""
+    return [draw_gaps(program, DRAWN_GAPS[workload]) for program in programs]
 
 
 def study_parser(

@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass, replace
 
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
+from autellix_lab.workload.heavy_tail import HeavyTail
 
 
 @dataclass(frozen=True, slots=True)
 class GapRule:
-    """The rule for a call's wait after its last parent: the recorded gap, at most `cap_s` seconds.
+    """The rule for a call's wait after its last parent: `factor` times the recorded gap, at most `cap_s` s.
 
-    A cap of zero removes gaps, an infinite one keeps them as recorded. Unknown gaps are zero.
+    A cap of zero removes gaps, an infinite one keeps them all. Unknown gaps are zero. With the scale of the
+    lengths as its factor, tools and persons stay in proportion to the answers.
     """
 
     cap_s: float
+    factor: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.cap_s >= 0:
             raise ValueError(f"cap_s is {self.cap_s}; expected zero or more seconds")
+        if not 0 < self.factor < math.inf:
+            raise ValueError(f"factor is {self.factor}; expected more than zero")
 
     def apply(self, gap_s: float | None) -> float:
         """Return the seconds to wait for a recorded gap."""
-        return min(gap_s or 0.0, self.cap_s)
+        return min(self.factor * (gap_s or 0.0), self.cap_s)
 
     def __str__(self) -> str:
         if self.cap_s == 0:
             return "gaps not played"
-        if math.isinf(self.cap_s):
-            return "gaps as recorded"
-        return f"gaps as recorded, at most {self.cap_s:g} s"
+        scale = "" if self.factor == 1 else f" x {self.factor:g}"
+        return f"gaps as recorded{scale}" + ("" if math.isinf(self.cap_s) else f", at most {self.cap_s:g} s")
 
 
 NO_GAPS = GapRule(0.0)
@@ -54,6 +59,19 @@ class Fit:
                 f"length_scale is {self.length_scale}, max_context_tokens {self.max_context_tokens}; "
                 "expected more than zero, and two or more"
             )
+
+
+def draw_gaps(program: ProgramTrace, distribution: HeavyTail) -> ProgramTrace:
+    """Give each call with a parent a drawn gap (ms), for sources that did not record any.
+
+    The same program gets the same gaps.
+    """
+    rng = random.Random(f"gaps:{program.source}:{program.program_id}")
+    calls = [
+        replace(call, gap_before_s=distribution.draw(rng) / 1000) if call.parents else call
+        for call in program.calls
+    ]
+    return replace(program, calls=tuple(calls))
 
 
 def describe_fit(fit: Fit) -> str:

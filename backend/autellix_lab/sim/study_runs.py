@@ -1,0 +1,247 @@
+"""Runs of a study, kept one by one in a file of JSON lines, and their ratios to a base.
+
+A study that was interrupted goes on where it stopped, and its tables are made from the file alone. Whoever
+wants runs anew deletes their lines.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from autellix_backend.gateway.recording.trace import ProgramTrace
+from autellix_lab.sim.experiment import COMPARED, Sweep, run_sweep
+from autellix_lab.sim.simulation import SimSettings
+from autellix_lab.workload.statistics import Interval, confidence_interval
+
+__all__ = ["BASE", "Block", "Cell", "Pool", "Run", "RunFile", "cells_of", "code_version", "run_blocks"]
+
+BASE = "fcfs"
+"""The case of all ratios."""
+KEPT = (*COMPARED, "makespan_s", "utilisation", "cached_share", "preemptions_per_call")
+"""Metrics of a run that are written down."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What runs with different schedulers and seeds have in common."""
+
+    workload: str
+    kv_share: float = 1.0
+    """KV memory, as a share of the engine's."""
+    shares_prefixes: bool = True
+    arrivals: str = "poisson"
+    """One of experiment.SIM_ARRIVALS."""
+    load: float
+    gaps: str = ""
+    """What is played between calls; empty for nothing."""
+
+    @property
+    def memory(self) -> str:
+        """The KV memory, as tables show it."""
+        return f"KV {self.kv_share:g}" + ("" if self.shares_prefixes else ", private")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A simulation that was made."""
+
+    cell: Cell
+    case: str
+    """The scheduler's name."""
+    seed: int
+    metrics: Mapping[str, float]
+    """KEPT ones."""
+    code: str
+    """Version of the code."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Runs that are wanted: each case with each seed in each cell."""
+
+    cells: Sequence[Cell]
+    cases: Sequence[str]
+    seeds: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The programs from which a cell's runs draw, and how many each draws."""
+
+    programs: Sequence[ProgramTrace]
+    count: int
+
+
+class RunFile:
+    """Runs by cell, case and seed, and the file in which they are."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the runs that the file has, if it exists."""
+        self.runs: dict[tuple[Cell, str, int], Run] = {}
+        self._path = path
+        if path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                fields = json.loads(line)
+                self._keep(Run(**(fields | {"cell": Cell(**fields["cell"])})))
+
+    def add(self, run: Run) -> None:
+        """Keep a run, also in the file."""
+        self._keep(run)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(dataclasses.asdict(run)) + "\n")
+
+    def _keep(self, run: Run) -> None:
+        self.runs[run.cell, run.case, run.seed] = run
+
+    def seeds(self, cell: Cell, case: str) -> tuple[int, ...]:
+        """Return the seeds for which a case and its base were run."""
+        found = [seed for where, name, seed in self.runs if (where, name) == (cell, case)]
+        return tuple(sorted(seed for seed in found if (cell, BASE, seed) in self.runs))
+
+    def ratios(
+        self, cell: Cell, case: str, metrics: Sequence[str] = COMPARED, seeds: Iterable[int] | None = None
+    ) -> list[Interval]:
+        """Return the means over seeds of a case's ratios to the base; none if it was not run.
+
+        Args:
+            cell: its setting.
+            case: its scheduler.
+            metrics: those compared.
+            seeds: only these, of those that were run; all by default.
+        """
+        chosen = self.seeds(cell, case)
+        if seeds is not None:
+            chosen = tuple(seed for seed in chosen if seed in set(seeds))
+        if not chosen:
+            return []
+        pairs = [
+            (self.runs[cell, case, seed].metrics, self.runs[cell, BASE, seed].metrics) for seed in chosen
+        ]
+        return [
+            confidence_interval([of[metric] / base[metric] if base[metric] else 1.0 for of, base in pairs])
+            for metric in metrics
+        ]
+
+    def codes(self, cases: Iterable[str]) -> list[str]:
+        """Return the versions of the code with which these cases were run."""
+        names = set(cases)
+        return sorted({run.code for run in self.runs.values() if run.case in names})
+
+
+def cells_of(
+    workloads: Iterable[str],
+    loads: Iterable[float],
+    kv_shares: Iterable[float] = (1.0,),
+    *,
+    shares_prefixes: bool = True,
+    arrivals: str = "poisson",
+    gaps: str = "",
+) -> list[Cell]:
+    """Return the cells of all combinations."""
+    loads, kv_shares = tuple(loads), tuple(kv_shares)
+    return [
+        Cell(
+            workload=workload,
+            kv_share=kv_share,
+            shares_prefixes=shares_prefixes,
+            arrivals=arrivals,
+            load=load,
+            gaps=gaps,
+        )
+        for workload in workloads
+        for kv_share in kv_shares
+        for load in loads
+    ]
+
+
+def run_blocks(
+    blocks: Iterable[Block],
+    runs: RunFile,
+    *,
+    pool_of: Callable[[Cell], Pool],
+    settings_of: Callable[[Cell, str], SimSettings],
+    workers: int = 1,
+) -> Iterator[Run]:
+    """Make the runs that the file lacks, and yield each.
+
+    Args:
+        blocks: wanted; earlier ones first.
+        runs: of earlier, to which the new ones are added.
+        pool_of: returns the programs of a cell.
+        settings_of: returns the settings of a case, for an engine with all of its memory.
+        workers: processes.
+    """
+    code = code_version()
+    for block in blocks:
+        wanted = [
+            (cell, seed, [case for case in block.cases if (cell, case, seed) not in runs.runs])
+            for cell in block.cells
+            for seed in block.seeds
+        ]
+        jobs = ((cell, seed, cases) for cell, seed, cases in wanted if cases)
+        sweeps = ((cell, _sweep(cell, seed, cases, pool_of, settings_of)) for cell, seed, cases in jobs)
+        for cell, case, seed, metrics in _map(sweeps, workers):
+            run = Run(cell=cell, case=case, seed=seed, metrics=metrics, code=code)
+            runs.add(run)
+            yield run
+
+
+def code_version() -> str:
+    """Return the commit of the code, with a plus sign if it has been changed since; `unknown` without git."""
+    command = ["git", "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty=+"]
+    folder = Path(__file__).parent
+    found = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+_Found = tuple[Cell, str, int, dict[str, float]]
+
+
+def _sweep(
+    cell: Cell,
+    seed: int,
+    cases: Sequence[str],
+    pool_of: Callable[[Cell], Pool],
+    settings_of: Callable[[Cell, str], SimSettings],
+) -> Sweep:
+    pool = pool_of(cell)
+    chosen = {case: settings_of(cell, case) for case in cases}
+    return Sweep(
+        programs=pool.programs,
+        count=pool.count,
+        cases={
+            case: replace(
+                settings,
+                model=settings.model.with_kv(cell.kv_share),
+                shares_prefixes=cell.shares_prefixes,
+            )
+            for case, settings in chosen.items()
+        },
+        loads=(cell.load,),
+        seeds=(seed,),
+        arrivals=cell.arrivals,
+    )
+
+
+def _map(sweeps: Iterable[tuple[Cell, Sweep]], workers: int) -> Iterator[_Found]:
+    if workers == 1:
+        for cell, sweep in sweeps:
+            yield from _run(cell, sweep)
+        return
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        futures = [pool.submit(_run, cell, sweep) for cell, sweep in sweeps]
+        for future in as_completed(futures):
+            yield from future.result()
+
+
+def _run(cell: Cell, sweep: Sweep) -> list[_Found]:
+    points = run_sweep(sweep).points
+    return [(cell, point.case, point.seed, {name: point.metrics[name] for name in KEPT}) for point in points]
