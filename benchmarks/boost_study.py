@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -313,6 +314,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("study-results"), help="folder of the runs")
     parser.add_argument("--cases", type=lambda text: text.split(","), help="only these schedulers and fcfs")
     parser.add_argument("--only-page", action="store_true", help="make no run")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="make no further run after this time")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on the programs of a run")
     parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args()
@@ -323,9 +325,12 @@ def main() -> None:
     total = sum(len(block.cells) * len(block.cases) * len(block.seeds) for block in blocks)
     pools = pool_of(arguments.data, arguments.scale)
     found = run_blocks(blocks, runs, pool_of=pools, settings_of=settings_of, workers=arguments.workers)
+    started_s = time.monotonic()
     for number, run in enumerate(found, 1):
         if number % 50 == 0:
             sys.stderr.write(f"{number} runs made, at most {total} wanted; {run.cell}\n")
+        if time.monotonic() - started_s > arguments.seconds:
+            sys.exit("not all runs are made: the same command goes on")
     lines = [made_with(arguments, runs), "", *study.tables(runs)]
     if arguments.page is None:
         print("\n".join(lines))
