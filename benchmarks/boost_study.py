@@ -51,8 +51,7 @@ WITH_PREFIXES = ("tools", "mixed", "coding")
 COUNTS = {"chat": 200, "tools": 150, "mixed": 60, "coding": 30, "tree": 12}
 HELD_OUT_COUNTS = {"tot_game24": 40, "lats_humaneval": 40, "sharegpt_zh": 200}
 HELD_OUT_COUNT = 60
-GAP_COUNTS = {"coding": 200, "tools": 300, "chat": 400}
-LOADS = (0.5, 0.8, 1.3, 1.6)
+GAP_COUNTS = {"coding": 120, "tools": 300, "chat": 400}
 KV_SHARES = (1.0, 0.5, 0.25)
 TEN, UNTUNED, FEW = range(10), range(5, 10), range(5, 8)
 """Seeds; 5 to 9 were never used to choose a constant."""
@@ -83,11 +82,10 @@ CASES = {
     "Continuum": replace(_FCFS, baseline="continuum"),
     "llm-d": replace(_FCFS, baseline="llm-d"),
     "idle: 1 s": _settings(policy="boost", admission="working_set", idle_s=1.0),
-    "no admission": _settings(policy="boost"),
 }
-CORE = (BASE, DEFAULT, KNOWN)
 OTHERS = ("plas", "atlas", "plas priced", "srpt", "ThunderAgent", "Continuum", "llm-d")
-OFFLINE = ("mlfq", "plas", "atlas", "plas priced", DEFAULT)
+OFFLINE = ("mlfq", "plas", "atlas", DEFAULT)
+GAPS = (DEFAULT, "idle: 1 s", "ThunderAgent", "Continuum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,62 +96,60 @@ class Study:
     tables: Callable[[RunFile], Sequence[str]]
 
 
-def by_load(loads: Sequence[float] = LOADS) -> list[Cell]:
-    """Return the cells of the families whose programs share prefixes."""
-    return cells_of(ALL, loads, KV_SHARES)
-
-
-def private() -> list[Cell]:
-    """Return the cells in which programs share no prefix, though they have equal ones."""
-    return cells_of(WITH_PREFIXES, (0.8, 1.3), KV_SHARES, shares_prefixes=False)
-
-
-def held_out() -> list[Cell]:
-    """Return the cells of the sources on which no constant was chosen."""
-    return cells_of(HELD_OUT, (0.8, 1.3, 1.6), (1.0, 0.25))
-
-
-def returning_to_idle() -> list[Cell]:
-    """Return the cells in which the load comes in bursts."""
-    return cells_of(ALL, (1.3,), (1.0, 0.5), arrivals="burst_idle")
-
-
-def with_gaps() -> list[Cell]:
-    """Return the cells with times between calls, recorded ones first."""
-    recorded = cells_of(("coding",), (0.8, 1.3), KV_SHARES, gaps=PROPORTIONAL)
-    return recorded + cells_of(tuple(DRAWN_GAPS), (0.8, 1.3), KV_SHARES, gaps=DRAWN)
-
-
-def offline(workloads: Iterable[str], kv_shares: Iterable[float]) -> list[Cell]:
-    """Return the cells of batches; the load has no meaning in them."""
-    return cells_of(workloads, (1.0,), kv_shares, arrivals="at_once")
+BY_LOAD = (
+    *cells_of(ALL, (1.3, 0.8), (1.0,)),
+    *cells_of(("tools",), (1.3, 0.8), (0.5,)),
+    *cells_of(ALL, (1.3, 0.8), (0.25,)),
+    *cells_of(("chat", "tree", "coding", "mixed"), (1.3,), (0.5,)),
+    *cells_of(ALL, (1.6, 0.5), (1.0,)),
+    *cells_of(("tools",), (1.6,), (0.5, 0.25)),
+)
+PRIVATE = cells_of(WITH_PREFIXES, (1.3,), KV_SHARES, shares_prefixes=False)
+"""Programs with equal prefixes that share none."""
+UNSEEN = (*cells_of(HELD_OUT, (0.8, 1.3), (1.0,)), *cells_of(HELD_OUT, (1.3,), (0.25,)))
+"""Sources on which no constant was chosen."""
+BURSTS = cells_of(ALL, (1.3,), (1.0, 0.5), arrivals="burst_idle")
+"""The load returns to idle."""
+BESIDE = (
+    *cells_of(ALL, (1.3,), (1.0,)),
+    *cells_of(("tools",), (1.3,), (0.5,)),
+    *cells_of(ALL, (1.3,), (0.25,)),
+)
+"""Where the default stands beside the schedulers of others."""
+BELOW = cells_of(ALL, (0.8,), (1.0,))
+"""The same below saturation."""
+WITH_GAPS = (
+    *cells_of(("coding",), (0.8, 1.3), KV_SHARES, gaps=PROPORTIONAL),
+    *cells_of(tuple(DRAWN_GAPS), (0.8, 1.3), KV_SHARES, gaps=DRAWN),
+)
+BATCHES = cells_of(ALL, (1.0,), KV_SHARES, arrivals="at_once")
+"""The load has no meaning in batches."""
+UNSEEN_BATCHES = cells_of(HELD_OUT, (1.0,), (1.0, 0.25), arrivals="at_once")
 
 
 def table_study() -> Study:
     """Return the study of the default."""
     blocks = [
-        Block(cells=by_load((1.3, 0.8)), cases=CORE, seeds=TEN),
-        Block(cells=by_load((1.3, 0.8)), cases=(BASE, *OTHERS), seeds=FEW),
-        Block(cells=by_load((1.6, 0.5)), cases=CORE, seeds=TEN),
-        Block(cells=held_out(), cases=CORE, seeds=UNTUNED),
-        Block(cells=private(), cases=CORE, seeds=TEN),
-        Block(cells=returning_to_idle(), cases=(BASE, DEFAULT), seeds=UNTUNED),
+        Block(cells=BY_LOAD, cases=(BASE, DEFAULT), seeds=TEN),
+        Block(cells=UNSEEN, cases=(BASE, DEFAULT), seeds=UNTUNED),
+        Block(cells=PRIVATE, cases=(BASE, DEFAULT), seeds=UNTUNED),
+        Block(cells=BESIDE, cases=(KNOWN, *OTHERS), seeds=FEW),
+        Block(cells=BELOW, cases=OTHERS, seeds=FEW),
+        Block(cells=BURSTS, cases=(BASE, DEFAULT), seeds=FEW),
     ]
     return Study(blocks, default_tables)
 
 
 def gaps_study() -> Study:
     """Return the study of the times between calls."""
-    cases = (BASE, DEFAULT, "idle: 1 s", "no admission", "plas priced", "ThunderAgent", "Continuum")
-    return Study([Block(cells=with_gaps(), cases=cases, seeds=FEW)], gap_tables)
+    return Study([Block(cells=WITH_GAPS, cases=(BASE, *GAPS), seeds=FEW)], gap_tables)
 
 
 def offline_study() -> Study:
     """Return the study of batches."""
-    cases = (BASE, *OFFLINE)
     blocks = [
-        Block(cells=offline(ALL, KV_SHARES), cases=cases, seeds=UNTUNED),
-        Block(cells=offline(HELD_OUT, (1.0, 0.25)), cases=cases, seeds=UNTUNED),
+        Block(cells=BATCHES, cases=(BASE, *OFFLINE), seeds=UNTUNED),
+        Block(cells=UNSEEN_BATCHES, cases=(BASE, *OFFLINE), seeds=FEW),
     ]
     return Study(blocks, offline_tables)
 
@@ -166,8 +162,7 @@ STUDIES = {"table": table_study, "gaps": gaps_study, "offline": offline_study}
 
 def default_tables(runs: RunFile) -> list[str]:
     """Return the tables of the default, the cells that it loses first."""
-    cells = [*by_load(), *private(), *held_out()]
-    found = [cell for cell in cells if runs.ratios(cell, DEFAULT)]
+    found = [cell for cell in (*BY_LOAD, *PRIVATE, *UNSEEN) if runs.ratios(cell, DEFAULT)]
     lost = [cell for cell in found if max(_means(runs, cell, DEFAULT)) > LOST]
     untuned = sum(max(_means(runs, cell, DEFAULT, UNTUNED)) > LOST for cell in found)
     lines = ["## Where it loses", ""]
@@ -175,40 +170,42 @@ def default_tables(runs: RunFile) -> list[str]:
     header = ("programs", "memory", "load", "seeds", "token latency", "mean", "p95", "p99")
     lost.sort(key=lambda cell: -max(_means(runs, cell, DEFAULT)))
     rows = [
-        (*_where(cell), len(runs.seeds(cell, DEFAULT)), *map(_interval, runs.ratios(cell, DEFAULT)))
+        (
+            cell.workload,
+            cell.memory,
+            f"{cell.load:g}",
+            len(runs.seeds(cell, DEFAULT)),
+            *map(_interval, runs.ratios(cell, DEFAULT)),
+        )
         for cell in lost
     ]
     lines += [*markdown_table(header, rows), ""]
     lines += [f"With seeds 5 to 9 alone, which chose nothing, {untuned} cells have one.", ""]
-    lines += ["## By load", "", *_load_table(runs, by_load(), LOADS), ""]
+    lines += ["## By load", "", *_load_table(runs, BY_LOAD), ""]
     lines += ["Programs with equal system prefixes that share none of them:", ""]
-    lines += [*_load_table(runs, private(), (0.8, 1.3)), ""]
-    lines += ["## Held-out sources", "", *_load_table(runs, held_out(), (0.8, 1.3, 1.6)), ""]
+    lines += [*_load_table(runs, PRIVATE), ""]
+    lines += ["## Held-out sources", "", *_load_table(runs, UNSEEN), ""]
     lines += ["## Bursts that return to idle", ""]
     lines += [f"Poisson arrivals in bursts of {BURST_PROGRAMS} programs, each after the end of the last:", ""]
-    lines += [*_load_table(runs, returning_to_idle(), (1.3,)), ""]
-    lines += ["## Beside others", "", f"All columns have the same seeds, {FEW[0]} to {FEW[-1]}.", ""]
-    for load in (0.8, 1.3):
-        lines += [f"Load {load:g}:", "", *_case_table(runs, by_load((load,)), (*OTHERS, *CORE[1:]), FEW), ""]
-    lines += ["## With sizes known", "", *_known_table(runs, by_load((1.3, 1.6))), ""]
+    lines += [*_load_table(runs, BURSTS), ""]
+    lines += ["## Beside others", "", f"All columns have the same {len(FEW)} seeds. Load 1.3:", ""]
+    lines += [*_case_table(runs, BESIDE, (DEFAULT, KNOWN, *OTHERS)), ""]
+    lines += ["Load 0.8:", "", *_case_table(runs, BELOW, (DEFAULT, *OTHERS)), ""]
     return lines
 
 
 def gap_tables(runs: RunFile) -> list[str]:
-    """Return one table for each kind of gaps and load."""
+    """Return one table for each load."""
     lines: list[str] = []
-    cases = (DEFAULT, "idle: 1 s", "no admission", "plas priced", "ThunderAgent", "Continuum")
-    for gaps in (PROPORTIONAL, DRAWN):
-        for load in (0.8, 1.3):
-            cells = [cell for cell in with_gaps() if (cell.gaps, cell.load) == (gaps, load)]
-            lines += [f"Gaps {gaps}, load {load:g}:", "", *_case_table(runs, cells, cases, FEW), ""]
+    for load in (0.8, 1.3):
+        cells = [cell for cell in WITH_GAPS if cell.load == load]
+        lines += [f"Load {load:g}:", "", *_case_table(runs, cells, GAPS), ""]
     return lines
 
 
 def offline_tables(runs: RunFile) -> list[str]:
     """Return the makespans, then mean and tail."""
-    cells = [*offline(ALL, KV_SHARES), *offline(HELD_OUT, (1.0, 0.25))]
-    cells = [cell for cell in cells if runs.ratios(cell, DEFAULT)]
+    cells = [cell for cell in (*BATCHES, *UNSEEN_BATCHES) if runs.ratios(cell, DEFAULT)]
     lines = []
     for metric, title in (
         ("makespan_s", "Makespan"),
@@ -226,37 +223,30 @@ def offline_tables(runs: RunFile) -> list[str]:
     return lines
 
 
-def _load_table(runs: RunFile, cells: Sequence[Cell], loads: Sequence[float]) -> list[str]:
-    rows = []
-    for workload, memory in dict.fromkeys((cell.workload, cell.memory) for cell in cells):
-        row = [cell for cell in cells if (cell.workload, cell.memory) == (workload, memory)]
-        by = {cell.load: _figures(runs, cell, DEFAULT) for cell in row}
-        seeds = max(len(runs.seeds(cell, DEFAULT)) for cell in row)
-        rows.append((workload, memory, seeds, *(by.get(load, "") for load in loads)))
-    return markdown_table(("programs", "memory", "seeds", *(f"load {load:g}" for load in loads)), rows)
+def _load_table(runs: RunFile, cells: Sequence[Cell]) -> list[str]:
+    loads = sorted({cell.load for cell in cells})
+    rows: dict[tuple[str, str], dict[float, Cell]] = {}
+    for cell in cells:
+        rows.setdefault((cell.workload, cell.memory), {})[cell.load] = cell
+    lines = []
+    for (workload, memory), by in sorted(rows.items(), key=lambda item: _row_order(item[1])):
+        seeds = max(len(runs.seeds(cell, DEFAULT)) for cell in by.values())
+        shown = (_figures(runs, by[load], DEFAULT) if load in by else "" for load in loads)
+        lines.append((workload, memory, seeds, *shown))
+    return markdown_table(("programs", "memory", "seeds", *(f"load {load:g}" for load in loads)), lines)
 
 
-def _case_table(
-    runs: RunFile, cells: Sequence[Cell], cases: Sequence[str], seeds: Iterable[int]
-) -> list[str]:
-    chosen = tuple(seeds)
+def _row_order(by: dict[float, Cell]) -> tuple[int, float]:
+    cell = next(iter(by.values()))
+    return [*ALL, *HELD_OUT].index(cell.workload), -cell.kv_share
+
+
+def _case_table(runs: RunFile, cells: Sequence[Cell], cases: Sequence[str]) -> list[str]:
     rows = [
-        (cell.workload, cell.memory, *(_figures(runs, cell, case, chosen) for case in cases))
-        for cell in cells
+        (cell.workload, cell.memory, *(_figures(runs, cell, case, FEW) for case in cases))
+        for cell in sorted(cells, key=lambda cell: _row_order({cell.load: cell}))
     ]
     return markdown_table(("programs", "memory", *cases), rows)
-
-
-def _known_table(runs: RunFile, cells: Sequence[Cell]) -> list[str]:
-    """Return how much of the gap to known sizes the default closes, in the mean."""
-    rows = []
-    for cell in cells:
-        ours, known = _means(runs, cell, DEFAULT), _means(runs, cell, KNOWN)
-        if ours and known and known[1] < 1:
-            closed = f"{(1 - ours[1]) / (1 - known[1]):.0%}"
-            rows.append((*_where(cell), _figures(runs, cell, DEFAULT), _figures(runs, cell, KNOWN), closed))
-    header = ("programs", "memory", "load", DEFAULT, "sizes known", "closed in the mean")
-    return markdown_table(header, rows)
 
 
 def _means(runs: RunFile, cell: Cell, case: str, seeds: Iterable[int] | None = None) -> list[float]:
@@ -265,10 +255,6 @@ def _means(runs: RunFile, cell: Cell, case: str, seeds: Iterable[int] | None = N
 
 def _figures(runs: RunFile, cell: Cell, case: str, seeds: Iterable[int] | None = None) -> str:
     return " ".join(f"{ratio:.2f}" for ratio in _means(runs, cell, case, seeds))
-
-
-def _where(cell: Cell) -> tuple[str, str, str]:
-    return cell.workload, cell.memory, f"{cell.load:g}"
 
 
 def _interval(interval: Interval) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.recorded import (
+    DRAWN_GAPS,
     FAMILIES,
     HELD_OUT,
     MIXED,
@@ -16,6 +17,7 @@ from autellix_lab.sim.recorded import (
     fit_note,
     fits_with,
     load_programs,
+    with_drawn_gaps,
 )
 from autellix_lab.workload.fit import GapRule
 from autellix_lab.workload.trace_files import write_traces
@@ -59,3 +61,11 @@ def test_gaps_are_a_choice(data: Path, cap_s: float, gap_s: float) -> None:
 
 def test_families_play_without_gaps_unless_told(data: Path) -> None:
     assert {program.calls[1].gap_before_s for program in load_programs(data, "coding")} == {0.0}
+
+
+def test_sources_without_recorded_gaps_can_have_drawn_ones(data: Path) -> None:
+    for family in DRAWN_GAPS:
+        programs = load_programs(data, family)
+        drawn = with_drawn_gaps(family, programs)
+        assert [program.program_id for program in drawn] == [program.program_id for program in programs]
+        assert all((program.calls[1].gap_before_s or 0.0) not in (0.0, 90.0) for program in drawn)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -14,9 +15,11 @@ from autellix_lab.workload.fit import (
     GapRule,
     apply_fit,
     describe_fit,
+    draw_gaps,
     fit_program,
 )
 from autellix_lab.workload.generate import WORKLOADS, generate_programs
+from autellix_lab.workload.heavy_tail import HeavyTail
 
 PROGRAM = ProgramTrace(
     source="s",
@@ -104,3 +107,34 @@ def test_an_impossible_fit_is_rejected(length_scale: float, context: int) -> Non
 def test_a_fit_describes_itself(fit: Fit, note: str) -> None:
     """Scale, context and gap rule, in one line."""
     assert note == describe_fit(fit)
+
+
+def test_gaps_can_keep_their_proportion_to_the_lengths() -> None:
+    fitted = fit_program(PROGRAM, length_scale=0.1, max_context_tokens=512, gap_rule=GapRule(math.inf, 0.1))
+    assert fitted.calls[1].gap_before_s == pytest.approx(0.75)
+    assert str(GapRule(0.5, 0.1)) == "gaps as recorded x 0.1, at most 0.5 s"
+    assert GapRule(0.5, 0.1).apply(7.5) == 0.5
+
+
+def test_a_factor_of_gaps_is_above_zero() -> None:
+    with pytest.raises(ValueError, match="factor is 0"):
+        GapRule(1.0, 0.0)
+
+
+def test_drawn_gaps_depend_on_the_program_alone() -> None:
+    """A root has none, and the mean is that of the distribution."""
+    distribution = HeavyTail(mean=2_000, maximum=60_000, sigma=1.0)
+    calls = tuple(
+        replace(PROGRAM.calls[min(index, 1)], id=index, parents=(index - 1,) if index else ())
+        for index in range(2000)
+    )
+    program = replace(PROGRAM, calls=calls)
+    drawn = draw_gaps(program, distribution)
+
+    assert (
+        drawn == draw_gaps(program, distribution) != draw_gaps(replace(program, program_id="q"), distribution)
+    )
+    assert drawn.calls[0].gap_before_s is None
+    gaps_s = [call.gap_before_s or 0.0 for call in drawn.calls[1:]]
+    assert min(gaps_s) > 0 and max(gaps_s) <= 60
+    assert sum(gaps_s) / len(gaps_s) == pytest.approx(2.0, rel=0.1)

@@ -1,0 +1,112 @@
+"""Runs of a study: made once, kept in a file, and compared with their base."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_lab.sim.experiment import COMPARED
+from autellix_lab.sim.model import EngineModel
+from autellix_lab.sim.simulation import SimSettings
+from autellix_lab.sim.study_runs import BASE, Block, Cell, Pool, Run, RunFile, cells_of, run_blocks
+from autellix_lab.workload.fit import fit_program
+from autellix_lab.workload.generate import generate_programs
+
+MODEL = EngineModel(
+    max_num_seqs=2, token_budget=512, step_s=0.01, decode_s=0.0005, prefill_s=0.0001, kv_blocks=200
+)
+POOL = Pool(
+    [
+        fit_program(program, length_scale=0.1, max_context_tokens=500)
+        for program in generate_programs("chat", 10, seed=1)
+    ],
+    5,
+)
+CELL = Cell(workload="chat", load=2.0)
+
+
+def run(case: str, seed: int, latency_s: float, cell: Cell = CELL) -> Run:
+    return Run(cell=cell, case=case, seed=seed, metrics=dict.fromkeys(COMPARED, latency_s), code="c")
+
+
+def settings_of(cell: Cell, case: str) -> SimSettings:
+    assert cell.workload == "chat"
+    return SimSettings(model=MODEL, scheduler=SchedulerConfig(policy=case))
+
+
+def make(path: Path, cases: tuple[str, ...], seeds: tuple[int, ...], *, workers: int = 1) -> list[Run]:
+    block = Block(cells=[CELL, replace(CELL, kv_share=0.5)], cases=cases, seeds=seeds)
+    return list(
+        run_blocks([block], RunFile(path), pool_of=lambda _: POOL, settings_of=settings_of, workers=workers)
+    )
+
+
+def test_only_runs_that_the_file_lacks_are_made(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "runs.jsonl"
+    first = make(path, (BASE,), (0, 1))
+    second = make(path, (BASE, "plas"), (0, 1, 2))
+
+    assert {(item.cell.kv_share, item.case, item.seed) for item in first} == {
+        (share, BASE, seed) for share in (1.0, 0.5) for seed in (0, 1)
+    }
+    assert {(item.cell.kv_share, item.case, item.seed) for item in second} == {
+        (share, case, seed)
+        for share in (1.0, 0.5)
+        for case, seed in ((BASE, 2), ("plas", 0), ("plas", 1), ("plas", 2))
+    }
+    assert list(RunFile(path).runs.values()) == first + second
+    assert make(path, (BASE, "plas"), (0, 1, 2)) == []
+
+
+def test_processes_make_the_same_runs(tmp_path: Path) -> None:
+    alone = make(tmp_path / "alone", (BASE,), (0,))
+    shared = make(tmp_path / "shared", (BASE,), (0,), workers=2)
+    assert sorted(alone, key=lambda item: item.cell.kv_share) == sorted(
+        shared, key=lambda item: item.cell.kv_share
+    )
+
+
+def test_ratios_are_taken_seed_by_seed(tmp_path: Path) -> None:
+    """Seeds of which the base was not run do not count."""
+    runs = RunFile(tmp_path / "runs.jsonl")
+    for seed, base_s, own_s in ((0, 10.0, 5.0), (1, 1.0, 1.0)):
+        runs.add(run(BASE, seed, base_s))
+        runs.add(run("plas", seed, own_s))
+    runs.add(run("plas", 7, 3.0))
+
+    assert runs.seeds(CELL, "plas") == (0, 1)
+    assert [interval.mean for interval in runs.ratios(CELL, "plas")] == [0.75] * 4
+    assert runs.ratios(CELL, "plas", ("latency_s.mean",), seeds=(1, 7))[0].mean == 1.0
+
+
+def test_what_was_not_run_has_no_ratios(tmp_path: Path) -> None:
+    runs = RunFile(tmp_path / "runs.jsonl")
+    runs.add(run(BASE, 0, 1.0))
+    assert runs.ratios(CELL, "plas") == []
+    assert runs.ratios(replace(CELL, load=1.0), BASE) == []
+
+
+def test_the_versions_of_the_code_are_known(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    runs = RunFile(path)
+    for seed, code in enumerate(("b", "a", "b")):
+        runs.add(replace(run("plas", seed, 1.0), code=code))
+    runs.add(replace(run(BASE, 0, 1.0), code="z"))
+    assert RunFile(path).codes(["plas"]) == ["a", "b"]
+
+
+def test_cells_are_all_combinations() -> None:
+    cells = cells_of(("chat", "tools"), (0.5, 1.0), (1.0, 0.5), arrivals="at_once")
+    assert len(set(cells)) == 8
+    assert {cell.arrivals for cell in cells} == {"at_once"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "shown"),
+    [({}, "KV 1"), ({"kv_share": 0.25, "shares_prefixes": False}, "KV 0.25, private")],
+)
+def test_memory_is_told_in_words(changes: dict[str, object], shown: str) -> None:
+    assert replace(CELL, **changes).memory == shown  # type: ignore[arg-type]
