@@ -1,4 +1,4 @@
-"""The KV blocks of one engine's calls: cache hits, allocation, release and swaps."""
+"""The KV blocks of one engine's calls: cache hits, allocation, release, swaps and loads."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from operator import itemgetter
 
 from autellix_backend.core.preemption import fit_together
 from autellix_lab.sim.calls import EngineCall
+from autellix_lab.sim.host import HostBlocks
 from autellix_lab.sim.kv import KvBlocks, Segment
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.resume_prices import ResumePrices
@@ -16,28 +17,32 @@ __all__ = ["CallBlocks"]
 
 
 class CallBlocks:
-    """Allocates blocks to calls; swaps and loads delay the next step."""
+    """Allocates blocks to calls; swaps delay the next step, loads their call."""
 
     def __init__(self, model: EngineModel, *, is_priced: bool) -> None:
         """Make the blocks of an engine; `is_priced` asks the price of each preemption."""
         self.kv = KvBlocks(model.kv_blocks, model.block_tokens, has_prefix_cache=model.has_prefix_cache)
-        self._has_host = model.resume == "host"
+        has_host = model.resume == "host"
+        self.host = HostBlocks(model.host_blocks, model.block_tokens) if has_host else None
+        """Host memory, where the engine has some."""
         self._is_priced = is_priced and model.resume != "swap"
-        has_prices = self._has_host or self._is_priced
-        self._prices = ResumePrices(model.block_tokens, has_host=self._has_host) if has_prices else None
+        has_prices = has_host or self._is_priced
+        self._prices = ResumePrices(model.block_tokens, has_host=has_host) if has_prices else None
         """What a resume costs; None where nothing depends on it."""
         self.swapped_blocks = 0
         self._model = model
         self._prefixes: dict[str, Segment] = {}
         """System prefixes by key."""
         self._delay_s = 0.0
+        self._link_free_s = 0.0
+        """When the loads that have begun are over."""
 
     def needed(self, tokens: int) -> int:
         """Return how many blocks so many tokens take."""
         return -(-tokens // self._model.block_tokens)
 
     def take_delay_s(self) -> float:
-        """Return and clear the time that swaps and loads add to the next step."""
+        """Return and clear the time that swaps add to the next step."""
         delay_s, self._delay_s = self._delay_s, 0.0
         return delay_s
 
@@ -58,8 +63,15 @@ class CallBlocks:
         assert self._prices is not None
         return self._prices.preemption_pays(call, now, running=running)
 
+    def has_load(self, call: EngineCall) -> bool:
+        """Whether enter() would load a part of a waiting call's context."""
+        return self._tokens_to_load(call, self._cached_tokens(call, self._segment_for(call))) > 0
+
     def enter(self, call: EngineCall, budget: int, reserve: int) -> bool:
         """Look up a waiting call in the cache and allocate the blocks of its first chunk.
+
+        Where a part of its context is to be loaded, it gets all of its blocks, and its first chunk only once
+        the load is over: see start_load().
 
         Args:
             call: gets its chunk and its count of cached tokens.
@@ -72,13 +84,14 @@ class CallBlocks:
         if call.is_swapped:
             return self._swap_in(call, budget, reserve)
         segment = self._segment_for(call)
-        shared, own = segment.shared, min(segment.blocks, segment.full)
-        # The last token is always computed: the next one comes from it.
-        start = min((shared + own) * self._model.block_tokens, call.known - 1)
+        shared = segment.shared
+        start = self._cached_tokens(call, segment)
         # Loads go into the call's own blocks.
-        loaded = self._prices.tokens_to_load(call, start) if self._prices is not None else 0
+        loaded = self._tokens_to_load(call, start)
+        if loaded and not call.has_started:
+            call.loaded_tokens = loaded
         start += loaded
-        tokens = min(call.known - start, budget)
+        tokens = call.known - start if loaded else min(call.known - start, budget)
         # vLLM's default: a call is admitted only if all of its tokens fit, however small the first chunk.
         whole = max(0, self.needed(call.known) - shared - segment.blocks)
         if whole + reserve > self.kv.available - self.kv.unheld_blocks(segment):
@@ -86,11 +99,27 @@ class CallBlocks:
             return False
         self._hold(call, segment)
         self.kv.allocate(segment, max(0, self.needed(start + tokens) - shared - segment.blocks))
-        call.begin_prefill(start, tokens)
-        self._count_full(call)
+        call.begin_prefill(start, 0 if loaded else tokens)
         if loaded:
-            self._load(loaded // self._model.block_tokens)
+            call.load_blocks = self.needed(loaded)
+        else:
+            self._count_full(call)
         return True
+
+    def start_load(self, call: EngineCall, now: float) -> float:
+        """Start the load that enter() has found; return when it is over."""
+        assert self._prices is not None
+        blocks, call.load_blocks = call.load_blocks, 0
+        seconds = self._model.swap_time_s(blocks)
+        self._link_free_s = max(now, self._link_free_s) + seconds
+        self._prices.observe_load(blocks, seconds)
+        self.swapped_blocks += blocks
+        return self._link_free_s
+
+    def end_load(self, call: EngineCall, budget: int) -> None:
+        """Begin to prefill what the load of a call has left."""
+        call.chunk = min(call.known - call.computed, budget)
+        self._count_full(call)
 
     def extend(self, call: EngineCall) -> bool:
         """Allocate the blocks of a running call's next chunk; return False if there are not enough."""
@@ -112,6 +141,8 @@ class CallBlocks:
     def release(self, call: EngineCall) -> None:
         """Release the blocks of a finished or preempted call to the prefix cache."""
         self._count_full(call)
+        if self.host is not None:
+            self.host.store(call)
         self.kv.release(call.segment)
 
     def preempt(self, call: EngineCall) -> None:
@@ -119,9 +150,6 @@ class CallBlocks:
         segment = call.segment
         assert segment is not None
         self.release(call)
-        if self._has_host:
-            full = call.computed // self._model.block_tokens
-            call.stored_tokens = max(call.stored_tokens, full * self._model.block_tokens)
         if self._model.resume == "swap":
             self._swap(self.needed(call.computed))
             if not segment.users:
@@ -132,6 +160,19 @@ class CallBlocks:
     def held_tokens(self, call: EngineCall, base: EngineCall | None) -> int:
         """Return how many tokens of a call the cache would hold for it, were `base` its base."""
         return self._cached(call, base)[0] * self._model.block_tokens
+
+    def _cached_tokens(self, call: EngineCall, segment: Segment) -> int:
+        """Return how many of a waiting call's tokens the engine has in a segment."""
+        own = min(segment.blocks, segment.full)
+        # The last token is always computed: the next one comes from it.
+        return min((segment.shared + own) * self._model.block_tokens, call.known - 1)
+
+    def _tokens_to_load(self, call: EngineCall, start: int) -> int:
+        if self.host is None:
+            return 0
+        assert self._prices is not None
+        stored = self.host.find(call, start)
+        return self._prices.tokens_to_load(call, start, stored) if stored else 0
 
     def _count_full(self, call: EngineCall) -> None:
         """Count a call's own full blocks, which other calls find from that step on."""
@@ -186,11 +227,6 @@ class CallBlocks:
         self._swap(self.needed(call.computed))
         call.is_swapped, call.chunk = False, tokens
         return True
-
-    def _load(self, blocks: int) -> None:
-        assert self._prices is not None
-        self._prices.observe_load(blocks, self._model.swap_time_s(blocks))
-        self._swap(blocks)
 
     def _swap(self, blocks: int) -> None:
         self._delay_s += self._model.swap_time_s(blocks)

@@ -7,7 +7,10 @@ from autellix_backend.gateway.recording.trace import CallTrace
 from autellix_lab.sim.kv import Segment
 from autellix_lab.workload.prefixes import SystemPrefix
 
-__all__ = ["EngineCall"]
+__all__ = ["BlockKey", "EngineCall"]
+
+BlockKey = tuple[str | None, int]
+"""What a block of a context is known by: the call or system prefix that has it first, and its place."""
 
 
 class EngineCall:
@@ -25,6 +28,7 @@ class EngineCall:
         "chunk",
         "class_name",
         "computed",
+        "content",
         "epoch",
         "expected_s",
         "expected_work",
@@ -32,12 +36,15 @@ class EngineCall:
         "has_started",
         "is_decoding",
         "is_swapped",
+        "load_blocks",
+        "loaded_tokens",
         "output_tokens",
         "parents",
         "prefix_key",
         "prefix_tokens",
         "program_id",
         "prompt_tokens",
+        "ready_s",
         "recomputed_tokens",
         "record",
         "segment",
@@ -45,7 +52,6 @@ class EngineCall:
         "since_cost_s",
         "since_step",
         "state",
-        "stored_tokens",
         "trace",
     )
 
@@ -89,8 +95,14 @@ class EngineCall:
         self.has_started = False
         self.is_decoding = False
         self.is_swapped = False
-        self.stored_tokens = 0
-        """Leading tokens in host memory, where the engine has one."""
+        self.loaded_tokens = 0
+        """Of its cached tokens, those that came from host memory."""
+        self.load_blocks = 0
+        """Blocks of the load that begins next."""
+        self.ready_s = 0.0
+        """When its last load is over."""
+        self.content: list[BlockKey] = []
+        """The blocks of its context as far as host memory has asked for them."""
         self.epoch = 0
         """Grows whenever the call starts or stops decoding, which voids earlier forecasts."""
         self.since_step = 0

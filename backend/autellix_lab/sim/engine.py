@@ -65,7 +65,12 @@ class SimEngine:
         self.busy_s = 0.0
         self.swap_s = 0.0
         self.preemptions = 0
+        self.loads_ahead = 0
         self._victims = VictimSelector(self.machine, self.batch, self.blocks, self.calls, model.max_num_seqs)
+        self._loading = self._victims.loading
+        self._unlooked: dict[str, EngineCall] = {}
+        """Waiting calls that nobody has looked up in host memory since their admission."""
+        self._loads_ahead = model.loads_ahead and self.machine.admission is not None and baseline is None
         self._arrivals: list[EngineCall] = []
         self._stretch: Stretch | None = None
         self._starts = 0
@@ -115,6 +120,8 @@ class SimEngine:
         # As in vLLM, a step that had to preempt for want of blocks admits no call.
         if had_room and (is_decision or self.model.overprovisions):
             self._admit(now)
+        if not self.batch.calls and self._loading:
+            return self._wait_for_load(now)
         if not self.batch.calls:
             has_work = self._arrivals or (self.calls and not (is_decision and had_room))
             return self._wait_for_decision(now) if has_work else self._wait_for_baseline(now)
@@ -161,6 +168,8 @@ class SimEngine:
         for call in self._arrivals:
             self.batch.bring_up_program(call.program_id)
             self.calls[call.call_id] = call
+            if self.blocks.host is not None:
+                self.blocks.host.arrive(call)
             call.state = self.machine.arrive(
                 Arrival(
                     call.call_id,
@@ -177,6 +186,7 @@ class SimEngine:
                 now,
             )
             self._changed("arrive", call, now)
+            self._note_admission(call)
         self._arrivals.clear()
 
     def _advance_idle(self, now: float) -> None:
@@ -213,7 +223,15 @@ class SimEngine:
         )
         del self.calls[call.call_id]
         self.blocks.release(call)
+        if self.blocks.host is not None:
+            self.blocks.host.leave(call)
         self._changed("finish", call, now)
+
+    def end_program(self, program_id: str, now: float) -> None:
+        """Note that a program has ended."""
+        self.machine.end_program(program_id, now)
+        if self.blocks.host is not None:
+            self.blocks.host.end_program(program_id)
 
     def _changed(self, event: str, call: EngineCall, now: float) -> None:
         self._victims.is_settled = False
@@ -233,6 +251,7 @@ class SimEngine:
             self._changed(
                 "admit" if self.machine.call(call_id).is_admitted else "withdraw", self.calls[call_id], now
             )
+            self._note_admission(self.calls[call_id])
         for change in self.machine.tick(now):
             call = self.calls[change.call_id]
             if call.is_decoding:
@@ -281,27 +300,83 @@ class SimEngine:
     def _admit(self, now: float) -> None:
         """Admit waiting calls in the machine's order."""
         slots = self.model.max_num_seqs - len(self.batch.calls)
-        waiting = self._victims.waiting
         budget = self.model.token_budget - self.batch.prefill_tokens - self.batch.decodes
-        admitted: list[EngineCall] = []
+        # As in vLLM, those that have blocks go first.
+        admitted = self._end_loads(now, slots, budget) if self._loading else []
+        slots, budget = slots - len(admitted), budget - sum(call.chunk for call in admitted)
+        waiting = self._victims.waiting - len(admitted) - len(self._loading)
         # The machine must not change during the walk.
         for state in self.machine if min(slots, waiting, budget) > 0 else ():
-            if state.is_running:
+            if state.is_running or state.is_pinned:
                 continue
             call = self.calls[state.call_id]
             # Decoding calls get their next blocks before any new call.
             if not self.blocks.enter(call, budget, self.blocks.kv.growth(self.batch.steps, 1)):
                 self._victims.refused = call
                 break
+            waiting -= 1
+            if call.load_blocks:
+                self._start_load(call, now)
+                continue
             admitted.append(call)
-            slots, waiting, budget = slots - 1, waiting - 1, budget - call.chunk
+            slots, budget = slots - 1, budget - call.chunk
             if min(slots, waiting, budget) <= 0:
                 break
+        if slots <= 0 and self._loads_ahead:
+            self._load_ahead(now)
         for call in admitted:
             self.machine.start(call.call_id, now)
+            self.machine.call(call.call_id).is_pinned = False
+            self._unlooked.pop(call.call_id, None)
             self._starts += 1
             self.batch.add(call)
             self._note("start", call, now)
+
+    def _note_admission(self, call: EngineCall) -> None:
+        host, state = self.blocks.host, call.state
+        if host is None or state is None:
+            return
+        host.hold_back(call, is_held_back=not state.is_admitted)
+        if state.is_admitted:
+            self._unlooked[call.call_id] = call
+        else:
+            self._unlooked.pop(call.call_id, None)
+
+    def _load_ahead(self, now: float) -> None:
+        """Begin the loads of admitted calls that wait for a slot, in their order."""
+        for call in sorted(self._unlooked.values(), key=self._victims.rank):
+            if call.state is not None and not call.state.is_pinned and self.blocks.has_load(call):
+                if not self.blocks.enter(call, 0, self.blocks.kv.growth(self.batch.steps, 1)):
+                    break
+                self._start_load(call, now)
+                self.loads_ahead += 1
+            self._unlooked.pop(call.call_id, None)
+
+    def _start_load(self, call: EngineCall, now: float) -> None:
+        call.ready_s = self.blocks.start_load(call, now)
+        self._loading[call.call_id] = call
+        self._unlooked.pop(call.call_id, None)
+        # It has blocks, and admission cannot withdraw it.
+        self.machine.call(call.call_id).is_pinned = True
+
+    def _end_loads(self, now: float, slots: int, budget: int) -> list[EngineCall]:
+        """Return the calls whose loads are over and that get a slot."""
+        ready = [call for call in self._loading.values() if call.ready_s <= now + EPSILON]
+        started: list[EngineCall] = []
+        for call in sorted(ready, key=self._victims.rank)[: max(0, slots)]:
+            if budget <= 0:
+                break
+            self.blocks.end_load(call, budget)
+            budget -= call.chunk
+            del self._loading[call.call_id]
+            started.append(call)
+        return started
+
+    def _wait_for_load(self, now: float) -> float:
+        """Let time pass until the first load is over: nothing runs meanwhile."""
+        ready_s = min(call.ready_s for call in self._loading.values())
+        self._stretch = Stretch(now, max(ready_s - now, _LEAST_WAIT_S), 1)
+        return self._stretch.end_s
 
     def _next_step(self, now: float) -> Stretch:
         """Return the next step of the batch, as a stretch of one."""
@@ -322,6 +397,9 @@ class SimEngine:
         if self._arrivals or has_unfilled or self._victims.is_undecided:
             # The next decision may admit a call.
             steps = min(steps, self.config.period_steps - self.batch.steps % self.config.period_steps)
+        if self._loading and free > 0:
+            left_s = min(call.ready_s for call in self._loading.values()) - stretch.start_s
+            steps = min(steps, max(1, math.ceil(steps_within(left_s, stretch.step_s, stretch.growth_s))))
         if self.machine.admission is not None and self._victims.waiting > 0:
             steps = min(steps, self.machine.admission.steps_to_review(self.batch.steps))
         return int(max(1, self.blocks.kv.most_steps(self.batch.steps, steps)))

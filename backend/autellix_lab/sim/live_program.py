@@ -22,6 +22,7 @@ class LiveProgram:
         "children",
         "hint_error",
         "index",
+        "loaded_tokens",
         "missing",
         "observed",
         "paths_s",
@@ -72,6 +73,7 @@ class LiveProgram:
         """Arrived calls by engine and number."""
         self.paths_s: dict[int, float] = {}
         self.cached_tokens = 0
+        self.loaded_tokens = 0
         self.recomputed_tokens = 0
         self.wait_s = 0.0
         self.service_s = 0.0
@@ -98,6 +100,7 @@ class LiveProgram:
         before_s = max((self.paths_s[parent] for parent in trace.parents), default=0.0)
         self.paths_s[trace.id] = before_s + (now - call.arrival_s)
         self.cached_tokens += call.cached_tokens
+        self.loaded_tokens += call.loaded_tokens
         self.recomputed_tokens += call.recomputed_tokens
         self.wait_s += record.wait_s
         self.service_s += record.service_s
@@ -122,6 +125,7 @@ class LiveProgram:
             output_tokens=sum(max(1, call.decode_tokens) for call in calls),
             prompt_tokens=sum(call.prefill_tokens for call in calls),
             cached_tokens=self.cached_tokens,
+            loaded_tokens=self.loaded_tokens,
             recomputed_tokens=self.recomputed_tokens,
             wait_s=self.wait_s,
             service_s=self.service_s,

@@ -47,9 +47,14 @@ class EngineModel:
     """How a preempted call gets its context back.
 
     `recompute`: its KV blocks stay in the prefix cache, and evicted ones are recomputed. `swap`: they move to
-    the host and back. `host`: they stay in the prefix cache, and the host stores a copy of the full ones
-    beside the steps; evicted ones are loaded or recomputed, whichever costs less.
+    the host and back, and the next step waits for them, as in the paper. `host`: host memory has a copy of
+    every full block, of finished calls too; evicted ones are loaded or recomputed, whichever costs less.
+    Stores and loads go beside the steps, one load after the other.
     """
+    host_blocks: int | None = None
+    """KV blocks of host memory, with `host`; None is unbounded."""
+    loads_ahead: bool = True
+    """Whether the load of an admitted call begins before it has a slot, as under working-set admission."""
     swap: str = "bulk"
     """How blocks move: one copy for each, or gathered into one transfer (section 4.2.2)."""
     swap_block_s: float = 0.0
@@ -74,8 +79,10 @@ class EngineModel:
                 raise ValueError(f"{name} must be a number of seconds from 0 on, not {getattr(self, name)}")
         if not self.step_s + self.decode_s > 0:
             raise ValueError("step_s or decode_s must be above zero")
-        if self.kv_blocks is not None and self.kv_blocks < 1:
-            raise ValueError(f"kv_blocks must be at least 1 or null, not {self.kv_blocks}")
+        for name in ("kv_blocks", "host_blocks"):
+            blocks = getattr(self, name)
+            if blocks is not None and blocks < 1:
+                raise ValueError(f"{name} must be at least 1 or null, not {blocks}")
         if self.resume not in RESUME_KINDS:
             raise ValueError(f"resume must be one of {', '.join(RESUME_KINDS)}, not {self.resume!r}")
         if self.swap not in SWAP_KINDS:

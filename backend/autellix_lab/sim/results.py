@@ -22,6 +22,8 @@ class ProgramRecord:
     prompt_tokens: int
     cached_tokens: int
     """Prompt tokens that calls found in the cache when they were first admitted."""
+    loaded_tokens: int
+    """Those of them that were loaded from host memory."""
     recomputed_tokens: int
     """Tokens prefilled again, since their blocks were gone when a preempted call resumed."""
     wait_s: float
@@ -49,6 +51,8 @@ class EngineTotals:
     swap_s: float
     swapped_blocks: int
     evicted_blocks: int
+    loads_ahead: int
+    """Loads that began before their call had a slot."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,8 @@ class ResumePrices:
         """Observe a load from the host."""
         self._costs.observe_load(blocks, seconds)
 
-    def tokens_to_load(self, call: EngineCall, start: int) -> int:
+    def tokens_to_load(self, call: EngineCall, start: int, stored: int) -> int:
         """Return how many of a waiting call's stored tokens to load behind `start`: all or none."""
-        stored = max(0, call.stored_tokens - start)
         resume = self._resume(call.known - start, stored) if stored else None
         # Without a price, load and so learn one.
         return 0 if resume is not None and resume.kind is ResumeKind.RECOMPUTE else stored

@@ -266,7 +266,7 @@ class _Simulation:
     def _announce_end(self, program: LiveProgram, now: float) -> None:
         """Let scheduler, balancer and estimator know that a program has ended."""
         for engine in self._engines.values():
-            engine.machine.end_program(program.program_id, now)
+            engine.end_program(program.program_id, now)
         self._balancer.forget(program.program_id)
         self._estimator.observe_program(program.trace.source, program.service_s)
         self._sizes.on_end(program.observed, program.work)
@@ -408,6 +408,7 @@ def _totals(engine: SimEngine) -> EngineTotals:
         swap_s=engine.swap_s,
         swapped_blocks=engine.blocks.swapped_blocks,
         evicted_blocks=engine.blocks.kv.evicted_blocks,
+        loads_ahead=engine.loads_ahead,
     )
 
 

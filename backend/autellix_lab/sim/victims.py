@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from autellix_backend.core.call import Call
 from autellix_backend.core.machine import Machine
 from autellix_lab.sim.batch import RunningBatch
 from autellix_lab.sim.call_blocks import CallBlocks
@@ -27,6 +28,8 @@ class VictimSelector:
         """The waiting call that the last admission refused for want of blocks."""
         self.is_settled = False
         """Whether the last decision found nothing to preempt, and nothing has changed since."""
+        self.loading: dict[str, EngineCall] = {}
+        """Waiting calls whose contexts are being loaded, or were; they have blocks and no slot."""
         self._is_ordering = machine.policy.reorders
         self.preempts = machine.preempts
         self._machine = machine
@@ -75,7 +78,8 @@ class VictimSelector:
     def _for_slots(self, now: float) -> list[EngineCall]:
         """Return the running calls that the machine's batch replaces."""
         running = self._batch.calls
-        chosen = {call.call_id for call in self._machine.batch(self._slots)}
+        admissible = None if not self.loading else self._is_admissible
+        chosen = {call.call_id for call in self._machine.batch(self._slots, admissible=admissible)}
         losing = [call for call_id, call in running.items() if call_id not in chosen]
         gaining = sum(call_id not in running for call_id in chosen)
         free = self._slots - len(running)
@@ -106,6 +110,9 @@ class VictimSelector:
                 victims.append(call)
                 missing -= call.segment.blocks if call.segment else 0
         return victims if missing <= 0 else []
+
+    def _is_admissible(self, call: Call) -> bool:
+        return call.call_id not in self.loading
 
     def _is_free(self) -> bool:
         return self._blocks.preemption_is_free(call for call in self._calls.values() if not call.is_running)

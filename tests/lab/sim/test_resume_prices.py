@@ -25,11 +25,11 @@ def prices_of(load_block_s: float, *, has_host: bool = True) -> ResumePrices:
     return prices
 
 
-def call_of(*, computed: int, stored: int, ran_s: float = 10.0, quantum_s: float = 10.0) -> EngineCall:
+def call_of(*, computed: int, ran_s: float = 10.0, quantum_s: float = 10.0) -> EngineCall:
     """A call with a context of 100 tokens and the first of its answer."""
     trace = CallTrace(id=0, parents=(), thread="0", prefill_tokens=100, decode_tokens=20)
     call = EngineCall("c", "p", trace, parents=())
-    call.computed, call.generated, call.stored_tokens = computed, 1, stored
+    call.computed, call.generated = computed, 1
     call.state = Call(
         call_id="c",
         program_id="p",
@@ -47,19 +47,12 @@ def call_of(*, computed: int, stored: int, ran_s: float = 10.0, quantum_s: float
 @pytest.mark.parametrize(("load_block_s", "expected"), [(0.001, 64), (0.1, 0)])
 def test_stored_contexts_are_loaded_if_that_is_cheaper(load_block_s: float, expected: int) -> None:
     """Of 96 stored tokens the cache has 32; prefilling a block takes 16 ms."""
-    assert prices_of(load_block_s).tokens_to_load(call_of(computed=0, stored=96), 32) == expected
-
-
-def test_cached_blocks_are_not_loaded() -> None:
-    """The host's copy is of use only behind what is still there."""
-    prices = prices_of(0.001)
-    assert prices.tokens_to_load(call_of(computed=0, stored=96), 96) == 0
-    assert prices.tokens_to_load(call_of(computed=0, stored=0), 0) == 0
+    assert prices_of(load_block_s).tokens_to_load(call_of(computed=0), 32, 64) == expected
 
 
 def test_without_a_price_contexts_are_loaded() -> None:
     """So it learns one."""
-    assert ResumePrices(BLOCK_TOKENS, has_host=True).tokens_to_load(call_of(computed=0, stored=96), 0) == 96
+    assert ResumePrices(BLOCK_TOKENS, has_host=True).tokens_to_load(call_of(computed=0), 0, 96) == 96
 
 
 @pytest.mark.parametrize(
@@ -76,12 +69,12 @@ def test_a_preemption_costs_the_cheaper_resume(
     load_block_s: float, ran_s: float, quantum_s: float, expected: bool
 ) -> None:
     """Loading six blocks and prefilling 4 tokens takes 10 ms; prefilling all 100, 100 ms."""
-    call = call_of(computed=100, stored=0, ran_s=ran_s, quantum_s=quantum_s)
+    call = call_of(computed=100, ran_s=ran_s, quantum_s=quantum_s)
     assert prices_of(load_block_s).preemption_pays(call, 20.0, running=1) is expected
 
 
 @pytest.mark.parametrize(("quantum_s", "running", "expected"), [(0.11, 1, True), (0.11, 2, False)])
 def test_without_host_memory_everything_is_recomputed(quantum_s: float, running: int, expected: bool) -> None:
     """Prefilling all 100 tokens delays each running call by 100 ms, however cheap loads would be."""
-    call = call_of(computed=100, stored=0, quantum_s=quantum_s)
+    call = call_of(computed=100, quantum_s=quantum_s)
     assert prices_of(0.001, has_host=False).preemption_pays(call, 20.0, running=running) is expected

@@ -281,7 +281,10 @@ def test_bulk_swaps_cost_less_than_one_copy_per_block() -> None:
 @pytest.mark.parametrize(("swap_block_s", "better"), [(0.0001, "swap"), (0.02, "recompute")])
 @pytest.mark.usefixtures("checked")
 def test_priced_contexts_resume_in_the_cheaper_way(swap_block_s: float, better: str) -> None:
-    """Without a prefix cache each resume costs a transfer or the whole context."""
+    """Without a prefix cache each resume costs a transfer or the whole context.
+
+    Host memory also keeps the contexts of finished calls, which the program's next calls load.
+    """
     arrivals = workload(rate_per_s=5.0)
     makespan_s, moved = {}, {}
     for resume in ("swap", "recompute", "host"):
@@ -291,7 +294,8 @@ def test_priced_contexts_resume_in_the_cheaper_way(swap_block_s: float, better: 
     assert min(makespan_s, key=lambda name: makespan_s[name] + (name == "host") * 1e9) == better
     # The first few loads are made to learn what they cost.
     assert makespan_s["host"] <= 1.08 * makespan_s[better]
-    assert 0 < moved["host"] < moved["swap"]
+    assert moved["host"] > 0
+    assert (moved["host"] > moved["swap"]) == (better == "swap")
 
 
 @pytest.mark.parametrize("resume", ["recompute", "host"])

@@ -1,0 +1,144 @@
+"""Host memory of a simulated engine: what it finds, what it keeps, and what a load changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
+from autellix_lab.sim.calls import EngineCall
+from autellix_lab.sim.host import HostBlocks
+from autellix_lab.sim.model import EngineModel
+from autellix_lab.sim.results import SimResult
+from autellix_lab.sim.simulation import SimSettings, simulate
+
+BLOCK = 16
+
+
+def call_of(program: str, blocks: int, *, base: EngineCall | None = None, shared: int = 0) -> EngineCall:
+    """A finished call whose context fills so many blocks and a token, of which some are its base's."""
+    trace = CallTrace(
+        id=0,
+        parents=(),
+        thread="0",
+        prefill_tokens=blocks * BLOCK + 1,
+        decode_tokens=1,
+        shared_prefix_tokens=shared * BLOCK,
+    )
+    call = EngineCall(f"{program}.{blocks}", program, trace, parents=())
+    call.base, call.computed = base, blocks * BLOCK + 1
+    return call
+
+
+def keep(host: HostBlocks, call: EngineCall, *, leaves: bool = True) -> EngineCall:
+    """Let a call come, store its context, and leave."""
+    host.arrive(call)
+    host.store(call)
+    if leaves:
+        host.leave(call)
+    host.check()
+    return call
+
+
+def test_contexts_are_found_behind_what_the_engine_has() -> None:
+    """Also those of an earlier call, as far as the two begin alike."""
+    host = HostBlocks(None, BLOCK)
+    first = keep(host, call_of("p", 4))
+    later = call_of("p", 8, base=first, shared=3)
+    assert [host.find(later, start) for start in (0, BLOCK, 3 * BLOCK, 5 * BLOCK)] == [48, 32, 0, 0]
+    keep(host, later)
+    assert host.find(later, BLOCK) == 7 * BLOCK
+    assert host.find(call_of("q", 4), 0) == 0
+
+
+def test_the_worst_blocks_make_room() -> None:
+    """Those of ended programs, then of idle ones; those of a program that is held back stay."""
+    host = HostBlocks(12, BLOCK)
+    held = keep(host, call_of("held", 4), leaves=False)
+    host.hold_back(held, is_held_back=True)
+    idle, ended = keep(host, call_of("idle", 4)), keep(host, call_of("ended", 4))
+    host.end_program("ended")
+    keep(host, call_of("new", 4))
+    assert [host.find(call, 0) // BLOCK for call in (held, idle, ended)] == [4, 4, 0]
+    keep(host, call_of("long", 6))
+    assert [host.find(call, 0) // BLOCK for call in (held, idle)] == [4, 0]
+
+
+def test_more_than_fits_is_not_stored() -> None:
+    """The front of a context is of use without its end."""
+    host = HostBlocks(3, BLOCK)
+    assert host.find(keep(host, call_of("p", 5)), 0) == 3 * BLOCK
+
+
+def programs(gap_s: float, count: int = 24, calls: int = 4) -> list[tuple[float, ProgramTrace]]:
+    """Conversations whose contexts exceed the engine's memory together, with tools in between."""
+    return [
+        (
+            0.05 * number,
+            ProgramTrace(
+                program_id=str(number),
+                source="chat",
+                calls=tuple(
+                    CallTrace(
+                        id=call,
+                        parents=(call - 1,) if call else (),
+                        thread="0",
+                        prefill_tokens=200 + 100 * call,
+                        decode_tokens=20,
+                        shared_prefix_tokens=200 + 100 * (call - 1) if call else 0,
+                        prefix_from=call - 1 if call else None,
+                        gap_before_s=gap_s if call else None,
+                    )
+                    for call in range(calls)
+                ),
+            ),
+        )
+        for number in range(count)
+    ]
+
+
+def play(policy: str, gap_s: float = 1.0, **changes: Any) -> SimResult:
+    """Play the conversations on a small engine."""
+    model = EngineModel(
+        **{
+            "max_num_seqs": 2,
+            "kv_blocks": 100,
+            "prefill_s": 0.0005,
+            "swap_block_s": 0.0001,
+            "swap_transfer_s": 0.0001,
+        }
+        | changes
+    )
+    return simulate(programs(gap_s), SimSettings(model=model, scheduler=SchedulerConfig(policy=policy)))
+
+
+def shares(result: SimResult) -> tuple[float, float]:
+    """Return the shares of all prompts that the engine had, and that host memory had."""
+    prompts = sum(record.prompt_tokens for record in result.programs)
+    loaded = sum(record.loaded_tokens for record in result.programs)
+    return (sum(record.cached_tokens for record in result.programs) - loaded) / prompts, loaded / prompts
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "boost", "plas"])
+def test_loads_take_the_place_of_recomputing(policy: str) -> None:
+    """Where prefill is dear and loads are cheap, all programs end sooner."""
+    without, with_host = play(policy), play(policy, resume="host")
+    assert shares(without)[1] == 0
+    assert sum(shares(with_host)) > sum(shares(without)) + 0.05
+    assert with_host.makespan_s < without.makespan_s
+
+
+def test_loads_begin_ahead_of_slots_with_admission_alone() -> None:
+    """As live; and they can be switched off to be measured."""
+    busy: dict[str, Any] = {"gap_s": 0.05, "max_num_seqs": 1, "resume": "host"}
+    ahead, in_turn = play("boost", **busy), play("boost", **busy, loads_ahead=False)
+    assert ahead.engines[0].loads_ahead > 0
+    assert in_turn.engines[0].loads_ahead == play("fcfs", **busy).engines[0].loads_ahead == 0
+
+
+def test_dear_loads_are_not_made() -> None:
+    """After the first few, which teach their price."""
+    cheap, dear = play("boost", resume="host"), play("boost", resume="host", swap_block_s=0.5)
+    assert shares(dear)[1] < shares(cheap)[1] / 2
