@@ -174,7 +174,8 @@ def measure(result: SimResult) -> Metrics:
     """Reduce a run to its metrics.
 
     Utilisation and shares lie between 0 and 1; only `recomputed_share` may exceed 1 where memory thrashes.
-    Of a run's prompt tokens, it prefilled 1 - `cached_share` + `recomputed_share`.
+    Of a run's prompt tokens, it prefilled 1 - `cached_share` + `recomputed_share`; `loaded_share` is
+    a part of `cached_share`.
     """
     programs = result.programs
     metrics: Metrics = {}
@@ -196,6 +197,7 @@ def measure(result: SimResult) -> Metrics:
         "preemptions_per_call": sum(engine.preemptions for engine in result.engines) / calls,
         "swap_share": sum(engine.swap_s for engine in result.engines) / busy_s,
         "cached_share": sum(record.cached_tokens for record in programs) / prompt_tokens,
+        "loaded_share": sum(record.loaded_tokens for record in programs) / prompt_tokens,
         "recomputed_share": sum(record.recomputed_tokens for record in programs) / prompt_tokens,
         "jain": jain_index(columns["token_latency_s"]),
         "peak_programs": float(result.peak_programs),
