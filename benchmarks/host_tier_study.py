@@ -2,11 +2,11 @@
 
     host_tier_study.py DATA                          tools, KV half and a quarter, without tool gaps
     host_tier_study.py DATA --gap 5                  tool gaps of 5 s in the median, log-normal with sigma 1
-    host_tier_study.py DATA --host 0.5               host memory of half the preset's KV blocks, not all there is
+    host_tier_study.py DATA --host 0.5               host memory of half the preset's blocks; else unbounded
 
-Each row: ratios to `fcfs` without host memory of the same programs and arrivals (token latency, then mean, p95
-and p99 of program latency), then the prompts that the engine's cache had, those that were loaded, and the rest,
-which was computed. Writes JSON and a page of tables; rows in which host memory loses come first.
+Each row: ratios to `fcfs` without host memory of the same programs and arrivals (token latency, then mean,
+p95 and p99 of program latency), then the shares of prompts that the engine's cache had, that were loaded, and
+that were computed. Writes JSON and a page of tables; cells in which host memory loses come first.
 """
 
 from __future__ import annotations
@@ -57,18 +57,14 @@ def cases(workload: str, kv_share: float, host_share: float | None) -> dict[str,
 def with_gaps(programs: Sequence[ProgramTrace], median_s: float) -> list[ProgramTrace]:
     """Give each call but a program's first a gap, log-normal with sigma 1."""
     rng = random.Random("gaps")
-    return [
-        replace(
-            program,
-            calls=tuple(
-                replace(
-                    call, gap_before_s=rng.lognormvariate(math.log(median_s), 1.0) if call.parents else None
-                )
-                for call in program.calls
-            ),
-        )
-        for program in programs
-    ]
+    found = []
+    for program in programs:
+        calls = [
+            replace(call, gap_before_s=rng.lognormvariate(math.log(median_s), 1.0)) if call.parents else call
+            for call in program.calls
+        ]
+        found.append(replace(program, calls=tuple(calls)))
+    return found
 
 
 def row_of(result: SweepResult, case: str, load: float) -> list[float]:
