@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.v1.kv_offload.base import LoadStoreSpec, LookupResult, OffloadKey, PrepareStoreOutput, ReqContext
@@ -36,6 +37,7 @@ class ProgramOffloadingManager(CPUOffloadingManager):
         enable_events: bool = False,
         store_threshold: int = 0,
         max_tracker_size: int = 64_000,
+        **options: Any,
     ) -> None:
         super().__init__(
             num_chunks,
@@ -44,6 +46,7 @@ class ProgramOffloadingManager(CPUOffloadingManager):
             enable_events=enable_events,
             store_threshold=store_threshold,
             max_tracker_size=max_tracker_size,
+            **options,
         )
         assert isinstance(self._policy, ProgramCachePolicy)
         self._retention = self._policy.retention

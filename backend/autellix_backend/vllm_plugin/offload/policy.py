@@ -25,8 +25,8 @@ class ProgramCachePolicy(CachePolicy):
         """Return the chunk of a key, if there is one."""
         return self._chunks.get(key)
 
-    def insert(self, key: OffloadKey, chunk: ChunkStatus) -> None:
-        """Add a chunk that is about to be stored."""
+    def insert(self, key: OffloadKey, chunk: ChunkStatus, _req_context: ReqContext | None = None) -> None:
+        """Add a chunk that is about to be stored; vLLM 0.32 does not say for which request."""
         self._chunks[key] = chunk
         self.retention.add(key)
 

@@ -28,7 +28,8 @@ class ProgramOffloadingSpec(CPUOffloadingSpec):
     what it has written as well.
 
     Raises:
-        ValueError: `cpu_bytes_to_use` holds not one chunk, or `canonical_layout` is asked for.
+        ValueError: `cpu_bytes_to_use` holds not one chunk, or `canonical_layout` or `sync_load_budget_bytes`
+            is asked for.
     """
 
     def __init__(self, config: OffloadingConfig) -> None:
@@ -38,6 +39,9 @@ class ProgramOffloadingSpec(CPUOffloadingSpec):
         self.offload_prompt_only = bool(self.extra_config.get("offload_prompt_only", False))
         if config.canonical_layout:
             raise ValueError("kv_connector_extra_config: canonical_layout is not supported by autellix")
+        if int(self.extra_config.get("sync_load_budget_bytes", 0)):
+            # Of vLLM 0.33. The request of such a load runs in the same step, too late to compute a failed one.
+            raise ValueError("kv_connector_extra_config: sync_load_budget_bytes is not supported by autellix")
         if config.worker_kv_bytes_per_block and not self.num_chunks:
             raise ValueError(
                 f"kv_connector_extra_config: cpu_bytes_to_use is {self.extra_config['cpu_bytes_to_use']}; "
@@ -52,11 +56,14 @@ class ProgramOffloadingSpec(CPUOffloadingSpec):
     def get_manager(self) -> OffloadingManager:
         """Return the scheduler's part, made once."""
         if self._programs is None:
+            # What vLLM 0.33 shows of the configuration in its metrics.
+            info = {"info": self.cpu_info} if hasattr(self, "cpu_info") else {}
             self._programs = ProgramOffloadingManager(
                 self.num_chunks,
                 enable_events=self.kv_events_config.enable_kv_cache_events,
                 store_threshold=int(self.extra_config.get("store_threshold", 0)),
                 max_tracker_size=int(self.extra_config.get("max_tracker_size", 64_000)),
+                **info,
             )
         return self._programs
 
