@@ -65,8 +65,9 @@ def open_call(key: str = "key-1", program_id: str = "p", **fields: Any) -> OpenC
 
 def engine(last: EngineSnapshot | None = None, **fields: Any) -> EngineView:
     """Return an engine whose last snapshot is 0.3 s old."""
-    age_s = None if last is None else 0.3
-    return EngineView(snapshot=last, age_s=age_s, **fields)
+    if last is None:
+        return EngineView(**fields)
+    return EngineView(**{"snapshot": last, "ranks": (last,), "age_s": 0.3, **fields})
 
 
 def overview(*calls: OpenCall, last: EngineSnapshot | None = None, **fields: Any) -> Overview:

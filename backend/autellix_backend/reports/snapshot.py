@@ -111,8 +111,13 @@ class KvOffloadTotals(NamedTuple):
 
 
 class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag_field=_TAG_FIELD, tag=_TAG):
-    """An engine's load, and its first calls in queue order."""
+    """An engine's load, and its first calls in queue order.
 
+    Each data-parallel rank of an engine has queues of its own, and sends snapshots of its own.
+    """
+
+    rank: int = 0
+    """The data-parallel rank, from 0."""
     step: int
     """Steps executed since the engine started."""
     mean_step_s: float | None

@@ -39,6 +39,13 @@ class SchedulerState:
         self._refused: Request | None = None
         self._refused_tokens = 0
 
+    @property
+    def rank(self) -> int:
+        """The data-parallel rank of this engine core, from 0."""
+        parallel = self._scheduler.vllm_config.parallel_config
+        # vLLM sets the rank itself to 0 where the ranks are independent of each other.
+        return int(getattr(parallel, "data_parallel_index", parallel.data_parallel_rank))
+
     # Requests.
 
     @property

@@ -68,7 +68,7 @@ class ProgramSchedulerMixin(_Host):
         self.prices = PreemptionPrices(connector, machine, self.block_size)
         self.host_tier = HostTier(connector, self._engine, self.tracker)
         self.decisions = StepDecisions(self._engine, self.tracker, self.prices, self.host_tier)
-        self._reporter = SnapshotReporter(self.tracker)
+        self._reporter = SnapshotReporter(self.tracker, self._engine.rank)
         self._steps = StepTimes()
         self._arrivals = 0
         is_ordering = machine.policy.reorders

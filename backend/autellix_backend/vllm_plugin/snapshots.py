@@ -62,8 +62,9 @@ def load_of(scheduler: Any, tracker: CallTracker, free_slots: int, *, is_block_s
 class SnapshotReporter:
     """Makes the snapshots of one engine, and sends those that are due."""
 
-    def __init__(self, tracker: CallTracker) -> None:
+    def __init__(self, tracker: CallTracker, rank: int = 0) -> None:
         self._tracker = tracker
+        self._rank = rank
         self._next_s = 0.0
         self._had_calls = False
         self._steps = 0
@@ -117,6 +118,7 @@ class SnapshotReporter:
         )
         return EngineSnapshot(
             **load,
+            rank=self._rank,
             step=tracker.step,
             mean_step_s=self._steps_s / self._steps if self._steps else None,
             waiting=len(tracker) - load["running"],

@@ -40,3 +40,16 @@ def test_each_snapshot_is_exchanged_for_the_one_before() -> None:
     handle = make_handle(lambda: 0.0)
     first, second = snapshot(step=1), snapshot(step=2)
     assert [handle.on_snapshot(first), handle.on_snapshot(second)] == [None, first]
+
+
+def test_data_parallel_ranks_do_not_overwrite_each_other() -> None:
+    handle = make_handle(lambda: 0.0)
+    first, second = snapshot(rank=0, running=2, slots=3), snapshot(rank=1, running=1, slots=3)
+    newer = snapshot(rank=0, running=3, slots=3)
+
+    assert [handle.on_snapshot(each) for each in (first, second, newer)] == [None, None, first]
+    assert handle.snapshot is not None
+    assert (handle.snapshot.running, handle.snapshot.slots) == (4, 6)
+    handle.on_change(DOWN)
+    handle.on_snapshot(second)
+    assert handle.snapshot == second

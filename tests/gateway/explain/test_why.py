@@ -19,6 +19,7 @@ from autellix_backend.gateway.explain.why import (
     level_bounds,
 )
 from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.reports.ranks import merge_ranks
 from autellix_backend.reports.snapshot import AdmissionSnapshot, BoostSnapshot
 from autellix_backend.stores.base import Inherited
 
@@ -52,6 +53,17 @@ def test_a_waiting_call_names_who_is_ahead_its_level_and_its_promotion() -> None
         "0.10 s, 2 calls). All 2 slots are taken. Anti-starvation (beta 4) promotes it to level 1 after "
         "5.0 s more of waiting."
     )
+
+
+def test_only_calls_of_its_own_data_parallel_rank_are_ahead() -> None:
+    call = open_call("key-2")
+    here = snapshot(FAST, standing("p", place=2, level=2), rank=1, running=1, waiting=1)
+    elsewhere = snapshot(standing("far", place=1, level=1), rank=0, running=0, waiting=1)
+    present = overview(call, last=merge_ranks([elsewhere, here]), ranks=(elsewhere, here))
+    told = why(present, call)
+
+    assert [item.program_id for item in told.programs_ahead] == ["fast"]
+    assert "at position 2 of 2." in told.text
 
 
 def test_its_own_programs_calls_are_not_others_ahead() -> None:

@@ -18,6 +18,7 @@ from autellix_backend.gateway.engines.report_receiver import ReportReceiver
 from autellix_backend.gateway.engines.upstream import Upstream
 from autellix_backend.gateway.errors import OverloadedError
 from autellix_backend.observe.metrics import QueueMetrics
+from autellix_backend.reports.ranks import merge_ranks
 from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot
 from autellix_backend.settings import EngineSettings
 
@@ -91,8 +92,10 @@ class EngineHandle:
     """The programs' tokens in its KV cache, if it publishes KV events."""
     kv_events: KvEventListener | None = None
     """Keeps `cache` up to date."""
+    ranks: dict[int, EngineSnapshot] = field(default_factory=dict)
+    """The latest snapshot that each of its data-parallel ranks has sent since it came up."""
     snapshot: EngineSnapshot | None = None
-    """The latest snapshot that it has sent since it came up."""
+    """Those of all ranks as one."""
     open_calls: int = 0
     """Requests of this gateway that it has, or that are queued for it here."""
     is_draining: bool = False
@@ -147,6 +150,7 @@ class EngineHandle:
     def on_change(self, change: EngineChange) -> None:
         """Drop what is out of date when the engine is no longer up."""
         if change.state is not EngineState.UP:
+            self.ranks.clear()
             self.snapshot = self._snapshot_s = None
             self.ended.clear()
             if self.cache is not None:
@@ -177,8 +181,10 @@ class EngineHandle:
         return None if self._snapshot_s is None else self.clock() - self._snapshot_s
 
     def on_snapshot(self, snapshot: EngineSnapshot) -> EngineSnapshot | None:
-        """Keep a snapshot that it sent; return the one before."""
-        before, self.snapshot = self.snapshot, snapshot
+        """Keep a snapshot that one of its ranks sent; return that rank's one before."""
+        before = self.ranks.get(snapshot.rank)
+        self.ranks[snapshot.rank] = snapshot
+        self.snapshot = merge_ranks(list(self.ranks.values()))
         self._snapshot_s, self._snapshot_calls = self.clock(), self.open_calls
         return before
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 
 from autellix_backend.gateway.calls.open_call import OpenCall
 from autellix_backend.gateway.engines.handle import EngineHandle
@@ -45,6 +46,8 @@ class EngineView:
     sends_snapshots: bool = True
     snapshot: EngineSnapshot | None = None
     """Its last one; None while it is down, because that one is out of date."""
+    ranks: tuple[EngineSnapshot, ...] = ()
+    """The last one of each data-parallel rank, of which `snapshot` is the sum."""
     age_s: float | None = None
     """The snapshot's age."""
     why_queued: Callable[[str], str | None] = lambda _: None
@@ -58,6 +61,7 @@ def engine_view(handle: EngineHandle) -> EngineView:
         failure=None if is_up else handle.engine.failure() or handle.supervisor.problem,
         sends_snapshots=handle.sends_reports,
         snapshot=handle.snapshot if is_up else None,
+        ranks=tuple(handle.ranks.values()) if is_up else (),
         age_s=handle.snapshot_age_s if is_up else None,
         why_queued=handle.queue.why_queued,
     )
@@ -73,11 +77,10 @@ class Overview:
         self._calls: dict[str, list[OpenCall]] = {}
         for call in calls:
             self._calls.setdefault(call.start.program_id, []).append(call)
-        self._in_engines: dict[str, CallSnapshot] = {}
-        for engine in engines.values():
+        self._in_engines: dict[str, tuple[CallSnapshot, EngineSnapshot]] = {}
+        for snapshot in chain.from_iterable(engine.ranks for engine in engines.values()):
             # In queue order: of parallel choices the last one counts.
-            for entry in engine.snapshot.calls if engine.snapshot is not None else ():
-                self._in_engines[entry.call_id] = entry
+            self._in_engines.update((entry.call_id, (entry, snapshot)) for entry in snapshot.calls)
 
     def calls_of(self, program_id: str) -> list[OpenCall]:
         """Return a program's open calls, oldest first."""
@@ -89,7 +92,13 @@ class Overview:
 
     def in_engine(self, call: OpenCall) -> CallSnapshot | None:
         """Return the call's entry in its engine's last snapshot."""
-        return self._in_engines.get(call.engine_key)
+        found = self._in_engines.get(call.engine_key)
+        return None if found is None else found[0]
+
+    def rank_of(self, call: OpenCall) -> EngineSnapshot | None:
+        """Return the snapshot that has the call: that of its data-parallel rank."""
+        found = self._in_engines.get(call.engine_key)
+        return None if found is None else found[1]
 
     def why_queued(self, call: OpenCall) -> str | None:
         """Return why a call waits at the gateway; None once it was sent."""

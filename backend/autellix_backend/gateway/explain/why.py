@@ -119,6 +119,7 @@ def explain_call(
 ) -> CallExplanation:
     """Explain where an open call is."""
     engine, entry = overview.engines.get(call.engine), overview.in_engine(call)
+    snapshot = overview.rank_of(call)
     why_queued, open_s = overview.why_queued(call), overview.now - call.began_s
     explanation = CallExplanation(
         call_id=call.start.call_id,
@@ -132,7 +133,7 @@ def explain_call(
     )
     if why_queued is not None:
         return explanation
-    if entry is None or engine is None or engine.snapshot is None:
+    if entry is None or snapshot is None:
         return replace(explanation, text=_sent_text(call.engine, engine, open_s))
     low_s, high_s = level_bounds(config, entry.level) or (None, None)
     explanation = replace(
@@ -147,12 +148,12 @@ def explain_call(
         promoted_in_s=entry.promotion_s,
         quantum_left_s=entry.quantum_s,
     )
-    inactive = _inactive(entry, engine.snapshot)
+    inactive = _inactive(entry, snapshot)
     if inactive is not None:
         return replace(explanation, text=f"It is {inactive.text}.", short_of="working_set")
     explain = _explain_running if entry.is_running else _explain_waiting
-    explanation = explain(explanation, entry, engine.snapshot, config, viewer)
-    boost = _boost_text(call, engine.snapshot, overview.now)
+    explanation = explain(explanation, entry, snapshot, config, viewer)
+    boost = _boost_text(call, snapshot, overview.now)
     return replace(explanation, text=" ".join(filter(None, (explanation.text, boost))))
 
 

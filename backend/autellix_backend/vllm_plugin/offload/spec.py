@@ -40,7 +40,7 @@ class ProgramOffloadingSpec(CPUOffloadingSpec):
         if config.canonical_layout:
             raise ValueError("kv_connector_extra_config: canonical_layout is not supported by autellix")
         if int(self.extra_config.get("sync_load_budget_bytes", 0)):
-            # Of vLLM 0.33. The request of such a load runs in the same step, too late to compute a failed one.
+            # Of vLLM 0.33: the request runs in the same step, too late to compute what a failed load lacks.
             raise ValueError("kv_connector_extra_config: sync_load_budget_bytes is not supported by autellix")
         if config.worker_kv_bytes_per_block and not self.num_chunks:
             raise ValueError(

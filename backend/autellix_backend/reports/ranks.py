@@ -1,0 +1,57 @@
+"""The snapshots of an engine's data-parallel ranks as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, zip_longest
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot, KvOffloadTotals
+
+__all__ = ["merge_ranks"]
+
+Sums = TypeVar("Sums", AdmissionSnapshot, KvOffloadTotals)
+"""Named tuples of numbers."""
+
+
+def merge_ranks(ranks: Sequence[EngineSnapshot]) -> EngineSnapshot:
+    """Return one snapshot of all ranks: loads are added up, and the calls of each rank follow each other.
+
+    The places of calls are those in their rank. Steps are those of the rank that has most, as the ranks
+    execute theirs side by side; their mean duration is that over the ranks, and the boost the strongest.
+
+    Args:
+        ranks: The latest snapshot of each rank, at least one.
+    """
+    first, *others = ranks
+    if not others:
+        return first
+    durations = [snapshot.mean_step_s for snapshot in ranks if snapshot.mean_step_s is not None]
+    boosts = [snapshot.boost for snapshot in ranks if snapshot.boost is not None]
+    return replace(
+        first,
+        step=max(snapshot.step for snapshot in ranks),
+        mean_step_s=sum(durations) / len(durations) if durations else None,
+        running=sum(snapshot.running for snapshot in ranks),
+        waiting=sum(snapshot.waiting for snapshot in ranks),
+        slots=sum(snapshot.slots for snapshot in ranks),
+        kv_used_blocks=sum(snapshot.kv_used_blocks for snapshot in ranks),
+        kv_total_blocks=sum(snapshot.kv_total_blocks for snapshot in ranks),
+        is_block_short=any(snapshot.is_block_short for snapshot in ranks),
+        level_calls=tuple(
+            map(sum, zip_longest(*(snapshot.level_calls for snapshot in ranks), fillvalue=0)),
+        ),
+        calls=tuple(chain.from_iterable(snapshot.calls for snapshot in ranks)),
+        left_out=sum(snapshot.left_out for snapshot in ranks),
+        kv_offload=_sum([snapshot.kv_offload for snapshot in ranks]),
+        admission=_sum([snapshot.admission for snapshot in ranks]),
+        boost=max(boosts) if boosts else None,
+    )
+
+
+def _sum(parts: Sequence[Sums | None]) -> Sums | None:
+    """Add up field by field; None if there is nothing to add."""
+    known = [part for part in parts if part is not None]
+    return type(known[0])(*(sum(values) for values in zip(*known, strict=True))) if known else None
