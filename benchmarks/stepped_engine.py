@@ -6,6 +6,7 @@ import gc
 import itertools
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,7 +78,16 @@ class ForcedWay:
 class SteppedEngine:
     """vLLM in this process, stepped by hand."""
 
-    def __init__(self, model: Path, host_gib: float | None) -> None:
+    def __init__(
+        self,
+        model: Path,
+        host_gib: float | None,
+        *,
+        policy: str = "fcfs",
+        slots: int = SLOTS,
+        kv_blocks: int | None = None,
+        has_prefix_cache: bool = False,
+    ) -> None:
         from vllm.config import KVTransferConfig
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -91,12 +101,13 @@ class SteppedEngine:
             enforce_eager=True,
             max_model_len=MAX_CONTEXT_TOKENS,
             block_size=BLOCK_TOKENS,
-            max_num_seqs=SLOTS,
+            max_num_seqs=slots,
             max_num_batched_tokens=TOKEN_BUDGET,
-            enable_prefix_caching=False,
+            num_gpu_blocks_override=kv_blocks,
+            enable_prefix_caching=has_prefix_cache,
             scheduler_cls=SCHEDULER_CLASS,
             distributed_executor_backend=IN_PROCESS_EXECUTOR,
-            additional_config={"autellix": {"scheduler": {"policy": "fcfs"}}},
+            additional_config={"autellix": {"scheduler": {"policy": policy}}},
             kv_transfer_config=offload,
             disable_log_stats=True,
         ).create_engine_config()
@@ -107,6 +118,8 @@ class SteppedEngine:
         self.scheduler.schedule = self._noting
         self._scheduled: dict[str, int] = {}
         self._numbers = itertools.count()
+        self.prompts: Counter[str] = Counter()
+        """Tokens of the prompts that have started, and those that the cache had or that were loaded."""
         groups = self.scheduler.kv_cache_config.kv_cache_groups
         self.block_bytes = sum(
             len(group.layer_names) * group.kv_cache_spec.page_size_bytes for group in groups
@@ -188,14 +201,27 @@ class SteppedEngine:
         )
 
     def _add(self, prompt_tokens: int, answer_tokens: int) -> tuple[str, str]:
+        return self.add(random.choices(WORDS, k=prompt_tokens), answer_tokens)
+
+    def add(
+        self, prompt: list[int], answer_tokens: int, arguments: dict[str, Any] | None = None
+    ) -> tuple[str, str]:
+        """Add a call; return its name, and the engine's."""
         from vllm import SamplingParams
 
         name = f"call-{next(self._numbers)}"
-        prompt = random.choices(WORDS, k=prompt_tokens)
         parameters = SamplingParams(
-            temperature=0.0, max_tokens=answer_tokens, ignore_eos=True, detokenize=False
+            temperature=0.0,
+            max_tokens=answer_tokens,
+            ignore_eos=True,
+            detokenize=False,
+            extra_args=arguments,
         )
         return name, self._engine.add_request(name, {"prompt_token_ids": prompt}, parameters)
+
+    def step(self) -> list[str]:
+        """Make a step; return the names of the calls that it finished."""
+        return [output.request_id for output in self._step()[1] if output.finished]
 
     def _step(self) -> tuple[float, list[Any]]:
         started_s = time.perf_counter()
@@ -205,6 +231,11 @@ class SteppedEngine:
     def _noting(self, *args: Any, **kwargs: Any) -> Any:
         output = self._schedule(*args, **kwargs)
         self._scheduled = dict(output.num_scheduled_tokens)
+        for request in output.scheduled_new_reqs:
+            stats = self.scheduler.requests[request.req_id].prefill_stats
+            self.prompts["prompt"] += stats.num_prompt_tokens
+            self.prompts["cached"] += stats.num_local_cached_tokens
+            self.prompts["loaded"] += stats.num_external_cached_tokens
         return output
 
     @staticmethod
@@ -226,9 +257,9 @@ def _measured(mix: Mix, call: _Open, step: int) -> MeasuredCall:
 
 
 @contextmanager
-def engine_of(model: Path, host_gib: float | None) -> Iterator[SteppedEngine]:
+def engine_of(model: Path, host_gib: float | None, **settings: Any) -> Iterator[SteppedEngine]:
     """Start an engine, and end it."""
-    engine = SteppedEngine(model, host_gib)
+    engine = SteppedEngine(model, host_gib, **settings)
     try:
         yield engine
     finally:

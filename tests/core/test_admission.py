@@ -9,6 +9,7 @@ import pytest
 
 from autellix_backend.core.admission import (
     GAP_WINDOW,
+    LEAST_HOLD_S,
     MAX_CLASSES,
     MAX_HOLDS,
     MAX_PASSED,
@@ -530,6 +531,32 @@ def test_an_idle_program_makes_room_after_the_time_that_its_context_is_worth(eng
     assert engine.review(after_s=MAX_HOLDS * HOLD_S, steps=REVIEW_STEPS) == []
     assert engine.review(after_s=1e-6, steps=REVIEW_STEPS) == ["c1"]
     assert engine.active == "bc"
+
+
+@pytest.mark.parametrize(
+    ("share", "load_s", "kept_s"),
+    [
+        (1.0, 2.0, 2.0),
+        (0.5, 2.0, MAX_HOLDS * HOLD_S / 2 + 2.0),
+        (0.0, 0.0, MAX_HOLDS * HOLD_S - LEAST_HOLD_S),
+    ],
+)
+def test_what_would_be_loaded_is_kept_for_as_long_as_its_load_takes(
+    engine: Engine, share: float, load_s: float, kept_s: float
+) -> None:
+    """The rest as long as without host memory, and never longer."""
+    asked: list[tuple[str, int]] = []
+    engine.admission.host_loads = lambda program_id, tokens: (
+        asked.append((program_id, tokens)) or (share, load_s)
+    )
+    engine.arrive("a1", 60)
+    engine.finish("a1", 60)
+    engine.arrive("busy", 10)
+    engine.arrive("c1", 60)
+
+    assert engine.review(after_s=kept_s + LEAST_HOLD_S, steps=REVIEW_STEPS) == []
+    assert engine.review(after_s=1e-6, steps=REVIEW_STEPS) == ["c1"]
+    assert set(asked) == {("a", 60)}
 
 
 def test_no_idle_program_makes_room_while_nobody_waits(engine: Engine) -> None:

@@ -138,6 +138,20 @@ def test_long_contexts_are_loaded_and_short_ones_recomputed() -> None:
     assert long.prefill_s == pytest.approx(16 * 5e-5)
 
 
+def test_the_part_of_a_context_that_would_be_loaded() -> None:
+    """Nothing of a short one, and of a long one what is stored; an unknown price prevents no load."""
+    costs = costs_of(load_fixed_s=0.01, load_byte_s=2e-11, step_s=0.02, token_s=5e-5)
+    assert costs.load_of(64, stored_tokens=64, token_bytes=TOKEN_BYTES) == (0.0, 0.0)
+    assert costs.load_of(4096, stored_tokens=0, token_bytes=TOKEN_BYTES) == (0.0, 0.0)
+    share, seconds = costs.load_of(4096, stored_tokens=3072, token_bytes=TOKEN_BYTES)
+    assert share == 0.75
+    assert seconds == pytest.approx(0.01 + 3072 * TOKEN_BYTES * 2e-11)
+    # What is shared with others may be kept beside the own part.
+    assert costs.load_of(4096, stored_tokens=5000, token_bytes=TOKEN_BYTES)[0] == 1.0
+    assert PreemptionCosts().load_of(100, stored_tokens=50, token_bytes=1.0) == (0.5, 0.0)
+    assert PreemptionCosts().load_of(0, stored_tokens=50, token_bytes=1.0) == (0.0, 0.0)
+
+
 def test_unstored_contexts_are_recomputed() -> None:
     """Without stored tokens there is only recomputing, however dear."""
     costs = costs_of(load_fixed_s=0.0, load_byte_s=1e-12, step_s=0.0, token_s=1.0)

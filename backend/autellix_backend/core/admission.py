@@ -40,7 +40,11 @@ from autellix_backend.core.working_set import ActiveSet, HeldCall, InactiveProgr
 if TYPE_CHECKING:
     from autellix_backend.core.config import SchedulerConfig
 
-__all__ = ["REVIEW_STEPS", "WorkingSetAdmission", "make_admission"]
+__all__ = ["REVIEW_STEPS", "HostLoads", "WorkingSetAdmission", "make_admission"]
+
+HostLoads = Callable[[str, int], tuple[float, float]]
+"""For an idle program's id and tokens: the share of its context that would be loaded from host memory when it
+returns, and the seconds of the load; nothing where recomputing is cheaper."""
 
 REVIEW_STEPS = 16
 """Contexts grow by a token in each step: so often they are measured again."""
@@ -56,6 +60,8 @@ GAP_QUANTILE = 0.95
 MAX_CLASSES = 256
 MAX_HOLDS = 4.0
 """Idle programs of classes with long gaps stay active for so many times the prefill of all memory."""
+LEAST_HOLD_S = 0.1
+"""Idle programs stay active at least so long: many clients only pass an answer on to the next call."""
 _NOTHING = Context(0)
 
 
@@ -105,6 +111,8 @@ class WorkingSetAdmission:
         """
         self.capacity_tokens = capacity_tokens
         self.active = ActiveSet()
+        self.host_loads: HostLoads | None = None
+        """Where the engine has host memory; set once, by its owner."""
         self._max_idle_s = max_idle_s
         self._statistics = statistics
         self._token_cost = token_cost
@@ -303,8 +311,19 @@ class WorkingSetAdmission:
             name = own.program.class_name
             if name not in limits_s:
                 limits_s[name] = self._idle_limit_s(name)
-            if now - own.since_s > limits_s[name]:
+            if now - own.since_s > self._hold_s(own, limits_s[name]):
                 self._drop(own)
+
+    def _hold_s(self, own: ProgramContext, limit_s: float) -> float:
+        """Return how long to keep an idle program, whose context would be recomputed for the given time.
+
+        A load costs no time of the engine, only that of its own memory; so that part of the context is worth
+        to be kept for as long as the load takes, by the rule of the limit.
+        """
+        if self.host_loads is None:
+            return limit_s
+        share, load_s = self.host_loads(own.program.program_id, own.own_tokens)
+        return min(limit_s, (1.0 - share) * limit_s + load_s + LEAST_HOLD_S)
 
     def _idle_limit_s(self, class_name: str) -> float:
         """Return how long to keep the context of an idle program while others wait for memory.

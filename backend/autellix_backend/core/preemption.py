@@ -174,6 +174,17 @@ class PreemptionCosts:
         token_s = self._steps.token_s
         return None if token_s is None else token_s * tokens
 
+    def load_of(self, tokens: int, *, stored_tokens: int, token_bytes: float) -> tuple[float, float]:
+        """Return the share of a context that would be loaded, and the seconds of that; 0 s while unknown.
+
+        The arguments are those of resume(). Where recomputing is cheaper, nothing would be loaded.
+        """
+        stored_tokens = min(tokens, stored_tokens)
+        resume = self.resume(tokens, stored_tokens=stored_tokens, token_bytes=token_bytes)
+        if stored_tokens <= 0 or (resume is not None and resume.kind is ResumeKind.RECOMPUTE):
+            return 0.0, 0.0
+        return stored_tokens / tokens, self.load_s(stored_tokens * token_bytes) or 0.0
+
     def resume(self, tokens: int, *, stored_tokens: int, token_bytes: float) -> Resume | None:
         """Return the cheaper way to resume a call; None while its price is unknown.
 

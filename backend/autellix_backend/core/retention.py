@@ -146,6 +146,11 @@ class Retention(Generic[K]):
         for key in list(self._chunks):
             self.discard(key)
 
+    def kept(self, program_id: str) -> int:
+        """Return how many chunks are kept for a program; those that it shares count for one of its users."""
+        program = self._find(program_id)
+        return 0 if program is None else len(program.chunks)
+
     def worst_first(self) -> Iterator[K]:
         """Yield all chunks in the order in which they should go; none may be added or discarded meanwhile."""
         yield from list(self._unused)

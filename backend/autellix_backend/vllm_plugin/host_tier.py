@@ -30,6 +30,8 @@ class HostTier:
     def __init__(self, connector: Any, engine: SchedulerState, tracker: CallTracker) -> None:
         has_tier = tracker.machine.admission is not None and hasattr(connector, "loading_ahead")
         self._connector = connector if has_tier else None
+        if has_tier and tracker.machine.admission is not None:
+            tracker.machine.admission.host_loads = connector.load_of
         self._loads_ahead = has_tier and engine.loads_whole_contexts
         self._engine = engine
         self._tracker = tracker

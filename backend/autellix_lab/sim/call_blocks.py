@@ -67,6 +67,12 @@ class CallBlocks:
         """Whether enter() would load a part of a waiting call's context."""
         return self._tokens_to_load(call, self._cached_tokens(call, self._segment_for(call))) > 0
 
+    def load_of(self, program_id: str, tokens: int) -> tuple[float, float]:
+        """Return the share of an idle program's context that would be loaded, and the seconds of that."""
+        assert self.host is not None
+        assert self._prices is not None
+        return self._prices.load_of(tokens, self.host.kept_tokens(program_id))
+
     def enter(self, call: EngineCall, budget: int, reserve: int) -> bool:
         """Look up a waiting call in the cache and allocate the blocks of its first chunk.
 

@@ -39,6 +39,10 @@ class HostBlocks:
         """Let the blocks of a program that has ended go first."""
         self._retention.end_program(program_id)
 
+    def kept_tokens(self, program_id: str) -> int:
+        """Return the tokens that are kept for a program, less those that it shares with others."""
+        return self._retention.kept(program_id) * self._block_tokens
+
     def find(self, call: EngineCall, start: int) -> int:
         """Return the tokens behind the first `start` that host memory has of a call, without a gap."""
         place = start // self._block_tokens

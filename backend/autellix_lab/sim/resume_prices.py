@@ -38,6 +38,10 @@ class ResumePrices:
         # Without a price, load and so learn one.
         return 0 if resume is not None and resume.kind is ResumeKind.RECOMPUTE else stored
 
+    def load_of(self, tokens: int, stored: int) -> tuple[float, float]:
+        """Return the share of a context that would be loaded, and the seconds of that."""
+        return self._costs.load_of(tokens, stored_tokens=stored, token_bytes=1.0 / self._block_tokens)
+
     def preemption_pays(self, call: EngineCall, now: float, *, running: int) -> bool:
         """Return whether preempting one of so many running calls, which is up to date, pays."""
         assert call.state is not None

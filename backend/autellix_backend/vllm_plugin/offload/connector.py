@@ -115,6 +115,12 @@ class ProgramOffloadingConnector(OffloadingConnector):
         """Note whether a request waits for its program's admission."""
         self.manager.hold_back(request_id, is_held_back=is_held_back)
 
+    def load_of(self, program_id: str, tokens: int) -> tuple[float, float]:
+        """Return the share of an idle program's context that would be loaded, and the seconds of that."""
+        groups = self.scheduler.config.kv_group_configs
+        stored = self.manager.kept_chunks(program_id) // len(groups) * groups[0].tokens_per_chunk
+        return self.costs.load_of(tokens, stored_tokens=stored, token_bytes=self._token_bytes)
+
     def _match(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
         tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if not tokens:

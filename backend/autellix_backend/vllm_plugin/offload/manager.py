@@ -72,6 +72,10 @@ class ProgramOffloadingManager(CPUOffloadingManager):
         if (call := self._calls.get(request_id)) is not None:
             self._retention.hold_back(call.program_id, is_held_back=is_held_back)
 
+    def kept_chunks(self, program_id: str) -> int:
+        """Return how many chunks are kept for a program."""
+        return self._retention.kept(program_id)
+
     def give_up_load(self, request_id: str) -> None:
         """Let a request whose load failed find nothing more: what it lacks, it computes."""
         if (call := self._calls.get(request_id)) is not None:
