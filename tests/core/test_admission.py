@@ -29,6 +29,7 @@ from autellix_backend.core.table import ProcessTable
 CAPACITY = 100
 HOLD_S = 10.0
 """The time in which the engine prefills all of the capacity."""
+LONGEST_S = MAX_HOLDS * HOLD_S
 
 
 def make_machine(table: ProcessTable | None = None, **settings: Any) -> Machine:
@@ -537,8 +538,8 @@ def test_an_idle_program_makes_room_after_the_time_that_its_context_is_worth(eng
     ("share", "load_s", "kept_s"),
     [
         (1.0, 2.0, 2.0),
-        (0.5, 2.0, MAX_HOLDS * HOLD_S / 2 + 2.0),
-        (0.0, 0.0, MAX_HOLDS * HOLD_S - LEAST_HOLD_S),
+        (0.5, 2.0, LONGEST_S / 2 + 2.0),
+        (0.0, 0.0, LONGEST_S - LEAST_HOLD_S),
     ],
 )
 def test_what_would_be_loaded_is_kept_for_as_long_as_its_load_takes(
@@ -546,9 +547,12 @@ def test_what_would_be_loaded_is_kept_for_as_long_as_its_load_takes(
 ) -> None:
     """The rest as long as without host memory, and never longer."""
     asked: list[tuple[str, int]] = []
-    engine.admission.host_loads = lambda program_id, tokens: (
-        asked.append((program_id, tokens)) or (share, load_s)
-    )
+
+    def host_loads(program_id: str, tokens: int) -> tuple[float, float]:
+        asked.append((program_id, tokens))
+        return share, load_s
+
+    engine.admission.host_loads = host_loads
     engine.arrive("a1", 60)
     engine.finish("a1", 60)
     engine.arrive("busy", 10)
