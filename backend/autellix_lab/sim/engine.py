@@ -324,8 +324,6 @@ class SimEngine:
             slots, budget = slots - 1, budget - call.chunk
             if min(slots, waiting, budget) <= 0:
                 break
-        if slots <= 0 and self._loads_ahead:
-            self._load_ahead(now)
         for call in admitted:
             self.machine.start(call.call_id, now)
             self.machine.call(call.call_id).is_pinned = False
@@ -333,6 +331,8 @@ class SimEngine:
             self._starts += 1
             self.batch.add(call)
             self._note("start", call, now)
+        if slots <= 0 and self._loads_ahead:
+            self._load_ahead(now)
 
     def _note_admission(self, call: EngineCall) -> None:
         host, state = self.blocks.host, call.state

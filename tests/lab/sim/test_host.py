@@ -138,6 +138,14 @@ def test_loads_begin_ahead_of_slots_with_admission_alone() -> None:
     assert in_turn.engines[0].loads_ahead == play("fcfs", **busy).engines[0].loads_ahead == 0
 
 
+@pytest.mark.parametrize("gap_s", [0.0, 0.05, 1.0])
+def test_little_host_memory_gives_back_less(gap_s: float) -> None:
+    """With room for a few contexts."""
+    little, plenty = (play("boost", gap_s, resume="host", host_blocks=blocks) for blocks in (60, None))
+    assert shares(little)[1] <= shares(plenty)[1]
+    assert sum(shares(little)) < sum(shares(plenty))
+
+
 def test_dear_loads_are_not_made() -> None:
     """After the first few, which teach their price."""
     cheap, dear = play("boost", resume="host"), play("boost", resume="host", swap_block_s=0.5)
