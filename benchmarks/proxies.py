@@ -58,6 +58,7 @@ class RunningEngine:
     report_socket: Path | None
     is_owned: bool = False
     kind: EngineKind = EngineKind.VLLM
+    report_endpoints: tuple[str, ...] = ()
     kv_events_endpoint: str | None = None
     kv_tokens: int | None = None
 

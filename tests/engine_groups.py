@@ -13,6 +13,7 @@ from xdist.scheduler import LoadScopeScheduling
 GROUPS = {
     # The longest first, so that the workers end at about the same time.
     "tests/gateway/test_live_failures.py": "failing engine",
+    "tests/gateway/test_live_links.py": "linked engine",
     "tests/lab/cli/test_sim.py": "live_engine",
     "tests/gateway/calls/test_conformance.py": "live_engine",
     "tests/gateway/test_live.py": "live_engine",

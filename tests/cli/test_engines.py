@@ -34,7 +34,10 @@ def test_engines_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     def use(url: str, _third: str) -> None:
         assert main(["engines", "--url", url]) == 0
         lines = capsys.readouterr().out.splitlines()
-        assert [line.split()[:2] for line in lines] == [["ENGINE", "STATE"], ["one", "up"], ["two", "up"]]
+        table, said = lines[:3], lines[3:]
+        assert [line.split()[:2] for line in table] == [["ENGINE", "STATE"], ["one", "up"], ["two", "up"]]
+        assert [line.partition(": ")[0] for line in said] == ["one", "two"]
+        assert all("a server without our scheduler" in line for line in said)
         assert main(["engines", "list", "--url", url, "--json"]) == 0
         assert [engine["name"] for engine in json.loads(capsys.readouterr().out)["engines"]] == ["one", "two"]
 
@@ -47,12 +50,14 @@ def test_engines_are_added_drained_and_removed(capsys: pytest.CaptureFixture[str
             assert main(["engines", *arguments, "--url", url]) == 0
             return capsys.readouterr().out.strip()
 
-        assert told("add", third, "--name", "late", "--kind", "vllm") == f"late ({third}): up"
+        added = told("add", third, "--name", "late", "--kind", "vllm", "--report-port", "1").splitlines()
+        assert added[0] == f"late ({third}): up"
+        assert added[1].startswith("no report port at tcp://127.0.0.1:1: no order of ours, charged by")
         assert told("drain", "one").endswith(": draining")
         assert told("undrain", "one").endswith(": up")
         assert told("drain", "one").endswith(": draining")
         assert told("remove", "two").endswith(": left")
-        assert [line.split()[:2] for line in told("list").splitlines()[1:]] == [
+        assert [line.split()[:2] for line in told("list").splitlines()[1:3]] == [
             ["one", "draining"],
             ["late", "up"],
         ]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autellix_backend.engines import factory
-from autellix_backend.engines.factory import make_engines
+from autellix_backend.engines.factory import make_engines, make_remote
 from autellix_backend.engines.ray_replica import RayReplica
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.settings import EngineSettings, RaySettings, Settings, SettingsError
@@ -94,3 +94,26 @@ def test_running_engines_join_those_that_ray_places() -> None:
 def test_ray_without_a_model_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"ray\.address: is given without engine\.model"):
         make_engines(Settings(ray=RaySettings(address="auto")))
+
+
+@pytest.mark.parametrize(
+    ("url", "offset", "port"),
+    [
+        ("http://gpu1:8000", 1000, 9000),
+        ("http://gpu1:8001/v1", 1000, 9001),
+        ("http://gpu1", 1000, 1080),
+        ("https://gpu1", 1000, 1443),
+        ("http://gpu1:8000", 0, None),
+        ("http://gpu1:65000", 1000, None),
+        ("http://gpu1:99999", 1000, None),
+    ],
+)
+def test_the_report_port_follows_from_the_address(url: str, offset: int, port: int | None) -> None:
+    settings = EngineSettings(report_port_offset=offset)
+    found = list(make_remote(settings, url, name="e", kind="vllm").report_endpoints)
+    assert found == ([] if port is None else [f"tcp://gpu1:{port}"])
+
+
+def test_a_report_port_may_be_given() -> None:
+    engine = make_remote(EngineSettings(), "http://gpu1:8000", name="e", kind="vllm", report_port=7000)
+    assert list(engine.report_endpoints) == ["tcp://gpu1:7000"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ import pytest
 from tests.waiting import PATIENCE_S
 
 from autellix_backend.core.balance.cache_map import CacheMap
-from autellix_backend.engines.kv_events import KvEventListener, KvEventReader, check_kv_events_installed
-from autellix_backend.settings import SettingsError
+from autellix_backend.engines.kv_events import KvEventListener, KvEventReader
 
 
 def stored(*hashes: int | bytes, program: str | None = "p", **changes: Any) -> dict[str, Any]:
@@ -119,9 +117,3 @@ async def test_a_subscription_outlives_the_publisher(tmp_path: Path) -> None:
     await publish(message(stored(3, program="q")), cache, {"p": 0, "q": 16})
     await listener.close()
     await listener.close()
-
-
-def test_a_missing_package_is_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(SettingsError, match=r"engine.kv_events: needs the package pyzmq.*kv-events"):
-        check_kv_events_installed()

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from autellix_backend.engines.base import EngineKind
 from autellix_backend.engines.factory import make_engines
-from autellix_backend.engines.probe import detect_kind, read_kv_tokens
+from autellix_backend.engines.probe import CacheFacts, detect_kind, read_cache
 from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.settings import AUTO_KIND, ENGINE_KINDS, EngineSettings, Settings, SettingsError
 
@@ -82,7 +82,25 @@ async def test_a_vllm_servers_kv_memory_is_read_from_its_metrics(
 
 
 def test_an_unreachable_address_states_no_kv_memory() -> None:
-    assert asyncio.run(read_kv_tokens("http://127.0.0.1:1", 1.0)) is None
+    assert asyncio.run(read_cache("http://127.0.0.1:1", 1.0)) == CacheFacts(tokens=None, ranks=1)
+
+
+async def test_each_rank_of_a_server_has_a_report_port() -> None:
+    ranks = "\n".join(CACHE.replace('engine="0"', f'engine="{rank}"') for rank in range(3))
+    async with answering({**VLLM, "/metrics": ranks}) as url:
+        engine = RemoteEngine(url, report_port=9000)
+        assert list(engine.report_endpoints) == []
+        await engine.start()
+        assert list(engine.report_endpoints) == [f"tcp://127.0.0.1:{port}" for port in (9000, 9001, 9002)]
+        assert engine.kv_tokens == 8000
+
+
+def test_only_vllm_has_report_ports() -> None:
+    assert (
+        list(RemoteEngine("http://h:8000", kind=EngineKind.SGLANG, report_port=9000).report_endpoints) == []
+    )
+    engine = RemoteEngine("http://[fd00::1]:8000", kind=EngineKind.VLLM, report_port=9000)
+    assert list(engine.report_endpoints) == ["tcp://[fd00::1]:9000"]
 
 
 async def test_a_configured_kind_is_not_probed() -> None:

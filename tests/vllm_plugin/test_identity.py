@@ -23,11 +23,13 @@ def test_reads_what_the_gateway_sends() -> None:
         "autellix_expected_work": 2e4,
         "autellix_class": "agent",
         "autellix_ended": '["a", "b"]',
+        "autellix_gateway": "g",
     }
     expected = CallIdentity(
         call_id="c",
         program_id="p",
         thread_id="2",
+        gateway="g",
         service_s=1.5,
         program_service_s=4.0,
         wait_s=2.0,

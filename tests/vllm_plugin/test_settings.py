@@ -10,10 +10,15 @@ from autellix_backend.vllm_plugin.settings import PluginSettings
 
 def test_reads_the_section() -> None:
     """Scheduler settings and socket come from the autellix key."""
-    section = {"scheduler": {"policy": "plas", "beta": "inf"}, "report_socket": "/run/a.sock"}
+    section = {
+        "scheduler": {"policy": "plas", "beta": "inf"},
+        "report_socket": "/run/a.sock",
+        "report_address": "tcp://[::]:9000",
+    }
     settings = PluginSettings.from_additional_config({"autellix": section, "other": 1})
     assert settings.scheduler == SchedulerConfig(policy="plas", beta=float("inf"))
     assert settings.report_socket == "/run/a.sock"
+    assert settings.report_address == "tcp://[::]:9000"
 
 
 @pytest.mark.parametrize("additional_config", [{}, None, {"other": 1}, object()])
@@ -34,6 +39,9 @@ def test_defaults_without_a_section(additional_config: Any) -> None:
         ({"scheduler": {"policy": "srpt"}}, "works in the simulator only"),
         ({"report_socket": 3}, "autellix: .*report_socket`"),
         ({"report_socket": ""}, "autellix: .*report_socket`"),
+        ({"report_address": "0.0.0.0:9000"}, "autellix: .*report_address`"),
+        ({"report_address": "tcp://*:port"}, "autellix: .*report_address`"),
+        ({"report_secret": "in the open 1234"}, "autellix: .*`report_secret`"),
     ],
 )
 def test_names_what_is_wrong(section: Any, name: str) -> None:

@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--name", help="add: name of the engine, by default remote-0, remote-1, …")
     parser.add_argument("--kind", choices=ENGINE_KINDS, help="add: kind of the server")
+    parser.add_argument("--report-port", type=int, help="add: report port of an engine with our scheduler")
     parser.add_argument("--no-wait", action="store_true", help="remove: return before the engine has left")
     parser.set_defaults(usage_error=parser.error)
 
@@ -48,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
         print_json(answer)
     else:
         print(f"{answer['name']} ({answer['base_url']}): {answer['state']}")
+        if args.action == "add":
+            print(answer["scheduling"])
     return 0
 
 
@@ -57,12 +60,15 @@ def _list(gateway: RemoteGateway, *, is_json: bool) -> int:
         print_json(answer)
     else:
         make_console().print(engine_table(answer["engines"]))
+        for engine in answer["engines"]:
+            if engine["reporting"] != "local":
+                print(f"{engine['name']}: {engine['scheduling']}")
     return 0
 
 
 def _change(gateway: RemoteGateway, args: argparse.Namespace) -> dict[str, Any]:
     if args.action == "add":
-        named = {"name": args.name, "kind": args.kind}
+        named = {"name": args.name, "kind": args.kind, "report_port": args.report_port}
         body = {"url": args.engine, **{key: value for key, value in named.items() if value is not None}}
         return gateway.ask("POST", ENGINES, body)
     path = f"{ENGINES}/{quote(args.engine, safe='')}"

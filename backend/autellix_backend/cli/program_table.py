@@ -15,7 +15,7 @@ PLAIN_WIDTH = 200
 
 _ENGINE_HEADINGS = (
     *("ENGINE", "STATE", "CALLS", "RUNNING", "SLOTS", "WAITING", "KV", "ACTIVE", "WORKING SET"),
-    *("STEP", "SNAPSHOT"),
+    *("STEP", "SNAPSHOT", "REPORTS"),
 )
 
 Shown = Mapping[str, Any]
@@ -58,6 +58,7 @@ def engine_table(engines: list[dict[str, Any]]) -> Table:
             _working_set(engine),
             _time(engine["mean_step_s"]),
             "-" if engine["snapshot_age_s"] is None else f"{seconds(engine['snapshot_age_s'])} old",
+            engine["reporting"],
             style="green" if engine["state"] == "up" else "red",
         )
     return table

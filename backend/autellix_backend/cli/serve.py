@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import uvicorn
 import uvloop
@@ -24,6 +25,7 @@ from autellix_backend.engines.ray_replica import RayReplica
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.engines.supervisor import EngineChange, EngineState
 from autellix_backend.gateway.app import create_app
+from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.tenants import Tenants
@@ -38,6 +40,8 @@ FLUSH_TIMEOUT_S = 1
 ENDS = (signal.SIGINT, signal.SIGTERM)
 SECRET_NAME = "token-secret"
 SECRET_BYTES = 32
+LINK_WAIT_S = 2.0
+"""How long running engines have to show what they report, before the ready line."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,8 +86,8 @@ async def serve(settings: Settings) -> int:
             app = create_app(_with_token_secret(settings), *engines, tenants=tenants)
             pool = app.state.pool
             pool.subscribe(_print_change)
-            ready_line = _ready_line(settings, engines, listener)
-            server = _Server(_server_config(app), ready_line, app, settings.gateway.shutdown_grace_s)
+            make_ready_line = partial(_ready_line, settings, pool, listener)
+            server = _Server(_server_config(app), make_ready_line, app, settings.gateway.shutdown_grace_s)
             # Without a tenants file SIGHUP ends the process, as it does when a terminal closes.
             reloads = (signal.SIGHUP,) if tenants.has_keys else ()
             with _on_signals(server.end, *ENDS), _on_signals(lambda: _reload(tenants), *reloads):
@@ -132,9 +136,11 @@ def bind(gateway: GatewaySettings) -> socket.socket:
 class _Server(uvicorn.Server):
     """Uvicorn without its own signal handling, which ends the process before the engine is stopped."""
 
-    def __init__(self, config: uvicorn.Config, ready_line: str, app: FastAPI, grace_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, make_ready_line: Callable[[], str], app: FastAPI, grace_s: float
+    ) -> None:
         super().__init__(config)
-        self._ready_line = ready_line
+        self._make_ready_line = make_ready_line
         self._app = app
         self._grace_s = grace_s
         self._drain: asyncio.Task[None] | None = None
@@ -144,7 +150,12 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
-            print(self._ready_line, flush=True)
+            pool: EnginePool = self._app.state.pool
+            await pool.links_settled(LINK_WAIT_S)
+            for handle in pool:
+                _print_reporting(handle)
+            pool.subscribe_links(_print_reporting)
+            print(self._make_ready_line(), flush=True)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -218,6 +229,12 @@ def _print_change(change: EngineChange) -> None:
     print(f"autellix: {messages[change.state]}", file=sys.stderr, flush=True)
 
 
+def _print_reporting(handle: EngineHandle) -> None:
+    """Print what is active at an engine that others run, and what is not."""
+    if not handle.engine.is_owned:
+        print(f"autellix: {handle.name}: {handle.reporting.text}", file=sys.stderr, flush=True)
+
+
 def _reload(tenants: Tenants) -> None:
     """Reload the tenants file; a faulty one changes nothing."""
     try:
@@ -260,15 +277,22 @@ def _server_config(app: FastAPI) -> uvicorn.Config:
     )
 
 
-def _ready_line(settings: Settings, engines: Sequence[Engine], listener: socket.socket) -> str:
+def _ready_line(settings: Settings, pool: EnginePool, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    has_policy = any(engine.report_socket for engine in engines)
-    policy = settings.scheduler.policy if has_policy else "none: the engine is not ours"
-    what = ", ".join(dict.fromkeys(map(_described, engines)))
-    if len(engines) > 1:
-        what += f" on {len(engines)} engines, {settings.balancer.name}"
+    what = ", ".join(dict.fromkeys(_described(handle.engine) for handle in pool))
+    if len(pool) > 1:
+        what += f" on {len(pool)} engines, {settings.balancer.name}"
+    policy = _policy_in_force(settings, pool)
     return f"Autellix is ready: {what} at http://{shown}:{port}/v1 (policy {policy}); Ctrl-C ends it"
+
+
+def _policy_in_force(settings: Settings, pool: EnginePool) -> str:
+    if any(handle.sends_reports for handle in pool):
+        return settings.scheduler.policy
+    if any(handle.queue.has_policy for handle in pool):
+        return f"{settings.scheduler.policy}, in the gateway"
+    return "none: the engine is not ours"
 
 
 def _described(engine: Engine) -> str:

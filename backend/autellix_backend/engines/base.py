@@ -10,6 +10,7 @@ EngineError
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -98,6 +99,10 @@ class Engine(Protocol):
     @property
     def report_socket(self) -> Path | None:
         """The socket for the engine's datagrams, one per finished call; the gateway binds it."""
+
+    @property
+    def report_endpoints(self) -> Sequence[str]:
+        """The ZeroMQ addresses at which its ranks may report calls to any gateway; known after start()."""
 
     @property
     def kv_events_endpoint(self) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from urllib.parse import urlsplit
 
 from autellix_backend.engines.base import Engine, EngineKind
 from autellix_backend.engines.ray_replica import RayCluster, RayReplica
@@ -13,11 +14,14 @@ from autellix_backend.engines.vllm_command import GIB, is_cpu_engine
 from autellix_backend.settings import (
     AUTO_KIND,
     HTTP_URL,
+    MAX_PORT,
     EngineSettings,
     Settings,
     SettingsError,
     child_environment,
 )
+
+HTTP_PORT, HTTPS_PORT = 80, 443
 
 
 def make_engines(settings: Settings) -> list[Engine]:
@@ -42,8 +46,10 @@ def make_engines(settings: Settings) -> list[Engine]:
     return [*engines, *remotes]
 
 
-def make_remote(settings: EngineSettings, url: str, *, name: str, kind: str | None = None) -> RemoteEngine:
-    """Return a running engine by its address; its kind is that of the settings if None.
+def make_remote(
+    settings: EngineSettings, url: str, *, name: str, kind: str | None = None, report_port: int | None = None
+) -> RemoteEngine:
+    """Return a running engine by its address; its kind and report port are those of the settings if None.
 
     Raises:
         SettingsError: if the address is none.
@@ -55,7 +61,19 @@ def make_remote(settings: EngineSettings, url: str, *, name: str, kind: str | No
         name=name,
         kind=None if kind == AUTO_KIND else EngineKind(kind),
         kv_events_port=settings.kv_events_port,
+        report_port=report_port or _report_port(url, settings.report_port_offset),
     )
+
+
+def _report_port(url: str, offset: int) -> int | None:
+    """Return the port at which an engine with our scheduler reports, by the port of its address."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port or (HTTPS_PORT if parts.scheme == "https" else HTTP_PORT)
+    except ValueError:
+        # The address is wrong, as its first use will show.
+        return None
+    return port + offset if offset and port + offset <= MAX_PORT else None
 
 
 def _check_host_memory(settings: Settings, physical_bytes: int) -> None:

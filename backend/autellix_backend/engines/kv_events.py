@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import logging
 from typing import Any
 
 import msgspec
+import zmq
+import zmq.asyncio
 
 from autellix_backend.core.balance.cache_map import CacheMap
-from autellix_backend.settings import SettingsError
 
 logger = logging.getLogger(__name__)
 
@@ -51,17 +51,6 @@ class _Batch(msgspec.Struct, array_like=True):
 
 
 _decode = msgspec.msgpack.Decoder(_Batch).decode
-
-
-def check_kv_events_installed() -> None:
-    """Check that the messages can be received.
-
-    Raises:
-        SettingsError: if ZeroMQ's package is missing.
-    """
-    if importlib.util.find_spec("zmq") is None:
-        problem = "needs the package pyzmq, which is not installed"
-        raise SettingsError("engine.kv_events", problem, "`pip install 'autellix[kv-events]'`, or false")
 
 
 class KvEventReader:
@@ -121,10 +110,6 @@ class KvEventListener:
                 await task
 
     async def _listen(self) -> None:
-        # An optional dependency.
-        import zmq
-        import zmq.asyncio
-
         context = zmq.asyncio.Context()
         socket: Any = context.socket(zmq.SUB)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import aiohttp
 
@@ -23,6 +24,18 @@ METRICS_PATH = "/metrics"
 _CACHE_CONFIG = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 _BLOCKS = re.compile(r'\bnum_gpu_blocks="(\d+)"')
 _BLOCK_TOKENS = re.compile(r'\bblock_size="(\d+)"')
+_ENGINE = re.compile(r'\bengine="(\d+)"')
+MAX_RANKS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheFacts:
+    """What a server states of its KV cache."""
+
+    tokens: int | None = None
+    """The tokens that its KV blocks hold, those of one rank; None if unknown."""
+    ranks: int = 1
+    """Its data-parallel ranks, each with a cache of its own."""
 
 
 async def probe(base_url: str, timeout_s: float, paths: Sequence[str] = (HEALTH_PATH,)) -> Health:
@@ -60,8 +73,8 @@ async def detect_kind(base_url: str, timeout_s: float) -> EngineKind:
     return EngineKind.OPENAI
 
 
-async def read_kv_tokens(base_url: str, timeout_s: float) -> int | None:
-    """Return the tokens that the KV blocks of a vLLM server hold; None if it does not state them."""
+async def read_cache(base_url: str, timeout_s: float) -> CacheFacts:
+    """Return what a vLLM server states of its KV cache."""
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     try:
         async with (
@@ -70,10 +83,19 @@ async def read_kv_tokens(base_url: str, timeout_s: float) -> int | None:
         ):
             text = await response.text() if response.status == 200 else ""
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-        return None
-    labels = _CACHE_CONFIG.search(text)
-    blocks, block_tokens = (labels and found.search(labels[1]) for found in (_BLOCKS, _BLOCK_TOKENS))
-    return int(blocks[1]) * int(block_tokens[1]) if blocks and block_tokens else None
+        return CacheFacts()
+    return _cache_in(text)
+
+
+def _cache_in(metrics: str) -> CacheFacts:
+    labels = _CACHE_CONFIG.findall(metrics)
+    if not labels:
+        return CacheFacts()
+    engines = {engine for each in labels for engine in _ENGINE.findall(each)}
+    ranks = min(max(1, len(engines)), MAX_RANKS)
+    blocks, block_tokens = _BLOCKS.search(labels[0]), _BLOCK_TOKENS.search(labels[0])
+    tokens = int(blocks[1]) * int(block_tokens[1]) if blocks and block_tokens else None
+    return CacheFacts(tokens=tokens, ranks=ranks)
 
 
 async def _object_at(client: aiohttp.ClientSession, url: str) -> Mapping[str, object]:

@@ -93,6 +93,8 @@ class RayReplica:
 
     kind = EngineKind.VLLM
     is_owned = True
+    report_endpoints = ()
+    """None: its reports come through its actor."""
     kv_tokens = None
     kv_events_endpoint = None
     """None: the server may be on another machine."""

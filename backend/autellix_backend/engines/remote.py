@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from autellix_backend.engines.base import EngineKind, EngineUnreachableError, Health
-from autellix_backend.engines.probe import HEALTH_PATH, detect_kind, probe, read_kv_tokens
+from autellix_backend.engines.probe import HEALTH_PATH, detect_kind, probe, read_cache
 
 PROBE_PATHS = (HEALTH_PATH, "/v1/models")
 PROBE_PERIOD_S = 0.5
@@ -19,11 +20,11 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteEngine:
-    """A server that we neither start nor stop; it sends no reports."""
+    """A server that we neither start nor stop."""
 
     is_owned = False
     report_socket = None
-    """None: reports travel only within one machine."""
+    """None: it may be on another machine."""
 
     def __init__(
         self,
@@ -33,8 +34,10 @@ class RemoteEngine:
         patience_s: float | None = None,
         kind: EngineKind | None = None,
         kv_events_port: int | None = None,
+        report_port: int | None = None,
     ) -> None:
         """Note the address; a `kind` that is None is detected when the server first answers."""
+        self._report_port = report_port
         self._kv_events_port = kv_events_port
         self.base_url = url.rstrip("/").removesuffix("/v1")
         self.name = name
@@ -43,16 +46,24 @@ class RemoteEngine:
         # Until it is detected, only the fields that every server accepts.
         self.kind = kind or EngineKind.OPENAI
         self.kv_tokens: int | None = None
+        self._ranks = 1
         self._is_started = False
 
     @property
     def kv_events_endpoint(self) -> str | None:
         """Return the server's host with the given port."""
-        if self._kv_events_port is None:
-            return None
+        return None if self._kv_events_port is None else self._endpoint(self._kv_events_port)
+
+    @property
+    def report_endpoints(self) -> Sequence[str]:
+        """Return the server's host with the given port, and those above it for further ranks."""
+        if self._report_port is None or self.kind is not EngineKind.VLLM:
+            return ()
+        return [self._endpoint(self._report_port + rank) for rank in range(self._ranks)]
+
+    def _endpoint(self, port: int) -> str:
         host = urlsplit(self.base_url).hostname or ""
-        host = f"[{host}]" if ":" in host else host
-        return f"tcp://{host}:{self._kv_events_port}"
+        return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
     async def start(self) -> None:
         """Return once the server answers its health or models path and its kind is known."""
@@ -65,7 +76,8 @@ class RemoteEngine:
             self.kind = await detect_kind(self.base_url, PROBE_TIMEOUT_S)
             logger.info("%s accepts the fields of %s", self.name, self.kind)
         if self.kind is EngineKind.VLLM:
-            self.kv_tokens = await read_kv_tokens(self.base_url, PROBE_TIMEOUT_S)
+            cache = await read_cache(self.base_url, PROBE_TIMEOUT_S)
+            self.kv_tokens, self._ranks = cache.tokens, cache.ranks
         self._is_started = True
 
     async def stop(self) -> None:

@@ -55,6 +55,8 @@ class VllmReplica:
 
     kind = EngineKind.VLLM
     is_owned = True
+    report_endpoints = ()
+    """None: its reports are local."""
     kv_tokens = None
     """None: its snapshots state it."""
 

@@ -11,7 +11,9 @@ from autellix_backend.core.balance import make_balancer
 from autellix_backend.core.balance.cache_map import CacheMap
 from autellix_backend.engines.base import Engine
 from autellix_backend.engines.breaker import Breaker
-from autellix_backend.engines.kv_events import KvEventListener, check_kv_events_installed
+from autellix_backend.engines.datagrams import DatagramReceiver
+from autellix_backend.engines.kv_events import KvEventListener
+from autellix_backend.engines.report_client import ReportClient
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
 from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.gateway.classes import ProgramClasses
@@ -19,7 +21,7 @@ from autellix_backend.gateway.engines.handle import AdmissionBounds, EngineHandl
 from autellix_backend.gateway.engines.ordering import ArrivalOrdering, Ordering, PolicyOrdering
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.queue import EngineQueue
-from autellix_backend.gateway.engines.report_receiver import ReportReceiver
+from autellix_backend.gateway.engines.report_receiver import ReportDecoder
 from autellix_backend.gateway.engines.router import Router
 from autellix_backend.gateway.engines.upstream import Upstream
 from autellix_backend.gateway.explain.event_feed import EventFeed
@@ -64,8 +66,6 @@ class Components:
         Raises:
             SettingsError: as `create_app` does.
         """
-        if settings.engine.kv_events or settings.engine.kv_events_port is not None:
-            check_kv_events_installed()
         gateway = settings.gateway
         self.settings = settings
         self.clock = clock
@@ -152,10 +152,13 @@ class Components:
     def _make_handle(self, engine: Engine) -> EngineHandle:
         limits, metrics = self.settings.engine, self.metrics
         supervisor = Supervisor(engine, limits, clock=self.clock)
+        make_ordering = partial(self._make_ordering, engine)
         handle = EngineHandle(
             engine=engine,
             supervisor=supervisor,
-            queue=self._make_queue(engine, supervisor),
+            queue=self._make_queue(engine, make_ordering(), supervisor),
+            scheduler=self.settings.scheduler,
+            make_ordering=make_ordering,
             bounds=AdmissionBounds(engine.name, limits, self._count_refusal),
             upstream=Upstream(
                 engine,
@@ -168,31 +171,43 @@ class Components:
             clock=self.clock,
             default_slots=limits.max_in_flight or limits.max_num_seqs or USUAL_SLOTS,
         )
+        decoder = ReportDecoder(
+            on_report=self.registry.on_report,
+            on_malformed=metrics.reports.labels("malformed").inc,
+            on_snapshot=partial(self._on_snapshot, handle),
+        )
         if engine.report_socket is not None:
-            handle.receiver = ReportReceiver(
-                engine.report_socket,
-                on_report=self.registry.on_report,
-                on_malformed=metrics.reports.labels("malformed").inc,
-                on_snapshot=partial(self._on_snapshot, handle),
+            handle.receiver = DatagramReceiver(engine.report_socket, decoder)
+        elif not engine.is_owned:
+            handle.link = ReportClient(
+                limits.report_secret,
+                self.registry.gateway_id,
+                on_message=decoder,
+                on_change=partial(self._on_link_change, handle),
+                clock=self.clock,
             )
         if engine.kv_events_endpoint is not None:
             handle.cache = CacheMap()
             handle.kv_events = KvEventListener(engine.kv_events_endpoint, handle.cache)
             metrics.kv_event_blocks.labels(engine.name).set_function(partial(len, handle.cache))
         metrics.set_engine(engine.name, is_up=True)
+        metrics.engine_reports.labels(engine.name).set_function(lambda: handle.sends_reports)
         supervisor.subscribe(handle.on_change)
         supervisor.subscribe(self._on_engine_change)
         supervisor.watch_silence(handle.silence_s)
         return handle
 
-    def _make_queue(self, engine: Engine, supervisor: Supervisor) -> EngineQueue:
+    def _make_ordering(self, engine: Engine) -> Ordering:
+        """Return the order of the calls for an engine, as long as it has no scheduler of ours."""
         limits, scheduler = self.settings.engine, self.settings.scheduler
         slots, kv_tokens = limits.max_in_flight, limits.kv_tokens or engine.kv_tokens
-        has_admission = scheduler.admission != "none" and kv_tokens is not None
-        ordering: Ordering = ArrivalOrdering()
-        # An engine with our scheduler orders its calls itself.
+        has_admission = scheduler.has_admission and kv_tokens is not None
         if engine.report_socket is None and (slots is not None or has_admission):
-            ordering = PolicyOrdering(scheduler, slots or math.inf, kv_tokens or math.inf)
+            return PolicyOrdering(scheduler, slots or math.inf, kv_tokens or math.inf)
+        return ArrivalOrdering()
+
+    def _make_queue(self, engine: Engine, ordering: Ordering, supervisor: Supervisor) -> EngineQueue:
+        slots = self.settings.engine.max_in_flight
         return EngineQueue(
             engine.name,
             ordering,
@@ -207,6 +222,10 @@ class Components:
 
     def _on_snapshot(self, handle: EngineHandle, snapshot: EngineSnapshot) -> None:
         self.feed.snapshot_taken(handle.name, handle.on_snapshot(snapshot), snapshot)
+
+    def _on_link_change(self, handle: EngineHandle) -> None:
+        handle.on_link_change()
+        self.pool.on_link_change(handle)
 
     def _on_engine_change(self, change: EngineChange) -> None:
         self.metrics.set_engine(

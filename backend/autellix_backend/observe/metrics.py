@@ -247,6 +247,7 @@ class GatewayMetrics:
         )
         self.reaped = make.counter("reaped", "Idle programs and lost sessions removed.", "kind")
         self.engine_up = make.gauge("engine_up", "Whether the engine receives calls.", "engine")
+        self.engine_reports = make.gauge("engine_reports", "Whether the engine's reports arrive.", "engine")
         self.engine_restarts = make.counter(
             "engine_restarts", "Restarts of a dead or hung engine, failed attempts included.", "engine"
         )

@@ -5,6 +5,7 @@ from autellix_backend.settings.base import (
     child_environment,
     client_environment,
     default_cache_dir,
+    report_secret,
 )
 from autellix_backend.settings.fields import HTTP_URL, RawValue, Rule, convert, texts_of
 from autellix_backend.settings.load import (
@@ -21,6 +22,7 @@ from autellix_backend.settings.sections import (
     ANY_CLUSTER,
     AUTO_KIND,
     ENGINE_KINDS,
+    MAX_PORT,
     BalancerSettings,
     EngineKindChoice,
     EngineSettings,
@@ -37,6 +39,7 @@ __all__ = [
     "AUTO_KIND",
     "ENGINE_KINDS",
     "HTTP_URL",
+    "MAX_PORT",
     "BalancerSettings",
     "EngineKindChoice",
     "EngineSettings",
@@ -60,6 +63,7 @@ __all__ = [
     "load_settings",
     "merged_layer",
     "read_toml",
+    "report_secret",
     "settings_to_mapping",
     "texts_of",
 ]

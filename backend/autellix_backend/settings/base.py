@@ -14,6 +14,9 @@ from autellix_backend.errors import CommandError
 CACHE_DIR_VARIABLE = "AUTELLIX_CACHE_DIR"
 BASE_URL_VARIABLE = "AUTELLIX_BASE_URL"
 API_KEY_VARIABLE = "AUTELLIX_API_KEY"
+REPORT_SECRET_VARIABLE = "AUTELLIX_ENGINE_REPORT_SECRET"
+"""The variable of `engine.report_secret`, which engines read as well: their arguments are logged."""
+MIN_SECRET_CHARACTERS = 16
 DEFAULT_BASE_URL = "http://127.0.0.1:8000"
 
 
@@ -49,3 +52,16 @@ def client_environment(environ: Mapping[str, str] | None = None) -> tuple[str, s
     """Return the gateway's address and API key for commands that call a gateway."""
     environ = os.environ if environ is None else environ
     return environ.get(BASE_URL_VARIABLE) or DEFAULT_BASE_URL, environ.get(API_KEY_VARIABLE) or None
+
+
+def report_secret(environ: Mapping[str, str] | None = None) -> str | None:
+    """Return the secret that an engine shares with its gateways, None if it has none.
+
+    Raises:
+        SettingsError: if it is too short.
+    """
+    secret = (os.environ if environ is None else environ).get(REPORT_SECRET_VARIABLE) or None
+    if secret is not None and len(secret) < MIN_SECRET_CHARACTERS:
+        expected = f"{MIN_SECRET_CHARACTERS} characters or more"
+        raise SettingsError("engine.report_secret", "cannot be used", expected, REPORT_SECRET_VARIABLE)
+    return secret

@@ -15,7 +15,7 @@ from autellix_backend.core.balance import BALANCER_NAMES
 from autellix_backend.core.balance.locality import DEFAULT_THRESHOLD_TOKENS
 from autellix_backend.core.config import ADMISSION_KINDS, PREEMPTION_KINDS, SERVICE_KINDS, SchedulerConfig
 from autellix_backend.core.policies import LIVE_POLICY_NAMES
-from autellix_backend.settings.base import SettingsError, default_cache_dir
+from autellix_backend.settings.base import MIN_SECRET_CHARACTERS, SettingsError, default_cache_dir
 from autellix_backend.settings.fields import (
     HTTP_URL,
     NON_NEGATIVE,
@@ -29,7 +29,6 @@ from autellix_backend.settings.fields import (
 )
 
 MAX_PORT = 65535
-MIN_SECRET_CHARACTERS = 16
 AUTO_KIND = "auto"
 EngineKindChoice = Literal["auto", "vllm", "sglang", "openai"]
 ENGINE_KINDS: tuple[str, ...] = get_args(EngineKindChoice)
@@ -161,6 +160,11 @@ class EngineSettings(Section):
     calls once it answers"""
     api_key: ApiKey | None = None
     """API key that engines receive in place of the client's. Never shown"""
+    report_secret: Secret | None = None
+    """secret that this gateway shares with the engines at `urls` that have our scheduler, for [their
+    reports](../guides/cluster.md#reports); engines read the same variable. Never shown"""
+    report_port_offset: Annotated[int, between(0, MAX_PORT)] = 1000
+    """what the report port of an engine at `urls` is above the port of its address, 0 for none to ask"""
     session_header: OwnHeader | None = None
     """a header that carries the program's id to engines, for [routers behind the
     gateway](../guides/cluster.md#llm-d-and-dynamo)"""

@@ -56,6 +56,8 @@ class CallIdentity:
     """The class of its program."""
     ended: tuple[str, ...] = ()
     """Other programs that have ended."""
+    gateway: str = ""
+    """The gateway that gets its report over the network; empty for the one on this machine."""
 
 
 def read_identity(request_id: str, extra_args: object, session_id: object) -> CallIdentity:
@@ -80,6 +82,7 @@ def read_identity(request_id: str, extra_args: object, session_id: object) -> Ca
         work=_amount(args.get(engine_args.WORK)),
         expected_work=_amount(args.get(engine_args.EXPECTED_WORK)),
         class_name=_identifier(args.get(engine_args.CLASS)) or "",
+        gateway=_identifier(args.get(engine_args.GATEWAY)) or "",
         ended=_ended(args.get(engine_args.ENDED)),
     )
 

@@ -20,16 +20,21 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from msgspec.structs import replace
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
+from autellix_backend.reports.link import EngineFacts
+from autellix_backend.settings import report_secret
 from autellix_backend.vllm_plugin.decisions import StepDecisions
 from autellix_backend.vllm_plugin.engine_state import SchedulerState, cached_tokens_of
+from autellix_backend.vllm_plugin.facts import facts_of
 from autellix_backend.vllm_plugin.host_tier import HostTier
 from autellix_backend.vllm_plugin.identity import read_identity
 from autellix_backend.vllm_plugin.preemption import PreemptionPrices
+from autellix_backend.vllm_plugin.report_server import port_of_rank
 from autellix_backend.vllm_plugin.settings import PluginSettings
 from autellix_backend.vllm_plugin.snapshots import SnapshotReporter, load_of
 from autellix_backend.vllm_plugin.steps import StepTimes
@@ -61,8 +66,10 @@ class ProgramSchedulerMixin(_Host):
         super().__init__(*args, **kwargs)
         settings = PluginSettings.from_additional_config(self.vllm_config.additional_config)
         self._engine = SchedulerState(self)
-        self.tracker = CallTracker(settings, self._engine.kv_tokens, self._engine.hash_block_tokens)
+        kv_tokens = self._engine.kv_tokens
+        self.tracker = CallTracker(settings, kv_tokens, self._engine.hash_block_tokens)
         machine = self.tracker.machine
+        self._facts = facts_of(self.vllm_config, machine, kv_tokens, self._engine.rank)
         self.is_degraded = False
         connector = getattr(self, "connector", None)
         self.prices = PreemptionPrices(connector, machine, self.block_size)
@@ -76,6 +83,14 @@ class ProgramSchedulerMixin(_Host):
         """Whether vLLM's queues are ours to order, or requests ours to hold back."""
         if self._is_in_charge:
             self._engine.take_over(self.tracker.is_held_back, is_ordering=is_ordering)
+        if settings.report_address is not None:
+            address = port_of_rank(settings.report_address, self._facts.rank)
+            self.tracker.sender.listen(address, report_secret(), self.facts)
+
+    def facts(self) -> EngineFacts:
+        """Return what gateways learn of this engine; may be called in another thread."""
+        dropped = self.tracker.sender.dropped_records
+        return replace(self._facts, is_degraded=self.is_degraded, dropped=dropped)
 
     # vLLM's hooks, in the order in which a request meets them.
 
@@ -113,7 +128,7 @@ class ProgramSchedulerMixin(_Host):
         return outputs
 
     def shutdown(self) -> None:
-        """Close the report socket with the scheduler."""
+        """Stop reporting, and let vLLM end its own."""
         self.tracker.sender.close()
         super().shutdown()
 

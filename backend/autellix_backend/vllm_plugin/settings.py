@@ -14,6 +14,7 @@ from autellix_backend.settings.scheduler import scheduler_from_mapping
 __all__ = ["SECTION", "PluginSettings"]
 
 SECTION = "autellix"
+_ADDRESS = r"^tcp://(\[[0-9a-fA-F:]+\]|[^\s:/]+):[0-9]{1,5}$"
 
 
 class PluginSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +22,9 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     scheduler: SchedulerConfig
     report_socket: str | None = None
+    """Where a gateway on this machine listens, which has started the engine."""
+    report_address: str | None = None
+    """Where the engine listens for other gateways."""
 
     @classmethod
     def from_additional_config(cls, additional_config: object) -> PluginSettings:
@@ -40,9 +44,14 @@ class PluginSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"additional-config: {SECTION}: policy must be one of {', '.join(LIVE_POLICY_NAMES)}; "
                 f"{scheduler.policy!r} works in the simulator only"
             )
-        return cls(scheduler=scheduler, report_socket=section.report_socket)
+        return cls(
+            scheduler=scheduler,
+            report_socket=section.report_socket,
+            report_address=section.report_address,
+        )
 
 
 class _PluginSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     scheduler: dict[str, Any] = {}
     report_socket: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    report_address: Annotated[str, msgspec.Meta(pattern=_ADDRESS)] | None = None

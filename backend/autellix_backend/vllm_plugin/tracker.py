@@ -17,7 +17,7 @@ from autellix_backend.core.machine import Machine
 from autellix_backend.reports.report import EngineReport
 from autellix_backend.vllm_plugin.context import ContextIndex
 from autellix_backend.vllm_plugin.identity import CallIdentity
-from autellix_backend.vllm_plugin.report_sender import ReportSender
+from autellix_backend.vllm_plugin.report_outlet import ReportOutlet
 from autellix_backend.vllm_plugin.settings import PluginSettings
 
 __all__ = ["MAX_PROGRAMS", "PROGRAM_IDLE_S", "UNRANKED", "CallTracker"]
@@ -62,7 +62,7 @@ class CallTracker:
         self.machine = Machine(settings.scheduler, kv_tokens=kv_tokens)
         self._contexts = ContextIndex(block_tokens)
         self._needs_contexts = self.machine.admission is not None or self.machine.policy.boosts
-        self.sender = ReportSender(settings.report_socket)
+        self.sender = ReportOutlet(settings.report_socket)
         self.step = 0
         self._calls: dict[str, _Tracked] = {}
         self._places: dict[str, int] = {}
@@ -251,7 +251,7 @@ class CallTracker:
             dropped_records=self.sender.dropped_records,
         )
         if self.sender.is_enabled:
-            self.sender.send(report.to_bytes())
+            self.sender.send(report.to_bytes(), call.identity.gateway)
         return report
 
     def _drop_program(self, identity: CallIdentity, now: float) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from aiohttp import web
 
 from autellix_backend.reports.report import EngineReport
+from autellix_backend.vllm_plugin.report_server import ReportServer
 from autellix_lab.fakes.answers import DIALECTS, EMBEDDINGS_PATH, FakeDialect
 from autellix_lab.fakes.call import MODEL_NAME, FakeBehaviour, FakeCall, Fault, ReceivedRequest
 
@@ -43,6 +44,8 @@ class FakeApi:
         """Tokens generated, over all calls."""
         self.report_socket = report_socket
         """The socket for engine reports."""
+        self.report_server: ReportServer | None = None
+        """Sends reports over the network, too."""
         self._keeps_requests = keeps_requests
         self._on_report = on_report
         self._changed = asyncio.Event()
@@ -218,7 +221,9 @@ class FakeApi:
         report = call.report(self.steps)
         if self._on_report is not None:
             self._on_report(report)
-        if self.report_socket is not None:
+        if self.report_server is not None and call.gateway:
+            self.report_server.send(call.gateway, report.to_bytes())
+        elif self.report_socket is not None:
             self._send(report.to_bytes())
 
     def _send(self, message: bytes) -> None:

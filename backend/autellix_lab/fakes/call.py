@@ -135,6 +135,11 @@ class FakeCall:
             "total_tokens": total,
         }
 
+    @property
+    def gateway(self) -> str:
+        """The gateway that wants its report over the network."""
+        return str((self.body.get("vllm_xargs") or {}).get(engine_args.GATEWAY, ""))
+
     def token(self, number: int) -> str:
         """Return one token of the answer."""
         return f"token{number} "

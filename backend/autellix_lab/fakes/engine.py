@@ -6,14 +6,19 @@ can send the engine reports that the vLLM plugin sends. It echoes all other requ
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from autellix_backend.engines.base import EngineKind, Health
 from autellix_backend.engines.probe import probe
+from autellix_backend.reports.link import EngineFacts
 from autellix_backend.reports.report import EngineReport
+from autellix_backend.vllm_plugin.report_server import ReportServer
 from autellix_lab.fakes.answers import (
     CHAT_PATH,
     COMPLETIONS_PATH,
@@ -38,6 +43,10 @@ __all__ = [
     "ReceivedRequest",
 ]
 
+_FACTS = EngineFacts(
+    engine="", version="0", vllm="fake", policy="plas", has_admission=False, slots=256, kv_tokens=None
+)
+
 
 class FakeEngine(FakeApi):
     """An engine with the answers and faults of its behaviour; replace `behaviour` at any time."""
@@ -54,6 +63,9 @@ class FakeEngine(FakeApi):
         kind: EngineKind = EngineKind.VLLM,
         port: int = 0,
         on_report: Callable[[EngineReport], None] | None = None,
+        report_address: str | None = None,
+        report_secret: str | None = None,
+        policy: str = "plas",
     ) -> None:
         """Prepare a server; start() makes it listen.
 
@@ -67,6 +79,9 @@ class FakeEngine(FakeApi):
             kind: The engine kind, which decides the fields of its calls.
             port: Where it listens; 0 takes a free port at each start.
             on_report: Receives every engine report, sent or not.
+            report_address: Where gateways connect for reports over the network; None for none.
+            report_secret: What they have to know.
+            policy: The policy that it says it has.
         """
         super().__init__(
             behaviour or FakeBehaviour(),
@@ -81,6 +96,9 @@ class FakeEngine(FakeApi):
         """Root of the server; valid after start()."""
         self.kv_events_endpoint: str | None = None
         self.kv_tokens: int | None = None
+        self.report_endpoints = () if report_address is None else (report_address,)
+        self._report_secret = report_secret
+        self._policy = policy
         self._keep_alive_s = keep_alive_s
         self._port = port
         self._runner: web.AppRunner | None = None
@@ -101,9 +119,20 @@ class FakeEngine(FakeApi):
         await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
         self.base_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         self._failure = None
+        self.listen()
+
+    def listen(self) -> None:
+        """Open the report port, as a process that is new."""
+        if self.report_endpoints:
+            facts = replace(_FACTS, engine=secrets.token_hex(8), policy=self._policy)
+            [address] = self.report_endpoints
+            self.report_server = ReportServer(address, self._report_secret, lambda: facts)
 
     async def stop(self) -> None:
         """Close the server and its connections."""
+        server, self.report_server = self.report_server, None
+        if server is not None:
+            await asyncio.to_thread(server.close)
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.gateway.open_calls import open_call
 from tests.observe.settled_calls import TRACEPARENT
 
@@ -102,3 +103,29 @@ def test_without_reports_the_answers_own_counts_are_logged(serve: Any, tmp_path:
     line, _ = logged(serve, tmp_path / "calls.jsonl", FakeBehaviour(), has_socket=False)
 
     assert (line["output_tokens"], line["is_estimated"], line["level"]) == (4, True, None)
+
+
+def test_a_call_without_a_report_is_charged_by_its_tokens(serve: Any, tmp_path: Path) -> None:
+    """The time in the engine, with the waiting there, is no measure of service."""
+    behaviour = FakeBehaviour(fault=Fault.SLOW, slow_s=0.3)
+    line, _ = logged(serve, tmp_path / "calls.jsonl", behaviour, has_socket=False)
+
+    tokens = line["prompt_tokens"] + 2 * line["output_tokens"]
+    assert line["service_s"] == pytest.approx(0.005 * tokens)
+    assert line["duration_s"] > 0.3
+
+
+def test_a_report_that_got_lost_costs_its_tokens(serve: Any, tmp_path: Path) -> None:
+    behaviour = FakeBehaviour(fault=Fault.UNREPORTED)
+    line, _ = logged(serve, tmp_path / "calls.jsonl", behaviour)
+
+    assert (line["output_tokens"], line["is_estimated"]) == (4, True)
+    assert line["service_s"] == pytest.approx(0.005 * (line["prompt_tokens"] + 8))
+
+
+def test_a_stream_that_states_no_usage_is_charged_by_its_events(serve: Any, tmp_path: Path) -> None:
+    behaviour = FakeBehaviour(output_tokens=20)
+    line, _ = logged(serve, tmp_path / "calls.jsonl", behaviour, has_socket=False, stream=True)
+
+    # With a few events beside the tokens, and a prompt of some tokens.
+    assert 0.2 <= line["service_s"] < 0.6

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from autellix_backend.gateway.engines.report_receiver import ReportReceiver
+from autellix_backend.engines.datagrams import DatagramReceiver
+from autellix_backend.gateway.engines.report_receiver import ReportDecoder
 from autellix_backend.reports.report import EngineReport
 from autellix_backend.reports.snapshot import EngineSnapshot
 
@@ -65,7 +66,8 @@ def test_reports_and_snapshots_arrive_and_malformed_datagrams_are_counted(
         received: list[EngineReport] = []
         snapshots: list[EngineSnapshot] = []
         malformed: list[None] = []
-        receiver = ReportReceiver(path, received.append, lambda: malformed.append(None), snapshots.append)
+        decoder = ReportDecoder(received.append, lambda: malformed.append(None), snapshots.append)
+        receiver = DatagramReceiver(path, decoder)
         receiver.open()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             for datagram in (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 
 import aiohttp
 from starlette.types import Receive, Scope, Send
@@ -37,6 +38,8 @@ from autellix_backend.gateway.requests import read_body, read_headers, run_while
 from autellix_backend.gateway.tenancy.tenants import Tenant, Tenants
 from autellix_backend.observe.settled_call import Outcome
 from autellix_wire import CALL_ID, ENGINE, IDENTITY_SOURCE, PROGRAM_ID, QUEUE_LEVEL
+
+EVENT_FIELD = b"data:"
 
 
 class CallEndpoint:
@@ -190,7 +193,8 @@ class Exchange:
         args: Mapping[str, str | float] = {}
         if self._dialect.takes_identity:
             self._ended = self._handle.ended.on_sent(self._call.start.program_id)
-            args = self._registry.engine_args(self._call, self._ended)
+            is_linked = self._handle.link is not None
+            args = self._registry.engine_args(self._call, self._ended, is_linked=is_linked)
         request = self._call.request
         return engine_body(request.body, self._handle.upstream.kind, args, tenant=request.tenant.name)
 
@@ -230,9 +234,8 @@ class Exchange:
 
     async def _relay_body(self, response: aiohttp.ClientResponse) -> None:
         content = await self._handle.upstream.read(response)
-        usage = read_usage(content) if self._wants_usage else None
         receipt = await self._registry.settle(
-            self._call, Outcome.OK, has_reports=self._has_reports, usage=usage
+            self._call, Outcome.OK, has_reports=self._has_reports, read_usage=partial(read_usage, content)
         )
         if response.content_type == "application/json" and "content-encoding" not in response.headers:
             content = receipt.spliced_into(content)
@@ -254,7 +257,7 @@ class Exchange:
                 response.close()
 
     async def _relay_events(self, response: aiohttp.ClientResponse, splitter: StreamEndSplitter) -> None:
-        kept = StreamTail() if self._wants_usage else None
+        kept = StreamTail()
         last_event = b""
         async for chunk in self._handle.upstream.chunks(response):
             if holds_error(chunk) and await self._has_died():
@@ -262,16 +265,18 @@ class Exchange:
             if not self._has_begun:
                 await self._begin_stream(response)
             head, found = (b"", chunk) if last_event else splitter.feed(chunk)
-            if kept is not None:
-                kept.feed(head)
             if head:
+                kept.feed(head)
+                self._call.streamed_events += head.count(EVENT_FIELD)
                 await self._send_part(head)
             last_event += found
         if not self._has_begun:
             await self._begin_stream(response)
-        usage = None if kept is None else kept.usage(last_event)
         receipt = await self._registry.settle(
-            self._call, Outcome.OK, has_reports=self._has_reports, usage=usage
+            self._call,
+            Outcome.OK,
+            has_reports=self._has_reports,
+            read_usage=partial(kept.usage, last_event),
         )
         await self._send_part(splitter.flush() + receipt.comment() + last_event, is_last=True)
 
@@ -315,13 +320,8 @@ class Exchange:
 
     @property
     def _has_reports(self) -> bool:
-        """Whether the engine reports what the call cost."""
+        """Whether the engine's reports of what calls cost arrive."""
         return self._dialect.takes_identity and self._handle.sends_reports
-
-    @property
-    def _wants_usage(self) -> bool:
-        """Whether the token counts of the answer are needed; reports have them too."""
-        return self._registry.wants_usage or not self._handle.sends_reports
 
     async def _has_died(self) -> bool:
         return await self._handle.queue.has_died(self._call.queued)

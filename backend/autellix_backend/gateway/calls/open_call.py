@@ -118,10 +118,18 @@ class OpenCall:
     """When it was last sent to the engine."""
     first_bytes_s: float | None = None
     """When the first bytes of its streamed answer went out."""
+    streamed_events: int = 0
+    """The events of its streamed answer so far: about as many as tokens."""
     usage: Usage | None = None
     """The tokens that the answer states; read only where they are needed."""
     receipt: Receipt | None = None
     """Set when the call is settled."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The estimated length of its prompt."""
+        context = self.queued.arrival.context
+        return 0 if context is None else context.tokens
 
     @property
     def shown_program(self) -> str:

@@ -1,7 +1,8 @@
 """The registry of open calls: each begins once and is settled exactly once, on every path in between.
 
 A call waits for one report from each engine request that it became. If they do not all come in time, its
-receipt is estimated from the time that passed here, and is marked as estimated.
+receipt is estimated from the tokens of its answer, and is marked as estimated. The time that passed is no
+estimate: it holds the call's waiting in the engine.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class CallRegistry:
         self._metrics = metrics
         self._clock = clock
         self._report_wait_s = report_wait_s
-        self.wants_usage = wants_usage or scheduler.service == "tokens"
-        """Whether the token counts of answers are needed."""
+        self._wants_usage = wants_usage
+        """Whether the token counts of answers are needed even beside reports."""
         self._open: dict[str, OpenCall] = {}
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -95,6 +96,11 @@ class CallRegistry:
             self._on_begun.append(on_begun)
         if on_settled is not None:
             self._on_settled.append(on_settled)
+
+    @property
+    def gateway_id(self) -> str:
+        """The id by which engines know this gateway."""
+        return self._prefix
 
     def new_id(self) -> str:
         """Return an id for a call whose client gave none."""
@@ -151,14 +157,19 @@ class CallRegistry:
             on_begun(call)
         return call
 
-    def engine_args(self, call: OpenCall, ended: Sequence[str]) -> dict[str, str | float]:
+    def engine_args(
+        self, call: OpenCall, ended: Sequence[str], *, is_linked: bool = False
+    ) -> dict[str, str | float]:
         """Return what the engine's scheduler gets to know with a call: only what its settings let it read.
 
         Args:
             call: The call.
             ended: Programs that the engine knows and that have ended.
+            is_linked: Whether the engine may report over the network, and so to several gateways.
         """
         args = call.engine_args()
+        if is_linked:
+            args[engine_args.GATEWAY] = self.gateway_id
         if self._policy.boosts:
             args |= call.boost_args(self._clock())
         if self._policy.boosts or self._scheduler.admission != "none":
@@ -199,11 +210,17 @@ class CallRegistry:
             call.has_reports.set()
 
     async def settle(
-        self, call: OpenCall, outcome: Outcome, *, has_reports: bool, usage: Usage | None = None
+        self,
+        call: OpenCall,
+        outcome: Outcome,
+        *,
+        has_reports: bool,
+        read_usage: Callable[[], Usage | None] = lambda: None,
     ) -> Receipt:
         """Settle a call and return its receipt; later calls return the same receipt and change nothing.
 
-        With `has_reports` it waits for the engine's reports; `usage` is what the answer states.
+        With `has_reports` it waits for the engine's reports; `read_usage` returns what the answer states, and
+        is called if that is needed.
         """
         if has_reports and call.receipt is None:
             try:
@@ -213,9 +230,9 @@ class CallRegistry:
                 pass
             except asyncio.CancelledError:
                 # Without time to wait for reports, the call must still be settled.
-                await self._settle(call, outcome, usage)
+                await self._settle(call, outcome, read_usage)
                 raise
-        return await self._settle(call, outcome, usage)
+        return await self._settle(call, outcome, read_usage)
 
     async def idle(self) -> None:
         """Return once no call is open."""
@@ -227,12 +244,15 @@ class CallRegistry:
             async with asyncio.timeout(self._report_wait_s + DRAIN_MARGIN_S):
                 await self._is_idle.wait()
 
-    async def _settle(self, call: OpenCall, outcome: Outcome, usage: Usage | None) -> Receipt:
+    async def _settle(
+        self, call: OpenCall, outcome: Outcome, read_usage: Callable[[], Usage | None]
+    ) -> Receipt:
         if call.receipt is not None:
             return call.receipt
         now = self._clock()
-        call.usage = call.queued.usage = usage
-        receipt = call.receipt = self._make_receipt(call, outcome, now)
+        if self._wants_usage or not call.reports:
+            call.usage = call.queued.usage = read_usage()
+        receipt = call.receipt = self._make_receipt(call, outcome)
         del self._open[call.engine_key]
         if not self._open:
             self._is_idle.set()
@@ -251,20 +271,19 @@ class CallRegistry:
         call.sent_s = None
         self._open[call.engine_key] = call
 
-    def _make_receipt(self, call: OpenCall, outcome: Outcome, now: float) -> Receipt:
+    def _make_receipt(self, call: OpenCall, outcome: Outcome) -> Receipt:
         if call.reports:
             return call.reported_receipt()
-        # An engine that refused or was not there did no work; any other time may all have been service.
+        # An engine that refused or was not there did no work.
         did_work = outcome not in (Outcome.REJECTED, Outcome.UNAVAILABLE)
-        return call.estimated_receipt(self._estimated_service_s(call, now) if did_work else 0.0)
+        return call.estimated_receipt(self._estimated_service_s(call) if did_work else 0.0)
 
-    def _estimated_service_s(self, call: OpenCall, now: float) -> float:
-        """Return the weighted tokens that the answer states, if tokens are the unit, else the time here."""
-        usage = call.usage
+    def _estimated_service_s(self, call: OpenCall) -> float:
+        """Return what the tokens of the answer stand for, or those of the prompt and stream as estimated."""
         if call.sent_s is None:
             return 0.0
-        if usage is None or self._scheduler.service != "tokens":
-            return now - call.sent_s
+        if (usage := call.usage) is None:
+            return self._scheduler.nominal_service_s(call.prompt_tokens, call.streamed_events)
         prefill_tokens = usage.prompt_tokens - (usage.cached_tokens or 0)
         return self._scheduler.nominal_service_s(max(0, prefill_tokens), usage.output_tokens)
 

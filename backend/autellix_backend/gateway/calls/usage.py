@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import msgspec
 
 from autellix_backend.observe.settled_call import Usage
@@ -64,18 +66,22 @@ def read_usage(content: bytes) -> Usage | None:
 
 
 class StreamTail:
-    """The last bytes of a relayed stream."""
+    """The last bytes of a relayed stream, TAIL_BYTES of them or a few more."""
 
     def __init__(self) -> None:
-        self._kept = b""
+        self._parts: deque[bytes] = deque()
+        self._size = 0
 
     def feed(self, data: bytes) -> None:
         """Append the next bytes."""
-        self._kept = (self._kept + data)[-TAIL_BYTES:]
+        self._parts.append(data)
+        self._size += len(data)
+        while self._size - len(self._parts[0]) >= TAIL_BYTES:
+            self._size -= len(self._parts.popleft())
 
     def usage(self, last_event: bytes = b"") -> Usage | None:
         """Return the last usage in the kept bytes and the stream's last event."""
-        for line in reversed((self._kept + last_event).splitlines()):
+        for line in reversed(b"".join((*self._parts, last_event)).splitlines()):
             if line.startswith(_DATA) and (usage := read_usage(line.removeprefix(_DATA))) is not None:
                 return usage
         return None

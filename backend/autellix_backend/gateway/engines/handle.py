@@ -9,12 +9,16 @@ from dataclasses import dataclass, field
 from autellix_backend.core.balance import EngineLoad
 from autellix_backend.core.balance.cache_map import CacheMap
 from autellix_backend.core.balance.speed import Speed, SpeedEstimate
+from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.base import Engine
+from autellix_backend.engines.datagrams import DatagramReceiver
 from autellix_backend.engines.kv_events import KvEventListener
+from autellix_backend.engines.report_client import LinkState, ReportClient
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
 from autellix_backend.gateway.engines.ended import EndedPrograms
+from autellix_backend.gateway.engines.ordering import ArrivalOrdering, Ordering
 from autellix_backend.gateway.engines.queue import EngineQueue
-from autellix_backend.gateway.engines.report_receiver import ReportReceiver
+from autellix_backend.gateway.engines.reporting import Reporting, reporting_of
 from autellix_backend.gateway.engines.upstream import Upstream
 from autellix_backend.gateway.errors import OverloadedError
 from autellix_backend.observe.metrics import QueueMetrics
@@ -87,7 +91,14 @@ class EngineHandle:
     clock: Callable[[], float]
     default_slots: int
     """The slots that it is assumed to have until it sends a snapshot."""
-    receiver: ReportReceiver | None = None
+    scheduler: SchedulerConfig
+    """The gateway's settings of the scheduler."""
+    make_ordering: Callable[[], Ordering]
+    """Returns the order of its calls here while it has no scheduler of ours."""
+    receiver: DatagramReceiver | None = None
+    """Receives its reports on this machine."""
+    link: ReportClient | None = None
+    """Receives its reports over the network."""
     cache: CacheMap | None = None
     """The programs' tokens in its KV cache, if it publishes KV events."""
     kv_events: KvEventListener | None = None
@@ -107,16 +118,32 @@ class EngineHandle:
     """The programs whose end it has not received."""
     name: str = field(init=False)
     """The name that receipts show."""
-    sends_reports: bool = field(init=False)
-    """Whether it reports what calls cost."""
     _snapshot_s: float | None = None
     """When its last snapshot arrived."""
     _snapshot_calls: int = 0
     """How many of our calls were open when its last snapshot arrived."""
+    _processes: dict[int, str] = field(default_factory=dict)
+    """The processes that its reports come from, by rank."""
 
     def __post_init__(self) -> None:
         self.name = self.engine.name
-        self.sends_reports = self.engine.report_socket is not None
+
+    @property
+    def sends_reports(self) -> bool:
+        """Whether its reports of what calls cost arrive here at present."""
+        return self.receiver is not None or (self.link is not None and self.link.is_up)
+
+    @property
+    def reporting(self) -> Reporting:
+        """What it reports, and who orders its calls."""
+        if self.link is not None and not self.engine.is_alive():
+            return Reporting(state=LinkState.CONNECTING, text="it has not answered yet")
+        return reporting_of(
+            self.link if self.engine.report_endpoints else None,
+            self.scheduler,
+            has_socket=self.receiver is not None,
+            is_ordered_here=self.queue.has_policy,
+        )
 
     @property
     def state(self) -> str:
@@ -135,6 +162,7 @@ class EngineHandle:
             self.receiver.open()
         if self.kv_events is not None:
             self.kv_events.open()
+        self._open_link()
         self.upstream.open()
         self.supervisor.open()
 
@@ -144,18 +172,44 @@ class EngineHandle:
         await self.upstream.close()
         if self.kv_events is not None:
             await self.kv_events.close()
+        if self.link is not None:
+            await self.link.close()
         if self.receiver is not None:
             self.receiver.close()
 
     def on_change(self, change: EngineChange) -> None:
         """Drop what is out of date when the engine is no longer up."""
-        if change.state is not EngineState.UP:
-            self.ranks.clear()
-            self.snapshot = self._snapshot_s = None
-            self.ended.clear()
-            if self.cache is not None:
-                # Its cache is gone, or unknown until it publishes again.
-                self.cache.begin(is_complete=False)
+        if change.state is EngineState.UP:
+            self._open_link()
+            return
+        self._forget()
+        if self.cache is not None:
+            # Its cache is gone, or unknown until it publishes again.
+            self.cache.begin(is_complete=False)
+
+    def on_link_change(self) -> None:
+        """Let an engine with our scheduler order its calls itself, and any other not."""
+        assert self.link is not None
+        processes = {rank: facts.engine for rank, facts in self.link.facts.items()}
+        if any(self._processes.get(rank, process) != process for rank, process in processes.items()):
+            # It was restarted between two probes.
+            self._forget()
+        self._processes = processes
+        if self.link.is_up and self.queue.has_policy:
+            self.queue.use(ArrivalOrdering())
+        elif self.link.state is LinkState.ABSENT and self.supervisor.is_up and not self.queue.has_policy:
+            self.queue.use(self.make_ordering())
+
+    def _open_link(self) -> None:
+        # An engine that did not answer yet may be of any kind.
+        if self.link is not None and self.engine.report_endpoints:
+            self.link.open(self.engine.report_endpoints)
+
+    def _forget(self) -> None:
+        """Drop what was known of the engine's calls."""
+        self.ranks.clear()
+        self.snapshot = self._snapshot_s = None
+        self.ended.clear()
 
     def on_program_ended(self, program_id: str) -> None:
         """Free what is kept for a program here, and once it has the next call, in the engine."""
@@ -206,6 +260,9 @@ class EngineHandle:
         """
         snapshot = self.snapshot if self.supervisor.is_up else None
         slots, others, kv_tokens = self.default_slots, 0, math.inf
+        if self.link is not None and (ranks := self.link.facts.values()):
+            slots = sum(facts.slots for facts in ranks)
+            kv_tokens = sum(math.inf if facts.kv_tokens is None else facts.kv_tokens for facts in ranks)
         if snapshot is not None:
             slots = max(1, snapshot.slots)
             others = max(0, snapshot.running + snapshot.waiting - self._snapshot_calls)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from autellix_backend.core.admission import REVIEW_STEPS
 from autellix_backend.core.arrival import Arrival
@@ -34,6 +34,9 @@ class Wait:
 
 class Ordering(Protocol):
     """The queued calls of an engine and those that were sent to it."""
+
+    has_policy: ClassVar[bool]
+    """Whether the scheduler's policy decides."""
 
     def enter(self, arrival: Arrival, now: float) -> None:
         """Queue a call, whose id must not be in use."""
@@ -65,6 +68,8 @@ class Ordering(Protocol):
 
 class ArrivalOrdering:
     """First come, first served, without a bound on sent calls."""
+
+    has_policy: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._waiting: dict[str, float] = {}
@@ -106,6 +111,8 @@ class PolicyOrdering:
     answer has come, the tokens that this states. The cost of work is the time in which the engine had calls,
     by the work of those that it finished.
     """
+
+    has_policy: ClassVar[bool] = True
 
     def __init__(self, config: SchedulerConfig, slots: float = math.inf, kv_tokens: float = math.inf) -> None:
         """Order calls for an engine.

@@ -32,6 +32,7 @@ class EnginePool:
         self._on_left = on_left
         self._handles: dict[str, EngineHandle] = {}
         self._listeners: list[Callable[[EngineChange], None]] = []
+        self._link_listeners: list[Callable[[EngineHandle], None]] = []
         self._departures: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self.is_shutting_down = False
@@ -74,6 +75,20 @@ class EnginePool:
     def subscribe(self, listener: Callable[[EngineChange], None]) -> None:
         """Call a listener at every change of any engine, present or future; it must not raise."""
         self._listeners.append(listener)
+
+    def subscribe_links(self, listener: Callable[[EngineHandle], None]) -> None:
+        """Call a listener at every change of any engine's report link; it must not raise."""
+        self._link_listeners.append(listener)
+
+    async def links_settled(self, timeout_s: float) -> None:
+        """Return once it is known what each running engine reports, or after the timeout."""
+        links = [handle.link for handle in self if handle.link is not None and handle.supervisor.is_up]
+        await asyncio.gather(*(link.settled(timeout_s) for link in links if link.endpoints))
+
+    def on_link_change(self, handle: EngineHandle) -> None:
+        """Publish the change of an engine's report link."""
+        for listener in self._link_listeners:
+            listener(handle)
 
     def join(self, engine: Engine) -> EngineHandle:
         """Add an engine that has been started.

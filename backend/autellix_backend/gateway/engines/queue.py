@@ -38,6 +38,8 @@ class QueuedCall:
     """Since when it has found no connection to an engine."""
     since_s: float = 0.0
     """When it entered its present queue."""
+    ordering: Ordering | None = None
+    """The order that it entered there."""
     turn: asyncio.Future[bool] | None = None
     """Done when it may be sent (True) or has to move to another engine's queue (False)."""
     restarts: int = 0
@@ -120,6 +122,22 @@ class EngineQueue:
         """Return the estimated working set of an engine that does not report it; None without admission."""
         return self._ordering.working_set()
 
+    @property
+    def has_policy(self) -> bool:
+        """Whether the scheduler's policy orders the calls here, because the engine cannot."""
+        return self._ordering.has_policy
+
+    def use(self, ordering: Ordering) -> None:
+        """Order queued calls, and those that come, in another way; sent calls leave by the way they came."""
+        now = self._clock()
+        for key, call in self._queued.items():
+            if (wait := self._ordering.leave(key, now)) is not None:
+                self._note_wait(call, wait)
+            call.ordering = ordering
+            ordering.enter(call.arrival, now)
+        self._ordering = ordering
+        self.pump()
+
     def on_program_ended(self, program_id: str) -> None:
         """Free what is kept for a program."""
         self._ordering.on_program_ended(program_id, self._clock())
@@ -135,14 +153,16 @@ class EngineQueue:
         """Queue a call; it has to leave() in the end."""
         call.since_s = self._clock()
         call.turn = asyncio.get_running_loop().create_future()
-        self._ordering.enter(call.arrival, call.since_s)
+        call.ordering = self._ordering
+        call.ordering.enter(call.arrival, call.since_s)
         self._queued[call.arrival.call_id] = call
         self.pump()
 
     def leave(self, call: QueuedCall) -> None:
         """Remove a queued or sent call, and free its slot."""
         self._queued.pop(call.arrival.call_id, None)
-        if (wait := self._ordering.leave(call.arrival.call_id, self._clock(), call.usage)) is not None:
+        assert call.ordering is not None
+        if (wait := call.ordering.leave(call.arrival.call_id, self._clock(), call.usage)) is not None:
             self._note_wait(call, wait)
         else:
             self._in_flight -= 1

@@ -44,6 +44,8 @@ class EngineView:
     failure: str | None = None
     """Why it is down; None while it is up."""
     sends_snapshots: bool = True
+    silence: str = "that engine does not report its queue"
+    """What is to be said of one that sends none."""
     snapshot: EngineSnapshot | None = None
     """Its last one; None while it is down, because that one is out of date."""
     ranks: tuple[EngineSnapshot, ...] = ()
@@ -60,11 +62,18 @@ def engine_view(handle: EngineHandle) -> EngineView:
     return EngineView(
         failure=None if is_up else handle.engine.failure() or handle.supervisor.problem,
         sends_snapshots=handle.sends_reports,
+        silence=_silence_of(handle),
         snapshot=handle.snapshot if is_up else None,
         ranks=tuple(handle.ranks.values()) if is_up else (),
         age_s=handle.snapshot_age_s if is_up else None,
         why_queued=handle.queue.why_queued,
     )
+
+
+def _silence_of(handle: EngineHandle) -> str:
+    problem = handle.reporting.problem
+    silence = "that engine does not report its queue"
+    return silence if problem is None else f"{silence} ({problem})"
 
 
 class Overview:

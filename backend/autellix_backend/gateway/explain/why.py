@@ -218,7 +218,7 @@ def _sent_text(name: str, engine: EngineView | None, open_s: float) -> str:
     if engine.failure is not None:
         return f"{sent}; that engine is down: {engine.failure}."
     if not engine.sends_snapshots:
-        return f"{sent}; that engine does not report its queue."
+        return f"{sent}; {engine.silence}."
     if engine.snapshot is None or engine.age_s is None:
         return f"{sent}; that engine has not reported its queue yet."
     snapshot = f"that engine's last snapshot, {seconds(engine.age_s)} old"

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from autellix_backend.gateway.engines.pool import EnginePool
+from autellix_backend.gateway.engines.reporting import LOCAL
 from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
 from autellix_backend.gateway.explain.overview import engine_view
 from autellix_backend.gateway.http.components import Classes, Metrics, Pool, SettingsTree, Store, admin_only
@@ -29,6 +30,8 @@ class GatewayHealth:
     """`ok`, `ready` or `degraded`."""
     reason: str | None = None
     """Why it is degraded."""
+    engines: dict[str, str] | None = None
+    """What the engines at `engine.urls` report: see `reporting` of the list of engines."""
 
 
 router = APIRouter(tags=["operators"], responses=refusals(500))
@@ -55,8 +58,17 @@ async def readyz(pool: Pool, store: Store) -> GatewayHealth:
         raise ShuttingDownError
     if not any(member.supervisor.is_up and not member.is_draining for member in pool):
         raise EngineUnavailableError(_problem(pool))
-    problem = store.failure()
-    return GatewayHealth(status="ready" if problem is None else "degraded", reason=problem)
+    reporting = {member.name: member.reporting for member in pool}
+    problems = [
+        store.failure(),
+        *(f"{name}: {each.problem}" for name, each in reporting.items() if each.problem),
+    ]
+    reason = "; ".join(filter(None, problems)) or None
+    return GatewayHealth(
+        status="ready" if reason is None else "degraded",
+        reason=reason,
+        engines={name: each.state for name, each in reporting.items() if each.state != LOCAL} or None,
+    )
 
 
 @router.get(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import APIRouter
-from pydantic import AfterValidator, BaseModel
+from pydantic import AfterValidator, BaseModel, Field
 
 from autellix_backend.engines.base import EngineError
 from autellix_backend.engines.factory import make_remote
@@ -15,13 +15,15 @@ from autellix_backend.gateway.errors import ConflictError, InvalidRequestError
 from autellix_backend.gateway.explain.overview import engine_view
 from autellix_backend.gateway.http.components import Pool, SettingsTree, admin_only
 from autellix_backend.gateway.http.openapi import Id, describe_body, json_body, refusals
-from autellix_backend.settings import EngineKindChoice, SettingsError
+from autellix_backend.settings import MAX_PORT, EngineKindChoice, SettingsError
 from autellix_wire import API_PREFIX
 
 ENGINES_PATH = API_PREFIX + "/engines"
 ONE_ENGINE = ENGINES_PATH + "/{name}"
 MAX_ENGINES = 256
 """Engines in the pool at once: their names are labels of metrics."""
+LINK_WAIT_S = 2.0
+"""How long an added engine has to show what it reports."""
 
 
 def _check_name(name: str) -> str:
@@ -36,6 +38,8 @@ class EngineAddress(BaseModel):
     url: str
     name: Annotated[Id, AfterValidator(_check_name)] | None = None
     kind: EngineKindChoice = "auto"
+    report_port: Annotated[int, Field(ge=1, le=MAX_PORT)] | None = None
+    """That of the settings if None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,12 @@ class EngineRow:
     failure: str | None
     restarts: int
     sends_reports: bool
+    reporting: str
+    """`local` over a socket of this machine, `none` without our scheduler, else the state of the report link:
+    `connecting`, `up`, `lost`, `absent` without a report port, `refused` with another secret, or `locked` if
+    this gateway has none."""
+    scheduling: str
+    """Who orders its calls, and whether it reports them, in words."""
     open_calls: int
     queued_calls: int
     """Calls that wait for it at the gateway."""
@@ -71,6 +81,12 @@ class EngineRow:
     """The contexts of the active programs, and what they may fill."""
     working_set_capacity_tokens: int | None = None
     boost_strength_s: float | None = None
+    engine_version: str | None = None
+    """vLLM's, our scheduler's, and the policy there, as an engine on another machine reports them."""
+    scheduler_version: str | None = None
+    policy: str | None = None
+    dropped_reports: int | None = None
+    """Reports and snapshots that it could not send to any gateway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +122,9 @@ async def add_engine(
         raise ConflictError(f"the pool already has {MAX_ENGINES} engines, the maximum")
     name = address.name or pool.free_name("remote")
     try:
-        engine = make_remote(settings.engine, address.url, name=name, kind=address.kind)
+        engine = make_remote(
+            settings.engine, address.url, name=name, kind=address.kind, report_port=address.report_port
+        )
     except SettingsError as error:
         raise InvalidRequestError(f"url: {error.problem}; expected {error.expected}", param="url") from error
     pool.check_free(name)
@@ -114,7 +132,10 @@ async def add_engine(
         await engine.start()
     except EngineError as error:
         raise InvalidRequestError(f"url: {error}", param="url") from error
-    return _row(pool.join(engine))
+    handle = pool.join(engine)
+    if handle.link is not None and handle.link.endpoints:
+        await handle.link.settled(LINK_WAIT_S)
+    return _row(handle)
 
 
 @router.post(
@@ -146,7 +167,9 @@ async def remove_engine(name: str, pool: Pool) -> EngineRow:
 
 def _row(member: EngineHandle) -> EngineRow:
     engine, view = member.engine, engine_view(member)
-    snapshot, working_set = view.snapshot, member.admission
+    snapshot, working_set, reporting = view.snapshot, member.admission, member.reporting
+    ranks = member.link.facts.values() if member.link is not None else ()
+    facts = member.link.first_facts if member.link is not None else None
     return EngineRow(
         name=engine.name,
         base_url=engine.base_url,
@@ -155,6 +178,8 @@ def _row(member: EngineHandle) -> EngineRow:
         failure=engine.failure() or member.supervisor.reason,
         restarts=member.supervisor.restarts,
         sends_reports=member.sends_reports,
+        reporting=reporting.state,
+        scheduling=reporting.text,
         open_calls=member.open_calls,
         queued_calls=len(member.queue),
         prefill_s_per_token=member.speed.prefill_s_per_token,
@@ -173,6 +198,10 @@ def _row(member: EngineHandle) -> EngineRow:
         working_set_tokens=working_set.working_set_tokens if working_set else None,
         working_set_capacity_tokens=working_set.capacity_tokens if working_set else None,
         boost_strength_s=snapshot.boost.strength_s if snapshot and snapshot.boost else None,
+        engine_version=facts.vllm if facts else None,
+        scheduler_version=facts.version if facts else None,
+        policy=facts.policy if facts else None,
+        dropped_reports=sum(each.dropped for each in ranks) if facts else None,
     )
 
 

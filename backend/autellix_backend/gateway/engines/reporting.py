@@ -1,0 +1,86 @@
+"""What is active at an engine, in one line: who orders its calls, and whether it reports them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.engines.report_client import LinkState, ReportClient
+from autellix_backend.reports.link import EngineFacts
+
+LOCAL, NONE = "local", "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reporting:
+    """What an engine reports to this gateway."""
+
+    state: str
+    """`local` over a socket of this machine, `none` without our scheduler, else the state of the link."""
+    text: str
+    """Who orders its calls, and how they are charged."""
+    problem: str | None = None
+    """What an operator should mend."""
+
+
+def reporting_of(
+    link: ReportClient | None, config: SchedulerConfig, *, has_socket: bool, is_ordered_here: bool
+) -> Reporting:
+    """Return what an engine reports.
+
+    Args:
+        link: The link to its report port, if it may have one.
+        config: The gateway's settings of the scheduler.
+        has_socket: Whether it reports over a socket of this machine.
+        is_ordered_here: Whether the gateway orders its calls.
+    """
+    if has_socket:
+        return Reporting(state=LOCAL, text=f"our scheduler, policy {config.policy}; reports are local")
+    order = f"calls in the gateway's order ({config.policy})" if is_ordered_here else "no order of ours"
+    without = f"{order}, charged by the tokens of their answers"
+    if link is None:
+        return Reporting(state=NONE, text=f"a server without our scheduler: {without}")
+    if link.is_up:
+        return _linked(link, config)
+    problem = _problem(link)
+    if link.state is LinkState.ABSENT:
+        return Reporting(state=link.state, text=f"{problem}: {without}")
+    facts = link.first_facts
+    if facts is not None:
+        without = f"it orders calls by {facts.policy}, charged by the tokens of their answers meanwhile"
+    return Reporting(state=link.state, text=f"{problem}: {without}", problem=problem)
+
+
+def _linked(link: ReportClient, config: SchedulerConfig) -> Reporting:
+    facts = link.first_facts
+    assert facts is not None
+    memory = "" if facts.kv_tokens is None else f", {facts.kv_tokens:,} KV tokens"
+    text = (
+        f"our scheduler {facts.version} on vLLM {facts.vllm}: policy {facts.policy}, admission "
+        f"{'on' if facts.has_admission else 'off'}, {facts.slots} slots{memory}; reports from {link.address}"
+    )
+    problem = _disagreement(link, facts, config)
+    return Reporting(state=link.state, text=f"{text}; {problem}" if problem else text, problem=problem)
+
+
+def _disagreement(link: ReportClient, facts: EngineFacts, config: SchedulerConfig) -> str | None:
+    if any(each.is_degraded for each in link.facts.values()):
+        return "our scheduler has failed there, so calls are in order of arrival (see the engine's log)"
+    if facts.policy != config.policy:
+        return f"this gateway has another policy ({config.policy}), so their charges differ"
+    if missing := len(link.endpoints) - len(link.facts):
+        return f"{missing} of its {len(link.endpoints)} ranks do not report"
+    return None
+
+
+def _problem(link: ReportClient) -> str:
+    address = link.address
+    if link.state is LinkState.ABSENT:
+        return f"no report port at {address}"
+    if link.state is LinkState.REFUSED:
+        return f"{address} refuses our secret: engine.report_secret is another one there, or not set"
+    if link.state is LinkState.LOCKED:
+        return f"{address} wants a secret: engine.report_secret is not set here"
+    if link.state is LinkState.LOST:
+        return f"no more reports from {address}"
+    return f"{address} has not answered yet"

@@ -1,0 +1,123 @@
+"""The messages of a report link: the ZeroMQ connection of a gateway to an engine that others run.
+
+The engine listens, and gateways connect: a gateway says hello once a second, and the engine answers each
+hello with its facts. Between them it sends reports and snapshots. All messages have two frames, kind and
+content.
+
+The connection is CurveZMQ, which encrypts, and refuses replayed frames. Both sides derive the engine's key
+pair from the secret that they share; the secret itself never travels. Who does not know it cannot compute the
+engine's public key, and gets no further than the handshake.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+
+import msgspec
+
+from autellix_backend.reports.errors import ReportError
+
+__all__ = [
+    "ENGINE",
+    "HELLO",
+    "HELLO_PERIOD_S",
+    "LOST_S",
+    "MAX_HELLO_BYTES",
+    "MESSAGE",
+    "EngineFacts",
+    "GatewayHello",
+    "link_key",
+]
+
+HELLO = b"hello"
+"""The kind of a gateway's message."""
+ENGINE = b"engine"
+"""The kind of the answer to it."""
+MESSAGE = b"message"
+"""The kind of a report or a snapshot."""
+HELLO_PERIOD_S = 1.0
+LOST_S = 10.0
+"""How long the other side may be silent before it counts as gone."""
+MAX_HELLO_BYTES = 4096
+_SALT = b"autellix report link 1"
+_MAX_ID = 64
+
+
+class GatewayHello(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gateway says of itself."""
+
+    gateway: str
+    """The id that its calls name."""
+    version: str
+
+    def to_bytes(self) -> bytes:
+        """Return the message's content."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> GatewayHello:
+        """Read a hello; keys of a later version are ignored.
+
+        Raises:
+            ReportError: the content is none, or its id is empty or too long.
+        """
+        try:
+            hello = _hello_decoder.decode(content)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ReportError(f"not a gateway's hello: {error}") from error
+        if not 0 < len(hello.gateway) <= _MAX_ID:
+            raise ReportError(f"a gateway's id has 1 to {_MAX_ID} characters, not {len(hello.gateway)}")
+        return hello
+
+
+class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine with our scheduler says of itself."""
+
+    engine: str
+    """An id that is new with every start of its process."""
+    rank: int = 0
+    """Its data-parallel rank; each rank is a process with a report port of its own."""
+    version: str
+    """The scheduler's."""
+    vllm: str
+    policy: str
+    has_admission: bool
+    """Whether only programs run whose contexts fit into KV memory together."""
+    slots: int
+    """The calls that it runs at once."""
+    kv_tokens: int | None
+    """The tokens that fit into its KV memory; None if contexts take none."""
+    is_degraded: bool = False
+    """Whether our scheduler has failed there, so that calls are in order of arrival."""
+    dropped: int = 0
+    """The messages that it could not send so far."""
+
+    def to_bytes(self) -> bytes:
+        """Return the message's content."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> EngineFacts:
+        """Read the facts; keys of a later version are ignored.
+
+        Raises:
+            ReportError: the content is not a JSON object with every field of its type.
+        """
+        try:
+            return _facts_decoder.decode(content)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ReportError(f"not an engine's facts: {error}") from error
+
+
+@functools.lru_cache(maxsize=4)
+def link_key(secret: str) -> bytes:
+    """Return the engine's private key (32 bytes), from which its public key follows.
+
+    Scrypt makes guesses at a weak secret expensive: it takes 50 ms and 16 MiB, once.
+    """
+    return hashlib.scrypt(secret.encode(), salt=_SALT, n=2**14, r=8, p=1, dklen=32)
+
+
+_hello_decoder = msgspec.json.Decoder(GatewayHello)
+_facts_decoder = msgspec.json.Decoder(EngineFacts)

@@ -1,0 +1,58 @@
+"""Sends an engine's reports and snapshots: to the gateway on this machine, and over the network to others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from autellix_backend.reports.link import EngineFacts
+from autellix_backend.vllm_plugin.report_sender import ReportSender
+from autellix_backend.vllm_plugin.report_server import ReportServer
+
+__all__ = ["ReportOutlet"]
+
+
+class ReportOutlet:
+    """Sends each report to the gateway that sent its call, and snapshots to all; never blocks."""
+
+    def __init__(self, path: str | None) -> None:
+        """Note the socket of the gateway that has started the engine, if one has."""
+        self._local = ReportSender(path)
+        self.server: ReportServer | None = None
+
+    def listen(self, address: str, secret: str | None, facts: Callable[[], EngineFacts]) -> None:
+        """Let other gateways connect; the arguments are those of ReportServer."""
+        self.server = ReportServer(address, secret, facts)
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether there is anybody to send to."""
+        return self._local.is_enabled or (self.server is not None and self.server.has_gateways)
+
+    @property
+    def dropped_records(self) -> int:
+        """The messages that could not be sent so far."""
+        return self._local.dropped_records + (self.server.dropped_records if self.server else 0)
+
+    def send(self, report: bytes, gateway: str = "") -> bool:
+        """Send a report to a gateway, or to the one on this machine; return False if it is dropped."""
+        if gateway and self.server is not None and self.server.is_connected(gateway):
+            return self.server.send(gateway, report)
+        return self._local.send(report)
+
+    def offer(self, snapshot: bytes) -> bool:
+        """Send a snapshot to all gateways that have room for it, as the next one replaces it.
+
+        Returns:
+            Whether any may get it.
+        """
+        is_sent = self._local.offer(snapshot)
+        if self.server is not None and self.server.has_gateways:
+            is_sent |= self.server.broadcast(snapshot)
+        return is_sent
+
+    def close(self) -> None:
+        """Close the socket and the port; later reports go to the socket, opened anew."""
+        self._local.close()
+        if self.server is not None:
+            self.server.close()
+            self.server = None

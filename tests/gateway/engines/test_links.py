@@ -1,0 +1,265 @@
+"""A gateway before an engine of others that reports over the network: the same as before its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from tests.gateway.snapshots import snapshot, standing
+from tests.report_links import SECRET, free_address
+from tests.serving import listening
+from tests.waiting import until
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.gateway.app import create_app
+from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
+from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
+
+CHAT = "/v1/chat/completions"
+SLOW = FakeBehaviour(token_delay_s=0.05, output_tokens=1000)
+BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello there"}]}
+
+
+class LinkRig:
+    """A gateway, and what a test asks of it."""
+
+    def __init__(self, app: Any, url: str, client: aiohttp.ClientSession) -> None:
+        self.app = app
+        self.url = url
+        self.client = client
+
+    @property
+    def handle(self) -> Any:
+        [handle] = self.app.state.pool
+        return handle
+
+    async def chat(self, program: str = "p", **fields: Any) -> dict[str, Any]:
+        headers = {"X-Autellix-Program-ID": program}
+        async with self.client.post(self.url + CHAT, json={**BODY, **fields}, headers=headers) as response:
+            assert response.status == 200
+            answer: dict[str, Any] = await response.json()
+            return answer
+
+    async def get(self, path: str) -> Any:
+        async with self.client.get(self.url + path) as response:
+            return await response.json()
+
+    async def engine(self) -> dict[str, Any]:
+        [row] = (await self.get("/autellix/v1/engines"))["engines"]
+        found: dict[str, Any] = row
+        return found
+
+    async def reports(self, state: str) -> None:
+        await until(lambda: self.handle.reporting.state == state)
+
+
+@asynccontextmanager
+async def gateway(
+    engine: FakeEngine, *, secret: str | None = SECRET, policy: str = "plas", **settings: Any
+) -> AsyncIterator[LinkRig]:
+    app = create_app(
+        Settings(
+            gateway=GatewaySettings(report_wait_s=30.0),
+            engine=EngineSettings(report_secret=secret, probe_period_s=0.1, **settings),
+            scheduler=SchedulerConfig(policy=policy),
+        ),
+        engine,
+    )
+    async with listening(app) as url, aiohttp.ClientSession() as client:
+        yield LinkRig(app, url, client)
+
+
+@asynccontextmanager
+async def engine_of_others(address: str | None = None, **options: Any) -> AsyncIterator[FakeEngine]:
+    options = {"report_secret": SECRET, **options}
+    engine = FakeEngine(is_owned=False, report_address=address or free_address(), **options)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+async def test_receipts_are_those_of_an_engine_of_our_own() -> None:
+    async with engine_of_others() as engine, gateway(engine) as rig:
+        await rig.reports("up")
+        receipt = (await rig.chat())["autellix"]
+        assert receipt["estimated"] is False
+        assert (receipt["output_tokens"], receipt["service_s"]) == (4, pytest.approx(0.04))
+        assert engine.calls[0].xargs["autellix_gateway"] == rig.app.state.registry.gateway_id
+
+
+async def test_two_gateways_get_the_reports_of_their_own_calls() -> None:
+    async with engine_of_others() as engine, gateway(engine) as one, gateway(engine) as other:
+        await one.reports("up")
+        await other.reports("up")
+        answers = await asyncio.gather(*(rig.chat() for rig in (one, other) for _ in range(5)))
+        assert [answer["autellix"]["estimated"] for answer in answers] == [False] * 10
+        for rig in (one, other):
+            async with rig.client.get(rig.url + "/metrics") as response:
+                page = await response.text()
+            assert 'autellix_reports_total{result="matched"} 5.0' in page
+            assert 'result="late"' not in page
+            assert 'autellix_engine_reports{engine="fake-0"} 1.0' in page
+
+
+async def test_snapshots_show_where_calls_are() -> None:
+    async with engine_of_others(behaviour=SLOW) as engine, gateway(engine) as rig:
+        await rig.reports("up")
+        task = asyncio.create_task(rig.chat())
+        await engine.wait_until(lambda: bool(engine.calls))
+        key = engine.calls[0].xargs["autellix_call"]
+        waiting = standing("p", place=1, level=1, call_id=key)
+        assert engine.report_server is not None
+        engine.report_server.broadcast(snapshot(waiting, slots=7).to_bytes())
+        await until(lambda: rig.handle.snapshot is not None)
+        row = await rig.engine()
+        assert (row["slots"], row["reporting"]) == (7, "up")
+        [program] = (await rig.get("/autellix/v1/programs"))["programs"]
+        assert program["state"] == "waiting"
+        why = await rig.get("/autellix/v1/programs/p/why")
+        assert (why["calls"][0]["state"], why["calls"][0]["position"]) == ("waiting", 1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_what_is_active_is_said_in_one_line() -> None:
+    async with engine_of_others(policy="plas") as engine, gateway(engine) as rig:
+        await rig.reports("up")
+        row = await rig.engine()
+        said = "our scheduler 0 on vLLM fake: policy plas, admission off, 256 slots; reports from tcp://"
+        assert row["scheduling"].startswith(said)
+        assert (row["engine_version"], row["scheduler_version"], row["policy"]) == ("fake", "0", "plas")
+        assert await rig.get("/readyz") == {"status": "ready", "engines": {"fake-0": "up"}}
+
+
+async def test_another_policy_is_a_problem() -> None:
+    async with engine_of_others(policy="atlas") as engine, gateway(engine, policy="plas") as rig:
+        await rig.reports("up")
+        ready = await rig.get("/readyz")
+        assert ready["status"] == "degraded"
+        assert "this gateway has another policy (plas)" in ready["reason"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "state", "said"),
+    [
+        ("another secret, as long", SECRET, "refused", "refuses our secret"),
+        (SECRET, None, "refused", "or not set"),
+        (None, SECRET, "locked", "engine.report_secret is not set here"),
+        (None, None, "locked", "engine.report_secret is not set here"),
+    ],
+)
+async def test_a_wrong_or_missing_secret_is_said_everywhere(
+    ours: str | None, theirs: str | None, state: str, said: str
+) -> None:
+    there = engine_of_others(report_secret=theirs, behaviour=SLOW)
+    async with there as engine, gateway(engine, secret=ours) as rig:
+        await rig.reports(state)
+        assert said in (await rig.engine())["scheduling"]
+        ready = await rig.get("/readyz")
+        assert ready["status"] == "degraded"
+        assert said in ready["reason"]
+        task = asyncio.create_task(rig.chat())
+        await engine.wait_until(lambda: bool(engine.calls))
+        why = await rig.get("/autellix/v1/programs/p/why")
+        assert said in why["calls"][0]["text"]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_without_reports_a_call_is_charged_by_its_tokens() -> None:
+    """And does not wait for a report that will not come; the time in the engine's queue is no service."""
+    behaviour = FakeBehaviour(token_delay_s=0.05)
+    async with engine_of_others(report_secret=None, behaviour=behaviour) as engine, gateway(engine) as rig:
+        await rig.reports("refused")
+        answer = await rig.chat()
+        usage = answer["usage"]
+        nominal_s = 0.005 * (usage["prompt_tokens"] + 2 * usage["completion_tokens"])
+        assert answer["autellix"]["estimated"] is True
+        assert answer["autellix"]["service_s"] == pytest.approx(nominal_s)
+
+
+async def test_a_stream_without_usage_is_charged_by_its_events() -> None:
+    async with engine_of_others(report_secret=None) as engine, gateway(engine) as rig:
+        await rig.reports("refused")
+        headers = {"X-Autellix-Program-ID": "p"}
+        body = {**BODY, "stream": True}
+        async with rig.client.post(rig.url + CHAT, json=body, headers=headers) as response:
+            await response.read()
+        program = await rig.get("/autellix/v1/programs/p")
+        # A prompt of some tokens, and four events or a few more.
+        assert 0.04 < program["service_s"] < 0.5
+
+
+async def test_an_engine_that_orders_calls_gets_them_all() -> None:
+    """Its calls wait in the gateway's order only until it has shown that it has one of its own."""
+    async with engine_of_others() as engine, gateway(engine, max_in_flight=1) as rig:
+        assert rig.handle.queue.has_policy or rig.handle.reporting.state == "up"
+        await rig.reports("up")
+        assert not rig.handle.queue.has_policy
+
+
+async def test_calls_that_wait_are_sent_when_the_engine_shows_its_scheduler() -> None:
+    address = free_address()
+    behaviour = FakeBehaviour(token_delay_s=0.02, output_tokens=1000)
+    async with engine_of_others(address, behaviour=behaviour) as engine:
+        server, engine.report_server = engine.report_server, None
+        assert server is not None
+        await asyncio.to_thread(server.close)
+        async with gateway(engine, max_in_flight=1) as rig:
+            await rig.reports("absent")
+            tasks = [asyncio.create_task(rig.chat(f"p{number}")) for number in range(3)]
+            await until(lambda: len(rig.handle.queue) == 2)
+            engine.listen()
+            await until(lambda: len(engine.calls) == 3)
+            assert len(rig.handle.queue) == 0
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await until(lambda: rig.handle.queue.busy_since_s is None)
+
+
+async def test_a_plain_server_in_its_place_is_ordered_here_again() -> None:
+    async with engine_of_others() as engine, gateway(engine, max_in_flight=1) as rig:
+        await rig.reports("up")
+        assert not rig.handle.queue.has_policy
+        server, engine.report_server = engine.report_server, None
+        assert server is not None
+        await asyncio.to_thread(server.close)
+        await rig.reports("absent")
+        await until(lambda: rig.handle.queue.has_policy)
+        assert "no report port" in (await rig.engine())["scheduling"]
+        assert (await rig.get("/readyz"))["status"] == "ready"
+
+
+async def test_a_restart_between_two_probes_is_noticed() -> None:
+    address = free_address()
+    async with engine_of_others(address) as engine, gateway(engine) as rig:
+        await rig.reports("up")
+        assert engine.report_server is not None
+        engine.report_server.broadcast(snapshot().to_bytes())
+        await until(lambda: rig.handle.snapshot is not None)
+        await asyncio.to_thread(engine.report_server.close)
+        engine.listen()
+        await until(lambda: rig.handle.snapshot is None)
+        await rig.reports("up")
+        assert (await rig.chat())["autellix"]["estimated"] is False
+
+
+async def test_a_malformed_report_is_counted() -> None:
+    async with engine_of_others() as engine, gateway(engine) as rig:
+        await rig.reports("up")
+        assert engine.report_server is not None
+        engine.report_server.broadcast(b"not a report")
+
+        async def is_counted() -> bool:
+            async with rig.client.get(rig.url + "/metrics") as response:
+                return 'result="malformed"} 1.0' in await response.text()
+
+        while not await is_counted():  # noqa: ASYNC110 - the page tells when asked
+            await asyncio.sleep(0.01)

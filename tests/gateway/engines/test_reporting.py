@@ -1,0 +1,100 @@
+"""The one line about an engine, in each state of its report link."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from tests.report_links import FACTS, LinkedGateway
+
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.engines.report_client import LinkState, ReportClient
+from autellix_backend.gateway.engines.reporting import Reporting, reporting_of
+from autellix_backend.reports.link import EngineFacts
+
+CONFIG = SchedulerConfig(policy="boost")
+ADDRESS = "tcp://engine1:9000"
+
+
+def link_in(state: LinkState, *facts: EngineFacts, ranks: int = 1) -> ReportClient:
+    client = LinkedGateway().client
+    client.state = state
+    client.endpoints = tuple(f"tcp://engine1:{9000 + rank}" for rank in range(ranks))
+    client.facts = {each.rank: each for each in facts}
+    return client
+
+
+def said(link: ReportClient | None, *, is_ordered_here: bool = False, has_socket: bool = False) -> Reporting:
+    return reporting_of(link, CONFIG, has_socket=has_socket, is_ordered_here=is_ordered_here)
+
+
+def test_an_engine_of_our_own() -> None:
+    found = said(None, has_socket=True)
+    assert (found.state, found.problem) == ("local", None)
+    assert found.text == "our scheduler, policy boost; reports are local"
+
+
+def test_a_server_without_report_port() -> None:
+    here = said(None, is_ordered_here=True)
+    assert here == Reporting(
+        state="none",
+        text="a server without our scheduler: calls in the gateway's order (boost), charged by the tokens of "
+        "their answers",
+    )
+    assert "no order of ours, charged by" in said(None).text
+
+
+def test_an_engine_that_reports() -> None:
+    found = said(link_in(LinkState.UP, FACTS))
+    assert found == Reporting(
+        state="up",
+        text="our scheduler 1 on vLLM 0.32.0: policy boost, admission on, 4 slots, 4,096 KV tokens; reports "
+        f"from {ADDRESS}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "ranks", "problem"),
+    [
+        (
+            replace(FACTS, policy="plas"),
+            1,
+            "this gateway has another policy (boost), so their charges differ",
+        ),
+        (replace(FACTS, is_degraded=True), 1, "our scheduler has failed there"),
+        (FACTS, 3, "2 of its 3 ranks do not report"),
+    ],
+)
+def test_what_is_wrong_with_an_engine_that_reports(facts: EngineFacts, ranks: int, problem: str) -> None:
+    found = said(link_in(LinkState.UP, facts, ranks=ranks))
+    assert found.problem is not None
+    assert problem in found.problem
+    assert found.text.endswith(found.problem)
+
+
+@pytest.mark.parametrize(
+    ("state", "problem"),
+    [
+        (
+            LinkState.REFUSED,
+            f"{ADDRESS} refuses our secret: engine.report_secret is another one there, or not set",
+        ),
+        (LinkState.LOCKED, f"{ADDRESS} wants a secret: engine.report_secret is not set here"),
+        (LinkState.CONNECTING, f"{ADDRESS} has not answered yet"),
+        (LinkState.LOST, f"no more reports from {ADDRESS}"),
+    ],
+)
+def test_an_engine_that_does_not_report(state: LinkState, problem: str) -> None:
+    found = said(link_in(state))
+    assert (found.state, found.problem) == (state, problem)
+    assert found.text == f"{problem}: no order of ours, charged by the tokens of their answers"
+
+
+def test_an_engine_that_reported_once_still_orders_its_calls() -> None:
+    found = said(link_in(LinkState.LOST, FACTS))
+    assert "it orders calls by boost, charged by the tokens of their answers meanwhile" in found.text
+
+
+def test_plain_vllm_is_no_problem() -> None:
+    found = said(link_in(LinkState.ABSENT), is_ordered_here=True)
+    assert (found.state, found.problem) == ("absent", None)
+    assert found.text.startswith(f"no report port at {ADDRESS}: calls in the gateway's order (boost)")

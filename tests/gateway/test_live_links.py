@@ -1,0 +1,246 @@
+"""A real vLLM with our scheduler, run by others, before two gateways: as if each had started it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from tests.drills.processes import Server, Spec, free_port
+
+from autellix_backend.engines.vllm_command import SCHEDULER_CLASS, VLLM_SERVER, environment_defaults
+from autellix_lab.demo.model import DEMO_MODEL_NAME
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+START_S = 600.0
+SECRET = "the secret of this cluster"
+SECRET_VARIABLE = "AUTELLIX_ENGINE_REPORT_SECRET"
+SLOTS = 2
+OFFSET = 1000
+LONG, SHORT = 150, 8
+PATIENCE_S = 120.0
+
+
+def free_pair() -> int:
+    """Return a free port whose report port is free as well."""
+    while (port := free_port()) + OFFSET > 65535:
+        pass
+    return port
+
+
+def engine_spec(model: Path, folder: Path) -> Spec:
+    port = free_pair()
+    section = {"scheduler": {"policy": "plas"}, "report_address": f"tcp://127.0.0.1:{port + OFFSET}"}
+    options = ["--model", str(model), "--served-model-name", DEMO_MODEL_NAME, "--enforce-eager"]
+    options += ["--scheduler-cls", SCHEDULER_CLASS, "--additional-config", json.dumps({"autellix": section})]
+    return Spec(
+        name="vllm",
+        command=[
+            *VLLM_SERVER,
+            *options,
+            "--max-num-seqs",
+            str(SLOTS),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ],
+        port=port,
+        health_path="/health",
+        log=folder / "vllm.log",
+        environment={**environment_defaults(str(model), is_cpu=True), **os.environ, SECRET_VARIABLE: SECRET},
+        start_s=START_S,
+    )
+
+
+def gateway_spec(name: str, engine: Server, folder: Path, secret: str = SECRET) -> Spec:
+    port = free_port()
+    command = [sys.executable, "-m", "autellix_backend.cli.main", "serve", "--engine", engine.url]
+    return Spec(
+        name=name,
+        command=[*command, "--port", str(port), "--policy", "plas"],
+        port=port,
+        health_path="/healthz",
+        log=folder / f"{name}.log",
+        environment={SECRET_VARIABLE: secret, "AUTELLIX_CACHE_DIR": str(folder)},
+        start_s=60.0,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("links")
+
+
+@pytest.fixture(scope="module")
+def engine(demo_model: Path, folder: Path) -> Iterator[Server]:
+    pytest.importorskip("vllm")
+    server = Server(engine_spec(demo_model, folder))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="module")
+def gateways(engine: Server, folder: Path) -> Iterator[list[Server]]:
+    servers = [Server(gateway_spec(f"gateway-{number}", engine, folder)) for number in range(2)]
+    for server in servers:
+        server.launch()
+    for server in servers:
+        server.await_ready()
+    yield servers
+    for server in servers:
+        server.kill()
+
+
+@asynccontextmanager
+async def client() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session:
+        yield session
+
+
+async def chat(session: aiohttp.ClientSession, gateway: Server, program: str, tokens: int) -> dict[str, Any]:
+    body = {
+        "model": DEMO_MODEL_NAME,
+        "messages": [{"role": "user", "content": f"I am {program}."}],
+        "max_tokens": tokens,
+        "ignore_eos": True,
+    }
+    headers = {"X-Autellix-Program-ID": program}
+    async with session.post(gateway.url + "/v1/chat/completions", json=body, headers=headers) as response:
+        answer: dict[str, Any] = await response.json()
+        assert response.status == 200, answer
+        found: dict[str, Any] = answer["autellix"]
+        return found
+
+
+async def get(session: aiohttp.ClientSession, gateway: Server, path: str) -> Any:
+    async with session.get(f"{gateway.url}{path}") as response:
+        return await response.json()
+
+
+async def until_true(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not await condition():  # noqa: ASYNC110 - it is asked over HTTP
+            await asyncio.sleep(0.02)
+
+
+async def reports(session: aiohttp.ClientSession, gateway: Server, state: str) -> None:
+    """Wait until a gateway says this of the engine's reports."""
+
+    async def says() -> bool:
+        [row] = (await get(session, gateway, "/autellix/v1/engines"))["engines"]
+        return bool(row["reporting"] == state)
+
+    await until_true(says)
+
+
+async def test_both_gateways_say_what_the_engine_is(gateways: list[Server]) -> None:
+    async with client() as session:
+        for gateway in gateways:
+            await reports(session, gateway, "up")
+            [row] = (await get(session, gateway, "/autellix/v1/engines"))["engines"]
+            assert (row["policy"], row["slots"] or SLOTS) == ("plas", SLOTS)
+            assert row["engine_version"].startswith("0.3")
+            ready = await get(session, gateway, "/readyz")
+            assert ready == {"status": "ready", "engines": {"remote-0": "up"}}
+            assert "remote-0: our scheduler" in gateway.log_tail()
+            assert "(policy plas)" in gateway.log_tail()
+
+
+async def test_receipts_have_the_engines_own_numbers(gateways: list[Server]) -> None:
+    async with client() as session:
+        calls = [
+            chat(session, gateway, f"receipt-{number}", SHORT) for gateway in gateways for number in range(4)
+        ]
+        for receipt in await asyncio.gather(*calls):
+            assert receipt["estimated"] is False
+            assert receipt["output_tokens"] == SHORT
+            assert receipt["engine_steps"] >= SHORT
+            assert receipt["prompt_tokens"] > 0
+            assert receipt["service_s"] > 0
+
+
+async def test_short_programs_end_before_long_ones(gateways: list[Server]) -> None:
+    """As with an engine of the gateway's own; and while they wait, `ps` and `why` show it."""
+    ends: dict[str, float] = {}
+
+    async def run(name: str, gateway: Server, calls: int, tokens: int) -> None:
+        for _ in range(calls):
+            await chat(session, gateway, name, tokens)
+        ends[name] = time.monotonic()
+
+    async with client() as session:
+        gateway = gateways[0]
+        long = [asyncio.create_task(run(f"report-{at}", gateways[at % 2], 2, LONG)) for at in range(4)]
+
+        async def waits() -> bool:
+            programs = (await get(session, gateway, "/autellix/v1/programs"))["programs"]
+            found = {each["program_id"]: each["state"] for each in programs}
+            mine = {found.get("report-0"), found.get("report-2")}
+            return "waiting" in mine
+
+        await until_true(waits)
+        whys = [await get(session, gateway, f"/autellix/v1/programs/report-{at}/why") for at in (0, 2)]
+        waiting = [call for why in whys for call in why["calls"] if call["state"] == "waiting"]
+        assert all(call["position"] is not None for call in waiting)
+        short = [asyncio.create_task(run(f"react-{at}", gateways[at % 2], 3, SHORT)) for at in range(4)]
+        await asyncio.gather(*long, *short)
+    last_short = max(end for name, end in ends.items() if name.startswith("react"))
+    first_long = min(end for name, end in ends.items() if name.startswith("report"))
+    assert last_short < first_long
+
+
+async def test_a_killed_gateway_leaves_the_other_alone_and_returns(gateways: list[Server]) -> None:
+    one, other = gateways
+    async with client() as session:
+        running = asyncio.create_task(chat(session, other, "survivor", LONG))
+        one.kill()
+        assert (await running)["estimated"] is False
+        await asyncio.to_thread(one.start)
+        await reports(session, one, "up")
+        assert (await chat(session, one, "back", SHORT))["estimated"] is False
+
+
+async def test_a_wrong_secret_is_said_by_both_sides(engine: Server, folder: Path) -> None:
+    stranger = Server(gateway_spec("stranger", engine, folder, secret="some other secret"))
+    try:
+        await asyncio.to_thread(stranger.start)
+        async with client() as session:
+            await reports(session, stranger, "refused")
+            receipt = await chat(session, stranger, "p", SHORT)
+            assert receipt["estimated"] is True
+            assert "refuses our secret" in stranger.log_tail()
+            assert "with another engine.report_secret" in engine.spec.log.read_text()
+    finally:
+        stranger.kill()
+
+
+async def test_a_killed_engine_returns_to_both(engine: Server, gateways: list[Server]) -> None:
+    async with client() as session:
+        engine.kill()
+        for gateway in gateways:
+
+            async def has_gone(gateway: Server = gateway) -> bool:
+                [row] = (await get(session, gateway, "/autellix/v1/engines"))["engines"]
+                return bool(row["reporting"] != "up")
+
+            await until_true(has_gone)
+        await asyncio.to_thread(engine.start)
+        for gateway in gateways:
+            await reports(session, gateway, "up")
+
+            async def is_ready(gateway: Server = gateway) -> bool:
+                return bool((await get(session, gateway, "/readyz")).get("status") == "ready")
+
+            await until_true(is_ready)
+            assert (await chat(session, gateway, "again", SHORT))["estimated"] is False

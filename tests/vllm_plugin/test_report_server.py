@@ -1,0 +1,346 @@
+"""An engine's report port: who gets what, and what strangers cannot do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from tests.report_links import FACTS, SECRET, free_address, linked, serving
+from tests.waiting import PATIENCE_S, until, wait_until
+from zmq.utils import z85
+
+from autellix_backend.engines.report_client import LinkState
+from autellix_backend.reports.link import HELLO, GatewayHello, link_key
+from autellix_backend.vllm_plugin import report_server
+from autellix_backend.vllm_plugin.report_outlet import ReportOutlet
+from autellix_backend.vllm_plugin.report_server import ReportServer, port_of_rank
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+"""The first bytes of a ZeroMQ client that knows nothing."""
+
+
+def peer_of(address: str, secret: str = SECRET) -> tuple[zmq.Context[Any], Any]:
+    """Return the socket of a gateway that does as it likes."""
+    context: zmq.Context[Any] = zmq.Context()
+    peer: Any = context.socket(zmq.DEALER)
+    public, private = zmq.curve_keypair()
+    peer.curve_publickey, peer.curve_secretkey = public, private
+    peer.curve_serverkey = zmq.curve_public(z85.encode(link_key(secret)))
+    peer.rcvtimeo = int(1000 * PATIENCE_S)
+    peer.connect(address)
+    return context, peer
+
+
+def host_port(address: str) -> tuple[str, int]:
+    return "127.0.0.1", int(address.rpartition(":")[2])
+
+
+async def test_each_gateway_gets_its_own_reports_and_all_snapshots() -> None:
+    address = free_address()
+    with serving(address) as server:
+        async with linked(address, name="g1") as one, linked(address, name="g2") as other:
+            await until(lambda: server.is_connected("g1") and server.is_connected("g2"))
+            assert server.send("g1", b"report 1")
+            assert server.send("g2", b"report 2")
+            assert server.broadcast(b"snapshot")
+            await one.has(b"report 1", b"snapshot")
+            await other.has(b"report 2", b"snapshot")
+    assert (server.sent_records, server.dropped_records) == (2, 0)
+
+
+async def test_a_gateway_that_comes_later_gets_the_last_snapshot() -> None:
+    address = free_address()
+    with serving(address) as server:
+        async with linked(address, name="g1") as one:
+            await until(lambda: server.has_gateways)
+            server.broadcast(b"old")
+            server.broadcast(b"new")
+            await one.has(b"old", b"new")
+            async with linked(address, name="g2") as other:
+                await other.has(b"new")
+
+
+async def test_a_report_for_a_gateway_that_is_not_there_is_counted() -> None:
+    with serving(free_address()) as server:
+        server.send("g9", b"lost")
+        wait_until(lambda: server.dropped_records == 1)
+
+
+def test_a_stranger_gets_nothing() -> None:
+    """Not one byte beyond ZeroMQ's greeting, with any first bytes, and not for long."""
+    address = free_address()
+    with serving(address) as server:
+        server.broadcast(b"secret snapshot")
+        for hello in (
+            b"GET / HTTP/1.1\r\n\r\n",
+            os.urandom(4096),
+            GREETING + b"\x04\x29\x05READY" + bytes(40),
+        ):
+            with socket.create_connection(host_port(address), timeout=PATIENCE_S) as stranger:
+                stranger.sendall(hello)
+                got = b""
+                try:
+                    while part := stranger.recv(4096):
+                        got += part
+                except ConnectionResetError:
+                    pass
+            assert len(got) <= len(GREETING)
+        assert not server.has_gateways
+
+
+def test_a_connection_without_a_handshake_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_server, "HANDSHAKE_MS", 50)
+    address = free_address()
+    with serving(address), socket.create_connection(host_port(address), timeout=PATIENCE_S) as stranger:
+        while stranger.recv(4096):
+            pass
+
+
+def test_too_many_connections_close_the_port_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(report_server, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(report_server, "CLOSED_S", 0.1)
+    monkeypatch.setattr(report_server, "POLL_MS", 20)
+    address = free_address()
+    caplog.set_level(logging.WARNING)
+    with serving(address) as server:
+        strangers = [socket.create_connection(host_port(address), timeout=PATIENCE_S) for _ in range(8)]
+        wait_until(lambda: "8 connections at" in caplog.text)
+        for stranger in strangers:
+            # They are cut off.
+            while stranger.recv(4096):
+                pass
+            stranger.close()
+        wait_until(lambda: server.is_listening)
+        socket.create_connection(host_port(address)).close()
+
+
+async def test_gateways_return_after_a_flood(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_server, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(report_server, "CLOSED_S", 0.1)
+    monkeypatch.setattr(report_server, "POLL_MS", 20)
+    address = free_address()
+    with serving(address) as server:
+        async with linked(address) as gateway:
+            await gateway.reaches(LinkState.UP)
+            strangers = [socket.create_connection(host_port(address)) for _ in range(4)]
+            await until(lambda: not gateway.client.is_up)
+            for stranger in strangers:
+                stranger.close()
+            await gateway.reaches(LinkState.UP)
+            server.send("g1", b"still here")
+            await gateway.has(b"still here")
+
+
+async def test_a_wrong_secret_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    address = free_address()
+    caplog.set_level(logging.WARNING)
+    with serving(address) as server:
+        async with linked(address, secret="another secret of theirs") as gateway:
+            await gateway.reaches(LinkState.REFUSED)
+            await until(lambda: "with another engine.report_secret" in caplog.text)
+            server.broadcast(b"snapshot")
+            assert gateway.messages == []
+        async with linked(address, secret=None) as gateway:
+            await gateway.reaches(LinkState.LOCKED)
+            await until(lambda: "without engine.report_secret" in caplog.text)
+    lines = [record.message for record in caplog.records]
+    assert len(lines) == len(set(lines)) == 2
+
+
+async def test_an_engine_without_a_secret_says_so_and_lets_nobody_in(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    address = free_address()
+    caplog.set_level(logging.WARNING)
+    with serving(address, secret=None) as server:
+        async with linked(address) as gateway:
+            await gateway.reaches(LinkState.REFUSED)
+        assert not server.has_gateways
+    assert "AUTELLIX_ENGINE_REPORT_SECRET is not set" in caplog.text
+
+
+async def test_garbage_of_a_gateway_harms_nobody() -> None:
+    address = free_address()
+    with serving(address) as server:
+        context, peer = peer_of(address)
+        for frames in ([b""], [HELLO], [HELLO, b"{"], [b"x"] * 50, [HELLO, b"[" * 4000], [b"", HELLO, b"{}"]):
+            peer.send_multipart(frames)
+        async with linked(address) as gateway:
+            await gateway.reaches(LinkState.UP)
+            assert server.is_connected("g1")
+        # Larger than any hello: the connection ends.
+        peer.send_multipart([HELLO, bytes(5000)])
+        context.destroy(linger=0)
+
+
+def test_gateways_are_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(report_server, "MAX_GATEWAYS", 2)
+    caplog.set_level(logging.WARNING)
+    address = free_address()
+    with serving(address) as server:
+        context, peer = peer_of(address)
+        for number in range(4):
+            peer.send_multipart([HELLO, GatewayHello(gateway=f"g{number}", version="1").to_bytes()])
+        wait_until(lambda: "more than 2 gateways" in caplog.text)
+        assert [server.is_connected(f"g{number}") for number in range(4)] == [True, True, False, False]
+        context.destroy(linger=0)
+
+
+def test_a_gateway_that_does_not_read_loses_messages_and_holds_up_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(report_server, "MAX_UNSENT", 10)
+    address = free_address()
+    with serving(address) as server:
+        context, peer = peer_of(address)
+        peer.rcvhwm = 1
+        peer.send_multipart([HELLO, GatewayHello(gateway="slow", version="1").to_bytes()])
+        wait_until(lambda: server.is_connected("slow"))
+        # More than the kernel's buffers hold on both sides.
+        for _ in range(2_000):
+            server.send("slow", bytes(20_000))
+        wait_until(lambda: server.dropped_records > 0)
+        wait_until(lambda: server.sent_records + server.dropped_records == 2_000)
+        context.destroy(linger=0)
+
+
+def test_a_silent_gateway_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_server, "LOST_S", 0.1)
+    monkeypatch.setattr(report_server, "POLL_MS", 20)
+    address = free_address()
+    with serving(address) as server:
+        context, peer = peer_of(address)
+        peer.send_multipart([HELLO, GatewayHello(gateway="g", version="1").to_bytes()])
+        wait_until(lambda: server.is_connected("g"))
+        wait_until(lambda: not server.is_connected("g"))
+        context.destroy(linger=0)
+
+
+def test_what_waits_for_the_thread_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_server, "MAX_PENDING", 0)
+    with serving(free_address()) as server:
+        assert not server.send("g", b"x")
+        assert server.dropped_records == 1
+
+
+def test_a_taken_port_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(report_server, "CLOSED_S", 0.05)
+    monkeypatch.setattr(report_server, "POLL_MS", 20)
+    address = free_address()
+    with socket.create_server(host_port(address)):
+        server = ReportServer(address, SECRET, lambda: None)  # type: ignore[arg-type, return-value]
+        assert not server.is_listening
+        assert "cannot listen" in caplog.text
+    wait_until(lambda: server.is_listening)
+    server.close()
+
+
+async def test_a_fault_ends_reports_and_not_the_engine(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> Any:
+        raise RuntimeError("no facts")
+
+    address = free_address()
+    with serving(address, facts=fail) as server:
+        async with linked(address):
+            await until(lambda: "reports to gateways have ended" in caplog.text)
+        await until(lambda: not server.send("g1", b"x"))
+        assert not server.has_gateways
+
+
+async def test_a_recorded_connection_cannot_be_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a gateway has ever sent, sent again by one who has recorded it."""
+    monkeypatch.setattr(report_server, "LOST_S", 0.5)
+    monkeypatch.setattr(report_server, "POLL_MS", 20)
+    address, recorded = free_address(), b""
+    with serving(address) as server:
+        with socket.create_server(("127.0.0.1", 0)) as relay:
+            relay_address = f"tcp://127.0.0.1:{relay.getsockname()[1]}"
+            async with linked(relay_address, name="victim"):
+                recorded = await relay_until(relay, host_port(address), server)
+        await until(lambda: not server.is_connected("victim"))
+        with socket.create_connection(host_port(address), timeout=PATIENCE_S) as attacker:
+            attacker.sendall(recorded)
+            got = attacker.recv(65536)
+            try:
+                while part := attacker.recv(65536):
+                    got += part
+            except (ConnectionResetError, TimeoutError):
+                pass
+        assert not server.is_connected("victim")
+        # A greeting and the answer to the first message, which anybody gets who repeats it: nothing else.
+        assert len(got) < 300
+
+
+async def relay_until(relay: socket.socket, target: tuple[str, int], server: ReportServer) -> bytes:
+    """Pass bytes on in both directions until the gateway is connected; return those of the gateway."""
+    loop = asyncio.get_running_loop()
+    relay.setblocking(False)
+    inner, _ = await loop.sock_accept(relay)
+    outer = socket.create_connection(target)
+    for end in (inner, outer):
+        end.setblocking(False)
+    sent = b""
+
+    async def pass_on(source: socket.socket, sink: socket.socket, *, is_recorded: bool) -> None:
+        nonlocal sent
+        while data := await loop.sock_recv(source, 65536):
+            sent += data if is_recorded else b""
+            await loop.sock_sendall(sink, data)
+
+    tasks = [
+        asyncio.create_task(pass_on(inner, outer, is_recorded=True)),
+        asyncio.create_task(pass_on(outer, inner, is_recorded=False)),
+    ]
+    await until(lambda: server.is_connected("victim"))
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    inner.close()
+    outer.close()
+    return sent
+
+
+def test_each_rank_has_a_port() -> None:
+    assert port_of_rank("tcp://0.0.0.0:9000", 0) == "tcp://0.0.0.0:9000"
+    assert port_of_rank("tcp://[::]:9000", 3) == "tcp://[::]:9003"
+
+
+async def test_an_outlet_prefers_the_named_gateway_to_the_local_socket(tmp_path: Path) -> None:
+    address = free_address()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as local:
+        local.bind(str(tmp_path / "a.sock"))
+        local.settimeout(PATIENCE_S)
+        outlet = ReportOutlet(str(tmp_path / "a.sock"))
+        outlet.listen(address, SECRET, lambda: FACTS)
+        async with linked(address) as gateway:
+            await gateway.reaches(LinkState.UP)
+            assert outlet.send(b"far", "g1")
+            assert outlet.send(b"near")
+            assert outlet.send(b"near, too", "g2")
+            assert outlet.offer(b"both")
+            await gateway.has(b"far", b"both")
+            assert [local.recv(99) for _ in range(3)] == [b"near", b"near, too", b"both"]
+        assert outlet.dropped_records == 0
+        outlet.close()
+
+
+async def test_an_outlet_without_a_socket_waits_for_gateways() -> None:
+    address, outlet = free_address(), ReportOutlet(None)
+    outlet.listen(address, SECRET, lambda: FACTS)
+    assert not outlet.is_enabled
+    assert not outlet.offer(b"nobody")
+    async with linked(address) as gateway:
+        await gateway.reaches(LinkState.UP)
+        assert outlet.is_enabled
+    outlet.close()
+    outlet.close()
