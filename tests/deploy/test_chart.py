@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from typing import Any
@@ -19,8 +20,9 @@ from tests.deploy.chart import (
     variables,
 )
 
+from autellix_backend.engines.factory import make_remote
 from autellix_backend.engines.vllm_command import RESERVED_ARGUMENTS, SCHEDULER_CLASS
-from autellix_backend.settings import Settings, layer_from_environment, load_settings
+from autellix_backend.settings import Settings, layer_from_environment, load_settings, report_secret
 from autellix_backend.settings.scheduler import scheduler_from_mapping
 from autellix_backend.vllm_plugin.settings import PluginSettings
 
@@ -33,6 +35,7 @@ EVERYTHING: dict[str, Any] = {
         "nodeSelector": {"pool": "cpu"},
         "tolerations": [{"key": "cpu", "operator": "Exists"}],
         "affinity": {"podAntiAffinity": {}},
+        "priorityClassName": "serving",
         "extraEnv": [{"name": "TZ", "value": "UTC"}],
     },
     "settings": {
@@ -64,6 +67,9 @@ EVERYTHING: dict[str, Any] = {
         "nodeSelector": {"pool": "gpu"},
         "tolerations": [{"key": "gpu", "operator": "Exists"}],
         "affinity": {"nodeAffinity": {}},
+        "priorityClassName": "serving",
+        "runtimeClassName": "nvidia",
+        "networkPolicy": {"extraFrom": [{"namespaceSelector": {}}]},
     },
     "externalEngines": ["http://gpu9:8000"],
     "tenants": {"existingSecret": "tenants"},
@@ -97,7 +103,7 @@ def test_all_objects_are_valid_for_kubernetes(values: dict[str, Any], version: s
         # Not Kubernetes' own, so its schema is not there.
         if manifest["kind"] != "ServiceMonitor":
             validator.validate(manifest, version, strict=True)
-    assert len(manifests) == (12 if values else 9)
+    assert len(manifests) == (13 if values else 10)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +117,7 @@ def test_all_objects_are_valid_for_kubernetes(values: dict[str, Any], version: s
         ({"settings": {"gatway": {}}}, "gatway"),
         ({"settings": {"store": {"url": "redis://:secret@host"}}}, "url"),
         ({"settings": {"engine": {"max_in_flight": {"a": 1}}}}, "max_in_flight"),
+        ({"settings": {"engine": {"report_secret": "in the open 123"}}}, "report_secret"),
         ({"engine": {"model": ""}}, "model"),
         ({"engine": {"extraArgs": ["--port=9"]}}, "extraArgs"),
         ({"externalEngines": ["gpu1:8000"]}, "externalEngines"),
@@ -172,6 +179,56 @@ def test_engines_have_the_gateways_policy() -> None:
     assert told.report_socket is None
 
 
+def test_engines_report_where_gateways_ask() -> None:
+    """At the port that follows from the address, and with one secret, which is in no argument."""
+    manifests = render()
+    args = container(manifests, "engine")["args"]
+    told = PluginSettings.from_additional_config(json.loads(args[args.index("--additional-config") + 1]))
+    engine = settings_of().engine
+    for number, url in enumerate(engine.urls):
+        remote = make_remote(engine, url, name=f"remote-{number}", kind="vllm")
+        host = f"ax-engine-{number}.ax-engine.{NAMESPACE}.svc"
+        assert list(remote.report_endpoints) == [f"tcp://{host}:9000"]
+    assert told.report_address == "tcp://0.0.0.0:9000"
+    secrets = {
+        str(variables(manifests, each)["AUTELLIX_ENGINE_REPORT_SECRET"]) for each in ("gateway", "engine")
+    }
+    assert secrets == {str({"secretKeyRef": {"name": "ax-secrets", "key": "report-secret"}})}
+    value = base64.b64decode(the(manifests, "Secret")["data"]["report-secret"]).decode()
+    assert report_secret({"AUTELLIX_ENGINE_REPORT_SECRET": value}) == value
+
+
+def test_a_secret_of_others_may_lack_that_for_reports() -> None:
+    manifests = render({"existingSecret": "mine"})
+    for component in ("gateway", "engine"):
+        source = variables(manifests, component)["AUTELLIX_ENGINE_REPORT_SECRET"]["secretKeyRef"]
+        assert source == {"name": "mine", "key": "report-secret", "optional": True}
+
+
+def test_only_gateways_reach_engines() -> None:
+    [rule] = the(render(), "NetworkPolicy")["spec"]["ingress"]
+    [peer] = rule["from"]
+    gateway = the(render(), "Deployment", "gateway")["spec"]["template"]["metadata"]["labels"]
+    assert peer["podSelector"]["matchLabels"].items() <= gateway.items()
+    assert rule["ports"] == [{"port": "http"}, {"port": 9000, "endPort": 9063}]
+    prometheus = {"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}
+    values = {"engine": {"networkPolicy": {"extraFrom": [prometheus]}, "scheduler": False}}
+    rules = the(render(values), "NetworkPolicy")["spec"]["ingress"]
+    assert [rule["ports"] for rule in rules] == [[{"port": "http"}]] * 2
+    assert rules[1]["from"] == [prometheus]
+    assert "NetworkPolicy" not in kinds(render({"engine": {"networkPolicy": {"enabled": False}}}))
+
+
+def test_pods_spread_over_nodes() -> None:
+    for component in ("gateway", "engine"):
+        [constraint] = pods(render())[component]["topologySpreadConstraints"]
+        assert constraint["topologyKey"] == "kubernetes.io/hostname"
+        labels = constraint["labelSelector"]["matchLabels"]
+        assert labels["app.kubernetes.io/component"] == component
+        bare = pods(render({component: {"topologySpreadConstraints": []}}))[component]
+        assert "topologySpreadConstraints" not in bare
+
+
 def test_extra_arguments_replace_none_of_ours() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     refused = re.compile(schema["properties"]["engine"]["properties"]["extraArgs"]["items"]["not"]["pattern"])
@@ -227,13 +284,15 @@ def test_probes_use_existing_paths() -> None:
 def test_ports_match() -> None:
     manifests = render()
     for component in ("gateway", "engine", "redis"):
-        [port] = container(manifests, component)["ports"]
-        [outside] = the(manifests, "Service", component)["spec"]["ports"]
-        assert outside["targetPort"] == port["name"]
+        inside = container(manifests, component)["ports"]
+        outside = the(manifests, "Service", component)["spec"]["ports"]
+        assert [port["targetPort"] for port in outside] == [port["name"] for port in inside]
     [port] = container(manifests, "gateway")["ports"]
     assert variables(manifests, "gateway")["AUTELLIX_GATEWAY_PORT"] == str(port["containerPort"])
     args = container(manifests, "engine")["args"]
-    [port] = container(manifests, "engine")["ports"]
+    port, reports = container(manifests, "engine")["ports"]
+    told = PluginSettings.from_additional_config(json.loads(args[args.index("--additional-config") + 1]))
+    assert told.report_address == f"tcp://0.0.0.0:{reports['containerPort']}"
     assert args[args.index("--port") + 1] == str(port["containerPort"])
 
 
@@ -259,6 +318,7 @@ def test_the_autoscaler_and_the_deployment_do_not_fight() -> None:
 def test_the_chart_works_with_running_engines_only() -> None:
     manifests = render({"engine": {"enabled": False}, "externalEngines": ["http://gpu9:8000"]})
     assert kinds(manifests) == {"Deployment", "Service", "Secret", "PodDisruptionBudget"}
+    assert "AUTELLIX_ENGINE_REPORT_SECRET" not in variables(manifests, "gateway")
     assert variables(manifests, "gateway")["AUTELLIX_ENGINE_URLS"] == "http://gpu9:8000"
 
 

@@ -14,9 +14,10 @@ import pytest
 from tests.deploy.chart import DEPLOY
 
 from autellix_backend.cli.serve import FLUSH_TIMEOUT_S
+from autellix_backend.engines.factory import make_remote
 from autellix_backend.engines.replica import EXIT_MARGIN_S, SHUTDOWN_TIMEOUT_S
 from autellix_backend.engines.vllm_command import RESERVED_ARGUMENTS, SCHEDULER_CLASS
-from autellix_backend.settings import Settings, load_settings
+from autellix_backend.settings import Settings, load_settings, report_secret
 from autellix_backend.vllm_plugin.settings import PluginSettings
 
 ROOT = DEPLOY.parent
@@ -81,6 +82,17 @@ def test_an_engine_schedules_by_programs() -> None:
     config = json.loads(environment(UNITS / "engine.env")["ENGINE_ADDITIONAL_CONFIG"])
     assert PluginSettings.from_additional_config(config).scheduler == Settings().scheduler
     assert [word for word in words if word.startswith("--") and word not in RESERVED_ARGUMENTS] == []
+
+
+def test_an_engine_reports_where_gateways_ask() -> None:
+    engine, gateway = environment(UNITS / "engine.env"), environment(UNITS / "gateway.env")
+    told = PluginSettings.from_additional_config(json.loads(engine["ENGINE_ADDITIONAL_CONFIG"]))
+    settings = load_settings(environ=gateway).engine
+    remote = make_remote(settings, f"http://engine1:{engine['ENGINE_PORT']}", name="e", kind="vllm")
+    [endpoint] = remote.report_endpoints
+    assert told.report_address is not None
+    assert told.report_address.rpartition(":")[2] == endpoint.rpartition(":")[2]
+    assert report_secret(engine) == settings.report_secret is not None
 
 
 def test_a_unit_uses_variables_that_its_file_has() -> None:

@@ -24,6 +24,31 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- default (printf "%s-secrets" (include "autellix.name" .)) .Values.existingSecret -}}
 {{- end -}}
 
+{{/* What engines share with gateways for their reports; without the key in a Secret of others there are none. */}}
+{{- define "autellix.reportSecret" -}}
+- name: AUTELLIX_ENGINE_REPORT_SECRET
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "autellix.secret" . }}
+      key: report-secret
+      {{- if .Values.existingSecret }}
+      optional: true
+      {{- end }}
+{{- end -}}
+
+{{/* Constraints with the selector of a component's pods. */}}
+{{- define "autellix.spread" -}}
+{{- $root := .root -}}
+{{- $component := .component -}}
+{{- range .constraints }}
+- {{ toYaml . | nindent 2 | trim }}
+  labelSelector:
+    matchLabels:
+      {{- include "autellix.selector" $root | nindent 6 }}
+      app.kubernetes.io/component: {{ $component }}
+{{- end }}
+{{- end -}}
+
 {{- define "autellix.hasOwnRedis" -}}
 {{- if and .Values.store.redis.enabled (not .Values.store.existingSecret) -}}yes{{- end -}}
 {{- end -}}
