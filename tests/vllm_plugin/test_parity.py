@@ -62,12 +62,8 @@ SCHEDULER: dict[str, Any] = {
     "token_s": 2.0**-8,
     "preemption": "always",
     "boost": 0.0,
-    "admission": "none",
-    "kv_share": 0.6,
 }
-"""The boost is off: its strength follows time, which the simulator reads only where something happens.
-With a larger share of KV memory vLLM would preempt for want of blocks, in other steps than the simulator.
-Admission has tests of its own, with a decision in every step."""
+"""The boost is off: its strength follows time, which the simulator reads only where something happens."""
 
 Arrivals = list[tuple[float, ProgramTrace]]
 
@@ -340,11 +336,7 @@ def test_priced_slots(live: ScriptedEngines, policy: str, changes: dict[str, Any
 
 @pytest.mark.parametrize("policy", ["plas", "atlas", "round_robin", "hinted"])
 def test_priced_blocks(live: ScriptedEngines, policy: str) -> None:
-    """Calls that are refused blocks get those of the same others, or wait as long.
-
-    In these runs no call has to give up blocks of its own for want of the next one: vLLM leaves that step
-    empty, in which the simulator lets the others go on.
-    """
+    """Calls that are refused blocks get those of the same others, or wait as long."""
     simulated, lived = play_priced(live, replace(DEAR, kv_blocks=45), policy=policy)
     assert simulated == lived
 
@@ -359,13 +351,25 @@ def test_priced_beside_a_cache(live: ScriptedEngines, is_async: bool) -> None:
     assert simulated != normal(play_simulated(BUSY, replace(model, has_prefix_cache=False), priced))
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("has_prefix_cache", [False, True])
+@pytest.mark.parametrize("period_steps", PERIODS)
+@pytest.mark.parametrize(
+    ("has_prefix_cache", "is_async"), [(False, False), (True, False), (True, True)], ids=str
+)
 @pytest.mark.parametrize("policy", ["boost", "fcfs", "plas"])
-def test_admission(live: ScriptedEngines, policy: str, has_prefix_cache: bool, is_async: bool) -> None:
+def test_admission(
+    live: ScriptedEngines, policy: str, has_prefix_cache: bool, is_async: bool, period_steps: int
+) -> None:
     """Both admit and withdraw the same calls, where the contexts of all programs are more than fit."""
     model = replace(ROOMY, kv_blocks=90, has_prefix_cache=has_prefix_cache)
-    simulated, lived = play_both(live, BUSY, model, is_async=is_async, policy=policy, admission="working_set")
+    simulated, lived = play_both(
+        live,
+        BUSY,
+        model,
+        is_async=is_async,
+        policy=policy,
+        admission="working_set",
+        period_steps=period_steps,
+    )
     assert simulated == lived
     assert Counter(event for event, *_ in lived)["admit"] > 5
 
@@ -406,6 +410,16 @@ def test_prefix_cache_of_finished_calls(live: ScriptedEngines, policy: str, kind
     assert simulated == lived
 
 
+@pytest.mark.parametrize("period_steps", PERIODS)
+@pytest.mark.parametrize("policy", ["boost", "fcfs", "plas"])
+def test_evictions(live: ScriptedEngines, policy: str, period_steps: int) -> None:
+    """Where contexts are evicted, calls find the same blocks of them."""
+    arrivals = workload("chat", rate_per_s=4.0, is_sharing=True)
+    model = replace(ROOMY, has_prefix_cache=True, kv_blocks=60)
+    simulated, lived = play_both(live, arrivals, model, policy=policy, period_steps=period_steps)
+    assert simulated == lived
+
+
 @pytest.mark.parametrize(
     ("policy", "arrivals", "changes"),
     [
@@ -415,14 +429,8 @@ def test_prefix_cache_of_finished_calls(live: ScriptedEngines, policy: str, kind
             {"has_prefix_cache": True},
             why="calls that share blocks with one that still runs start a step apart; cause not known",
         ),
-        failing(
-            "plas",
-            workload("chat", rate_per_s=4.0, is_sharing=True),
-            {"has_prefix_cache": True, "kv_blocks": 60},
-            why="evictions: the simulator counts blocks by segment, vLLM one by one; hits differ by a block",
-        ),
     ],
-    ids=["running siblings", "evictions"],
+    ids=["running siblings"],
 )
 def test_known_differences(
     live: ScriptedEngines, policy: str, arrivals: Arrivals, changes: dict[str, Any]

@@ -55,6 +55,8 @@ class ProgramBoost:
         spread = (self._statistics.spread - ONE_SIZE_SPREAD) / (FULL_BOOST_SPREAD - ONE_SIZE_SPREAD)
         strength_s = self._share * self._statistics.response_s * min(1.0, max(0.0, spread))
         token_s = self._token_cost.seconds
+        if strength_s == self.strength_s == 0:
+            return False  # Keys are times of arrival.
         if _is_near(strength_s, self.strength_s) and _is_near(token_s, self._token_s):
             return False
         self.strength_s, self._token_s = strength_s, token_s

@@ -119,8 +119,9 @@ class TokenCost:
         if work <= 0:
             return
         kept = _STEP_FADING**steps
-        self._seconds = self._seconds * kept + seconds * steps
-        self._tokens = self._tokens * kept + work * steps
+        counted = (1 - kept) / (1 - _STEP_FADING)
+        self._seconds = self._seconds * kept + seconds * counted
+        self._tokens = self._tokens * kept + work * counted
 
     @property
     def seconds(self) -> float:

@@ -127,11 +127,16 @@ class CallBlocks:
         call.chunk = min(call.known - call.computed, budget)
         self._count_full(call)
 
+    def wanted(self, call: EngineCall) -> int:
+        """Return the blocks that a running call, which is up to date, needs for its next step."""
+        assert call.segment is not None
+        tokens = 1 if call.is_decoding else call.chunk
+        return max(0, self.needed(call.computed + tokens) - call.segment.end)
+
     def extend(self, call: EngineCall) -> bool:
         """Allocate the blocks of a running call's next chunk; return False if there are not enough."""
         assert call.segment is not None
-        wanted = self.needed(call.computed + call.chunk) - call.segment.shared - call.segment.blocks
-        if wanted > 0 and not self.kv.allocate(call.segment, wanted):
+        if not self.kv.allocate(call.segment, self.wanted(call)):
             return False
         self._count_full(call)
         return True
@@ -141,14 +146,15 @@ class CallBlocks:
         assert call.segment is not None
         call.computed += steps
         call.generated += steps
-        held = call.segment.shared + call.segment.blocks
-        self.kv.assign(call.segment, max(0, self.needed(call.computed) - held))
+        self.kv.assign(call.segment, max(0, self.needed(call.computed) - call.segment.end))
 
     def release(self, call: EngineCall) -> None:
         """Release the blocks of a finished or preempted call to the prefix cache."""
+        assert call.segment is not None
         self._count_full(call)
         if self.host is not None:
             self.host.store(call)
+        call.segment.is_open = call.record is None
         self.kv.release(call.segment)
 
     def preempt(self, call: EngineCall) -> None:
@@ -187,6 +193,7 @@ class CallBlocks:
         call.segment.full = max(0, full - call.segment.shared)
         if call.prefix_key is not None and self._model.has_prefix_cache:
             prefix = self._prefixes.setdefault(call.prefix_key, Segment(None, 0))
+            prefix.is_prefix = True
             self.kv.move_to_prefix(call.segment, prefix, call.prefix_tokens // self._model.block_tokens)
 
     def _cached(self, call: EngineCall, base: EngineCall | None) -> tuple[int, Segment | None]:
@@ -207,18 +214,17 @@ class CallBlocks:
         return found, segment if found else None
 
     def _segment_for(self, call: EngineCall) -> Segment:
-        """Return the waiting call's own segment, or a new one where the cache has changed."""
+        """Return the waiting call's own segment, or a new one where others hold more of its content."""
         shared, parent = self._cached(call, call.base)
-        segment = call.segment
-        if segment is None or segment.shared != shared or segment.parent is not parent:
-            return Segment(parent, shared)
-        return segment
+        own = call.segment
+        if own is not None and self.kv.reach(own, own.end) >= max(own.shared, shared):
+            return own
+        if parent is not None and not parent.is_prefix and (parent.is_open or shared < parent.end):
+            parent = self.kv.split(parent, shared)
+        return Segment(parent, shared)
 
     def _hold(self, call: EngineCall, segment: Segment) -> None:
-        """Hold a call's segment in place of its last one."""
-        last = call.segment
-        if last is not None and last is not segment and not last.users:
-            self.kv.drop(last)
+        """Hold a call's segment in place of its last one, which stays in the cache until it is evicted."""
         call.segment = segment
         self.kv.hold(segment)
 

@@ -75,6 +75,8 @@ class SimEngine:
         self._loads_ahead = model.loads_ahead and self.machine.admission is not None and baseline is None
         self._arrivals: list[EngineCall] = []
         self._stretch: Stretch | None = None
+        self._had_room = True
+        """Whether the last step needed no preemption."""
         self._starts = 0
         """Calls that were admitted since the last step."""
         self._log = log
@@ -114,24 +116,38 @@ class SimEngine:
         """Schedule the next steps; return when they end, or None if there is nothing to do."""
         if self.model.holds_arrivals and not self.calls:
             self._advance_idle(now)
-        is_decision = self.batch.steps % self.config.period_steps == 0
-        if is_decision:
-            self._arrive(now)
-            self._decide(now)
-        had_room = self._make_room(now)
-        # As in vLLM, a step that had to preempt for want of blocks admits no call.
-        if had_room and (is_decision or self.model.overprovisions):
-            self._admit(now)
-        if not self.batch.calls and self._loading:
+        is_last = self._prepare_step(now)
+        while not is_last and self._makes_empty_step:
+            self.batch.skip_step()
+            is_last = self._prepare_step(now)
+        if not self.batch.has_work and self._loading:
             return self._wait_for_load(now)
         if not self.batch.calls:
-            has_work = self._arrivals or (self.calls and not (is_decision and had_room))
+            has_work = self._arrivals or (self.calls and not is_last)
             return self._wait_for_decision(now) if has_work else self._wait_for_baseline(now)
         stretch = self._stretch = self._next_step(now)
         if not self.batch.prefilling:
             stretch.steps = self._like_steps(stretch)
         self.swap_s += stretch.delay_s
         return stretch.end_s
+
+    @property
+    def _makes_empty_step(self) -> bool:
+        """Whether no call is in the step: then it takes no time, and the next one may have calls."""
+        is_empty = self.calls and not self.batch.has_work
+        return bool(is_empty) and not (self._loading or self.model.holds_arrivals)
+
+    def _prepare_step(self, now: float) -> bool:
+        """Decide and admit; return whether another step without calls would find the same."""
+        is_decision = self.batch.steps % self.config.period_steps == 0
+        if is_decision:
+            self._arrive(now)
+            self._decide(now)
+        self._had_room = self._make_room(now)
+        # As in vLLM, a step that had to preempt for want of blocks admits no call.
+        if self._had_room and (is_decision or self.model.overprovisions):
+            self._admit(now)
+        return is_decision and self._had_room
 
     def end(self, now: float) -> list[EngineCall]:
         """Account for the stretch's tokens and time; return the calls that finished."""
@@ -162,7 +178,8 @@ class SimEngine:
         for call in self.calls.values():
             assert call.is_running == (call.call_id in running), call.call_id
             is_prefilling = call.call_id in self.batch.prefilling
-            assert call.is_decoding == (call.is_running and not is_prefilling), call.call_id
+            is_paused = call in self.batch.paused
+            assert call.is_decoding == (call.is_running and not is_prefilling and not is_paused), call.call_id
 
     # Arrivals and departures.
 
@@ -287,17 +304,41 @@ class SimEngine:
 
     def _make_room(self, now: float) -> bool:
         """Allocate the blocks of the next step; return False if that took a preemption."""
-        preemptions = self.preemptions
+        prefilling = list(self.batch.prefilling.values())
         budget = self.model.token_budget - self.batch.decodes
-        for call in list(self.batch.prefilling.values()):
+        for call in prefilling:
             call.chunk = min(call.known - call.computed, budget)
             budget -= call.chunk
-            while call.is_running and not self.blocks.extend(call):
-                self._preempt(self._victims.worst(), now)
         kv = self.blocks.kv
-        while kv.growth(self.batch.steps, 1) > kv.available:
-            self._preempt(self._victims.worst(), now)
-        return self.preemptions == preemptions
+        wanted = sum(map(self.blocks.wanted, prefilling)) + kv.growth(self.batch.steps, 1)
+        has_room = wanted <= kv.available
+        for call in prefilling if has_room else self._make_way(now):
+            self.blocks.extend(call)
+        return has_room
+
+    def _make_way(self, now: float) -> list[EngineCall]:
+        """Preempt until the blocks suffice; return the prefilling calls that are in the step.
+
+        As in vLLM, calls get their blocks in the order of their slots. Where the one to preempt is the one
+        that asks, the calls behind it are not in the step.
+        """
+        wanted: dict[str, int] = {}
+        calls = list(self.batch.calls.values())
+        for call in calls:
+            self.batch.bring_up(call)
+        for place, call in enumerate(calls):
+            if not call.is_running:
+                continue
+            blocks = self.blocks.wanted(call)
+            while call.is_running and sum(wanted.values()) + blocks > self.blocks.kv.available:
+                victim = self._victims.worst()
+                wanted.pop(victim.call_id, None)
+                self._preempt(victim, now)
+            if not call.is_running:
+                self.batch.pause([behind for behind in calls[place:] if behind.is_running])
+                break
+            wanted[call.call_id] = blocks
+        return [call for call in self.batch.prefilling.values() if call.chunk]
 
     def _admit(self, now: float) -> None:
         """Admit waiting calls in the machine's order."""
@@ -390,7 +431,7 @@ class SimEngine:
 
     def _like_steps(self, stretch: Stretch) -> int:
         """Return how many steps of the same calls fit in before anything may change."""
-        if self._victims.may_preempt_for_blocks:
+        if self._victims.may_preempt_for_blocks or not self._had_room:
             return 1
         decoding = self.batch.decoding
         steps = min(decoding.next_finish - self.batch.steps, self._steps_to_change(stretch))
@@ -402,7 +443,7 @@ class SimEngine:
         if self._loading and free > 0:
             left_s = min(call.ready_s for call in self._loading.values()) - stretch.start_s
             steps = min(steps, max(1, math.ceil(steps_within(left_s, stretch.step_s, stretch.growth_s))))
-        if self.machine.admission is not None and self._victims.waiting > 0:
+        if self.machine.admission is not None:
             steps = min(steps, self.machine.admission.steps_to_review(self.batch.steps))
         return int(max(1, self.blocks.kv.most_steps(self.batch.steps, steps)))
 

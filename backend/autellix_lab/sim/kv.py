@@ -3,9 +3,9 @@
 A call's content is a prefix shared with an earlier call of its program, and a segment of its own. A system
 prefix that programs share is a segment without a call: the calls that compute its blocks move them there.
 
-Calls hold a segment while they use it (its own call, or later ones that share it). After that it stays in the
-prefix cache until blocks are needed: segments are evicted least recently used first, each from its tail, as
-in vLLM.
+Calls hold a segment while they use it (its own call, or later ones that share it; where they share a part,
+it is split). After that its full blocks stay in the prefix cache until blocks are needed: segments are
+evicted least recently used first, each from its tail, as in vLLM.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["KvBlocks", "Segment"]
 class Segment:
     """The blocks that one call added behind `shared` blocks of its parent's content."""
 
-    __slots__ = ("blocks", "full", "parent", "shared", "stamp", "users")
+    __slots__ = ("blocks", "full", "is_open", "is_prefix", "parent", "shared", "stamp", "users")
 
     def __init__(self, parent: Segment | None, shared: int) -> None:
         self.parent = parent
@@ -29,6 +29,15 @@ class Segment:
         """Full blocks, which the cache can find; while the call runs, those of its prompt."""
         self.users = 0
         self.stamp = -1
+        self.is_open = True
+        """Whether its call may add blocks."""
+        self.is_prefix = False
+        """Whether programs share it: it is found again after an eviction, and never split."""
+
+    @property
+    def end(self) -> int:
+        """The blocks of the content up to its end."""
+        return self.shared + self.blocks
 
 
 class KvBlocks:
@@ -45,8 +54,10 @@ class KvBlocks:
         self._growing_calls = 0
         self._loose = 0
         """Blocks that decoding calls have got and that no segment counts yet."""
-        self._lru: list[tuple[int, Segment]] = []
+        self._lru: list[tuple[int, int, int, Segment]] = []
+        """Stamp, the parts of one segment from its tail, and a number that makes entries different."""
         self._next_stamp = 0
+        self._entries = 0
         self.evicted_blocks = 0
 
     @property
@@ -94,6 +105,20 @@ class KvBlocks:
         segment.full -= moved
         prefix.blocks += moved
         prefix.full = prefix.blocks
+
+    def split(self, segment: Segment, blocks: int) -> Segment:
+        """Cut the content's first blocks off a segment that has more; return the new segment of them."""
+        head = Segment(segment.parent, segment.shared)
+        head.is_open = False
+        head.blocks = head.full = blocks - segment.shared
+        head.users, head.stamp = segment.users, segment.stamp
+        segment.parent, segment.shared = head, blocks
+        segment.blocks -= head.blocks
+        segment.full -= head.full
+        if not segment.users:
+            self._queue(head)
+            self._queue(segment)
+        return head
 
     def start_growing(self, step: int, tokens: int) -> None:
         """Add a call that has so many tokens before `step` and gains one in each step from then on."""
@@ -174,24 +199,29 @@ class KvBlocks:
         self._free -= blocks
 
     def _to_cache(self, segment: Segment) -> None:
-        if not self._has_prefix_cache:
-            self._free += segment.blocks
-            segment.blocks = 0
-            return
-        self._evictable += segment.blocks
+        # Nobody can find the others.
+        kept = min(segment.blocks, segment.full) if self._has_prefix_cache else 0
+        self._free += segment.blocks - kept
+        segment.blocks = kept
+        self._evictable += kept
         segment.stamp = self._next_stamp
         self._next_stamp += 1
+        self._queue(segment)
+
+    def _queue(self, segment: Segment) -> None:
         if segment.blocks and self._total != math.inf:
-            heapq.heappush(self._lru, (segment.stamp, segment))
+            self._entries += 1
+            heapq.heappush(self._lru, (segment.stamp, -segment.shared, self._entries, segment))
 
     def _evict(self, blocks: int) -> None:
         while blocks > 0:
-            stamp, segment = self._lru[0]
-            taken = min(blocks, segment.blocks) if segment.stamp == stamp else 0
+            stamp, shared, _, segment = self._lru[0]
+            is_present = (segment.stamp, -segment.shared) == (stamp, shared)
+            taken = min(blocks, segment.blocks) if is_present else 0
             segment.blocks -= taken
             self._evictable -= taken
             self._free += taken
             self.evicted_blocks += taken
             blocks -= taken
-            if segment.stamp != stamp or segment.blocks == 0:
+            if not is_present or segment.blocks == 0:
                 heapq.heappop(self._lru)
