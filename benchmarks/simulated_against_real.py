@@ -1,14 +1,22 @@
-"""Play programs on a real engine under several policies, simulate the same, and compare the figures.
+"""Play programs on real engines under several policies, and beside each ratio state what the simulator says.
 
-For each policy in turn a backend of its own is started, its engine's step times are fitted as `autellix sim
-calibrate` does it, and the programs are played on it; then the simulator plays the same programs at the same
-arrival times with the fitted model. Both sides are reduced by the same functions. What the client and the
-gateway add to a call is measured in the calibration and played by the simulator as a gap before each call.
+    python benchmarks/simulated_against_real.py [--workloads chat,mixed,tools] [--policies fcfs,boost,plas]
+                                                [--rounds 3] [--programs 40] [--json]
 
-    python benchmarks/simulated_against_real.py [--programs 100] [--policies fcfs,plas,atlas,hinted] [--json]
+Each workload is played on one engine per policy, all up at once; in each round the policies take turns with
+the same programs, arrivals and prompts. `tools` has short KV memory, as the second part of the demo. Arrivals
+come at `--rho` times the capacity, which is measured in each round.
 
-Needs an idle machine. `--url` plays all policies on one running backend, whatever it is: it shows that
-everything works and proves nothing. `--programs` and `--policies` make it shorter.
+After each run an engine model is fitted to that run's own receipts, and the simulator plays the same programs
+at the same times: so the machine's speed in that turn is part of the prediction. "At equal speed" both
+policies are simulated with the model of the first one, as on a machine that does not change.
+What the client and the gateway add to a call is a gap before each call. Sizes are not learned in the
+simulation, and every simulated run begins on a fresh engine.
+
+    python benchmarks/simulated_against_real.py --seeds 30 --replay DIR
+
+draws other arrivals for the programs of a finished measurement in DIR, with the model fitted there, and
+states the spread of the ratios: what chance does to a run of so many programs.
 """
 
 from __future__ import annotations
@@ -20,73 +28,46 @@ import math
 import statistics
 import sys
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
 
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.core.policies import LIVE_POLICY_NAMES
+from autellix_backend.core.policies import LIVE_POLICY_NAMES, make_policy
 from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.bench.backend import BackendProcess
 from autellix_lab.bench.calibrate import choose_bounds
 from autellix_lab.bench.compare import Target, calibrate
 from autellix_lab.bench.metrics import RunSummary, summarise
-from autellix_lab.bench.mixes import measure_mixes, usual_mixes
+from autellix_lab.bench.mixes import measured_calls
 from autellix_lab.bench.replay import ReplayJob, replay
 from autellix_lab.bench.results import CallResult
+from autellix_lab.demo.parts import BLOCK_TOKENS, MAX_CONTEXT_TOKENS, DemoOptions, Part, demo_parts
 from autellix_lab.sim import simulation
-from autellix_lab.sim.calibrate import ModelFit, fit_model
+from autellix_lab.sim.calibrate import FitError, fit_model
 from autellix_lab.sim.engine import Decision, SimEngine
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.workload.arrivals import poisson_arrivals
-from autellix_lab.workload.fit import fit_program
-from autellix_lab.workload.generate import generate_programs
 
-MAX_CONTEXT_TOKENS = 2048
-BLOCK_TOKENS = 32
 TOKEN_BUDGET = 2048
-RUN_TIMEOUT_S = 1800.0
-LARGEST_ERROR = 0.15
-FIGURES = (
-    ("latency_s", "mean"),
-    ("latency_s", "p95"),
-    ("token_latency_s", "mean"),
-    ("latency_steps", "mean"),
-    ("latency_steps", "p95"),
-    ("token_latency_steps", "mean"),
+WORKLOADS = ("chat", "mixed", "tools")
+LARGEST_DEVIATION = 0.15
+FIGURES = tuple(
+    (f"{metric}_{unit}", statistic)
+    for unit in ("steps", "s")
+    for metric, statistic in (("token_latency", "mean"), ("latency", "mean"), ("latency", "p95"))
 )
-RANKED = tuple(metric for metric, statistic in FIGURES if statistic == "mean")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """One backend's calibration."""
+    """An engine as one run shows it."""
 
-    fit: ModelFit
+    model: EngineModel
     overhead_s: float
     """A call's time outside the engine."""
-
-    def model(self, slots: int) -> EngineModel:
-        """Return the engine model; the demo model's KV blocks never run out."""
-        return self.fit.engine_model("fitted", slots, token_budget=TOKEN_BUDGET, block_tokens=BLOCK_TOKENS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
-    """One policy on both sides."""
-
-    policy: str
-    fitted: Fitted
-    real: RunSummary
-    simulated: RunSummary
-    cached_tokens: tuple[int, int]
-    """Prompt tokens that the prefix cache had, real and simulated."""
-
-    def error(self, metric: str, statistic: str) -> float:
-        """Return simulated over real, minus one."""
-        return self.simulated.metrics[metric][statistic] / self.real.metrics[metric][statistic] - 1
 
 
 class CountingEngine(SimEngine):
@@ -102,8 +83,9 @@ class CountingEngine(SimEngine):
 
     def begin(self, now: float) -> float | None:
         """Record where a stretch begins."""
+        end_s = super().begin(now)
         self.ends.append((now, self.batch.steps))
-        return super().begin(now)
+        return end_s
 
     def end(self, now: float) -> Any:
         """Record where a stretch ended."""
@@ -116,14 +98,13 @@ class CountingEngine(SimEngine):
 def play_simulated(
     arrivals_s: Sequence[float],
     programs: Sequence[ProgramTrace],
-    model: EngineModel,
+    fitted: Fitted,
     scheduler: SchedulerConfig,
-    overhead_s: float,
 ) -> list[CallResult]:
     """Simulate, and return the calls as a client of a real backend would have seen them."""
     log: list[Decision] = []
-    delayed = [_delayed(program, overhead_s) for program in programs]
-    settings = simulation.SimSettings(model=model, scheduler=scheduler)
+    delayed = [_delayed(program, fitted.overhead_s) for program in programs]
+    settings = simulation.SimSettings(model=fitted.model, scheduler=scheduler)
     CountingEngine.instances.clear()
     with mock.patch.object(simulation, "SimEngine", CountingEngine):
         simulation.simulate(
@@ -137,7 +118,7 @@ def play_simulated(
         stops[call_id] = stops.get(call_id, 0) + (event == "preempt")
     return [
         replace(
-            _result(call_id, programs, times, stops[call_id], overhead_s, engine.ends),
+            _result(call_id, programs, times, stops[call_id], fitted.overhead_s, engine.ends),
             cached_tokens=engine.cached[call_id],
         )
         for call_id, times in calls.items()
@@ -185,220 +166,304 @@ def _result(
     )
 
 
-def fit_backend(target: Target, slots: int, seconds: float, salt: str) -> Fitted:
-    """Fit an engine model to a backend, and measure what calls take beside their time in the engine."""
-    seen: list[CallResult] = []
-
-    def play(title: str, programs: Sequence[ProgramTrace]) -> list[CallResult]:
-        results = _replay(target, programs, [0.0] * len(programs), f"{salt}:{title}")
-        if not title.startswith("warm-up"):
-            seen.extend(results)
-        return results
-
-    mixes = usual_mixes(slots, prompt_tokens=1024, answer_tokens=128, short_prompt_tokens=64)
-    # The last mix has the demo's lengths.
-    mixes[-1] = replace(mixes[-1], prompt_tokens=256, answer_tokens=64)
-    fit = fit_model(measure_mixes(mixes, play, seconds, lambda text: print(f"  {text}", file=sys.stderr)))
-    overheads = [
+def fit_run(results: Sequence[CallResult], part: Part, slots: int) -> Fitted | None:
+    """Fit an engine to the receipts of a run; None if they do not determine it."""
+    try:
+        fit = fit_model(measured_calls("run", results))
+    except FitError:
+        return None
+    outside = [
         result.response_s - service_s - (result.receipt_number("wait_s") or 0.0)
-        for result in seen
+        for result in results
         if (service_s := result.receipt_number("service_s")) is not None
     ]
-    return Fitted(fit=fit, overhead_s=max(0.0, statistics.median(overheads)))
-
-
-def _replay(
-    target: Target, programs: Sequence[ProgramTrace], arrivals_s: Sequence[float], salt: str
-) -> list[CallResult]:
-    job = ReplayJob(
-        base_url=target.base_url,
-        model=target.model,
-        programs=programs,
-        arrivals_s=arrivals_s,
-        salt=salt,
-        timeout_s=RUN_TIMEOUT_S,
+    return Fitted(
+        model=fit.engine_model(
+            "fitted",
+            slots,
+            token_budget=TOKEN_BUDGET,
+            block_tokens=BLOCK_TOKENS,
+            kv_blocks=None if part.kv_blocks is None else part.kv_blocks - 1,
+        ),
+        overhead_s=max(0.0, statistics.median(outside)),
     )
-    return replay(job)
 
 
-@contextlib.contextmanager
-def backend(args: argparse.Namespace, policy: str, bounds: Sequence[float] | None) -> Iterator[Target]:
-    """Run a backend under a policy."""
-    if args.url is not None:
-        yield Target(base_url=args.url, model=args.model)
-        return
-    scheduler: dict[str, Any] = {"policy": policy, "beta": args.beta}
-    if bounds is not None:
-        scheduler["bounds"] = list(bounds)
-    extra_args = ["--max-model-len", str(2 * MAX_CONTEXT_TOKENS), "--block-size", str(BLOCK_TOKENS)]
-    extra_args += ["--max-num-batched-tokens", str(TOKEN_BUDGET)]
+def part_of(workload: str, args: argparse.Namespace) -> Part:
+    """Return a workload as a part of the demo, with one load."""
+    ample, short = demo_parts(
+        DemoOptions(
+            policies=args.policies,
+            workload="mixed" if workload == "tools" else workload,
+            trace=None,
+            programs=args.programs,
+            tool_programs=args.programs,
+            length_scale=0.25,
+            tree_scale=0.2,
+            rho=args.rho,
+            low_rho=0.3,
+            kv_rho=args.kv_rho,
+            kv_blocks=180,
+            rounds=args.rounds,
+            max_num_seqs=args.max_num_seqs,
+            beta=16.0,
+            calibration_tokens=args.calibration_tokens,
+            seed=args.seed,
+            model=args.model,
+            out=args.out,
+        )
+    )
+    return short if workload == "tools" else ample
+
+
+def scheduler_of(policy: str, bounds: Sequence[float]) -> dict[str, Any]:
+    """Return a policy's settings; `boost` comes with admission by working set, as it is served."""
+    found: dict[str, Any] = {"policy": policy, "admission": "auto"}
+    if make_policy(policy).has_levels:
+        found |= {"beta": 16.0, "bounds": list(bounds)}
+    return found
+
+
+def _backend(
+    part: Part, workload: str, policy: str, bounds: Sequence[float], args: argparse.Namespace
+) -> BackendProcess:
+    extra_args = ["--block-size", str(BLOCK_TOKENS), "--max-num-batched-tokens", str(TOKEN_BUDGET)]
+    most = 2 * MAX_CONTEXT_TOKENS
+    if part.kv_tokens is not None:
+        most = min(most, part.kv_tokens)
+        extra_args += ["--num-gpu-blocks-override", str(part.kv_blocks)]
     settings = {
         "gateway": {"port": 0, "report_wait_s": 5.0},
-        "engine": {"max_num_seqs": args.max_num_seqs, "extra_args": extra_args},
-        "scheduler": scheduler,
+        "engine": {
+            "max_num_seqs": args.max_num_seqs,
+            "extra_args": [*extra_args, "--max-model-len", str(most)],
+        },
+        "scheduler": scheduler_of(policy, bounds),
     }
-    with BackendProcess(policy, args.model, settings, args.out) as process:
-        process.launch()
-        process.wait_ready()
-        yield Target(base_url=process.base_url, model=process.model())
+    return BackendProcess(f"{workload}-{policy}", args.model, settings, args.out)
 
 
-def compare(
-    args: argparse.Namespace, programs: Sequence[ProgramTrace]
-) -> tuple[list[Compared], dict[str, Any]]:
-    """Play and simulate every policy; return both sides and the setting."""
-    found: list[Compared] = []
-    slots = args.max_num_seqs
-    with backend(args, args.policies[0], None) as target:
-        speed = calibrate(target, programs, slots, args.calibration_tokens, _silent, salt="first")
-    bounds = choose_bounds(speed, programs)
-    rate_per_s = speed.rate_for(args.rho, programs)
-    arrivals_s = poisson_arrivals(len(programs), rate_per_s, args.seed)
-    for policy in args.policies:
-        print(f"{policy}: {len(programs)} programs at {rate_per_s:.3g}/s", file=sys.stderr)
-        with backend(args, policy, bounds) as target:
-            fitted = fit_backend(target, slots, args.seconds, f"{args.seed}:{policy}")
-            results = _replay(target, programs, arrivals_s, f"{args.seed}:{policy}:programs")
-        scheduler = SchedulerConfig(policy=policy, bounds=bounds, beta=args.beta)
-        calls = play_simulated(arrivals_s, programs, fitted.model(slots), scheduler, fitted.overhead_s)
-        both = Compared(
-            policy=policy,
-            fitted=fitted,
-            real=summarise(programs, arrivals_s, results),
-            simulated=summarise(programs, arrivals_s, calls),
-            cached_tokens=(_cached_tokens(results), _cached_tokens(calls)),
+def measure(workload: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Play a workload's rounds and simulate each run; return one entry per round."""
+    part = part_of(workload, args)
+    (load, *_) = part.loads
+
+    def speed_of(target: Target, salt: str) -> Any:
+        return calibrate(
+            target, part.calibration, part.calibration_slots, part.calibration_tokens, _silent, salt=salt
         )
-        if both.real.lost_calls:
-            raise RuntimeError(f"{policy}: {both.real.lost_calls} calls were lost: {both.real.errors}")
-        found.append(both)
-    return found, {
-        "programs": len(programs),
-        "calls": sum(len(program.calls) for program in programs),
-        "output_tokens": sum(program.decode_tokens for program in programs),
-        "rho": args.rho,
-        "programs_per_s": rate_per_s,
-        "capacity_tokens_per_s": speed.tokens_per_s,
-        "bounds_s": list(bounds),
-        "beta": args.beta,
-        "max_num_seqs": slots,
-        "seed": args.seed,
-    }
+
+    with contextlib.ExitStack() as stack:
+        bounds: tuple[float, ...] = ()
+        targets: dict[str, Target] = {}
+        levelled = [policy for policy in args.policies if make_policy(policy).has_levels]
+        plain = [policy for policy in args.policies if policy not in levelled]
+        for policies in (plain, levelled):
+            backends = {
+                policy: stack.enter_context(_backend(part, workload, policy, bounds, args))
+                for policy in policies
+            }
+            for backend in backends.values():
+                backend.launch()
+            for policy, backend in backends.items():
+                backend.wait_ready(600)
+                targets[policy] = Target(base_url=backend.base_url, model=backend.model())
+                for number in range(part.warm_ups):
+                    speed = speed_of(targets[policy], f"warm-up {number}")
+            bounds = choose_bounds(speed, part.programs) if levelled and not bounds else bounds
+        rounds = []
+        for number in range(1, args.rounds + 1):
+            speed = speed_of(targets[args.policies[0]], f"round {number}")
+            rate_per_s = speed.rate_for(load.rho, load.programs)
+            arrivals_s = poisson_arrivals(len(load.programs), rate_per_s, args.seed + number)
+            runs = {}
+            for policy in args.policies:
+                target = targets[policy]
+                print(f"{workload}, round {number}, {policy}", file=sys.stderr, flush=True)
+                runs[policy] = replay(
+                    ReplayJob(
+                        base_url=target.base_url,
+                        model=target.model,
+                        programs=load.programs,
+                        arrivals_s=arrivals_s,
+                        salt=f"{args.seed}:{workload}:{number}",
+                    )
+                )
+            rounds.append(compared(part, arrivals_s, runs, bounds, args))
+        return rounds
 
 
-def ranking(found: Sequence[Compared], side: str, metric: str) -> list[str]:
-    """Return the policies from the least to the largest mean of a metric."""
-    ordered = sorted(found, key=lambda both: getattr(both, side).metrics[metric]["mean"])
-    return [both.policy for both in ordered]
-
-
-def report(found: Sequence[Compared], setting: Mapping[str, Any]) -> dict[str, Any]:
-    """Return everything as plain JSON values."""
-    policies = {}
-    for both in found:
-        fit = both.fitted.fit
-        policies[both.policy] = {
-            "model": {
-                "step_s": fit.step_s,
-                "decode_s": fit.decode_s,
-                "context_s": fit.context_s,
-                "prefill_s": fit.prefill_s,
-                "call_s": fit.call_s,
+def compared(
+    part: Part,
+    arrivals_s: Sequence[float],
+    runs: Mapping[str, Sequence[CallResult]],
+    bounds: Sequence[float],
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    """Return one round's figures: real, simulated at each turn's speed, and at equal speed."""
+    programs = part.loads[0].programs
+    first = args.policies[0]
+    base = fit_run(runs[first], part, args.max_num_seqs)
+    if base is None:
+        raise FitError(f"the run of {first} does not determine a model")
+    entry: dict[str, Any] = {"arrivals_s": list(arrivals_s), "policies": {}}
+    for policy, results in runs.items():
+        fitted = fit_run(results, part, args.max_num_seqs) or base
+        config = SchedulerConfig(**scheduler_of(policy, bounds))
+        sides = {"real": results, "simulated": play_simulated(arrivals_s, programs, fitted, config)}
+        sides["equal speed"] = play_simulated(arrivals_s, programs, base, config)
+        summaries = {name: summarise(programs, arrivals_s, calls) for name, calls in sides.items()}
+        if summaries["real"].lost_calls:
+            raise RuntimeError(f"{policy}: calls were lost: {summaries['real'].errors}")
+        entry["policies"][policy] = {
+            "model": fitted.model.to_mapping(),
+            "overhead_s": fitted.overhead_s,
+            "scheduler": scheduler_of(policy, bounds),
+            "figures": {name: _figures(summary) for name, summary in summaries.items()},
+            "cached_share": {
+                name: summary.totals["cached_tokens"] / summary.totals["prompt_tokens"]
+                for name, summary in summaries.items()
             },
-            "fit_errors": dict(fit.errors),
-            "overhead_s": both.fitted.overhead_s,
-            "figures": {
-                f"{metric}.{statistic}": {
-                    "real": both.real.metrics[metric][statistic],
-                    "simulated": both.simulated.metrics[metric][statistic],
-                    "error": both.error(metric, statistic),
-                }
-                for metric, statistic in FIGURES
-            },
-            "preemptions": [both.real.totals["preemptions"], both.simulated.totals["preemptions"]],
-            "prompt_tokens": [both.real.totals["prompt_tokens"], both.simulated.totals["prompt_tokens"]],
-            "cached_tokens": list(both.cached_tokens),
-            "duration_s": [both.real.duration_s, both.simulated.duration_s],
+            "preemptions": {name: summary.totals["preemptions"] for name, summary in summaries.items()},
+            "calls": [asdict(result) for result in results],
         }
-    ranks = {
-        metric: {side: ranking(found, side, metric) for side in ("real", "simulated")} for metric in RANKED
-    }
-    return {"setting": dict(setting), "policies": policies, "ranks": ranks}
+    return entry
 
 
-def print_report(mapping: Mapping[str, Any]) -> None:
-    """Print one line per policy and figure, and the rank orders."""
-    print(json.dumps(mapping["setting"]))
-    print(f"{'policy':>8} {'figure':<26} {'real':>10} {'simulated':>10} {'error':>8}")
-    for policy, entry in mapping["policies"].items():
-        for name, figure in entry["figures"].items():
-            print(
-                f"{policy:>8} {name:<26} {figure['real']:>10.4g} {figure['simulated']:>10.4g} "
-                f"{figure['error']:>+8.1%}"
+def _figures(summary: RunSummary) -> dict[str, float]:
+    return {f"{metric} {statistic}": summary.metrics[metric][statistic] for metric, statistic in FIGURES}
+
+
+def ratio_lines(workload: str, rounds: Sequence[Mapping[str, Any]], policies: Sequence[str]) -> list[str]:
+    """Return the ratios to the first policy: by round real and simulated, and their medians' deviation."""
+    lines = []
+    first, *others = policies
+    for policy in others:
+        for metric, statistic in FIGURES:
+            name = f"{metric} {statistic}"
+            sides = {}
+            for side in ("real", "simulated", "equal speed"):
+                sides[side] = [
+                    entry["policies"][policy]["figures"][side][name]
+                    / entry["policies"][first]["figures"][side][name]
+                    for entry in rounds
+                ]
+            real, simulated, equal = (statistics.median(sides[side]) for side in sides)
+            lines.append(
+                f"{workload:<6} {policy:<6} {name:<26} real {real:5.2f} ({_shown(sides['real'])})  "
+                f"simulated {simulated:5.2f} ({_shown(sides['simulated'])}) {simulated / real - 1:+6.1%}  "
+                f"at equal speed {equal:5.2f}"
             )
-        for name in ("preemptions", "prompt_tokens", "cached_tokens", "duration_s"):
-            real, simulated = entry[name]
-            print(f"{policy:>8} {name:<26} {real:>10.6g} {simulated:>10.6g}")
-    for metric, ranks in mapping["ranks"].items():
-        verdict = "equal" if ranks["real"] == ranks["simulated"] else "different"
-        print(f"{metric}: ranks {verdict}: real {ranks['real']}, simulated {ranks['simulated']}")
+    for policy in policies:
+        entries = [entry["policies"][policy] for entry in rounds]
+        errors = [
+            f"{name} {statistics.median(_deviations(entries, name)):+.0%}"
+            for name in (f"{metric} {statistic}" for metric, statistic in FIGURES)
+        ]
+        shares = [
+            f"{statistics.median(entry['cached_share'][side] for entry in entries):.0%}"
+            for side in ("real", "simulated")
+        ]
+        preempted = [
+            f"{statistics.median(entry['preemptions'][side] for entry in entries):.0f}"
+            for side in ("real", "simulated")
+        ]
+        lines.append(
+            f"{workload:<6} {policy:<6} simulated over real: {', '.join(errors)}; cached "
+            f"{' -> '.join(shares)}; preemptions {' -> '.join(preempted)}"
+        )
+    return lines
 
 
-def make_programs(args: argparse.Namespace) -> list[ProgramTrace]:
-    """Make the demo's kind of programs."""
-    return [
-        fit_program(program, length_scale=args.length_scale, max_context_tokens=MAX_CONTEXT_TOKENS)
-        for program in generate_programs("mixed", args.programs, args.seed, tree_scale=args.tree_scale)
-    ]
+def _deviations(entries: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [entry["figures"]["simulated"][name] / entry["figures"]["real"][name] - 1 for entry in entries]
 
 
-def _cached_tokens(results: Sequence[CallResult]) -> int:
-    return sum(result.cached_tokens or 0 for result in results)
+def _shown(ratios: Sequence[float]) -> str:
+    return " ".join(f"{ratio:.2f}" for ratio in ratios)
+
+
+def spread_lines(workload: str, args: argparse.Namespace) -> list[str]:
+    """Simulate a measured workload with other arrivals; return the spread of the ratios."""
+    rounds = json.loads((args.replay / f"{workload}.json").read_text())
+    part = part_of(workload, args)
+    programs = part.loads[0].programs
+    first, *others = args.policies
+    entry = rounds[0]["policies"]
+    fitted = Fitted(model=EngineModel(**entry[first]["model"]), overhead_s=entry[first]["overhead_s"])
+    last_s = rounds[0]["arrivals_s"][-1]
+    found: dict[str, dict[str, list[float]]] = {policy: {} for policy in others}
+    for seed in range(args.seeds):
+        drawn = poisson_arrivals(len(programs), len(programs) / last_s, 1000 + seed)
+        figures = {
+            policy: _figures(
+                summarise(
+                    programs,
+                    drawn,
+                    play_simulated(drawn, programs, fitted, SchedulerConfig(**entry[policy]["scheduler"])),
+                )
+            )
+            for policy in args.policies
+        }
+        for policy in others:
+            for name, value in figures[policy].items():
+                found[policy].setdefault(name, []).append(value / figures[first][name])
+    lines = []
+    for policy, by_name in found.items():
+        for name, ratios in by_name.items():
+            tenths = statistics.quantiles(ratios, n=10)
+            lines.append(
+                f"{workload:<6} {policy:<6} {name:<26} {args.seeds} draws: median {tenths[4]:.2f}, "
+                f"four of five from {tenths[0]:.2f} to {tenths[8]:.2f}, "
+                f"all from {min(ratios):.2f} to {max(ratios):.2f}"
+            )
+    return lines
 
 
 def _silent(_title: str, _calls: int) -> Any:
     return lambda _result: None
 
 
-def _policies(text: str) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    if unknown := [name for name in names if name not in LIVE_POLICY_NAMES]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(LIVE_POLICY_NAMES)}")
-    return names
+def _names(known: Sequence[str]) -> Any:
+    def parse(text: str) -> tuple[str, ...]:
+        names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+        if unknown := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(known)}")
+        return names
+
+    return parse
 
 
 def main() -> int:
-    """Run the comparison; 0 if the rank orders are equal and every mean is within 15 %."""
+    """Run the benchmark from the command line; 1 if a ratio in steps deviates by more than 15 %."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--programs", type=int, default=100)
-    parser.add_argument("--policies", type=_policies, default=("fcfs", "plas", "atlas", "hinted"))
-    parser.add_argument("--rho", type=float, default=1.5)
-    parser.add_argument("--length-scale", type=float, default=0.25)
-    parser.add_argument("--tree-scale", type=float, default=0.25)
-    parser.add_argument("--max-num-seqs", type=int, default=4)
-    parser.add_argument("--beta", type=float, default=16.0)
+    parser.add_argument("--workloads", type=_names(WORKLOADS), default=WORKLOADS)
+    parser.add_argument("--policies", type=_names(LIVE_POLICY_NAMES), default=("fcfs", "boost", "plas"))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--programs", type=int, default=40)
+    parser.add_argument("--rho", type=float, default=1.5, help="offered load of chat and mixed")
+    parser.add_argument("--kv-rho", type=float, default=1.0, help="of tools, over what fits at once")
+    parser.add_argument("--max-num-seqs", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=30.0, help="to fit each engine")
     parser.add_argument("--calibration-tokens", type=int, default=6000)
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--url", help="play every policy on this running backend, to try the script")
     parser.add_argument("--out", type=Path, default=Path("simulated-against-real"))
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--replay", type=Path, help="a finished measurement, to draw other arrivals for")
+    parser.add_argument("--seeds", type=int, default=30, help="draws of --replay")
     args = parser.parse_args()
+    lines: list[str] = []
+    if args.replay is not None:
+        for workload in args.workloads:
+            lines += spread_lines(workload, args)
+        print("\n".join(lines))
+        return 0
     args.out.mkdir(parents=True, exist_ok=True)
-    mapping = report(*compare(args, make_programs(args)))
-    (args.out / "comparison.json").write_text(json.dumps(mapping, indent=1) + "\n", encoding="utf-8")
-    if args.json:
-        print(json.dumps(mapping))
-    else:
-        print_report(mapping)
-    is_ranked = all(ranks["real"] == ranks["simulated"] for ranks in mapping["ranks"].values())
-    errors = [
-        abs(figure["error"])
-        for entry in mapping["policies"].values()
-        for name, figure in entry["figures"].items()
-        if name.endswith(".mean")
-    ]
-    return int(not is_ranked or max(errors) > LARGEST_ERROR)
+    for workload in args.workloads:
+        rounds = measure(workload, args)
+        (args.out / f"{workload}.json").write_text(json.dumps(rounds) + "\n", encoding="utf-8")
+        lines += ratio_lines(workload, rounds, args.policies)
+    print("\n".join(lines))
+    return 0
 
 
 if __name__ == "__main__":

@@ -137,3 +137,10 @@ def test_a_strength_that_vanishes_moves_all_keys() -> None:
     boost._statistics.known_spread = 0.0
 
     assert (boost.refresh(), boost.strength_s) == (True, 0.0)
+
+
+def test_without_strength_no_cost_moves_the_keys() -> None:
+    boost = make_boost(share=0.0)
+    boost._token_cost.observe(1.0, 5 * TOKEN_S)
+
+    assert not boost.refresh()

@@ -151,11 +151,11 @@ def test_equal_steps_may_be_counted_together() -> None:
     together, singly = TokenCost(0.005), TokenCost(0.005)
     for cost in (together, singly):
         cost.observe(10.0, 1.0)
-    together.observe(100.0, 0.2, steps=3)
-    for _ in range(3):
+    together.observe(100.0, 0.2, steps=300)
+    for _ in range(300):
         singly.observe(100.0, 0.2)
 
-    assert together.seconds == pytest.approx(singly.seconds, rel=1e-3)
+    assert together.seconds == pytest.approx(singly.seconds, rel=1e-12)
 
 
 def test_older_steps_fade() -> None:

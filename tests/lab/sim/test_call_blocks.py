@@ -168,6 +168,48 @@ def test_preempted_calls_release_the_prefix(resume: str) -> None:
     assert cache.kv.available == 20
 
 
+def test_what_nobody_shares_of_a_context_is_evicted_while_the_rest_is_held() -> None:
+    """A later call holds the part of an earlier one that it repeats, and no more."""
+    cache = blocks_of(12)
+    base = call_of(8)
+    assert prefill(cache, base)
+    cache.release(base)
+    later = call_of(4, base=base)
+    later.shared_tokens = 3 * BLOCK
+    assert prefill(cache, later)
+
+    assert cache.kv.available == 12 - 4
+    assert prefill(cache, call_of(8))
+    assert cache.kv.reach(base.segment, 8) == 3
+
+
+def test_a_block_that_is_not_full_is_free_at_once() -> None:
+    """Nobody can find it, so that it is used before any cached block is evicted."""
+    cache = blocks_of(5)
+    first = call_of(2)
+    first.prompt_tokens += 1
+    assert prefill(cache, first)
+    cache.release(first)
+
+    assert prefill(cache, call_of(3))
+    assert cache.kv.evicted_blocks == 0
+    assert cache.held_tokens(call_of(2, base=first), first) == BLOCK
+
+
+def test_a_preempted_call_keeps_its_blocks_where_others_share_some_of_them() -> None:
+    cache = blocks_of()
+    call = call_of(6)
+    assert prefill(cache, call)
+    sibling = call_of(4, base=call)
+    sibling.shared_tokens = 3 * BLOCK
+    assert prefill(cache, sibling)
+    cache.preempt(call)
+    assert prefill(cache, call)
+
+    assert call.recomputed_tokens == 1
+    assert sibling.cached_tokens == 3 * BLOCK
+
+
 def test_without_a_prefix_cache_nothing_is_shared() -> None:
     cache = blocks_of(20, has_prefix_cache=False)
     calls = [call_of(6, prefix=PREFIX) for _ in range(2)]

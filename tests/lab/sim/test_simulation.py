@@ -259,6 +259,26 @@ def test_scarce_blocks_preempt_and_lose_nothing() -> None:
 
 
 @pytest.mark.usefixtures("checked")
+def test_calls_behind_one_that_lacks_a_block_are_left_out_of_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where it is the worst itself; they go on in the next step."""
+    left_out: list[str] = []
+    pause = RunningBatch.pause
+
+    def watch(batch: RunningBatch, calls: Sequence[EngineCall]) -> None:
+        left_out.extend(call.call_id for call in calls)
+        pause(batch, calls)
+
+    monkeypatch.setattr(RunningBatch, "pause", watch)
+    arrivals = workload(rate_per_s=5.0)
+    _, log = play(arrivals, "mlfq", kv_blocks=40, preemption="always")
+    assert left_out
+    finished = [call for _, (event, call, _) in log if event == "finish"]
+    assert len(finished) == len(set(finished)) == sum(len(program.calls) for _, program in arrivals)
+
+
+@pytest.mark.usefixtures("checked")
 def test_without_preemption_only_missing_blocks_take_a_slot() -> None:
     arrivals = workload(rate_per_s=5.0)
     free, _ = play(arrivals, kv_blocks=None)
