@@ -379,7 +379,7 @@ def test_simultaneous_calls_of_a_program_share_their_beginning(engine: Engine) -
     engine.arrive("a2", 35, shared=30)
     engine.arrive("a3", 40, shared=30)
 
-    assert engine.admission.active.tokens == 40 + (30 - 0) + (35 - 30)
+    assert engine.admission.active.tokens == 30 + (35 - 30) + (40 - 30)
 
 
 def test_a_prefix_that_programs_share_counts_once(engine: Engine) -> None:
@@ -765,3 +765,64 @@ def test_the_key_of_a_waiting_program_follows_what_its_calls_report(engine: Engi
     engine.arrive("c2", 60, shared=60, age_s=9.0)
 
     assert engine.admission.places() == {"c": 1, "b": 2}
+
+
+def test_running_calls_of_an_inactive_program_keep_their_memory(engine: Engine) -> None:
+    engine.arrive("a1", 40)
+    engine.arrive("b1", 50)
+    engine.run("a1", "b1")
+    engine.grown = {"a1": 70, "b1": 50}
+    engine.review(steps=REVIEW_STEPS)
+    assert engine.active == "a"
+    engine.arrive("c1", 25)
+    engine.review()
+    assert engine.active == "a"
+
+    engine.finish("b1", 50)
+    engine.review()
+
+    assert engine.active == "ac"
+
+
+def test_a_program_may_come_back_into_the_memory_of_its_own_running_calls(engine: Engine) -> None:
+    engine.arrive("a1", 40)
+    engine.arrive("b1", 50)
+    engine.run("a1", "b1")
+    engine.grown = {"a1": 70, "b1": 50}
+    engine.review(steps=REVIEW_STEPS)
+    assert engine.active == "a"
+
+    engine.finish("a1")
+    engine.machine.end_program("a", engine.now)
+    engine.review()
+
+    assert (engine.active, engine.admission.active.tokens) == ("b", 50)
+
+
+def test_an_inactive_program_whose_calls_were_preempted_holds_no_memory(engine: Engine) -> None:
+    engine.arrive("a1", 40)
+    engine.arrive("b1", 50)
+    engine.run("a1", "b1")
+    engine.grown = {"a1": 70, "b1": 50}
+    engine.review(steps=REVIEW_STEPS)
+    engine.machine.preempt("b1", engine.now)
+    engine.arrive("c1", 25)
+
+    engine.review()
+
+    assert (engine.active, engine.refused) == ("ac", ["b1"])
+
+
+def test_contexts_are_measured_once_in_some_steps(engine: Engine) -> None:
+    engine.arrive("a1", 40)
+    engine.run("a1")
+    engine.grown = {"a1": 40}
+    engine.review()
+    engine.grown = {"a1": 60}
+    engine.arrive("b1", 70)
+    engine.review(steps=1)
+    assert engine.admission.active.tokens == 40
+
+    engine.review(steps=REVIEW_STEPS)
+
+    assert engine.admission.active.tokens == 60

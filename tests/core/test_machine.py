@@ -12,7 +12,7 @@ from autellix_backend.core.batch import form_batch
 from autellix_backend.core.call import ChangeReason, LevelChange
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.errors import DuplicateCallError, IllegalMoveError, UnknownCallError
-from autellix_backend.core.machine import Machine
+from autellix_backend.core.machine import KEYS_PER_TICK, Machine
 from autellix_backend.core.policies import make_policy
 from autellix_backend.core.table import ProcessTable
 
@@ -422,3 +422,33 @@ def test_a_policy_may_be_given_in_the_place_of_the_configured_one() -> None:
     machine = Machine(SchedulerConfig(policy="plas"), policy=make_policy("fcfs"))
     assert machine.policy.name == "fcfs"
     assert not machine.preempts
+
+
+def test_after_the_boost_has_moved_each_tick_gives_some_programs_their_new_keys() -> None:
+    machine = boosted()
+    for index in range(3 * KEYS_PER_TICK):
+        machine.arrive(Arrival(f"c{index}", f"p{index}"), 1.0)
+    machine.tick(100.0)
+    assert machine.is_rekeying
+
+    moved = [len(machine.tick(100.0)) for _ in range(6)]
+
+    assert 0 < max(moved) <= KEYS_PER_TICK
+    assert not machine.is_rekeying
+    assert {call.key for call in machine if call.call_id != "long"} == {
+        machine.boost.key_s(machine.table["p0"])
+    }
+    machine.check()
+
+
+def test_a_program_that_has_left_meanwhile_needs_no_key() -> None:
+    machine = boosted()
+    for index in range(KEYS_PER_TICK):
+        machine.arrive(Arrival(f"c{index}", f"p{index}"), 1.0)
+    machine.tick(100.0)
+    for index in range(KEYS_PER_TICK):
+        machine.abort(f"c{index}", 100.0)
+        machine.end_program(f"p{index}", 100.0)
+
+    assert {change.call_id for change in machine.tick(100.0)} <= {"long"}
+    assert not machine.is_rekeying

@@ -20,7 +20,7 @@ def hashes(text: str, salt: str = "") -> list[str]:
 
 
 def arrive(index: ContextIndex, program_id: str, text: str, salt: str = "") -> Context:
-    found = index.arrive(program_id, hashes(text, salt), len(text) * BLOCK + 3)
+    found = index.arrive(program_id, text, hashes(text, salt), len(text) * BLOCK + 3)
     index.check()
     return found
 
@@ -31,7 +31,7 @@ def index() -> ContextIndex:
 
 
 def test_without_hashes_all_is_private(index: ContextIndex) -> None:
-    assert index.arrive("p", [], 500) == Context(500)
+    assert index.arrive("p", "r", [], 500) == Context(500)
     assert len(index) == 0
 
 
@@ -45,7 +45,7 @@ def test_the_next_call_of_a_program_shares_what_it_repeats(index: ContextIndex) 
 def test_the_answer_of_a_call_is_shared_as_well(index: ContextIndex) -> None:
     """vLLM appends the hashes of what a call decodes to the same list."""
     growing = hashes("abc")
-    index.arrive("p", growing, 3 * BLOCK)
+    index.arrive("p", "r", growing, 3 * BLOCK)
     growing.extend(hashes("abcde")[3:])
     assert arrive(index, "p", "abcdef").shared_tokens == 5 * BLOCK
 

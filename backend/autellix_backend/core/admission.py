@@ -35,7 +35,7 @@ from autellix_backend.core.arrival import Context
 from autellix_backend.core.call import Call
 from autellix_backend.core.statistics import ProgramStatistics, TokenCost
 from autellix_backend.core.table import Program
-from autellix_backend.core.working_set import ActiveSet, HeldCall, InactivePrograms, ProgramContext
+from autellix_backend.core.working_set import ActiveSet, InactivePrograms, ProgramContext
 
 if TYPE_CHECKING:
     from autellix_backend.core.config import SchedulerConfig
@@ -120,6 +120,8 @@ class WorkingSetAdmission:
         self._inactive = InactivePrograms()
         self._numbers = count()
         self._gaps = ClassGaps()
+        self._leaving: dict[ProgramContext, int] = {}
+        """Inactive programs with running calls, and the KV memory (tokens) of these."""
         self._changed: dict[Call, bool] = {}
         """Calls that the present review admitted or withdrew, and whether they were admitted before."""
         self._is_dirty = False
@@ -168,7 +170,13 @@ class WorkingSetAdmission:
         self._rekey(own)
         if shape.prefix is not None and shape.prefix != own.prefix:
             self._set_prefix(own, shape)
-        own.calls[call.call_id] = HeldCall(call, shape.tokens, shape.shared_tokens)
+        own.calls[call.call_id] = call
+        own.contexts.add(
+            call.call_id,
+            shape.tokens,
+            shared=shape.shared_tokens,
+            follows=shape.follows,
+        )
         self._resize(own)
         if len(self._inactive) == len(own.calls) == 1 and not own.is_active and self._fits(own):
             self._activate(own)
@@ -180,7 +188,7 @@ class WorkingSetAdmission:
         own = self.context(call.program_id)
         assert own is not None, call.call_id
         del own.calls[call.call_id]
-        own.last_tokens = context_tokens or own.last_tokens
+        own.contexts.leave(call.call_id, context_tokens)
         self._rekey(own)
         if not own.calls and own.is_active:
             own.since_s = now
@@ -198,23 +206,19 @@ class WorkingSetAdmission:
             self._drop(own)
             self._is_dirty |= bool(self._inactive)
 
-    def rekey(self) -> None:
-        """Compute all keys again."""
-        for own in self.active.contexts.values():
-            own.key = self._key_of(own.program)
-        self._inactive.rekey(self._key_of)
-        self._is_dirty |= bool(self._inactive)
+    def rekey(self, program_id: str) -> None:
+        """Compute the key of a program again, if it is known."""
+        own = self.context(program_id)
+        if own is not None:
+            self._rekey(own)
 
     def review(self, now: float, step: int, tokens_of: Callable[[str], int]) -> list[Call]:
         """Activate what fits and deactivate what does not; return the waiting calls that this concerns."""
         self._is_dirty = False
-        self._next_step = step + REVIEW_STEPS
-        for own in self.active.contexts.values():
-            running = [held for held in own.calls.values() if held.call.is_running]
-            for held in running:
-                held.tokens = tokens_of(held.call.call_id)
-            if running:
-                self._resize(own)
+        if step >= self._next_step:
+            self._next_step = step + REVIEW_STEPS
+            self._measure_active(tokens_of)
+        self._measure_leaving(tokens_of)
         if self._is_over:
             self._deactivate_in_order(now)
         if self._inactive:
@@ -232,8 +236,31 @@ class WorkingSetAdmission:
         return self.active.tokens > self.capacity_tokens
 
     def _fits(self, own: ProgramContext) -> bool:
-        is_first = not self.active.contexts
-        return is_first or self.active.tokens + self.active.added_tokens(own) <= self.capacity_tokens
+        leaving = sum(tokens for other, tokens in self._leaving.items() if other is not own)
+        return not self.active.contexts or self._has_room(own, beside=leaving)
+
+    def _has_room(self, own: ProgramContext, beside: int = 0) -> bool:
+        return self.active.tokens + self.active.added_tokens(own) + beside <= self.capacity_tokens
+
+    def _measure_active(self, tokens_of: Callable[[str], int]) -> None:
+        """Measure the running calls of active programs, which grow with every step."""
+        for own in self.active.contexts.values():
+            running = [call_id for call_id, call in own.calls.items() if call.is_running]
+            for call_id in running:
+                own.contexts.resize(call_id, tokens_of(call_id))
+            if running:
+                self._resize(own)
+
+    def _measure_leaving(self, tokens_of: Callable[[str], int]) -> None:
+        """Measure the running calls of programs that have become inactive: they keep their memory."""
+        programs, self._leaving = self._leaving, {}
+        for own in programs:
+            running = [call_id for call_id, call in own.calls.items() if call.is_running]
+            if own.is_active or not running:
+                continue
+            for call_id in running:
+                own.contexts.resize(call_id, tokens_of(call_id))
+            self._leaving[own] = own.contexts.tokens_of(running, own.prefix_tokens)
 
     def _resize(self, own: ProgramContext) -> None:
         own_tokens = own.measure()
@@ -259,12 +286,16 @@ class WorkingSetAdmission:
         self._inactive.remove(own)
         own.is_active = True
         self.active.add(own)
+        self._leaving.pop(own, None)
         self._admit(own, is_admitted=True)
 
     def _deactivate(self, own: ProgramContext, now: float) -> None:
         self._drop(own)
         if own.calls:
             self._inactive.add(own, now)
+            running = [call_id for call_id, call in own.calls.items() if call.is_running]
+            if running:
+                self._leaving[own] = own.contexts.tokens_of(running, own.prefix_tokens)
             self._admit(own, is_admitted=False)
 
     def _drop(self, own: ProgramContext) -> None:
@@ -272,8 +303,7 @@ class WorkingSetAdmission:
         own.is_active = False
 
     def _admit(self, own: ProgramContext, *, is_admitted: bool) -> None:
-        for held in own.calls.values():
-            call = held.call
+        for call in own.calls.values():
             is_kept = call.is_running or (call.is_pinned and not is_admitted)
             if not is_kept and call.is_admitted != is_admitted:
                 self._changed.setdefault(call, call.is_admitted)
@@ -349,12 +379,13 @@ class WorkingSetAdmission:
 
     def _activate_in_order(self, now: float) -> None:
         patience_s = PATIENCE * self._statistics.response_s
-        turns = [self._turn_in(own) for own in self._inactive.heads()]
+        walks = self._inactive.walks()
+        turns = [self._turn_in(next(walk)) for walk in walks.values()]
         heapify(turns)
         passed = 0
         while turns and passed <= MAX_PASSED:
             own = heappop(turns)[-1]
-            following = self._inactive.following(own)
+            following = next(walks[own.tenant], None)
             if self._fits(own):
                 self._activate(own)
             elif now - own.since_s > patience_s:
@@ -370,7 +401,7 @@ class WorkingSetAdmission:
             return
         first = min(self._inactive.heads(), key=attrgetter("rank"))
         for own in sorted(self.active.contexts.values(), key=attrgetter("since_s")):
-            if self._fits(first):
+            if self._has_room(first):
                 break
             self._drop(own)
         self._activate(first)

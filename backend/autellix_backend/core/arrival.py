@@ -20,6 +20,8 @@ class Context:
     prefix: Hashable = None
     """The id of leading tokens that other programs have too, such as a tool list; None if there are none."""
     prefix_tokens: int = 0
+    follows: str | None = None
+    """The earlier call of its program that holds the shared tokens, by its id; None for the latest one."""
 
 
 @dataclass(frozen=True, slots=True)

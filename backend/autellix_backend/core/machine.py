@@ -29,6 +29,8 @@ from autellix_backend.core.tenant_shares import TenantShares
 
 __all__ = ["Machine"]
 
+KEYS_PER_TICK = 64
+"""Programs and calls whose keys a tick computes again after the boost has moved."""
 _rank = attrgetter("level", "key", "seq")
 
 
@@ -73,6 +75,8 @@ class Machine:
         self.quanta = QuantumWatch()
         self.starvation = StarvationWatch(self.beta)
         self._calls: dict[str, Call] = {}
+        self._stale_programs: list[str] = []
+        """Those whose keys are of an earlier boost."""
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -80,6 +84,11 @@ class Machine:
     def __iter__(self) -> Iterator[Call]:
         """Walk the admitted calls, the next to run first: in queue order where all are of one tenant."""
         return self.shares.order()
+
+    @property
+    def is_rekeying(self) -> bool:
+        """Whether the next tick gives programs the keys that follow from the latest boost."""
+        return bool(self._stale_programs)
 
     @property
     def preempts(self) -> bool:
@@ -259,7 +268,8 @@ class Machine:
 
         The cost is that of the calls concerned: those whose quantum is used up or whose deadline has passed.
         """
-        changes = self._rekey()
+        self._rekey()
+        changes: list[LevelChange] = []
         used = self.quanta.pop()
         starving = {call.call_id: call for call in self.starvation.pop_due(now)}
         for call in sorted({**starving, **used}.values(), key=_rank):
@@ -336,13 +346,34 @@ class Machine:
     def _program_key(self, program: Program) -> float:
         return self.policy.program_key(program, self.boost)
 
-    def _rekey(self) -> list[LevelChange]:
-        """Compute all keys again if the boost has moved."""
-        if not (self.policy.boosts and self.boost.refresh()):
-            return []
-        if self.admission is not None:
-            self.admission.rekey()
-        return [change for queue in self.shares.queues() for change in queue.rekey()]
+    def _rekey(self) -> None:
+        """Compute keys again after the boost has moved, some in each tick.
+
+        All at once they would take milliseconds with a thousand programs. The boost moves by a tenth at a
+        time, and a program's own events give it its present key.
+        """
+        if not self._stale_programs and self.policy.boosts and self.boost.refresh():
+            stale = dict.fromkeys(call.program_id for call in self._calls.values())
+            if self.admission is not None:
+                stale |= dict.fromkeys(self.admission.active.contexts)
+            self._stale_programs = list(stale)
+        keys_left = KEYS_PER_TICK
+        while self._stale_programs and keys_left > 0:
+            program_id = self._stale_programs.pop()
+            if self.admission is not None:
+                self.admission.rekey(program_id)
+            keys_left -= 1 + self._rekey_calls(program_id)
+
+    def _rekey_calls(self, program_id: str) -> int:
+        """Have the tick move the calls of a program whose key has changed; return how many it has."""
+        program = self.table.get(program_id)
+        if program is None:
+            return 0
+        key = self._program_key(program)
+        for call in (self._calls.get(call_id) for call_id in program.active_calls):
+            if call is not None and call.is_admitted and call.key != key:
+                self.quanta.add(call)
+        return len(program.active_calls)
 
     def _inherited(self, program: Program, arrival: Arrival) -> float:
         if self.policy.reads_parents and arrival.inherited_s is not None:

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from autellix_backend.core.call import Call
+from autellix_backend.core.contexts import ProgramContexts
 from autellix_backend.core.table import Program
 
-__all__ = ["ActiveSet", "HeldCall", "InactivePrograms", "ProgramContext"]
-
-
-@dataclass(slots=True)
-class HeldCall:
-    """An active call, and the KV memory (tokens) that it needs."""
-
-    call: Call
-    tokens: int
-    shared_tokens: int
+__all__ = ["ActiveSet", "InactivePrograms", "ProgramContext"]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -32,9 +24,9 @@ class ProgramContext:
     number: int
     """Of its appearance, which decides between equal keys."""
     key: float = 0.0
-    calls: dict[str, HeldCall] = field(default_factory=dict)
-    last_tokens: int = 0
-    """The context that its last call left."""
+    calls: dict[str, Call] = field(default_factory=dict)
+    """Its active calls."""
+    contexts: ProgramContexts = field(default_factory=ProgramContexts)
     prefix: Hashable = None
     prefix_tokens: int = 0
     own_tokens: int = 0
@@ -44,19 +36,8 @@ class ProgramContext:
     """When its last call left, or while inactive, since when it has been waiting."""
 
     def measure(self) -> int:
-        """Return what it needs beside its prefix; contexts of simultaneous calls share their beginning."""
-        if not self.calls:
-            return max(0, self.last_tokens - self.prefix_tokens)
-        if len(self.calls) == 1:
-            (only,) = self.calls.values()
-            return max(0, only.tokens - self.prefix_tokens)
-        longest = max(self.calls.values(), key=attrgetter("tokens"))
-        rest = sum(
-            max(0, held.tokens - max(held.shared_tokens, self.prefix_tokens))
-            for held in self.calls.values()
-            if held is not longest
-        )
-        return max(0, longest.tokens + rest - self.prefix_tokens)
+        """Return what it needs beside its prefix."""
+        return self.contexts.tokens(self.prefix_tokens)
 
     @property
     def rank(self) -> tuple[float, int]:
@@ -160,23 +141,13 @@ class InactivePrograms:
         context.key = key
         insort(order, (*context.rank, context))
 
-    def rekey(self, key_of: Callable[[Program], float]) -> None:
-        """Compute all keys again."""
-        for tenant, order in self._orders.items():
-            contexts = [context for _, _, context in order]
-            for context in contexts:
-                context.key = key_of(context.program)
-            self._orders[tenant] = sorted((*context.rank, context) for context in contexts)
-
     def heads(self) -> list[ProgramContext]:
         """Return the first program of each tenant."""
         return [order[0][-1] for order in self._orders.values()]
 
-    def following(self, context: ProgramContext) -> ProgramContext | None:
-        """Return the tenant's next program after this one, None after the last."""
-        order = self._orders[context.tenant]
-        place = bisect_left(order, context.rank) + 1
-        return order[place][-1] if place < len(order) else None
+    def walks(self) -> dict[str, Iterator[ProgramContext]]:
+        """Return, by tenant, its programs in their present order, of which some may be removed meanwhile."""
+        return {tenant: map(itemgetter(-1), list(order)) for tenant, order in self._orders.items()}
 
     def ranked(self) -> list[ProgramContext]:
         """Return all programs in the order of their keys."""

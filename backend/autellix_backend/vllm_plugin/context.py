@@ -41,6 +41,7 @@ class _Strand:
     """Those of its last context, which grows while the call runs."""
     blocks: int
     """Those of the prompt."""
+    request_id: str
 
 
 @dataclass(slots=True)
@@ -68,11 +69,12 @@ class ContextIndex:
     def __len__(self) -> int:
         return len(self._programs)
 
-    def arrive(self, program_id: str, hashes: Hashes, tokens: int) -> Context:
+    def arrive(self, program_id: str, request_id: str, hashes: Hashes, tokens: int) -> Context:
         """Return the context of a request that arrives, and remember its blocks.
 
         Args:
             program_id: The program of the request.
+            request_id: The engine's id of the request.
             hashes: Those of its full blocks; the sequence may grow later.
             tokens: The length of its prompt.
         """
@@ -81,7 +83,7 @@ class ContextIndex:
         known = self._programs.pop(program_id, None) or self._meet(hashes)
         # The program seen last goes to the end, so that the first is the one to forget.
         self._programs[program_id] = known
-        shared_blocks = self._follow(known, hashes)
+        shared_blocks, follows = self._follow(known, request_id, hashes)
         while len(self._programs) > MAX_PROGRAMS or (
             self._kept_blocks > MAX_KEPT_BLOCKS and len(self._programs) > 1
         ):
@@ -93,6 +95,7 @@ class ContextIndex:
         return Context(
             tokens=tokens,
             shared_tokens=shared_blocks * self._block_tokens,
+            follows=follows,
             prefix=known.prefix if prefix_blocks else None,
             prefix_tokens=prefix_blocks * self._block_tokens,
         )
@@ -120,8 +123,8 @@ class ContextIndex:
         near = range(max(1, math.ceil(_NEAR * common)), common + 1)
         return max(near, key=lambda blocks: (self._prefixes[first[blocks - 1]], blocks), default=0)
 
-    def _follow(self, known: _Known, hashes: Hashes) -> int:
-        """Add a context to those of its program; return the blocks that it has in common with one of them."""
+    def _follow(self, known: _Known, request_id: str, hashes: Hashes) -> tuple[int, str | None]:
+        """Add a context to its program's; return the most blocks in common with one of them, and which."""
         common, best = 0, None
         for strand in known.strands:
             blocks = _common(strand.hashes, hashes)
@@ -130,11 +133,11 @@ class ContextIndex:
         if best is not None and common >= _NEAR * best.blocks:
             known.strands.remove(best)
             self._kept_blocks -= best.blocks
-        known.strands.append(_Strand(hashes, len(hashes)))
+        known.strands.append(_Strand(hashes, len(hashes), request_id))
         self._kept_blocks += len(hashes)
         if len(known.strands) > MAX_CONTEXTS:
             self._kept_blocks -= known.strands.pop(0).blocks
-        return common
+        return common, None if best is None else best.request_id
 
     def _forget(self, program_id: str) -> None:
         known = self._programs.pop(program_id)

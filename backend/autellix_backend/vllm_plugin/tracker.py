@@ -126,7 +126,7 @@ class CallTracker:
             expected_s = self.machine.config.nominal_service_s(prompt_tokens, max_tokens)
         context = None
         if self._needs_contexts:
-            context = self._contexts.arrive(identity.program_id, block_hashes, prompt_tokens)
+            context = self._contexts.arrive(identity.program_id, request_id, block_hashes, prompt_tokens)
         program_service_s = identity.program_service_s
         self.machine.arrive(
             Arrival(

@@ -199,7 +199,11 @@ class SimEngine:
                     expected_work=call.expected_work,
                     class_name=call.class_name,
                     context=Context(
-                        call.prompt_tokens, call.shared_tokens, call.prefix_key, call.prefix_tokens
+                        call.prompt_tokens,
+                        call.shared_tokens,
+                        call.prefix_key,
+                        call.prefix_tokens,
+                        None if call.base is None else call.base.call_id,
                     ),
                 ),
                 now,
@@ -449,7 +453,8 @@ class SimEngine:
 
     def _steps_to_change(self, stretch: Stretch) -> float:
         """Return the steps to the decision at which a quantum has ended or a waiting call may starve."""
-        change = 0.0 if self.machine.quanta.is_due else self.batch.steps_to_quantum_end(stretch)
+        is_due = self.machine.quanta.is_due or self.machine.is_rekeying
+        change = 0.0 if is_due else self.batch.steps_to_quantum_end(stretch)
         deadline_s = self.machine.starvation.next_deadline_s
         if deadline_s != math.inf:
             left_s = deadline_s - stretch.start_s

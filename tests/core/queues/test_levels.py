@@ -95,10 +95,3 @@ def test_a_rotated_call_goes_to_the_end_of_the_only_level() -> None:
     assert (change.old, change.new, change.reason) == (1, 1, ChangeReason.ROTATION)
     assert list(queue) == [b, a]
     queue.check()
-
-
-def test_no_key_follows_from_programs() -> None:
-    queue = LevelQueue((1.0,))
-    insert(queue, call("a"))
-
-    assert queue.rekey() == []

@@ -77,16 +77,6 @@ def test_a_call_takes_the_present_key_of_its_program() -> None:
     assert (change.call_id, change.old, change.new, change.reason) == ("a", 1, 1, ChangeReason.RESIZING)
 
 
-def test_new_keys_are_reported_for_the_calls_that_move() -> None:
-    queue, _, programs = filled(a=1.0, b=2.0, c=3.0)
-    programs["a"].created_s = 9.0
-    programs["c"].created_s = 0.0
-
-    assert [change.call_id for change in queue.rekey()] == ["a", "c"]
-    assert names(queue) == "c b a"
-    assert queue.rekey() == []
-
-
 def test_no_call_is_promoted() -> None:
     queue, calls, _ = filled(a=1.0, b=2.0)
 

@@ -45,10 +45,6 @@ class Queue(ABC):
         Called once per tick, and only for calls whose quantum binds (`Call.is_quantum_binding`).
         """
 
-    def rekey(self) -> list[LevelChange]:
-        """Compute all keys again that follow from programs; return the calls whose key has changed."""
-        return []
-
     def is_deferred(self, call: Call) -> bool:  # noqa: ARG002
         """Whether a call whose quantum is used up keeps its place until it has decoded some more."""
         return False

@@ -22,8 +22,6 @@ class ProgramQueue(Queue):
         super().__init__(numbers)
         self._key_of = key_of
         self._order: list[tuple[float, int, Call]] = []
-        self._programs: dict[str, Program] = {}
-        """The program of each call."""
 
     def __iter__(self) -> Iterator[Call]:
         """Walk the calls from the smallest key on."""
@@ -36,12 +34,10 @@ class ProgramQueue(Queue):
         call.quantum_s = math.inf
         call.is_quantum_binding = False
         call.key = self._key_of(program)
-        self._programs[call.call_id] = program
         insort(self._order, (call.key, call.seq, call))
 
     def remove(self, call: Call) -> None:
         """Remove the call, whose key must not have changed since its last placement."""
-        del self._programs[call.call_id]
         del self._order[bisect_left(self._order, (call.key, call.seq))]
 
     def promote(self, call: Call) -> None:
@@ -54,21 +50,6 @@ class ProgramQueue(Queue):
         insort(self._order, (call.key, call.seq, call))
         return _resized(call)
 
-    def rekey(self) -> list[LevelChange]:
-        """Compute all keys again; return the calls whose key has changed."""
-        changes: list[LevelChange] = []
-        keys: dict[str, float] = {}
-        for _, _, call in self._order:
-            key = keys.get(call.program_id)
-            if key is None:
-                key = keys[call.program_id] = self._key_of(self._programs[call.call_id])
-            if key != call.key:
-                call.key = key
-                changes.append(_resized(call))
-        if changes:
-            self._order = sorted((call.key, call.seq, call) for _, _, call in self._order)
-        return changes
-
     def level_sizes(self) -> tuple[int, ...]:
         """Return the number of calls."""
         return (len(self._order),)
@@ -77,7 +58,6 @@ class ProgramQueue(Queue):
         """Assert the invariants of the queue."""
         keys = [(key, seq) for key, seq, _ in self._order]
         assert keys == sorted(keys), keys
-        assert self._programs.keys() == {call.call_id for _, _, call in self._order}
         for key, seq, call in self._order:
             assert (call.key, call.seq, call.level) == (key, seq, LEVEL), call
 

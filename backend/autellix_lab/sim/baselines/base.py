@@ -62,9 +62,6 @@ class Baseline(ABC):
     def forget(self, program_id: str) -> None:
         """Note that a program has ended."""
 
-    def rekey(self) -> None:  # noqa: B027 - most systems have no such keys
-        """Compute all keys again."""
-
     @abstractmethod
     def review(self, now: float, step: int, tokens_of: Callable[[str], int]) -> list[Call]:
         """Decide, at the beginning of a step; return the calls that it admits, in their order."""
