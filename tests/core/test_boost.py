@@ -19,7 +19,7 @@ TOKEN_S = 0.001
 def make_boost(response_s: float = 100.0, spread: float = 1.0, share: float = 0.7) -> ProgramBoost:
     """Return a boost at full strength unless the spread is less."""
     statistics = ProgramStatistics()
-    statistics.known_spread = spread
+    statistics.sizes.known = spread
     statistics.on_live(0.0)
     statistics.on_idle(response_s)
     statistics.on_live(response_s)
@@ -134,7 +134,7 @@ def test_keys_are_kept_until_strength_or_cost_have_moved_by_a_tenth() -> None:
 
 def test_a_strength_that_vanishes_moves_all_keys() -> None:
     boost = make_boost()
-    boost._statistics.known_spread = 0.0
+    boost._statistics.sizes.known = 0.0
 
     assert (boost.refresh(), boost.strength_s) == (True, 0.0)
 

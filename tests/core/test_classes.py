@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from statistics import pstdev
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from autellix_backend.core.classes import (
     CHECKPOINTS,
@@ -22,9 +19,7 @@ from autellix_backend.core.classes import (
     ClassReport,
     ClassSizes,
     ObservedProgram,
-    sd_of_logs,
 )
-from autellix_backend.core.statistics import PRIOR_SPREAD
 
 CHAT = ClassKey("", "chat")
 
@@ -215,14 +210,16 @@ def test_a_lasting_change_of_sizes_forgets_the_old_programs(factor: float) -> No
 def test_a_program_without_work_teaches_nothing() -> None:
     sizes = ClassSizes()
     run(sizes, 0.0)
-    assert sizes.spread() == pytest.approx(PRIOR_SPREAD)
+    assert sizes.spread() is None
     (only,) = sizes.reports()
     assert (only.ended, only.median_work, only.p90_work) == (0, None, None)
 
 
-def test_the_spread_of_all_classes_begins_at_the_prior_and_follows_the_ended_programs() -> None:
+def test_the_spread_of_all_classes_follows_the_ended_programs() -> None:
     sizes = ClassSizes()
-    assert sizes.spread() == pytest.approx(PRIOR_SPREAD)
+    for _ in range(LEAST_PROGRAMS - 1):
+        run(sizes, 1.0, key=ClassKey("a", "small"))
+    assert sizes.spread() is None
     for _ in range(HISTORY_PROGRAMS):
         run(sizes, 1.0, key=ClassKey("a", "small"))
         run(sizes, math.e**2, key=ClassKey("b", "large"))
@@ -282,10 +279,3 @@ def test_the_tables_hold_the_latest_programs_only(seed: int) -> None:
         assert [point.predicted for point in works[0].values()] == [
             point.predicted for point in works[1].values()
         ]
-
-
-@given(st.lists(st.floats(-20, 20), max_size=300))
-def test_the_priors_programs_weigh_as_much_as_ended_ones(log_works: list[float]) -> None:
-    prior = [-PRIOR_SPREAD, PRIOR_SPREAD] * 3
-    mean = sum(log_works) / len(log_works) if log_works else 0.0
-    assert sd_of_logs(log_works) == pytest.approx(pstdev([*log_works, *(mean + each for each in prior)]))

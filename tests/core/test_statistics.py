@@ -1,17 +1,26 @@
 """The measurements of programs and tokens."""
 
+# Hypothesis is skipped by the type checker, and its decorators with it.
+# mypy: disallow-untyped-decorators=False
+
 from __future__ import annotations
 
 import math
+from statistics import pstdev
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autellix_backend.core.statistics import (
     FADING,
+    KNOWN_PROGRAMS,
+    PRIOR_PROGRAMS,
     PRIOR_SPREAD,
     SIZE_WINDOW,
     WARM_UP_ENDS,
     ProgramStatistics,
+    SizeSpread,
     TokenCost,
 )
 
@@ -103,7 +112,7 @@ def test_programs_that_expire_together_count_like_those_that_end_one_by_one(prog
 
 
 def test_the_spread_starts_as_a_medium_one() -> None:
-    assert ProgramStatistics().spread == pytest.approx(PRIOR_SPREAD)
+    assert ProgramStatistics().sizes.value == pytest.approx(PRIOR_SPREAD)
 
 
 def test_the_spread_of_programs_of_one_size_falls_to_nothing() -> None:
@@ -111,7 +120,7 @@ def test_the_spread_of_programs_of_one_size_falls_to_nothing() -> None:
     for index in range(SIZE_WINDOW):
         statistics.on_ended(500.0, index)
 
-    assert statistics.spread < 0.15
+    assert statistics.sizes.value < 0.15
 
 
 def test_the_spread_is_that_of_the_logarithms_of_the_last_sizes() -> None:
@@ -121,7 +130,7 @@ def test_the_spread_is_that_of_the_logarithms_of_the_last_sizes() -> None:
     for index in range(SIZE_WINDOW):
         statistics.on_ended(math.exp(7.0 + 2.0 * (-1) ** index), index)
 
-    assert statistics.spread == pytest.approx(2.0, rel=0.05)
+    assert statistics.sizes.value == pytest.approx(2.0, rel=0.05)
 
 
 def test_programs_without_work_have_no_size() -> None:
@@ -129,14 +138,31 @@ def test_programs_without_work_have_no_size() -> None:
     for index in range(SIZE_WINDOW):
         statistics.on_ended(0.0, index)
 
-    assert statistics.spread == pytest.approx(PRIOR_SPREAD)
+    assert statistics.sizes.value == pytest.approx(PRIOR_SPREAD)
 
 
-def test_a_spread_that_is_known_from_elsewhere_wins() -> None:
-    statistics = ProgramStatistics()
-    statistics.known_spread = 1.3
+def test_a_spread_that_is_known_from_elsewhere_is_the_beginning() -> None:
+    sizes = SizeSpread()
+    sizes.known = 1.3
+    assert sizes.value == 1.3
 
-    assert statistics.spread == 1.3
+    for _ in range(SIZE_WINDOW):
+        sizes.add(100.0)
+
+    assert sizes.value == pytest.approx(1.3 * math.sqrt(KNOWN_PROGRAMS / (KNOWN_PROGRAMS + SIZE_WINDOW)))
+
+
+@given(st.lists(st.floats(-20, 20), max_size=SIZE_WINDOW + 50))
+def test_the_priors_programs_weigh_as_much_as_ended_ones(log_works: list[float]) -> None:
+    sizes = SizeSpread()
+    for log_work in log_works:
+        sizes.add(math.exp(log_work))
+
+    last = log_works[-SIZE_WINDOW:]
+    mean = sum(last) / len(last) if last else 0.0
+    prior = [mean - PRIOR_SPREAD, mean + PRIOR_SPREAD] * (PRIOR_PROGRAMS // 2)
+    assert sizes.value == pytest.approx(pstdev([*last, *prior]), abs=1e-6)
+    assert len(sizes) == len(last)
 
 
 def test_a_token_costs_its_share_of_the_steps() -> None:

@@ -21,6 +21,7 @@ def test_reads_what_the_gateway_sends() -> None:
         "autellix_age_s": 7.5,
         "autellix_work": 1000,
         "autellix_expected_work": 2e4,
+        "autellix_spread": 1.25,
         "autellix_class": "agent",
         "autellix_ended": '["a", "b"]',
         "autellix_gateway": "g",
@@ -36,6 +37,7 @@ def test_reads_what_the_gateway_sends() -> None:
         age_s=7.5,
         work=1000.0,
         expected_work=2e4,
+        spread=1.25,
         class_name="agent",
         ended=("a", "b"),
     )
@@ -63,7 +65,16 @@ def test_an_unusable_id_counts_as_absent(value: Any) -> None:
 @pytest.mark.parametrize("value", [-1, math.nan, math.inf, -math.inf, "1", True, None, [], 10**400])
 def test_unusable_seconds_count_as_absent(value: Any) -> None:
     """Totals that are no non-negative, finite number are ignored."""
-    names = ("service_s", "program_service_s", "wait_s", "expected_s", "age_s", "work", "expected_work")
+    names = (
+        "service_s",
+        "program_service_s",
+        "wait_s",
+        "expected_s",
+        "age_s",
+        "work",
+        "expected_work",
+        "spread",
+    )
     identity = read_identity("r", {f"autellix_{name}": value for name in names}, None)
     assert [getattr(identity, name) for name in names] == [None] * len(names)
 

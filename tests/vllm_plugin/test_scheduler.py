@@ -27,7 +27,18 @@ SCHEDULER = {
 ADMITTING = {"policy": "boost", "admission": "working_set", "boost": 0.7}
 CONFIGURATIONS = [(True, True), (True, False), (False, True), (False, False)]
 
-GATEWAY_KEYS = ("program", "call", "service_s", "wait_s", "age_s", "work", "expected_work", "class", "ended")
+GATEWAY_KEYS = (
+    "program",
+    "call",
+    "service_s",
+    "wait_s",
+    "age_s",
+    "work",
+    "expected_work",
+    "spread",
+    "class",
+    "ended",
+)
 
 Scenario = dict[str, Any]
 

@@ -52,7 +52,7 @@ class ProgramBoost:
 
     def refresh(self) -> bool:
         """Bring strength and cost up to date; return whether they moved, and with them all keys."""
-        spread = (self._statistics.spread - ONE_SIZE_SPREAD) / (FULL_BOOST_SPREAD - ONE_SIZE_SPREAD)
+        spread = (self._statistics.sizes.value - ONE_SIZE_SPREAD) / (FULL_BOOST_SPREAD - ONE_SIZE_SPREAD)
         strength_s = self._share * self._statistics.response_s * min(1.0, max(0.0, spread))
         token_s = self._token_cost.seconds
         if strength_s == self.strength_s == 0:

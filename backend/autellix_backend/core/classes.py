@@ -20,9 +20,8 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 
-from autellix_backend.core.statistics import PRIOR_PROGRAMS, PRIOR_SPREAD
+from autellix_backend.core.statistics import SIZE_WINDOW, SizeSpread
 
 __all__ = [
     "CHECKPOINTS",
@@ -31,13 +30,12 @@ __all__ = [
     "ClassReport",
     "ClassSizes",
     "ObservedProgram",
-    "sd_of_logs",
 ]
 
 CHECKPOINTS = (0, 1, 3, 7, 15, 31)
 """Finished calls at which a program's total is predicted: at its first, second, fourth ... call."""
-HISTORY_PROGRAMS = 256
-"""Ended programs that a class remembers, and the spread of all classes; the oldest are forgotten first."""
+HISTORY_PROGRAMS = SIZE_WINDOW
+"""Ended programs that a class remembers; the oldest are forgotten first."""
 MAX_CLASSES = 256
 """Classes of one tenant; the one not seen for the longest is forgotten first."""
 LEAST_PROGRAMS = 8
@@ -184,6 +182,7 @@ class _Tables:
     def __init__(self, ended: Iterable[_Ended] = ()) -> None:
         self.ended: deque[_Ended] = deque()
         self.works = array("d")
+        self.sizes = SizeSpread()
         self._remainders: dict[tuple[int, int | None], array[float]] = {}
         for program in ended:
             self.add(program)
@@ -194,6 +193,7 @@ class _Tables:
             self._drop_oldest()
         self.ended.append(program)
         insort(self.works, program.work)
+        self.sizes.add(program.work)
         for table, remainder in program.remainders():
             insort(self._remainders.setdefault(table, array("d")), remainder)
 
@@ -210,9 +210,6 @@ class _Tables:
                 return attained + _median(remainders)
         larger = len(self.works) - bisect_right(self.works, attained)
         return self.works[-1 - larger // 2] if larger >= LEAST_IN_BUCKET else None
-
-    def spread(self) -> float:
-        return sd_of_logs([math.log(work) for work in self.works])
 
     def _drop_oldest(self) -> None:
         oldest = self.ended.popleft()
@@ -232,7 +229,6 @@ class _ClassTables:
         self.scores = {checkpoint: _Score() for checkpoint in CHECKPOINTS}
         self.ended = 0
         self.drifts = 0
-        self._spread = self.tables.spread()
 
     def add(self, program: ObservedProgram, work: float) -> None:
         for checkpoint, point in program.points.items():
@@ -242,12 +238,11 @@ class _ClassTables:
         self.ended += 1
         if self.scores[CHECKPOINTS[0]].has_drifted():
             self._forget()
-        self._spread = self.tables.spread()
 
     def is_used(self, checkpoint: int) -> bool:
         score = self.scores[checkpoint]
         error = score.error()
-        return error is not None and score.scored >= LEAST_SCORED and error < MARGIN * self._spread
+        return error is not None and score.scored >= LEAST_SCORED and error < MARGIN * self.tables.sizes.value
 
     def report(self, key: ClassKey) -> ClassReport:
         works = self.tables.works
@@ -256,7 +251,7 @@ class _ClassTables:
             ended=self.ended,
             median_work=_median(works) if works else None,
             p90_work=works[math.ceil(0.9 * len(works)) - 1] if works else None,
-            spread=self._spread,
+            spread=self.tables.sizes.value,
             errors=tuple(self._errors()),
             drifts=self.drifts,
             is_drifting=self.drifts > 0 and self.scores[CHECKPOINTS[0]].scored < LEAST_SCORED,
@@ -282,7 +277,7 @@ class ClassSizes:
 
     def __init__(self) -> None:
         self._classes: dict[str, dict[ClassKey, _ClassTables]] = {}
-        self._log_works: deque[float] = deque(maxlen=HISTORY_PROGRAMS)
+        self._sizes = SizeSpread()
 
     def on_call(self, program: ObservedProgram, *, finished_calls: int, attained_work: float) -> None:
         """Predict a program's total if the arrival of a call takes it past a checkpoint."""
@@ -298,7 +293,7 @@ class ClassSizes:
         """Score the predictions for a program that has ended, and learn from it unless it did no work."""
         if work > 0:
             self._class(program.key).add(program, work)
-            self._log_works.append(math.log(work))
+            self._sizes.add(work)
 
     def expected_work(self, program: ObservedProgram) -> float | None:
         """Return the total work that a program is expected to need, None where its class is uninformative."""
@@ -313,9 +308,12 @@ class ClassSizes:
         found = self._classes.get(key.tenant, {}).get(key)
         return found is not None and found.is_used(checkpoint)
 
-    def spread(self) -> float:
-        """Return the standard deviation of ln(work) over the latest ended programs of all classes."""
-        return sd_of_logs(self._log_works)
+    def spread(self) -> float | None:
+        """Return the standard deviation of ln(work) over the latest ended programs of all classes.
+
+        None before a few have ended.
+        """
+        return self._sizes.value if len(self._sizes) >= LEAST_PROGRAMS else None
 
     def reports(self, tenant: str | None = None) -> list[ClassReport]:
         """Return what is known of each class, of one tenant or of all, by tenant and name."""
@@ -330,13 +328,6 @@ class ClassSizes:
         if len(classes) > MAX_CLASSES:
             del classes[next(iter(classes))]
         return found
-
-
-def sd_of_logs(log_works: Sequence[float]) -> float:
-    """Return the standard deviation of ln(work), with the prior's programs around the same mean."""
-    mean = fmean(log_works) if log_works else 0.0
-    squares = sum((log_work - mean) ** 2 for log_work in log_works)
-    return math.sqrt((PRIOR_PROGRAMS * PRIOR_SPREAD**2 + squares) / (PRIOR_PROGRAMS + len(log_works)))
 
 
 def _ended(program: ObservedProgram, work: float) -> _Ended:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-__all__ = ["ProgramStatistics", "TokenCost"]
+__all__ = ["ProgramStatistics", "SizeSpread", "TokenCost"]
 
 WARM_UP_ENDS = 20
 """Ends of programs that are averaged evenly; from then on older ones fade."""
@@ -15,8 +15,47 @@ SIZE_WINDOW = 256
 """The ended programs whose sizes count."""
 PRIOR_PROGRAMS, PRIOR_SPREAD = 6, 0.7
 """A prior of a few programs of medium spread, so that the first ends do not decide alone."""
+KNOWN_PROGRAMS = 64
+"""As many count for a spread that another table has measured."""
 _STEP_FADING = 0.999
 """The weight that a step keeps after each further one: about the latest thousand count."""
+
+
+class SizeSpread:
+    """The spread of the last sizes: the standard deviation of ln(work), with a prior around the same mean."""
+
+    def __init__(self) -> None:
+        self.known: float | None = None
+        """The spread as another table has measured it, which takes the place of the prior."""
+        self._sizes: deque[float] = deque()
+        self._sum = 0.0
+        self._squares = 0.0
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def add(self, work: float) -> None:
+        """Add the work of an ended program; a program without any has no size."""
+        if work <= 0:
+            return
+        size = math.log(work)
+        self._sizes.append(size)
+        self._sum += size
+        self._squares += size * size
+        if len(self._sizes) > SIZE_WINDOW:
+            oldest = self._sizes.popleft()
+            self._sum -= oldest
+            self._squares -= oldest * oldest
+
+    @property
+    def value(self) -> float:
+        """The standard deviation."""
+        count = len(self._sizes)
+        deviations = self._squares - self._sum * self._sum / count if count else 0.0
+        programs, spread = PRIOR_PROGRAMS, PRIOR_SPREAD
+        if self.known is not None:
+            programs, spread = KNOWN_PROGRAMS, self.known
+        return math.sqrt((programs * spread**2 + max(0.0, deviations)) / (programs + count))
 
 
 class ProgramStatistics:
@@ -25,8 +64,8 @@ class ProgramStatistics:
     def __init__(self) -> None:
         self.live = 0
         """Programs with active calls."""
-        self.known_spread: float | None = None
-        """The spread as another table knows it, which has seen more ends than this one."""
+        self.sizes = SizeSpread()
+        """Of ended programs."""
         self._now_s = 0.0
         self._busy_s = 0.0
         """Time in which any program was live: an idle night is no part of the time between two ends."""
@@ -39,9 +78,6 @@ class ProgramStatistics:
         """From the end before it."""
         self._mean_before_s = 0.0
         self._between_ends_s = 0.0
-        self._sizes: deque[float] = deque()
-        self._sum = 0.0
-        self._squares = 0.0
 
     def on_live(self, now: float) -> None:
         """Count a program that has its first active call."""
@@ -58,8 +94,7 @@ class ProgramStatistics:
         self._advance(now)
         self._ends += 1
         self._count_end()
-        if work > 0:
-            self._add_size(math.log(work))
+        self.sizes.add(work)
 
     @property
     def response_s(self) -> float:
@@ -68,16 +103,6 @@ class ProgramStatistics:
             # Until enough have ended, the time so far counts as one more interval.
             return self.live * self._busy_s / (self._ends + 1)
         return self.live * self._between_ends_s
-
-    @property
-    def spread(self) -> float:
-        """The standard deviation of ln(work) over the last ended programs."""
-        if self.known_spread is not None:
-            return self.known_spread
-        count = len(self._sizes)
-        deviations = self._squares - self._sum * self._sum / count if count else 0.0
-        prior = PRIOR_PROGRAMS * PRIOR_SPREAD**2
-        return math.sqrt((prior + max(0.0, deviations)) / (PRIOR_PROGRAMS + count))
 
     def _advance(self, now: float) -> None:
         if self.live:
@@ -95,15 +120,6 @@ class ProgramStatistics:
         together = self._ends_together
         kept = (1 - FADING) ** together if self._ends > WARM_UP_ENDS else 1 - together / self._ends
         self._between_ends_s = kept * self._mean_before_s + (1 - kept) * self._interval_s / together
-
-    def _add_size(self, size: float) -> None:
-        self._sizes.append(size)
-        self._sum += size
-        self._squares += size * size
-        if len(self._sizes) > SIZE_WINDOW:
-            oldest = self._sizes.popleft()
-            self._sum -= oldest
-            self._squares -= oldest * oldest
 
 
 class TokenCost:

@@ -75,8 +75,8 @@ class ProgramClasses:
         program = self._live.get(program_id)
         return None if program is None else self._sizes.expected_work(program)
 
-    def spread(self) -> float:
-        """Return the standard deviation of ln(work) over the latest programs of all classes."""
+    def spread(self) -> float | None:
+        """Return the standard deviation of ln(work) over the latest ended programs, None at first."""
         return self._sizes.spread()
 
     def reports(self, tenant: str | None = None) -> list[ClassReport]:

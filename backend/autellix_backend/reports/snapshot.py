@@ -202,7 +202,7 @@ def boost_of(machine: Machine) -> BoostSnapshot | None:
     statistics = machine.table.statistics
     return BoostSnapshot(
         strength_s=round(machine.boost.strength_s, _DIGITS),
-        spread=round(statistics.spread, _DIGITS),
+        spread=round(statistics.sizes.value, _DIGITS),
         response_s=round(statistics.response_s, _DIGITS),
     )
 

@@ -52,6 +52,8 @@ class CallIdentity:
     """The work of its program's finished calls (see `core.boost`)."""
     expected_work: float | None = None
     """The work that its program is expected to take in all."""
+    spread: float | None = None
+    """Of the sizes of ended programs, as the gateway has measured it."""
     class_name: str = ""
     """The class of its program."""
     ended: tuple[str, ...] = ()
@@ -81,6 +83,7 @@ def read_identity(request_id: str, extra_args: object, session_id: object) -> Ca
         age_s=_amount(args.get(engine_args.AGE_S)),
         work=_amount(args.get(engine_args.WORK)),
         expected_work=_amount(args.get(engine_args.EXPECTED_WORK)),
+        spread=_amount(args.get(engine_args.SPREAD)),
         class_name=_identifier(args.get(engine_args.CLASS)) or "",
         gateway=_identifier(args.get(engine_args.GATEWAY)) or "",
         ended=_ended(args.get(engine_args.ENDED)),

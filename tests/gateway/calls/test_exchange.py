@@ -9,6 +9,8 @@ from typing import Any
 import openai
 import pytest
 
+from autellix_backend.core.classes import LEAST_PROGRAMS
+from autellix_backend.core.statistics import PRIOR_SPREAD
 from autellix_lab.fakes.engine import FakeBehaviour, Fault
 
 CHAT = "/v1/chat/completions"
@@ -298,6 +300,17 @@ async def test_the_engine_gets_what_boost_and_admission_read_of_a_program(serve:
         assert "autellix_ended" not in second
         assert json.loads(third["autellix_ended"]) == ["p"]
         assert "autellix_ended" not in fourth
+
+
+async def test_the_engine_gets_the_measured_spread_of_sizes(serve: Any) -> None:
+    """So that one that was restarted does not begin anew."""
+    async with serve(policy="boost", has_socket=False) as rig:
+        for number in range(LEAST_PROGRAMS + 1):
+            await rig.chat({"X-Autellix-Program-ID": f"p{number}"})
+            await rig.client.delete(rig.url + f"/autellix/v1/programs/p{number}")
+        told = [call.xargs.get("autellix_spread") for call in rig.engine.calls]
+        assert told[:-1] == [None] * LEAST_PROGRAMS
+        assert 0 < told[-1] < PRIOR_SPREAD
 
 
 async def test_other_policies_get_none_of_it(serve: Any) -> None:
