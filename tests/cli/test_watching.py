@@ -181,7 +181,7 @@ def test_classes_lists_the_sizes_of_programs(capsys: pytest.CaptureFixture[str])
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].split()[:6] == ["CLASS", "TENANT", "PROGRAMS", "MEDIAN", "P90", "SPREAD"]
         assert lines[1].split()[:6] == ["react", "-", "0", "-", "-", "0.70"]
-        assert lines[1].rstrip().endswith("ignored: 0 of 30 predictions scored")
+        assert lines[1].rstrip().endswith("unpredicted: 0 of 30 predictions scored")
         assert main(["classes", "--url", url, "--json"]) == 0
         (row,) = json.loads(capsys.readouterr().out)["classes"]
         assert (row["name"], row["errors"][0]["error"]) == ("react", None)
@@ -191,7 +191,7 @@ def test_classes_lists_the_sizes_of_programs(capsys: pytest.CaptureFixture[str])
 
 def test_the_table_of_classes_marks_the_predictions_that_are_used() -> None:
     errors = [
-        {"call": call, "scored": 40, "error": call / 8, "is_used": call < 4} for call in (1, 2, 4, 8, 16)
+        {"call": call, "scored": 40, "error": call / 8, "is_predicted": call < 4} for call in (1, 2, 4, 8, 16)
     ]
     row = {
         "name": "react",
@@ -203,13 +203,13 @@ def test_the_table_of_classes_marks_the_predictions_that_are_used() -> None:
         "errors": errors,
         "drifts": 1,
         "is_drifting": False,
-        "verdict": "used at calls 1, 2",
+        "verdict": "predicted at calls 1, 2",
     }
     shown = io.StringIO()
     Console(width=200, file=shown).print(class_table([row, {**row, "is_drifting": True}]))
     words = shown.getvalue().splitlines()[1].split()
     assert words[:6] == ["react", "red", "1200", "1,234", "98,765", "1.00"]
-    assert words[6:] == ["0.12*", "0.25*", "0.50", "1.00", "1", "used", "at", "calls", "1,", "2"]
+    assert words[6:] == ["0.12*", "0.25*", "0.50", "1.00", "1", "predicted", "at", "calls", "1,", "2"]
 
 
 def test_without_programs_there_are_no_classes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -150,7 +150,7 @@ def test_a_class_whose_first_prompt_decides_is_informative() -> None:
     assert sizes.is_informative(CHAT)
     assert not sizes.is_informative(CHAT, checkpoint=1)
     assert sizes.expected_work(program) == 1000.0
-    assert report(sizes).errors[0].is_used
+    assert report(sizes).errors[0].is_predicted
     assert report(sizes).spread == pytest.approx(math.log(10), rel=0.1)
 
 

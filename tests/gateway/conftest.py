@@ -125,6 +125,7 @@ def serve() -> Serve:
         policy: str = "plas",
         service: str = "measured",
         admission: str = "none",
+        learned_sizes: bool = False,
         has_socket: bool = True,
         engine: FakeEngine | None = None,
         observe: ObserveSettings | None = None,
@@ -143,7 +144,11 @@ def serve() -> Serve:
                     gateway=GatewaySettings(**gateway),
                     engine=EngineSettings(**(engine_settings or {})),
                     scheduler=SchedulerConfig(
-                        policy=policy, bounds=(0.1, 1.0), service=service, admission=admission
+                        policy=policy,
+                        bounds=(0.1, 1.0),
+                        service=service,
+                        admission=admission,
+                        learned_sizes=learned_sizes,
                     ),
                     limits=limits or TenantLimits(),
                     observe=observe or ObserveSettings(),

@@ -99,15 +99,15 @@ def test_the_verdict_states_the_reason() -> None:
         (report,) = classes.reports()
         return verdict(report)
 
-    assert of(learned()) == "used at call 1"
-    assert learned().states() == {"used": 1, "ignored": 0, "drifting": 0}
-    assert learned(5).states() == {"used": 0, "ignored": 1, "drifting": 0}
-    assert of(learned(5)) == f"ignored: 2 of {LEAST_SCORED} predictions scored"
+    assert of(learned()) == "predicted at call 1"
+    assert learned().states() == {"predicted": 1, "unpredicted": 0, "drifting": 0}
+    assert learned(5).states() == {"predicted": 0, "unpredicted": 1, "drifting": 0}
+    assert of(learned(5)) == f"unpredicted: 2 of {LEAST_SCORED} predictions scored"
     alike = ProgramClasses()
     for number in range(LEAST_PROGRAMS + LEAST_SCORED):
         work = 10.0 if number % 2 else 1000.0
         alike.on_program_ended(ProgramEnd(program_id="p", class_id="/chat", work=work))
-    assert re.fullmatch(r"ignored: error 3\.\d\d, expected below 1\.94", of(alike))
+    assert re.fullmatch(r"unpredicted: error 3\.\d\d, expected below 1\.94", of(alike))
 
 
 def test_a_drift_is_stated() -> None:
@@ -115,9 +115,9 @@ def test_a_drift_is_stated() -> None:
     while not classes.reports()[0].is_drifting:
         begin(classes, "p")
         classes.on_program_ended(ProgramEnd(program_id="p", work=1e6))
-    assert classes.states() == {"used": 0, "ignored": 0, "drifting": 1}
+    assert classes.states() == {"predicted": 0, "unpredicted": 0, "drifting": 1}
     assert verdict(classes.reports()[0]) == (
-        f"ignored: its sizes have changed, 0 of {LEAST_SCORED} predictions scored since"
+        f"unpredicted: its sizes have changed, 0 of {LEAST_SCORED} predictions scored since"
     )
 
 
@@ -136,7 +136,7 @@ async def test_the_gateway_counts_uncached_prompts_and_twice_the_output(serve: A
     assert (row["name"], row["tenant"], row["ended"]) == ("react", "", 3)
     assert row["median_work"] == row["p90_work"] == work
     assert [error["call"] for error in row["errors"]] == [1, 2, 4, 8, 16, 32]
-    assert row["verdict"].startswith("ignored")
+    assert row["verdict"].startswith("unpredicted")
 
 
 async def test_a_program_without_a_name_has_the_class_of_its_prompt(serve: Any) -> None:

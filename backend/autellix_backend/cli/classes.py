@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
 def class_table(classes: Sequence[Mapping[str, Any]]) -> Table:
     """Return a table with one line per class."""
-    table = Table(box=None, header_style="bold", caption="errors at the arrival of a call; * is used")
+    table = Table(box=None, header_style="bold", caption="errors at the arrival of a call; * is predicted")
     headings = ("CLASS", "TENANT", "PROGRAMS", "MEDIAN", "P90", "SPREAD")
     for heading in (*headings, *(f"CALL {call}" for call in SHOWN_CALLS), "DRIFTS"):
         table.add_column(heading, justify="left" if heading in headings[:2] else "right", no_wrap=True)
@@ -62,4 +62,4 @@ def _tokens(work: float | None) -> str:
 def _error(error: Mapping[str, Any]) -> str:
     if error["error"] is None:
         return "-"
-    return f"{error['error']:.2f}{'*' if error['is_used'] else ''}"
+    return f"{error['error']:.2f}{'*' if error['is_predicted'] else ''}"

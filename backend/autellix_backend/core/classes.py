@@ -43,9 +43,9 @@ LEAST_PROGRAMS = 8
 LEAST_IN_BUCKET = 4
 """Ended programs that a table needs; with fewer, the next coarser one answers."""
 LEAST_SCORED = 30
-"""Scored predictions that a class needs at a checkpoint before they are used."""
+"""Scored predictions that a class needs at a checkpoint before they count."""
 MARGIN = 0.9
-"""Predictions are used where their error is below this share of the class's spread."""
+"""A class is predicted where the error is below this share of the class's spread."""
 FADING = 0.99
 """Weight of the errors before the last one: means over about 100 programs."""
 DRIFT_SLACK = 0.5
@@ -93,7 +93,7 @@ class CheckpointError:
     scored: int
     error: float | None
     """Root mean square of ln(predicted / true); None without a scored prediction."""
-    is_used: bool
+    is_predicted: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ class ClassReport:
     errors: tuple[CheckpointError, ...]
     drifts: int
     is_drifting: bool
-    """Whether a drift was found so recently that predictions are not used yet."""
+    """Whether a drift was found so recently that predictions do not count yet."""
 
 
 @dataclass(slots=True)
@@ -239,7 +239,7 @@ class _ClassTables:
         if self.scores[CHECKPOINTS[0]].has_drifted():
             self._forget()
 
-    def is_used(self, checkpoint: int) -> bool:
+    def is_predicted(self, checkpoint: int) -> bool:
         score = self.scores[checkpoint]
         error = score.error()
         return error is not None and score.scored >= LEAST_SCORED and error < MARGIN * self.tables.sizes.value
@@ -263,7 +263,7 @@ class _ClassTables:
                 call=checkpoint + 1,
                 scored=score.scored,
                 error=score.error(),
-                is_used=self.is_used(checkpoint),
+                is_predicted=self.is_predicted(checkpoint),
             )
 
     def _forget(self) -> None:
@@ -306,7 +306,7 @@ class ClassSizes:
     def is_informative(self, key: ClassKey, checkpoint: int = 0) -> bool:
         """Return whether the error of a class's predictions at a checkpoint beats the class's spread."""
         found = self._classes.get(key.tenant, {}).get(key)
-        return found is not None and found.is_used(checkpoint)
+        return found is not None and found.is_predicted(checkpoint)
 
     def spread(self) -> float | None:
         """Return the standard deviation of ln(work) over the latest ended programs of all classes.

@@ -84,29 +84,29 @@ class ProgramClasses:
         return self._sizes.reports(tenant)
 
     def states(self) -> dict[str, int]:
-        """Return how many classes predict sizes well enough to be used, do not, or have just changed."""
+        """Return how many classes predict sizes well, do not, or have just changed."""
         states = Counter(_state(report) for report in self.reports())
-        return {state: states[state] for state in ("used", "ignored", "drifting")}
+        return {state: states[state] for state in ("predicted", "unpredicted", "drifting")}
 
 
 def _state(report: ClassReport) -> str:
     if report.is_drifting:
         return "drifting"
-    return "used" if any(error.is_used for error in report.errors) else "ignored"
+    return "predicted" if any(error.is_predicted for error in report.errors) else "unpredicted"
 
 
 def verdict(report: ClassReport) -> str:
-    """Return whether the predictions for a class are used, and why not."""
-    used = [str(error.call) for error in report.errors if error.is_used]
-    if used:
-        return f"used at {'call' if len(used) == 1 else 'calls'} {', '.join(used)}"
+    """Return whether a class is predicted well, and why not."""
+    calls = [str(error.call) for error in report.errors if error.is_predicted]
+    if calls:
+        return f"predicted at {'call' if len(calls) == 1 else 'calls'} {', '.join(calls)}"
     first = report.errors[0]
     scored = f"{first.scored} of {LEAST_SCORED} predictions scored"
     if report.is_drifting:
-        return f"ignored: its sizes have changed, {scored} since"
+        return f"unpredicted: its sizes have changed, {scored} since"
     if first.error is None or first.scored < LEAST_SCORED:
-        return f"ignored: {scored}"
-    return f"ignored: error {first.error:.2f}, expected below {MARGIN * report.spread:.2f}"
+        return f"unpredicted: {scored}"
+    return f"unpredicted: error {first.error:.2f}, expected below {MARGIN * report.spread:.2f}"
 
 
 def _observed_program(id_: str, first_prompt_tokens: int) -> ObservedProgram:

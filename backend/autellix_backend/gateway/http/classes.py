@@ -1,4 +1,4 @@
-"""Classes of programs for operators: their sizes, how well they are predicted, and whether that is used."""
+"""Classes of programs for operators: their sizes, and how well they are predicted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ErrorRow:
     """Predictions whose programs have ended."""
     error: float | None
     """Root mean square of ln(predicted / true)."""
-    is_used: bool
+    is_predicted: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class ClassRow:
     drifts: int
     is_drifting: bool
     verdict: str
-    """Whether its predictions are used, and why not."""
+    """Whether it is predicted well, and why not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def _row(report: ClassReport) -> ClassRow:
         p90_work=report.p90_work,
         spread=report.spread,
         errors=tuple(
-            ErrorRow(call=error.call, scored=error.scored, error=error.error, is_used=error.is_used)
+            ErrorRow(call=error.call, scored=error.scored, error=error.error, is_predicted=error.is_predicted)
             for error in report.errors
         ),
         drifts=report.drifts,
