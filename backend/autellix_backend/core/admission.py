@@ -236,8 +236,12 @@ class WorkingSetAdmission:
         return self.active.tokens > self.capacity_tokens
 
     def _fits(self, own: ProgramContext) -> bool:
-        leaving = sum(tokens for other, tokens in self._leaving.items() if other is not own)
-        return not self.active.contexts or self._has_room(own, beside=leaving)
+        if not self.active.contexts:
+            return True
+        leaving = sum(self._leaving.values()) - self._leaving.get(own, 0) if self._leaving else 0
+        # Most of those that wait are refused without a look at their prefix.
+        is_too_large = self.active.tokens + own.own_tokens + leaving > self.capacity_tokens
+        return not is_too_large and self._has_room(own, beside=leaving)
 
     def _has_room(self, own: ProgramContext, beside: int = 0) -> bool:
         return self.active.tokens + self.active.added_tokens(own) + beside <= self.capacity_tokens
@@ -332,7 +336,8 @@ class WorkingSetAdmission:
         return (-self._tenant_share(own), -own.key, -own.number, own)
 
     def _turn_in(self, own: ProgramContext) -> _Turn:
-        return (self._tenant_share(own), own.key, own.number, own)
+        share = self._tenant_share(own) if self._inactive.is_shared else 0.0
+        return (share, own.key, own.number, own)
 
     def _drop_idle(self, now: float) -> None:
         """Deactivate programs without a call for which others have waited long enough."""

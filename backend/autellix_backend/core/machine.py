@@ -29,7 +29,7 @@ from autellix_backend.core.tenant_shares import TenantShares
 
 __all__ = ["Machine"]
 
-KEYS_PER_TICK = 64
+KEYS_PER_TICK = 32
 """Programs and calls whose keys a tick computes again after the boost has moved."""
 _rank = attrgetter("level", "key", "seq")
 

@@ -141,6 +141,11 @@ class InactivePrograms:
         context.key = key
         insort(order, (*context.rank, context))
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether programs of several tenants wait."""
+        return len(self._orders) > 1
+
     def heads(self) -> list[ProgramContext]:
         """Return the first program of each tenant."""
         return [order[0][-1] for order in self._orders.values()]
