@@ -7,21 +7,28 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from tests.waiting import PATIENCE_S
 
+from autellix_backend.gateway.http.protocol import MAX_CONNECTIONS, bounded_protocol
 from autellix_lab.fakes.engine import FakeEngine
 
 SHUTDOWN_S = 2
 
 
 @asynccontextmanager
-async def listening(app: Any) -> AsyncIterator[str]:
-    """Serve an ASGI app in the running event loop; yield its address."""
+async def listening(app: Any, *, max_connections: int = MAX_CONNECTIONS) -> AsyncIterator[str]:
+    """Serve an ASGI app in the running event loop, as `autellix serve` does; yield its address."""
     server = uvicorn.Server(
-        uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=SHUTDOWN_S)
+        uvicorn.Config(
+            app,
+            port=0,
+            log_config=None,
+            http=cast(type[asyncio.Protocol], bounded_protocol(max_connections)),
+            timeout_graceful_shutdown=SHUTDOWN_S,
+        )
     )
     task = asyncio.create_task(server.serve())
     async with asyncio.timeout(PATIENCE_S):

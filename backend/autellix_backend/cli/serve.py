@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import uvicorn
 import uvloop
@@ -27,6 +28,7 @@ from autellix_backend.engines.supervisor import EngineChange, EngineState
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.pool import EnginePool
+from autellix_backend.gateway.http.protocol import bounded_protocol, connection_limit
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.observe import tracing
@@ -267,7 +269,8 @@ def _with_token_secret(settings: Settings) -> Settings:
 def _server_config(app: FastAPI) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        # A factory in place of a class: uvicorn only calls it.
+        http=cast(type[asyncio.Protocol], bounded_protocol(connection_limit())),
         ws="none",
         lifespan="on",
         log_level="warning",

@@ -7,12 +7,16 @@ GatewayError
 ├── AdminOnlyError            403  the tenant is no admin
 ├── NotFoundError             404  no such program, session or engine
 ├── ConflictError             409  the engine's name is taken, or no engine would be left
+├── RequestTimeoutError       408  the request did not arrive in time
 ├── BodyTooLargeError         413  the body exceeds a limit
+├── TargetTooLongError        414  path and query exceed a limit
+├── HeadTooLargeError         431  the headers exceed a limit
 ├── LimitError                429  a rate limit, quota or budget is reached
 ├── UnavailableError          503
 │   ├── EngineUnavailableError     no engine answers, or it died
 │   ├── OverloadedError            the engine's queue is full
 │   ├── TooManySubscribersError    the event feed has as many subscribers as it may
+│   ├── TooManyConnectionsError    the gateway has as many connections as it may
 │   └── ShuttingDownError          the gateway is shutting down
 └── EngineTimeoutError        504  the engine did not answer in time
 """
@@ -162,6 +166,36 @@ class BodyTooLargeError(GatewayError):
         super().__init__(f"the body exceeds {limit_bytes} bytes ({setting})")
 
 
+class RequestTimeoutError(GatewayError):
+    """The request did not arrive in time."""
+
+    status = HTTPStatus.REQUEST_TIMEOUT
+    code = "request_timeout"
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"the request did not arrive in time: {problem}", headers={"connection": "close"})
+
+
+class TargetTooLongError(GatewayError):
+    """Path and query together exceed a limit."""
+
+    status = HTTPStatus.REQUEST_URI_TOO_LONG
+    code = "target_too_long"
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(f"path and query exceed {limit_bytes} bytes")
+
+
+class HeadTooLargeError(GatewayError):
+    """The headers exceed a limit."""
+
+    status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+    code = "head_too_large"
+
+    def __init__(self, limit: int, limit_bytes: int) -> None:
+        super().__init__(f"the request has more than {limit} headers or {limit_bytes} bytes of headers")
+
+
 class LimitError(GatewayError):
     """A rate limit, quota or budget is reached."""
 
@@ -228,6 +262,15 @@ class TooManySubscribersError(UnavailableError):
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"the event feed already has {limit} subscribers, the maximum; close one first")
+
+
+class TooManyConnectionsError(UnavailableError):
+    """The gateway has as many connections as it may, each with a request."""
+
+    code = "too_many_connections"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the gateway already has {limit} connections, the maximum; all have requests")
 
 
 class ShuttingDownError(UnavailableError):

@@ -8,7 +8,11 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope
 
-from autellix_backend.gateway.errors import BodyTooLargeError
+from autellix_backend.gateway.errors import BodyTooLargeError, RequestTimeoutError
+
+BODY_GRACE_S = 30.0
+MIN_BODY_BYTES_PER_S = 8 * 1024
+"""How fast a body must come after the grace: a slow one holds memory, and its connection."""
 
 
 class ClientGoneError(Exception):
@@ -26,22 +30,31 @@ async def read_body(headers: Mapping[str, str], receive: Receive, max_bytes: int
     Raises:
         BodyTooLargeError: as soon as it is known to exceed `max_bytes`.
         ClientGoneError: if the client leaves before its end.
+        RequestTimeoutError: if it comes too slowly.
     """
     declared = headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > max_bytes:
         raise BodyTooLargeError(max_bytes)
     parts: list[bytes] = []
     size_bytes = 0
-    while True:
-        message: Message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError
-        parts.append(message.get("body", b""))
-        size_bytes += len(parts[-1])
-        if size_bytes > max_bytes:
-            raise BodyTooLargeError(max_bytes)
-        if not message.get("more_body", False):
-            return b"".join(parts)
+    began_s = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout(BODY_GRACE_S) as deadline:
+            while True:
+                message: Message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGoneError
+                parts.append(message.get("body", b""))
+                size_bytes += len(parts[-1])
+                if size_bytes > max_bytes:
+                    raise BodyTooLargeError(max_bytes)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+                deadline.reschedule(began_s + BODY_GRACE_S + size_bytes / MIN_BODY_BYTES_PER_S)
+    except TimeoutError:
+        raise RequestTimeoutError(
+            f"{size_bytes} bytes of its body came; expected {MIN_BODY_BYTES_PER_S} bytes a second at least"
+        ) from None
 
 
 async def disconnected(receive: Receive) -> None:

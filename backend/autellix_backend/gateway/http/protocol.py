@@ -1,0 +1,260 @@
+"""HTTP connections within bounds: uvicorn's protocol, with limits on what a client may send, hold and leave.
+
+Uvicorn's parser keeps a head of any size, waits for it for ever, and keeps the answers of clients that do not
+read them. Each bound below ends such a connection; none touches a client that speaks HTTP as libraries do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from autellix_backend.gateway.errors import (
+    GatewayError,
+    HeadTooLargeError,
+    InvalidRequestError,
+    RequestTimeoutError,
+    TargetTooLongError,
+    TooManyConnectionsError,
+    error_shape,
+)
+
+MAX_TARGET_BYTES = 8 * 1024
+"""Path and query: an id in a path has 256 bytes, three times as many when escaped."""
+MAX_HEAD_BYTES = 64 * 1024
+"""The headers together; those of our own take below 8 KiB with 64 parents."""
+MAX_HEADERS = 128
+HEAD_TIMEOUT_S = 20.0
+"""From the connection, or the first byte of a later head, to the head's end; across an ocean it takes 1 s."""
+LINGER_S = 2.0
+"""How long the rest of a refused request is read and dropped: a reset could overtake the answer."""
+STALL_PERIOD_S = 30.0
+MIN_READ_BYTES = 32 * 1024
+"""What a client with undelivered bytes must take in a stall period, or it is held to be gone."""
+RESERVED_FILES = 64
+"""File descriptors for everything but the connections of clients and to engines."""
+MAX_CONNECTIONS = 65_536
+"""Whatever the operating system allows: an idle connection takes about 10 KiB."""
+
+
+class ConnectionTable:
+    """The open connections of one server, and those among them without a request, oldest first."""
+
+    def __init__(self, max_connections: int) -> None:
+        self.max_connections = max_connections
+        self._open: set[BoundedHttpProtocol] = set()
+        self._idle: dict[BoundedHttpProtocol, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, connection: BoundedHttpProtocol) -> bool:
+        """Add a new connection, at the price of the oldest idle one; return False if there is none."""
+        if len(self._open) >= self.max_connections:
+            oldest = next(iter(self._idle), None)
+            if oldest is None:
+                return False
+            self.remove(oldest)
+            oldest.transport.close()
+        self._open.add(connection)
+        self._idle[connection] = None
+        return True
+
+    def remove(self, connection: BoundedHttpProtocol) -> None:
+        """Remove a connection; it may be gone already."""
+        self._open.discard(connection)
+        self._idle.pop(connection, None)
+
+    def set_busy(self, connection: BoundedHttpProtocol) -> None:
+        """Note that a connection has a request."""
+        self._idle.pop(connection, None)
+
+    def set_idle(self, connection: BoundedHttpProtocol) -> None:
+        """Note that a connection waits for its next request."""
+        if connection in self._open:
+            self._idle[connection] = None
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """The connection of a client."""
+
+    def __init__(self, *args: Any, table: ConnectionTable, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._table = table
+        self._requests = 0
+        """Heads that were complete."""
+        self._is_in_head = True
+        self._has_progressed = False
+        self._unfinished_bytes = 0
+        """Bytes since the parser finished a head, a piece of a body or a message; it may hold them all."""
+        self._refusal: GatewayError | None = None
+        self._is_refused = False
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Accept a connection if there is room for it."""
+        super().connection_made(transport)
+        if self._table.add(self):
+            self._await_head()
+        else:
+            self._refuse(TooManyConnectionsError(self._table.max_connections))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._table.remove(self)
+        self._cancel_head_timer()
+        self._cancel_stall_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came, unless too much of a head, a chunk's extension or a trailer is unfinished."""
+        if self._is_refused:
+            return
+        if self._unfinished_bytes > MAX_HEAD_BYTES:
+            self._refuse(self._oversize())
+            return
+        self._has_progressed = False
+        super().data_received(data)
+        if self._has_progressed:
+            self._unfinished_bytes = 0
+            return
+        self._unfinished_bytes += len(data)
+        if self._head_timer is None and self._is_in_head and not self._is_refused:
+            self._await_head()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what the parser, or a bound, refused."""
+        self._refuse(self._refusal or InvalidRequestError(msg))
+
+    def on_headers_complete(self) -> None:
+        """Check a complete head, and serve its request.
+
+        Raises:
+            GatewayError: if it is too large; the parser passes it on as an error of its own.
+        """
+        self._has_progressed = True
+        self._is_in_head = False
+        self._requests += 1
+        self._cancel_head_timer()
+        if self._is_oversize():
+            self._refusal = self._oversize()
+            raise self._refusal
+        self._table.set_busy(self)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of a body."""
+        self._has_progressed = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Take the end of a request."""
+        self._has_progressed = True
+        self._is_in_head = True
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, but not for ever for the rest of one that is answered already."""
+        super().on_response_complete()
+        if self.transport.is_closing() or self.pipeline:
+            return
+        self._table.set_idle(self)
+        if not self._is_in_head:
+            self.loop.call_later(LINGER_S, self._close_unread, self._requests)
+
+    def pause_writing(self) -> None:
+        """Watch whether the client takes what is written to it."""
+        super().pause_writing()
+        self._watch_reading()
+
+    def resume_writing(self) -> None:
+        """End the watch: the client has taken nearly all."""
+        self._cancel_stall_timer()
+        super().resume_writing()
+
+    def _is_oversize(self) -> bool:
+        if len(self.url) > MAX_TARGET_BYTES or len(self.headers) > MAX_HEADERS:
+            return True
+        return sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES
+
+    def _oversize(self) -> GatewayError:
+        if len(self.url) > MAX_TARGET_BYTES:
+            return TargetTooLongError(MAX_TARGET_BYTES)
+        return HeadTooLargeError(MAX_HEADERS, MAX_HEAD_BYTES)
+
+    def _refuse(self, error: GatewayError) -> None:
+        """Answer with an error and end the connection, some time later if more of the request may come."""
+        self._is_refused = True
+        self._cancel_head_timer()
+        self._table.remove(self)
+        if self.cycle is not None and not self.cycle.response_complete:
+            # The answer to an earlier request is under way: another may not be written into it.
+            self.transport.abort()
+            return
+        path = b"" if self.scope is None else self.url
+        body = error.body(error_shape(path.decode("latin-1")))
+        head = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
+        lines = [f"{name}: {value}\r\n".encode("latin-1") for name, value in head.items()]
+        self.transport.write(
+            b"".join([STATUS_LINE[error.status], *lines, b"connection: close\r\n\r\n", body])
+        )
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self.transport.abort)
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._on_head_timeout)
+
+    def _on_head_timeout(self) -> None:
+        if self._unfinished_bytes:
+            self._refuse(RequestTimeoutError(f"its head took longer than {HEAD_TIMEOUT_S:g} s"))
+        else:
+            self.transport.close()
+
+    def _close_unread(self, requests: int) -> None:
+        if requests == self._requests and not self._is_in_head:
+            self.transport.abort()
+
+    def _watch_reading(self) -> None:
+        left_bytes = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(STALL_PERIOD_S, self._check_reading, left_bytes)
+
+    def _check_reading(self, before_bytes: int) -> None:
+        if before_bytes - self.transport.get_write_buffer_size() < MIN_READ_BYTES:
+            self.transport.abort()
+        else:
+            self._watch_reading()
+
+    def _cancel_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _cancel_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+
+def bounded_protocol(max_connections: int) -> Callable[..., BoundedHttpProtocol]:
+    """Return the protocol factory of one server, for uvicorn's `http`."""
+    return partial(BoundedHttpProtocol, table=ConnectionTable(max_connections))
+
+
+def connection_limit() -> int:
+    """Raise the limit of open files as far as allowed; return how many connections of clients it allows.
+
+    Half of the files are for connections to engines: each call may need one.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * MAX_CONNECTIONS + RESERVED_FILES
+    files = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    return max(1, (files - RESERVED_FILES) // 2)

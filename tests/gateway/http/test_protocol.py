@@ -1,0 +1,264 @@
+"""Connections of clients that send too much or too slowly, that do not read, or that do nothing wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import resource
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope, Send
+from tests.serving import listening
+from tests.waiting import PATIENCE_S
+
+from autellix_backend.gateway import requests
+from autellix_backend.gateway.errors import RequestTimeoutError
+from autellix_backend.gateway.http import protocol
+from autellix_backend.gateway.http.errors import error_response
+from autellix_backend.gateway.requests import ClientGoneError, read_body, read_headers
+
+MIB = 2**20
+OK_HEAD = b"HTTP/1.1 200"
+
+
+class EchoApp:
+    """Answers with the number of bytes of the request's body, or with as many as `?N` asks for."""
+
+    def __init__(self) -> None:
+        self.disconnected = asyncio.Event()
+        self.has_request = asyncio.Event()
+        self.paths: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        self.paths.append(scope["path"])
+        self.has_request.set()
+        if scope["path"] == "/early":
+            await self._answer(send, b"early")
+            return
+        try:
+            body = await read_body(read_headers(scope), receive, 64 * MIB)
+        except ClientGoneError:
+            return
+        except RequestTimeoutError as error:
+            await error_response(error, scope["path"])(scope, receive, send)
+            return
+        if scope["path"] == "/stream":
+            await self._stream(receive, send)
+            return
+        await self._answer(send, str(len(body)).encode())
+
+    async def _answer(self, send: Send, content: bytes) -> None:
+        length = str(len(content)).encode()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
+        await send({"type": "http.response.body", "body": content})
+
+    async def _stream(self, receive: Receive, send: Send) -> None:
+        async def write() -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while True:
+                await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+                await asyncio.sleep(0)
+
+        await requests.run_while_connected(write(), receive)
+        self.disconnected.set()
+
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Streams]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def exchange(url: str, *parts: bytes) -> bytes:
+    """Send the parts of a request, and return all that comes until the end of the connection."""
+    async with asyncio.timeout(PATIENCE_S), connected(url) as (reader, writer):
+        for part in parts:
+            writer.write(part)
+            try:
+                await writer.drain()
+            except ConnectionError:
+                break
+        received = bytearray()
+        with contextlib.suppress(ConnectionResetError):
+            while part := await reader.read(65536):
+                received += part
+        return bytes(received)
+
+
+def error_of(answer: bytes) -> dict[str, Any]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"connection: close" in head
+    error: dict[str, Any] = json.loads(body)["error"]
+    return error
+
+
+async def test_a_head_of_any_size_is_refused_before_it_is_held() -> None:
+    async with listening(EchoApp()) as url:
+        value = await exchange(url, b"GET / HTTP/1.1\r\nhost: a\r\na: ", *[b"b" * 65536] * 32)
+        many = await exchange(url, b"GET / HTTP/1.1\r\nhost: a\r\n", *[b"a:b\r\n" * 10000] * 32)
+        assert value.startswith(b"HTTP/1.1 431 ")
+        assert many.startswith(b"HTTP/1.1 431 ")
+        assert error_of(value)["code"] == "head_too_large"
+        assert "128 headers or 65536 bytes" in error_of(many)["message"]
+
+
+async def test_complete_heads_are_measured_too() -> None:
+    async with listening(EchoApp()) as url:
+        large = b"GET / HTTP/1.1\r\nhost: a\r\na: " + b"b" * protocol.MAX_HEAD_BYTES + b"\r\n\r\n"
+        many = b"GET / HTTP/1.1\r\nhost: a\r\n" + b"a: b\r\n" * protocol.MAX_HEADERS + b"\r\n"
+        assert (await exchange(url, large)).startswith(b"HTTP/1.1 431 ")
+        assert (await exchange(url, many)).startswith(b"HTTP/1.1 431 ")
+
+
+async def test_a_long_target_is_refused() -> None:
+    app = EchoApp()
+    async with listening(app) as url:
+        answer = await exchange(url, b"GET /v1/messages?" + b"a" * 9000 + b" HTTP/1.1\r\nhost: a\r\n\r\n")
+        endless = await exchange(url, b"GET /", *[b"a" * 65536] * 32)
+    assert answer.startswith(b"HTTP/1.1 414 ")
+    assert endless.startswith(b"HTTP/1.1 414 ")
+    assert error_of(endless)["message"] == "path and query exceed 8192 bytes"
+    assert not app.paths
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param([b"1;" + b"a" * 65536, *[b"a" * 65536] * 16], id="chunk extension"),
+        pytest.param([b"0\r\na: ", *[b"b" * 65536] * 16], id="trailer"),
+        pytest.param([b"0\r\n", *[b"a: b\r\n" * 10000] * 16], id="trailers"),
+    ],
+)
+async def test_what_surrounds_a_chunked_body_is_bounded(parts: list[bytes]) -> None:
+    async with listening(EchoApp()) as url:
+        head = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+        # The request is under way, so there is no answer of another kind: the connection ends.
+        assert OK_HEAD not in await exchange(url, head, *parts)
+
+
+async def test_large_bodies_and_pipelined_requests_pass() -> None:
+    async with listening(EchoApp()) as url:
+        post = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\n" + b"x" * 1000000
+        last = b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+        answer = await exchange(url, post + post + last)
+        chunked = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+        chunks = await exchange(url, chunked, *[b"10000\r\n" + b"x" * 65536 + b"\r\n"] * 8, b"0\r\n\r\n")
+    assert answer.count(OK_HEAD) == 3
+    assert answer.count(b"1000000") == 2
+    assert chunks.endswith(b"524288")
+
+
+async def test_garbage_gets_an_error_object() -> None:
+    async with listening(EchoApp()) as url:
+        answer = await exchange(url, b"\x16\x03\x01 hello\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert error_of(answer)["code"] == "invalid_request"
+
+
+async def test_garbage_after_a_request_does_not_enter_its_answer() -> None:
+    async with listening(EchoApp()) as url:
+        request = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+        assert await exchange(url, request + b"5\r\nhello\r\nnonsense\r\n") == b""
+
+
+async def test_slow_heads_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.05)
+    async with listening(EchoApp()) as url:
+        assert await exchange(url) == b""
+        answer = await exchange(url, b"GET / HTTP/1.1\r\n")
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert error_of(answer)["code"] == "request_timeout"
+        async with asyncio.timeout(PATIENCE_S), connected(url) as (reader, writer):
+            writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n0")).startswith(OK_HEAD)
+            writer.write(b"GET /again HTTP/1.1\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_slow_bodies_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "BODY_GRACE_S", 0.05)
+    async with listening(EchoApp()) as url:
+        answer = await exchange(url, b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\nabc")
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert "3 bytes of its body came" in error_of(answer)["message"]
+
+
+async def test_the_rest_of_an_answered_request_is_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "LINGER_S", 0.05)
+    async with listening(EchoApp()) as url:
+        answer = await exchange(url, b"POST /early HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\nabc")
+    assert answer.endswith(b"early")
+
+
+async def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "STALL_PERIOD_S", 0.05)
+    app = EchoApp()
+    async with asyncio.timeout(PATIENCE_S), listening(app) as url, connected(url) as (reader, writer):
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"GET /stream HTTP/1.1\r\nhost: a\r\n\r\n")
+        await app.disconnected.wait()
+
+
+async def test_a_client_that_reads_slowly_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "STALL_PERIOD_S", 0.05)
+    monkeypatch.setattr(protocol, "MIN_READ_BYTES", 0)
+    app = EchoApp()
+    async with asyncio.timeout(PATIENCE_S), listening(app) as url, connected(url) as (reader, writer):
+        writer.write(b"GET /stream HTTP/1.1\r\nhost: a\r\n\r\n")
+        for _ in range(20):
+            assert await reader.read(2 * MIB)
+            await asyncio.sleep(0.02)
+        assert not app.disconnected.is_set()
+
+
+async def test_the_oldest_idle_connection_makes_room() -> None:
+    request = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        listening(EchoApp(), max_connections=2) as url,
+        connected(url) as (silent, _),
+        connected(url) as (reader, writer),
+    ):
+        writer.write(request)
+        assert (await reader.readuntil(b"\r\n")).startswith(OK_HEAD)
+        answer = await exchange(url, request.replace(b"host: a", b"host: a\r\nconnection: close"))
+        assert answer.startswith(OK_HEAD)
+        assert await silent.read() == b""
+
+
+async def test_without_an_idle_connection_there_is_no_room() -> None:
+    app = EchoApp()
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        listening(app, max_connections=1) as url,
+        connected(url) as (_, writer),
+    ):
+        writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\n")
+        await app.has_request.wait()
+        answer = await exchange(url)
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert error_of(answer)["code"] == "too_many_connections"
+
+
+def test_half_of_the_files_are_for_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1024))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
+    assert protocol.connection_limit() == 480
+    assert raised == [(1024, 1024)]
+    raised.clear()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert protocol.connection_limit() == protocol.MAX_CONNECTIONS
+    assert not raised
