@@ -162,8 +162,8 @@ class BodyTooLargeError(GatewayError):
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     code = "body_too_large"
 
-    def __init__(self, limit_bytes: int, setting: str = "gateway.max_body_bytes") -> None:
-        super().__init__(f"the body exceeds {limit_bytes} bytes ({setting})")
+    def __init__(self, limit_bytes: int, setting: str | None = None) -> None:
+        super().__init__(f"the body exceeds {limit_bytes} bytes" + (f" ({setting})" if setting else ""))
 
 
 class RequestTimeoutError(GatewayError):

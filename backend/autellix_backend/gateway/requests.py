@@ -24,8 +24,10 @@ def read_headers(scope: Scope) -> dict[str, str]:
     return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
 
 
-async def read_body(headers: Mapping[str, str], receive: Receive, max_bytes: int) -> bytes:
-    """Read a request's body.
+async def read_body(
+    headers: Mapping[str, str], receive: Receive, max_bytes: int, setting: str | None = None
+) -> bytes:
+    """Read a request's body; `setting` is what holds the limit, if one does.
 
     Raises:
         BodyTooLargeError: as soon as it is known to exceed `max_bytes`.
@@ -34,7 +36,7 @@ async def read_body(headers: Mapping[str, str], receive: Receive, max_bytes: int
     """
     declared = headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > max_bytes:
-        raise BodyTooLargeError(max_bytes)
+        raise BodyTooLargeError(max_bytes, setting)
     parts: list[bytes] = []
     size_bytes = 0
     began_s = asyncio.get_running_loop().time()
@@ -47,7 +49,7 @@ async def read_body(headers: Mapping[str, str], receive: Receive, max_bytes: int
                 parts.append(message.get("body", b""))
                 size_bytes += len(parts[-1])
                 if size_bytes > max_bytes:
-                    raise BodyTooLargeError(max_bytes)
+                    raise BodyTooLargeError(max_bytes, setting)
                 if not message.get("more_body", False):
                     return b"".join(parts)
                 deadline.reschedule(began_s + BODY_GRACE_S + size_bytes / MIN_BODY_BYTES_PER_S)

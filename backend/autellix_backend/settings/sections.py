@@ -276,7 +276,7 @@ class TenantLimits(Section):
     max_messages: PositiveInt | None = None
     """messages in one request"""
     max_output_tokens: PositiveInt | None = None
-    """output tokens that one request may ask for; the default of one that asks for none"""
+    """output tokens of one request, over all its answers; the default of one that asks for none"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from autellix_backend.gateway.calls.body import parse_body
-from autellix_backend.gateway.calls.dialects import BY_PATH
+from autellix_backend.gateway.calls.body import bounded, parse_body
+from autellix_backend.gateway.calls.dialects import BY_PATH, DIALECTS
+from autellix_backend.gateway.errors import InvalidRequestError
+from autellix_backend.settings import TenantLimits
 
 COMPLETIONS = BY_PATH["/v1/completions"]
 
@@ -18,13 +20,16 @@ COMPLETIONS = BY_PATH["/v1/completions"]
     [
         (b"{}", 1),
         (b'{"n": 3}', 3),
-        (b'{"n": "3"}', 1),
+        (b'{"n": "3"}', 3),
+        (b'{"n": [3]}', 1),
+        (b'{"n": true}', 1),
         (b'{"n": -1}', 1),
         (b'{"prompt": "a"}', 1),
         (b'{"prompt": [1, 2, 3]}', 1),
         (b'{"prompt": []}', 1),
         (b'{"prompt": ["a", "b"], "n": 2}', 4),
         (b'{"prompt": [[1], [2], [3]]}', 3),
+        (b'{"prompt": [ "a" ,"b"]}', 2),
     ],
 )
 def test_records_are_counted_by_prompts_and_choices(body: bytes, count: int) -> None:
@@ -52,3 +57,76 @@ def test_a_request_is_read_for_logs(path: str, fields: dict[str, Any], expected:
     body = parse_body(json.dumps(fields).encode(), dialect)
 
     assert (dialect.operation, body.model, body.is_streaming) == expected
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b'{"model": [' + b"[]," * 10**6 + b"[]]}", id="lists"),
+        pytest.param(b'{"model": "m"' + b', "": 1' * 10**6 + b"}", id="fields"),
+        pytest.param(b'{"prompt": [' + b'"",' * 10**6 + b'""]}', id="prompts"),
+        pytest.param(b'{"a": ' + b"[" * 10**6, id="depth"),
+        pytest.param(b"[" * 5000, id="depth of a small body"),
+        pytest.param(b'{"\xff": 1}', id="encoding"),
+        pytest.param(b'{"vllm_xargs": {"\xff": 1}}', id="encoding below"),
+    ],
+)
+def test_a_body_that_would_delay_others_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequestError):
+        parse_body(body, COMPLETIONS)
+
+
+def test_a_tokenised_prompt_may_be_long() -> None:
+    body = parse_body(b'{"prompt": [' + b"1," * 10**6 + b"1]}", COMPLETIONS)
+    assert body.record_count == 1
+
+
+@pytest.mark.parametrize(("name", "value"), [("model", "1e999"), ("stream", "1" * 5000), ("n", "1e400")])
+def test_a_value_that_python_refuses_is_left_to_the_engine(name: str, value: str) -> None:
+    body = parse_body(f'{{"{name}": {value}}}'.encode(), COMPLETIONS)
+    assert (body.is_streaming, body.record_count) == (False, 1)
+    assert bytes(body.fields[name]) == value.encode()
+
+
+LIMITS = TenantLimits(max_output_tokens=20)
+BOUNDS = {dialect.path: dialect.output_fields for dialect in DIALECTS if dialect.output_fields}
+
+
+def limited(path: str, body: str) -> dict[str, Any]:
+    dialect = BY_PATH[path]
+    fields = bounded(parse_body(body.encode(), dialect), LIMITS, dialect).fields
+    return {name: json.loads(bytes(raw)) for name, raw in fields.items()}
+
+
+@pytest.mark.parametrize("path", BOUNDS)
+def test_only_the_fields_of_a_dialect_bound_its_output(path: str) -> None:
+    usual, *others = BOUNDS[path]
+    foreign = {"max_tokens", "max_completion_tokens", "max_output_tokens"} - {usual, *others}
+    for name in foreign:
+        assert limited(path, f'{{"{name}": 1}}')[usual] == 20
+    assert limited(path, f'{{"{usual}": null}}')[usual] == 20
+    for name in (usual, *others):
+        assert limited(path, f'{{"{name}": "20"}}') == {name: "20"}
+        for value in ("21", '"300"', "21.0", "[20]", "1e400", '"many"'):
+            with pytest.raises(InvalidRequestError, match=name):
+                limited(path, f'{{"{name}": {value}}}')
+
+
+def test_every_name_that_a_dialect_reads_is_checked() -> None:
+    with pytest.raises(InvalidRequestError, match="max_tokens is 8000"):
+        limited("/v1/chat/completions", '{"max_completion_tokens": 1, "max_tokens": 8000}')
+
+
+@pytest.mark.parametrize("more", ['"n": 2', '"best_of": 2', '"n": "2"', '"n": 2, "use_beam_search": true'])
+def test_each_answer_counts(more: str) -> None:
+    path = "/v1/completions"
+    assert limited(path, f"{{{more}}}")["max_tokens"] == 10
+    assert limited(path, f'{{"max_tokens": 10, {more}}}')["max_tokens"] == 10
+    with pytest.raises(InvalidRequestError, match="11 for each of 2 answers; expected 20 at most"):
+        limited(path, f'{{"max_tokens": 11, {more}}}')
+
+
+def test_each_prompt_counts() -> None:
+    assert limited("/v1/completions", '{"prompt": ["a", "b"], "n": 5}')["max_tokens"] == 2
+    with pytest.raises(InvalidRequestError, match="n: the call asks for 21 answers; expected 20 at most"):
+        limited("/v1/completions", '{"n": 21}')

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from tests.serving import serving_thread
 
 from autellix_backend.gateway.app import create_app
-from autellix_backend.gateway.http.openapi import openapi_document
+from autellix_backend.gateway.http.openapi import MAX_CONTROL_BYTES, openapi_document
 from autellix_backend.settings import GatewaySettings, Settings
 from autellix_lab.fakes.engine import FakeEngine
 
@@ -149,9 +149,16 @@ async def test_a_broken_body_is_a_400(serve: Any, path: str, body: str) -> None:
         assert "not" in error["message"]
 
 
+@pytest.mark.parametrize("path", ["/autellix/v1/sessions", "/autellix/v1/engines"])
+async def test_a_body_that_is_no_calls_is_small(serve: Any, path: str) -> None:
+    data = b'{"session_id": "' + b"x" * MAX_CONTROL_BYTES
+    async with serve() as rig, rig.client.post(rig.url + path, data=data) as response:
+        assert response.status == 413
+
+
 @pytest.mark.parametrize("path", READING)
 async def test_a_body_above_the_limit_is_a_413(serve: Any, path: str) -> None:
     data = b'{"a": "' + b"x" * 1000
     async with serve(max_body_bytes=1000) as rig, rig.client.post(rig.url + path, data=data) as response:
         assert response.status == 413
-        assert "gateway.max_body_bytes" in await response.text()
+        assert "exceeds 1000 bytes" in await response.text()

@@ -9,7 +9,7 @@ import pytest
 
 from autellix_backend.gateway.calls.body import parse_body
 from autellix_backend.gateway.calls.dialects import CHAT_COMPLETIONS
-from autellix_backend.gateway.identity.transcripts import MAX_MESSAGES_BYTES, TranscriptChain
+from autellix_backend.gateway.identity.transcripts import MAX_READ_BYTES, TranscriptChain
 
 SYSTEM = {"role": "system", "content": "You are a coding agent."}
 
@@ -138,4 +138,4 @@ def test_a_request_that_is_no_chat_has_no_transcript(body: bytes) -> None:
 
 def test_a_long_chat_has_no_transcript() -> None:
     chat = Chat()
-    assert chat.say(answer("a"), user("x" * MAX_MESSAGES_BYTES)) is None
+    assert chat.say(answer("a"), user("x" * MAX_READ_BYTES)) is None

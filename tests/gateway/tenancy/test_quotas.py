@@ -470,10 +470,10 @@ def test_a_request_that_asks_for_too_much_is_refused_by_the_fields_name(
 def test_a_request_that_asks_for_no_bound_gets_the_limit(path: str, field: str) -> None:
     limits = TenantLimits(max_output_tokens=8)
     dialect = BY_PATH[path]
-    for fields, expected in (({}, 8), ({"max_tokens": None}, 8), ({"max_tokens": "many"}, 8)):
+    for fields, expected in (({}, 8), ({"max_tokens": None}, 8)):
         body = bounded(parse_body(json.dumps(fields).encode(), dialect), limits, dialect)
         assert json.loads(bytes(body.fields[field])) == expected
-    asked = parse_body(b'{"max_tokens": 3, "messages": [ ]}', dialect)
+    asked = parse_body(f'{{"{field}": 3, "messages": [ ]}}'.encode(), dialect)
     assert bounded(asked, limits, dialect) is asked
 
 

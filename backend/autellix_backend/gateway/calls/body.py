@@ -1,6 +1,7 @@
 """A call's JSON body, of which the gateway decodes only what it needs.
 
-The top level is split into raw slices; messages, tools and unknown fields are passed on byte by byte.
+The top level is split into raw slices; messages, tools and unknown fields are passed on byte by byte. No body
+may hold the event loop: see `raw_json`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,23 @@ import msgspec
 
 from autellix_backend.gateway.calls.dialects import Dialect
 from autellix_backend.gateway.errors import InvalidRequestError
+from autellix_backend.gateway.raw_json import (
+    JSON_ERRORS,
+    MAX_ITEMS,
+    first_byte,
+    first_item_byte,
+    is_excessive,
+    items,
+    may_have_more,
+    scalar,
+    whole_number,
+)
 from autellix_backend.settings import TenantLimits
 
 XARGS = "vllm_xargs"
-OUTPUT_FIELDS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
-"""Every name of the bound: engines accept the older one too, and some accept another dialect's."""
 MAX_MODEL_CHARACTERS = 256
 
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_items_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _xargs_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw] | None)
 
 
@@ -31,6 +40,7 @@ class CallBody:
     fields: dict[str, msgspec.Raw]
     xargs: dict[str, msgspec.Raw]
     size_bytes: int
+    prompt_count: int
     record_count: int
     """The engine requests that it becomes: one for each prompt and choice."""
     model: str | None
@@ -41,21 +51,25 @@ def parse_body(data: bytes, dialect: Dialect) -> CallBody:
     """Split a body; a model or a stream flag of the wrong type counts as absent.
 
     Raises:
-        InvalidRequestError: if it or its vllm_xargs is not a JSON object.
+        InvalidRequestError: if it or its vllm_xargs is not a JSON object, or it holds too many items.
     """
+    if is_excessive(data):
+        raise InvalidRequestError("the body holds too many lists, objects and fields; expected fewer")
     try:
         fields = _fields_decoder.decode(data)
-        model = _decoded(fields, "model")
-        return CallBody(
-            fields=fields,
-            xargs=_xargs(fields),
-            size_bytes=len(data),
-            record_count=_record_count(fields, dialect),
-            model=model[:MAX_MODEL_CHARACTERS] if isinstance(model, str) else None,
-            is_streaming=_decoded(fields, "stream") is True,
-        )
-    except (msgspec.DecodeError, RecursionError) as error:
+    except JSON_ERRORS as error:
         raise InvalidRequestError(f"the body is not a JSON object: {error}") from error
+    model = scalar(fields.get("model"))
+    prompt_count = _prompt_count(fields, dialect)
+    return CallBody(
+        fields=fields,
+        xargs=_xargs(fields),
+        size_bytes=len(data),
+        prompt_count=prompt_count,
+        record_count=prompt_count * _choice_count(fields, dialect),
+        model=model[:MAX_MODEL_CHARACTERS] if isinstance(model, str) else None,
+        is_streaming=scalar(fields.get("stream")) is True,
+    )
 
 
 def bounded(body: CallBody, limits: TenantLimits, dialect: Dialect) -> CallBody:
@@ -66,13 +80,19 @@ def bounded(body: CallBody, limits: TenantLimits, dialect: Dialect) -> CallBody:
     """
     if limits.max_messages is not None and dialect.messages_field is not None:
         _check_messages(body, dialect.messages_field, limits.max_messages)
-    if limits.max_output_tokens is None or dialect.output_field is None:
+    if limits.max_output_tokens is None or not dialect.output_fields:
         return body
-    _check_output(body, limits.max_output_tokens)
-    if any(_number(body, name) is not None for name in OUTPUT_FIELDS):
+    answers = body.prompt_count * max(
+        _choice_count(body.fields, dialect), whole_number(body.fields.get("best_of")) or 1
+    )
+    if _is_output_bounded(body, dialect.output_fields, answers, limits.max_output_tokens):
         return body
-    limit = msgspec.Raw(str(limits.max_output_tokens).encode())
-    return replace(body, fields={**body.fields, dialect.output_field: limit})
+    each = limits.max_output_tokens // answers
+    if not each:
+        problem = f"n: the call asks for {answers} answers; expected {limits.max_output_tokens} at most"
+        raise InvalidRequestError(f"{problem} (limits.max_output_tokens)", param="n")
+    bound = msgspec.Raw(str(each).encode())
+    return replace(body, fields={**body.fields, dialect.output_fields[0]: bound})
 
 
 def _xargs(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
@@ -81,52 +101,69 @@ def _xargs(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
         return {}
     try:
         return _xargs_decoder.decode(raw) or {}
-    except msgspec.ValidationError as error:
+    except JSON_ERRORS as error:
         raise InvalidRequestError(f"{XARGS} is not a JSON object: {error}", param=XARGS) from error
 
 
-def _record_count(fields: Mapping[str, msgspec.Raw], dialect: Dialect) -> int:
-    """Return prompts times choices; an invalid value, which the engine will refuse, counts as one."""
-    choices = _decoded(fields, "n") if dialect.has_choices else None
-    choice_count = choices if isinstance(choices, int) and choices > 0 else 1
-    prompts = _items(fields, dialect.prompts_field)
+def _choice_count(fields: Mapping[str, msgspec.Raw], dialect: Dialect) -> int:
+    """Return the answers for each prompt; an invalid number, which the engine will refuse, counts as one."""
+    return max(1, whole_number(fields.get("n")) or 1) if dialect.has_choices else 1
+
+
+def _prompt_count(fields: Mapping[str, msgspec.Raw], dialect: Dialect) -> int:
+    name = dialect.prompts_field
+    raw = None if name is None else fields.get(name)
+    if raw is None or first_byte(raw) != b"[":
+        return 1
     # A list of numbers is one tokenised prompt; a list of texts or of lists is one prompt each.
-    is_batch = bool(prompts) and _first_byte(prompts[0]) in (b'"', b"[")
-    return choice_count * (len(prompts) if is_batch else 1)
+    if first_item_byte(raw) not in (b'"', b"["):
+        return 1
+    return _item_count(name, raw)
+
+
+def _item_count(name: str, raw: msgspec.Raw) -> int:
+    """Return the number of items of a list of texts, lists or objects.
+
+    Raises:
+        InvalidRequestError: if there may be too many to be counted without delaying others.
+    """
+    begin = first_item_byte(raw)
+    marks = 2 * MAX_ITEMS if begin == b'"' else MAX_ITEMS
+    if may_have_more(raw, begin, marks):
+        problem = f"{name}: too long a list, with more than {marks} {begin.decode()}; expected fewer"
+        raise InvalidRequestError(problem, param=name)
+    return len(items(raw))
 
 
 def _check_messages(body: CallBody, name: str, limit: int) -> None:
-    count = len(_items(body.fields, name))
+    raw = body.fields.get(name)
+    if raw is None or first_item_byte(raw) not in (b'"', b"[", b"{"):
+        return
+    count = _item_count(name, raw)
     if count > limit:
         problem = f"{name} holds {count} items; expected {limit} at most (limits.max_messages)"
         raise InvalidRequestError(problem, param=name)
 
 
-def _check_output(body: CallBody, limit: int) -> None:
-    for name in OUTPUT_FIELDS:
-        wanted = _number(body, name)
-        if wanted is not None and wanted > limit:
-            problem = f"{name} is {wanted:g}; expected {limit} at most (limits.max_output_tokens)"
+def _is_output_bounded(body: CallBody, names: tuple[str, ...], answers: int, limit: int) -> bool:
+    """Return whether the body bounds its output.
+
+    Raises:
+        InvalidRequestError: if a bound, times the answers, is above the limit, or is not a whole number.
+    """
+    is_bounded = False
+    for name in names:
+        raw = body.fields.get(name)
+        if raw is None or bytes(memoryview(raw)[:5]) == b"null":
+            continue
+        wanted = whole_number(raw)
+        if wanted is None:
+            raise InvalidRequestError(
+                f"{name} is not a whole number; expected a number of tokens", param=name
+            )
+        if wanted * answers > limit:
+            times = f"{wanted} for each of {answers} answers" if answers > 1 else f"{wanted}"
+            problem = f"{name} is {times}; expected {limit} at most (limits.max_output_tokens)"
             raise InvalidRequestError(problem, param=name)
-
-
-def _number(body: CallBody, name: str) -> float | None:
-    """Return a number in the body, None if it is absent or invalid; the engine refuses invalid values."""
-    value = _decoded(body.fields, name)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _items(fields: Mapping[str, msgspec.Raw], name: str | None) -> list[msgspec.Raw]:
-    """Return the items of a list in the body; anything else has none."""
-    raw = None if name is None else fields.get(name)
-    return [] if raw is None or _first_byte(raw) != b"[" else _items_decoder.decode(raw)
-
-
-def _decoded(fields: Mapping[str, msgspec.Raw], name: str) -> object:
-    # The body was decoded as a whole, so each of its fields is sound JSON.
-    raw = fields.get(name)
-    return None if raw is None else msgspec.json.decode(raw)
-
-
-def _first_byte(raw: msgspec.Raw) -> bytes:
-    return memoryview(raw)[:1].tobytes()
+        is_bounded = True
+    return is_bounded

@@ -26,8 +26,8 @@ class Dialect:
     """Whether the engine reads `vllm_xargs` here, so that its scheduler knows programs and reports."""
     messages_field: str | None = None
     """The field that may be a list of messages."""
-    output_field: str | None = None
-    """The field that bounds the output, in tokens."""
+    output_fields: tuple[str, ...] = ()
+    """The fields that bound the output of each answer, in tokens: the usual one, then those also read."""
     prompts_field: str | None = None
     """The field that may be several prompts, each of which becomes an engine request."""
     has_choices: bool = False
@@ -54,7 +54,7 @@ CHAT_COMPLETIONS = Dialect(
     path="/v1/chat/completions",
     summary="Chat completion",
     messages_field="messages",
-    output_field="max_completion_tokens",
+    output_fields=("max_completion_tokens", "max_tokens"),
     has_choices=True,
     stream_ends=_DONE,
 )
@@ -65,7 +65,7 @@ DIALECTS = (
         path="/v1/completions",
         summary="Text completion",
         operation="text_completion",
-        output_field="max_tokens",
+        output_fields=("max_tokens",),
         prompts_field="prompt",
         has_choices=True,
         stream_ends=_DONE,
@@ -74,14 +74,14 @@ DIALECTS = (
         path=_RESPONSES,
         summary="Response",
         messages_field="input",
-        output_field="max_output_tokens",
+        output_fields=("max_output_tokens",),
         stream_ends=_RESPONSE_ENDS,
     ),
     Dialect(
         path=ANTHROPIC_PATH,
         summary="Message, as Anthropic has it",
         messages_field="messages",
-        output_field="max_tokens",
+        output_fields=("max_tokens",),
         stream_ends=(b"event: message_stop",),
     ),
     _pooling("/v1/embeddings", "Embeddings", "embeddings"),

@@ -74,7 +74,7 @@ class CallEndpoint:
             ClientGoneError: if the client leaves before the end of its request.
         """
         headers = read_headers(scope)
-        data = await read_body(headers, receive, self._max_body_bytes)
+        data = await read_body(headers, receive, self._max_body_bytes, "gateway.max_body_bytes")
         tenant = self._tenants.of(scope)
         body = bounded(parse_body(data, self._dialect), tenant.limits, self._dialect)
         identity = await self._identify(tenant, headers, body)

@@ -16,6 +16,7 @@ import msgspec
 from autellix_backend.engines.base import EngineKind
 from autellix_backend.gateway.calls.body import XARGS, CallBody
 from autellix_backend.gateway.identity.aliases import ALIASES
+from autellix_backend.gateway.raw_json import MAX_SCALAR_BYTES, decoded_or
 
 SESSION_FIELD = "session_id"
 SALT_FIELD = "cache_salt"
@@ -82,10 +83,7 @@ def _allowed_args(xargs: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
 
 def _tenant_salt(tenant: str, own: msgspec.Raw | None) -> str:
     """Bind the client's own salt to the tenant; hashed, because vLLM allows 128 characters and no slash."""
-    try:
-        salt = "" if own is None else _salt_decoder.decode(own)
-    except msgspec.DecodeError:
-        # Engines refuse or ignore a salt that is not text; it must not replace the tenant's.
-        salt = ""
+    # Engines refuse or ignore a salt that is not text; it must not replace the tenant's.
+    salt = decoded_or("", _salt_decoder, own, MAX_SCALAR_BYTES)
     # No tenant's name holds a slash, so no two pairs are spelt alike.
     return hashlib.sha256(f"{tenant}/{salt}".encode()).hexdigest()[:SALT_CHARACTERS]

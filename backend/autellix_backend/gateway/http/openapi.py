@@ -57,6 +57,8 @@ ID_SCHEMA: Schema = {
     "pattern": "^[!-~]([ -~]*[!-~])?$",
     "description": "Printable ASCII",
 }
+MAX_CONTROL_BYTES = 64 * 1024
+"""Of a body that is no call's: those of our own clients are below 1 KiB."""
 _STATUS_TEXTS = {
     400: "A malformed body, header, parameter or id; `param` names it",
     401: "A missing or unknown API key, or a missing or wrong session token",
@@ -120,11 +122,12 @@ def refusals(*statuses: int, shape: ErrorShape = ErrorShape.OPENAI) -> dict[int 
 
 
 def json_body(model: type[Body]) -> Any:
-    """Return a dependency that reads a JSON body of any content type, up to `gateway.max_body_bytes`."""
+    """Return a dependency that reads the JSON body of a control endpoint."""
     adapter = TypeAdapter(model)
 
     async def read(request: Request) -> Body:
-        max_bytes = request.app.state.components.settings.gateway.max_body_bytes
+        settings = request.app.state.components.settings.gateway
+        max_bytes = min(MAX_CONTROL_BYTES, settings.max_body_bytes)
         data = await read_body(read_headers(request.scope), request.receive, max_bytes)
         try:
             return adapter.validate_json(data)
@@ -230,10 +233,10 @@ def _call_body(dialect: Dialect) -> Schema:
     }
     if dialect.stream_ends:
         fields["stream"] = {"type": ["boolean", "null"], "description": "Whether to stream the answer"}
-    if dialect.output_field is not None:
-        fields[dialect.output_field] = {
+    if dialect.output_fields:
+        fields[dialect.output_fields[0]] = {
             "type": ["integer", "null"],
-            "description": "At most `limits.max_output_tokens`, which is the default where it is set",
+            "description": "Times answers at most `limits.max_output_tokens`, the default where it is set",
         }
     return {"type": "object", "properties": fields}
 

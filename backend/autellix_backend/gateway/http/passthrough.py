@@ -25,7 +25,7 @@ class PassthroughEndpoint:
         """Answer one request while its client is connected."""
         target = _target(scope)
         headers = read_headers(scope)
-        body = await read_body(headers, receive, self._max_body_bytes)
+        body = await read_body(headers, receive, self._max_body_bytes, "gateway.max_body_bytes")
         await run_while_connected(self._relay(scope, target, headers, body, send), receive)
 
     async def _relay(

@@ -22,6 +22,7 @@ from dataclasses import KW_ONLY, dataclass
 
 import msgspec
 
+from autellix_backend.gateway.raw_json import JSON_ERRORS, MAX_SCALAR_BYTES, decoded_or
 from autellix_wire import FINAL, MAX_ID_BYTES, PROGRAM_ID, SESSION_ID, THREAD_ID, InvalidIdError, check_id
 
 ANONYMOUS = "request"
@@ -58,7 +59,7 @@ def claude_session(user_id: str) -> str | None:
     if user_id.startswith("{"):
         try:
             return msgspec.json.decode(user_id, type=_ClaudeUser).session_id
-        except msgspec.DecodeError:
+        except JSON_ERRORS:
             return None
     _, marker, session = user_id.rpartition("_session_")
     return session if marker and session else None
@@ -288,22 +289,22 @@ def _text_at(alias: Alias, fields: Fields) -> str | None:
         raw = None if raw is None else _field_of(raw, name)
     if raw is None:
         return None
+    if memoryview(raw).nbytes > MAX_SCALAR_BYTES:
+        raise _UnusableError
     try:
         value = _scalar_decoder.decode(raw)
-    except msgspec.DecodeError as error:
+        text = None if value is None else str(value)
+    except JSON_ERRORS as error:
         raise _UnusableError from error
     if isinstance(value, bool) and alias.field is not AliasField.FINAL:
         raise _UnusableError
     # Counters serve as ids too.
-    return None if value is None else str(value)
+    return text
 
 
 def _field_of(raw: msgspec.Raw, name: str) -> msgspec.Raw | None:
-    try:
-        return _object_decoder.decode(raw).get(name)
-    except msgspec.DecodeError:
-        # Not an object, so it has no such field; leave the value for the engine to reject.
-        return None
+    # What is not an object has no such field; the value is left for the engine to reject.
+    return decoded_or({}, _object_decoder, raw, MAX_SCALAR_BYTES).get(name)
 
 
 def _first(matches: list[AliasMatch], field: AliasField) -> AliasMatch | None:

@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from autellix_backend.gateway.identity.aliases import Fields
+from autellix_backend.gateway.raw_json import JSON_ERRORS, decoded_or, may_have_more
 
 UNNAMED = "unnamed"
 """The class of programs without a name, a system prompt and tools."""
@@ -19,7 +20,8 @@ HASH_BYTES = 6
 MAX_HASHED_BYTES = 64 * 1024
 """How much of a system prompt is hashed."""
 MAX_READ_BYTES = 2 * 2**20
-"""Longer lists of messages or tools are skipped: reading them would delay other calls."""
+MAX_OBJECTS = 20_000
+"""Longer lists of messages or tools, and those of more objects, are skipped: they would delay other calls."""
 
 _SYSTEM_FIELDS = ("system", "instructions")
 """The system prompt of Anthropic's messages and of responses."""
@@ -84,16 +86,13 @@ def _text(raw: msgspec.Raw) -> bytes:
         return bytes(memoryview(raw)[:MAX_HASHED_BYTES])
     try:
         text = _text_decoder.decode(raw)
-    except msgspec.DecodeError:
+    except JSON_ERRORS:
         return bytes(raw)
     return (text if isinstance(text, str) else "\n".join(part.text for part in text)).encode()
 
 
 def _decoded(decoder: msgspec.json.Decoder[list[T]], raw: msgspec.Raw | None) -> list[T]:
-    """Return the items of a list; none if it is absent, malformed or too long."""
-    if raw is None or memoryview(raw).nbytes > MAX_READ_BYTES:
+    """Return the items of a list; none if it is absent, malformed, too long or of too many objects."""
+    if raw is None or memoryview(raw).nbytes > MAX_READ_BYTES or may_have_more(raw, b"{", MAX_OBJECTS):
         return []
-    try:
-        return decoder.decode(raw)
-    except (msgspec.DecodeError, RecursionError):
-        return []
+    return decoded_or([], decoder, raw, MAX_READ_BYTES)

@@ -18,10 +18,12 @@ from collections.abc import Mapping
 import msgspec
 
 from autellix_backend.gateway.identity.recent import RecentMap
+from autellix_backend.gateway.raw_json import decoded_or, may_have_more
 
 MAX_TRANSCRIPTS = 65536
-MAX_MESSAGES_BYTES = 2 * 2**20
-"""Longer transcripts are skipped: hashing them would delay other calls."""
+MAX_READ_BYTES = 2 * 2**20
+MAX_OBJECTS = 20_000
+"""Longer transcripts, and those of more objects, are skipped: reading them would delay other calls."""
 SECRET_BYTES = 32
 
 _SEED_FIELDS = ("model", "system", "tools")
@@ -84,12 +86,9 @@ class TranscriptChain:
     def _digests(self, scope: str, fields: Mapping[str, msgspec.Raw]) -> list[bytes]:
         # Of each prefix that may be an earlier call's whole transcript, and last of this call's.
         raw = fields.get("messages")
-        if raw is None or memoryview(raw).nbytes > MAX_MESSAGES_BYTES:
+        if raw is None or self._is_too_long(fields) or may_have_more(raw, b"{", MAX_OBJECTS):
             return []
-        try:
-            roles = [message.role for message in _roles_decoder.decode(raw)]
-        except msgspec.DecodeError:
-            return []
+        roles = [message.role for message in decoded_or([], _roles_decoder, raw, MAX_READ_BYTES)]
         if "assistant" not in roles:
             return []
         messages = _messages_decoder.decode(raw)
@@ -102,6 +101,10 @@ class TranscriptChain:
             # JSON objects delimit themselves, so no separator is needed.
             rolling.update(message)
         return [*digests, rolling.digest()]
+
+    def _is_too_long(self, fields: Mapping[str, msgspec.Raw]) -> bool:
+        hashed = ("messages", *_SEED_FIELDS)
+        return sum(memoryview(fields[name]).nbytes for name in hashed if name in fields) > MAX_READ_BYTES
 
     def _seed(self, scope: str, fields: Mapping[str, msgspec.Raw]) -> bytes:
         parts = [self._secret, scope.encode()]

@@ -1,0 +1,76 @@
+"""Values of clients, read within bounds."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from autellix_backend.gateway.raw_json import (
+    MAX_SCALAR_BYTES,
+    first_item_byte,
+    is_excessive,
+    items,
+    scalar,
+    whole_number,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (b'"a"', "a"),
+        (b"true", True),
+        (b"1e999", None),
+        (b"1" * 5000, None),
+        (b'"\xff"', None),
+        (b"[" * 5000, None),
+        (b'"' + b"a" * MAX_SCALAR_BYTES + b'"', None),
+        (b"{", None),
+    ],
+)
+def test_a_value_that_python_refuses_counts_as_absent(text: bytes, value: object) -> None:
+    assert scalar(msgspec.Raw(text)) == value
+    assert scalar(None) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        (b"3", 3),
+        (b'"16"', 16),
+        (b"16.0", 16),
+        (b'"16.0"', 16),
+        (b"1.5", None),
+        (b"true", None),
+        (b'"many"', None),
+        (b"[1]", None),
+        (b'"1e999"', None),
+        (b'"nan"', None),
+        (b"1" * 400, None),
+    ],
+)
+def test_whole_numbers_are_read_as_engines_do(text: bytes, number: int | None) -> None:
+    assert whole_number(msgspec.Raw(text)) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "byte"), [(b"[]", b"]"), (b'[ \n"a"]', b'"'), (b"[[1]]", b"["), (b"[7]", b"7")]
+)
+def test_the_first_item_says_what_a_list_holds(text: bytes, byte: bytes) -> None:
+    assert first_item_byte(msgspec.Raw(text)) == byte
+
+
+def test_only_lists_have_items() -> None:
+    assert [bytes(item) for item in items(msgspec.Raw(b'[1, "a", [2]]'))] == [b"1", b'"a"', b"[2]"]
+    assert items(msgspec.Raw(b'"text"')) == []
+
+
+@pytest.mark.parametrize("unit", [b"[],", b'{"a":1},', b'"a":1,'])
+def test_bodies_of_too_many_values_are_found(unit: bytes) -> None:
+    assert is_excessive(unit * (3 * 2**20 // len(unit)))
+    assert not is_excessive(unit * 1000)
+
+
+@pytest.mark.parametrize("unit", [b"iVBORw0KGgo", b"The cat: it sat on the mat, [1] and slept. "])
+def test_large_pictures_and_texts_are_not_excessive(unit: bytes) -> None:
+    assert not is_excessive(unit * (8 * 2**20 // len(unit)))
