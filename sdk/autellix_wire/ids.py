@@ -7,6 +7,8 @@ from collections.abc import Iterable
 MAX_ID_BYTES = 256
 MAX_PARENTS = 64
 MAX_TOOL_CHARACTERS = 64
+MAX_TOOL_S = 1e6
+"""Eleven days: a sum of 64 of them is a number that every store can hold."""
 ROOT = "-"
 
 
@@ -62,7 +64,7 @@ def format_interceptions(interceptions: Iterable[tuple[str, float]]) -> str:
         plain = "".join(
             char if char.isascii() and (char.isalnum() or char in "-_.") else "_" for char in name
         )
-        parts.append(f"{plain[:MAX_TOOL_CHARACTERS] or '_'}={max(0.0, seconds):.3f}")
+        parts.append(f"{plain[:MAX_TOOL_CHARACTERS] or '_'}={min(max(0.0, seconds), MAX_TOOL_S):.3f}")
     return ",".join(parts)
 
 
@@ -86,6 +88,6 @@ def _parse_interception(part: str, field: str) -> tuple[str, float]:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
-    if not 0.0 <= seconds < float("inf"):
-        raise InvalidIdError(field, f"holds {part!r}, which is not name=seconds")
+    if not 0.0 <= seconds <= MAX_TOOL_S:
+        raise InvalidIdError(field, f"holds {part!r}, which is not name=seconds, {MAX_TOOL_S:g} s at most")
     return check_id(name, field), seconds

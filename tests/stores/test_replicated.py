@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.redis_server import RedisServer
 from tests.stores.relay import Relay, relaying
 from tests.stores.tables import IDLE_S, LEASE_S, SESSION_TTL_S, Table, check, end, start
@@ -614,5 +615,20 @@ def test_any_partitions_leave_the_service_exact(
                 assert view.service_s == pytest.approx(expected[view.program_id])
             assert (await near.counts()).active_calls == len(running)
             await asyncio.to_thread(check, far)
+
+    shared.run(main())
+
+
+def test_a_request_whose_numbers_break_a_script_does_not_degrade_the_gateway(shared: Table) -> None:
+    async def main() -> None:
+        store = await shared.open()
+        broken = replace(start("a"), interceptions=(("x", 1e308), ("y", 1e308)))
+        await store.begin(broken, 0.0)
+        assert store.failure() is None
+        await store.begin(start("b", "q"), 0.0)
+        assert await (await shared.open()).program("q") is not None, "other programs reach the table"
+        await store.settle(end("a", 1.0), 1.0)
+        await store.settle(replace(end("b", 2.0), program_id="q"), 1.0)
+        assert store.failure() is None
 
     shared.run(main())

@@ -7,7 +7,14 @@ import json
 import pytest
 
 import autellix_wire
-from autellix_wire import InvalidIdError, check_id, format_parents, parse_parents
+from autellix_wire import (
+    InvalidIdError,
+    check_id,
+    format_interceptions,
+    format_parents,
+    parse_interceptions,
+    parse_parents,
+)
 from autellix_wire.sessions import InvalidBodyError, SessionStart, SessionStarted
 
 
@@ -86,3 +93,15 @@ def test_session_started_without_details() -> None:
 def test_other_answers_are_refused(fields: dict[str, object]) -> None:
     with pytest.raises(InvalidBodyError):
         SessionStarted.from_bytes(json.dumps(fields).encode())
+
+
+def test_tools_round_trip_within_bounds() -> None:
+    assert parse_interceptions("search=1.500,run=0", "tools") == (("search", 1.5), ("run", 0.0))
+    longest = format_interceptions([("search", 1e300), ("run", -1.0)])
+    assert parse_interceptions(longest, "tools") == (("search", 1e6), ("run", 0.0))
+
+
+@pytest.mark.parametrize("bad", ["a=1e308", "a=inf", "a=nan", "a=-1", "a=", "a", "=1", "a=1,b=1000001"])
+def test_tools_that_no_sum_could_hold_are_refused(bad: str) -> None:
+    with pytest.raises(InvalidIdError, match=r"^tools: "):
+        parse_interceptions(bad, "tools")

@@ -24,6 +24,7 @@ from autellix_backend.stores.base import StoreUnavailableError
 
 MAX_PIPELINE = 256
 NOT_MEMBER = "NOTMEMBER"
+_SERVER_STATES = ("OOM", "READONLY", "MISCONF", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS", "BUSY")
 OPEN_SCRIPTS = ("join", "leave", "time")
 """Scripts that run without a lease."""
 
@@ -32,6 +33,10 @@ Argument = str | bytes | int | float
 
 class NotMemberError(StoreUnavailableError):
     """The gateway is not in the table: its lease ended, or the table was lost."""
+
+
+class ScriptFailedError(StoreUnavailableError):
+    """A script failed on its arguments; the table itself is sound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,5 +182,11 @@ def _fail(request: _ScriptRun, error: StoreUnavailableError) -> None:
 
 
 def _translated(error: Exception) -> StoreUnavailableError:
-    kind = NotMemberError if isinstance(error, ResponseError) and NOT_MEMBER in str(error) else None
-    return (kind or StoreUnavailableError)(str(error))
+    text = str(error)
+    # Other errors of a server have classes of their own; these of its state may also arise inside a script.
+    if type(error) is ResponseError and not any(state in text for state in _SERVER_STATES):
+        if NOT_MEMBER in text:
+            return NotMemberError(text)
+        if "script" in text:
+            return ScriptFailedError(text)
+    return StoreUnavailableError(text)

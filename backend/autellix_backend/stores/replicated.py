@@ -28,6 +28,7 @@ from autellix_backend.stores.base import (
 )
 from autellix_backend.stores.local_copy import LocalCopy
 from autellix_backend.stores.redis import RedisStore
+from autellix_backend.stores.redis_link import ScriptFailedError
 
 MAX_LATEST_ENDS = 1000
 """Far more than end between two rounds of the reaper, when each gateway learns of the others' ends."""
@@ -220,6 +221,10 @@ class ReplicatedStore:
         return self._problem is not None or program_id in self._backlog
 
     def _go_alone(self, error: StoreUnavailableError) -> None:
+        if isinstance(error, ScriptFailedError):
+            # One request's numbers must not take the table from all others; its program goes on in the copy.
+            logger.error("a script of the process table failed: %s", error)
+            return
         if self._problem is None:
             # The others that waited on the same connection only learn that it was given up.
             self._problem = str(error)
