@@ -16,7 +16,6 @@ from autellix_backend.gateway.errors import InvalidRequestError
 from autellix_backend.gateway.raw_json import (
     JSON_ERRORS,
     MAX_ITEMS,
-    first_byte,
     first_item_byte,
     is_excessive,
     items,
@@ -112,8 +111,7 @@ def _choice_count(fields: Mapping[str, msgspec.Raw], dialect: Dialect) -> int:
 
 def _prompt_count(fields: Mapping[str, msgspec.Raw], dialect: Dialect) -> int:
     name = dialect.prompts_field
-    raw = None if name is None else fields.get(name)
-    if raw is None or first_byte(raw) != b"[":
+    if name is None or (raw := fields.get(name)) is None:
         return 1
     # A list of numbers is one tokenised prompt; a list of texts or of lists is one prompt each.
     if first_item_byte(raw) not in (b'"', b"["):
