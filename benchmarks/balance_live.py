@@ -6,9 +6,11 @@ before it had: nothing is in a cache at the start. Calls share the context of th
 history, a tree its common prefixes.
 
     python benchmarks/balance_live.py [--replicas 2] [--programs 40] [--rho 0.7] [--json]
+    python benchmarks/balance_live.py --workloads tools --kv-blocks 150 --rounds 3 \\
+        --balancers locality-bounded working-set      short KV memory
 
-Reported are the share of prompt tokens found in the prefix caches, and the mean latency of programs, each
-also as a ratio to round_robin's. Wants an idle machine. `--engine URL` (repeatable) takes running engines in
+Reported are the share of prompt tokens found in the prefix caches, the latency of programs in seconds, and that
+of a token in engine steps, each also as a ratio to the first balancer's. The balancers take turns in each round. Wants an idle machine. `--engine URL` (repeatable) takes running engines in
 place of own ones: it shows that everything works.
 """
 
@@ -40,7 +42,6 @@ from autellix_lab.workload.arrivals import poisson_arrivals
 from autellix_lab.workload.fit import fit_program
 from autellix_lab.workload.generate import generate_programs
 
-BASELINE = "round_robin"
 BLOCK_TOKENS = 32
 RUN_TIMEOUT_S = 1800.0
 
@@ -76,7 +77,12 @@ def settings_of(args: argparse.Namespace, balancer: str) -> Settings:
     """Return the settings of the engines and the gateway."""
     engine: dict[str, Any] = {"urls": tuple(args.engine)}
     if not args.engine:
-        extra_args = ("--max-model-len", str(2 * args.max_context), "--block-size", str(BLOCK_TOKENS))
+        max_tokens, extra_args = 2 * args.max_context, ("--block-size", str(BLOCK_TOKENS))
+        if args.kv_blocks is not None:
+            # One is vLLM's null block, and vLLM refuses a context that is longer than its memory.
+            max_tokens = min(max_tokens, (args.kv_blocks - 1) * BLOCK_TOKENS)
+            extra_args += ("--num-gpu-blocks-override", str(args.kv_blocks))
+        extra_args += ("--max-model-len", str(max_tokens))
         engine = {"model": args.model, "replicas": args.replicas, "extra_args": extra_args}
     return Settings(
         gateway=GatewaySettings(report_wait_s=5.0),
@@ -87,7 +93,7 @@ def settings_of(args: argparse.Namespace, balancer: str) -> Settings:
 
 async def study(args: argparse.Namespace) -> dict[str, Any]:
     """Play every workload under every balancer; return the figures."""
-    engines = make_engines(settings_of(args, BASELINE))
+    engines = make_engines(settings_of(args, args.balancers[0]))
     async with running(engines):
         return {workload: await _play_workload(args, engines, workload) for workload in args.workloads}
 
@@ -107,22 +113,21 @@ async def _play_workload(
             calibrate, target, programs, slots, tokens, lambda _title, _calls: lambda _: None, salt=workload
         )
     arrivals_s = poisson_arrivals(len(programs), speed.rate_for(args.rho, programs), args.seed)
-    runs: dict[str, RunSummary] = {}
-    for balancer in args.balancers:
-        print(f"{workload}, {balancer}: {len(programs)} programs", file=sys.stderr, flush=True)
-        async with gateway(engines, settings_of(args, balancer)) as url:
-            runs[balancer] = await asyncio.to_thread(
-                _play, url, args, programs, arrivals_s, f"{args.seed}:{workload}:{balancer}"
-            )
-        print(f"  {_figures(runs[balancer])}", file=sys.stderr, flush=True)
-    baseline = _figures(runs[BASELINE])
-    return {
-        balancer: {
-            **(own := _figures(run)),
-            **{f"{name} / {BASELINE}": own[name] / baseline[name] for name in own if baseline[name]},
-        }
-        for balancer, run in runs.items()
-    }
+    found: dict[str, dict[str, float]] = {}
+    for number in range(1, args.rounds + 1):
+        runs: dict[str, dict[str, float]] = {}
+        for balancer in args.balancers:
+            async with gateway(engines, settings_of(args, balancer)) as url:
+                run = await asyncio.to_thread(
+                    _play, url, args, programs, arrivals_s, f"{args.seed}:{workload}:{balancer}:{number}"
+                )
+            runs[balancer] = _figures(run)
+            print(f"{workload}, round {number}, {balancer}: {runs[balancer]}", file=sys.stderr, flush=True)
+        baseline = runs[args.balancers[0]]
+        for balancer, own in runs.items():
+            ratios = {f"{name} ratio": own[name] / baseline[name] for name in own if baseline.get(name)}
+            found[f"{balancer}, round {number}"] = own | ratios
+    return found
 
 
 def _play(
@@ -152,15 +157,21 @@ def _figures(run: RunSummary) -> dict[str, float]:
         "cached share": run.totals["cached_tokens"] / run.totals["prompt_tokens"],
         "mean latency (s)": run.metrics["latency_s"]["mean"],
         "p95 latency (s)": run.metrics["latency_s"]["p95"],
+        # Along the critical path, call by call: engines count their own steps.
+        **{
+            f"{statistic} token latency (steps)": value
+            for statistic, value in run.metrics.get("token_latency_steps", {}).items()
+            if statistic in ("mean", "p95")
+        },
     }
 
 
 def print_figures(found: dict[str, Any]) -> None:
-    """Print one line per workload and balancer."""
+    """Print one line per workload, balancer and round."""
     for workload, balancers in found.items():
         for balancer, figures in balancers.items():
             shown = "  ".join(f"{name} {value:.3g}" for name, value in figures.items())
-            print(f"{workload:>8} {balancer:>18}  {shown}")
+            print(f"{workload:>8} {balancer:>28}  {shown}")
 
 
 def main() -> int:
@@ -171,6 +182,8 @@ def main() -> int:
     parser.add_argument("--workloads", nargs="+", default=["chat", "tree"])
     parser.add_argument("--balancers", nargs="+", default=list(BALANCER_NAMES), choices=BALANCER_NAMES)
     parser.add_argument("--programs", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--kv-blocks", type=int, help="of each engine; default: as many as fit")
     parser.add_argument("--rho", type=float, default=0.7)
     parser.add_argument("--length-scale", type=float, default=0.5)
     parser.add_argument("--tree-scale", type=float, default=0.25)
@@ -184,8 +197,6 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("balance-live"))
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    if BASELINE not in args.balancers:
-        parser.error(f"--balancers: expected {BASELINE} among them, the baseline of the others")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         found = runner.run(study(args))
     if args.json:

@@ -10,6 +10,7 @@ from autellix_backend.reports.ranks import merge_ranks
 from autellix_backend.reports.snapshot import (
     AdmissionSnapshot,
     BoostSnapshot,
+    DemandSnapshot,
     EngineSnapshot,
     KvOffloadTotals,
 )
@@ -90,3 +91,18 @@ def test_what_only_some_ranks_have_counts() -> None:
     assert both.kv_offload == KvOffloadTotals(20, 2, 1.0, 8, 2, 0.5, 4, 0)
     assert both.admission == AdmissionSnapshot(4, 1, 550, 1200)
     assert (both.boost, both.mean_step_s) == (strong, None)
+
+
+def test_what_waits_for_memory_adds_up() -> None:
+    """Ends every 2 s and every 6 s are two ends in 3 s."""
+    first, second = DemandSnapshot(300, 2, 2.0, ("a",)), DemandSnapshot(100, 1, 6.0, ("b", "c"))
+    both = merge_ranks([rank(0, demand=first), rank(1, demand=second)])
+
+    assert both.demand == DemandSnapshot(400, 3, 1.5, ("a", "b", "c"))
+
+
+def test_ends_and_idle_programs_may_be_unknown() -> None:
+    unknown = DemandSnapshot(0, 0, 0.0, None)
+    both = merge_ranks([rank(0, demand=unknown), rank(1, demand=unknown._replace(idle=("a",))), rank(2)])
+
+    assert both.demand == DemandSnapshot(0, 0, 0.0, None)

@@ -14,14 +14,17 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.reports.errors import ReportError
 from autellix_backend.reports.snapshot import (
+    MAX_IDLE_IDS,
     MAX_SNAPSHOT_BYTES,
     AdmissionSnapshot,
     BoostSnapshot,
     CallSnapshot,
+    DemandSnapshot,
     EngineSnapshot,
     KvOffloadTotals,
     admission_of,
     boost_of,
+    demand_of,
     snapshot_of,
 )
 
@@ -106,6 +109,63 @@ def test_the_state_of_admission_and_boost() -> None:
     )
     refused = snapshot_of(machine, machine.call("c2"), 4.0, place=3, call_id="c2", inactive_place=1)
     assert (refused.is_admitted, refused.inactive_place, refused.wait_s) == (False, 1, 2.0)
+
+
+def waiting_machine(idle_programs: int = 1) -> Machine:
+    """Return a machine with idle programs, one that is active, and one that does not fit."""
+    config = SchedulerConfig(policy="boost", admission="working_set", kv_share=1.0)
+    machine = Machine(config, kv_tokens=300 + idle_programs)
+    for number in range(idle_programs):
+        machine.arrive(Arrival(f"i{number}", f"idle{number}", context=Context(1)), 0.0)
+        machine.start(f"i{number}", 0.0)
+        machine.finish(f"i{number}", 1.0, context_tokens=1)
+    for name in ("active", "inactive"):
+        machine.arrive(Arrival(f"c-{name}", name, context=Context(200)), 2.0)
+    return machine
+
+
+def test_what_waits_for_memory_survives_the_wire() -> None:
+    machine = waiting_machine()
+    demand = demand_of(machine)
+    assert demand == DemandSnapshot(inactive_tokens=200, inactive_calls=1, between_ends_s=1.0, idle=("idle0",))
+    calls = tuple(
+        snapshot_of(machine, machine.call(f"c-{name}"), 2.0, place=1, call_id=name, inactive_place=place)
+        for name, place in (("active", None), ("inactive", 1))
+    )
+    sent = msgspec.structs.replace(
+        snapshot(0), calls=calls, left_out=0, admission=admission_of(machine), demand=demand
+    )
+
+    told = EngineSnapshot.from_bytes(sent.to_bytes()).memory()
+
+    assert told is not None
+    assert (told.capacity_tokens, told.active_tokens, told.active_programs) == (301, 201, 2)
+    assert (told.inactive_tokens, told.inactive_calls, told.between_ends_s) == (200, 1, 1.0)
+    assert (told.known, told.inactive) == ({"idle0", "active", "inactive"}, {"inactive"})
+    assert told.is_complete
+
+
+def test_a_report_without_all_programs_says_so() -> None:
+    machine = waiting_machine(MAX_IDLE_IDS + 1)
+    demand = demand_of(machine)
+    assert demand is not None
+    assert demand.idle is None
+    few = demand._replace(idle=())
+    complete = msgspec.structs.replace(
+        snapshot(0), left_out=0, admission=admission_of(machine), demand=few
+    )
+
+    assert [
+        memory.is_complete
+        for changes in ({}, {"demand": demand}, {"left_out": 3})
+        if (memory := msgspec.structs.replace(complete, **changes).memory()) is not None
+    ] == [True, False, False]
+
+
+def test_an_engine_without_admission_reports_no_memory() -> None:
+    assert (demand_of(machine_of()), snapshot().memory()) == (None, None)
+    earlier = msgspec.structs.replace(snapshot(), admission=AdmissionSnapshot(3, 2, 500, 600))
+    assert earlier.memory() is None
 
 
 def test_an_idle_engine_has_a_snapshot_without_calls() -> None:

@@ -15,7 +15,7 @@ PLAIN_WIDTH = 200
 
 _ENGINE_HEADINGS = (
     *("ENGINE", "STATE", "CALLS", "RUNNING", "SLOTS", "WAITING", "KV", "ACTIVE", "WORKING SET"),
-    *("STEP", "SNAPSHOT", "REPORTS"),
+    *("MEMORY WAIT", "STEP", "SNAPSHOT", "REPORTS"),
 )
 
 Shown = Mapping[str, Any]
@@ -56,6 +56,7 @@ def engine_table(engines: list[dict[str, Any]]) -> Table:
             _percent(engine["kv_share"]),
             _active(engine),
             _working_set(engine),
+            _time(engine["memory_wait_s"]),
             _time(engine["mean_step_s"]),
             "-" if engine["snapshot_age_s"] is None else f"{seconds(engine['snapshot_age_s'])} old",
             engine["reporting"],

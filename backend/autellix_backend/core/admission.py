@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import count
 from operator import attrgetter
@@ -131,6 +131,16 @@ class WorkingSetAdmission:
     def waiting_programs(self) -> int:
         """The number of inactive programs with calls."""
         return len(self._inactive)
+
+    @property
+    def inactive(self) -> Mapping[str, ProgramContext]:
+        """The inactive programs with calls, by id."""
+        return self._inactive.contexts
+
+    @property
+    def response_s(self) -> float:
+        """The mean response time (s) of programs."""
+        return self._statistics.response_s
 
     def is_active(self, program_id: str) -> bool:
         """Whether the program's calls may run."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 
@@ -88,6 +88,13 @@ class ActiveSet:
         """Return the KV memory that the program would add."""
         is_new = context.prefix is not None and context.prefix not in self._prefixes
         return context.own_tokens + (context.prefix_tokens if is_new else 0)
+
+    def added_by(self, contexts: Iterable[ProgramContext]) -> int:
+        """Return the KV memory that several programs would add together."""
+        contexts = list(contexts)
+        prefixes = {own.prefix: own.prefix_tokens for own in contexts if own.prefix not in self._prefixes}
+        prefixes.pop(None, None)
+        return sum(own.own_tokens for own in contexts) + sum(prefixes.values())
 
     def tenant_tokens(self, tenant: str) -> int:
         """Return the KV memory of a tenant's programs without shared prefixes."""

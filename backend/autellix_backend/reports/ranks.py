@@ -8,7 +8,12 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot, KvOffloadTotals
+from autellix_backend.reports.snapshot import (
+    AdmissionSnapshot,
+    DemandSnapshot,
+    EngineSnapshot,
+    KvOffloadTotals,
+)
 
 __all__ = ["merge_ranks"]
 
@@ -47,7 +52,22 @@ def merge_ranks(ranks: Sequence[EngineSnapshot]) -> EngineSnapshot:
         left_out=sum(snapshot.left_out for snapshot in ranks),
         kv_offload=_sum([snapshot.kv_offload for snapshot in ranks]),
         admission=_sum([snapshot.admission for snapshot in ranks]),
+        demand=_all_demand([snapshot.demand for snapshot in ranks if snapshot.demand is not None]),
         boost=max(boosts) if boosts else None,
+    )
+
+
+def _all_demand(parts: Sequence[DemandSnapshot]) -> DemandSnapshot | None:
+    """Add up what waits; programs end as often as on all ranks together. None if there is nothing to add."""
+    if not parts:
+        return None
+    ends_per_s = sum(1 / part.between_ends_s for part in parts if part.between_ends_s)
+    idle = [part.idle for part in parts if part.idle is not None]
+    return DemandSnapshot(
+        inactive_tokens=sum(part.inactive_tokens for part in parts),
+        inactive_calls=sum(part.inactive_calls for part in parts),
+        between_ends_s=1 / ends_per_s if ends_per_s else 0.0,
+        idle=tuple(chain.from_iterable(idle)) if len(idle) == len(parts) else None,
     )
 
 

@@ -7,25 +7,31 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from autellix_backend.core.balance.memory import MemoryReport, memory_of
 from autellix_backend.core.call import Call
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.starvation import totals
 from autellix_backend.reports.errors import ReportError
 
 __all__ = [
+    "MAX_IDLE_IDS",
     "MAX_SNAPSHOT_BYTES",
     "AdmissionSnapshot",
     "BoostSnapshot",
     "CallSnapshot",
+    "DemandSnapshot",
     "EngineSnapshot",
     "KvOffloadTotals",
     "admission_of",
     "boost_of",
+    "demand_of",
     "snapshot_of",
 ]
 
 MAX_SNAPSHOT_BYTES = 60 * 1024
 """The largest datagram, a margin below what the gateway reads at once."""
+MAX_IDLE_IDS = 128
+"""The most programs without a call that are listed: their ids leave room for as many calls."""
 
 _TAG_FIELD, _TAG = "snapshot", 1
 _PREFIX = b'{"snapshot":1,'
@@ -82,6 +88,19 @@ class AdmissionSnapshot(NamedTuple):
     """The contexts of the active programs, common prefixes counted once."""
     capacity_tokens: int
     """What they may fill."""
+
+
+class DemandSnapshot(NamedTuple):
+    """What more programs ask of an engine's memory, for the choice of an engine."""
+
+    inactive_tokens: int
+    """The memory that the programs which wait for activation would add."""
+    inactive_calls: int
+    """Their calls."""
+    between_ends_s: float
+    """The mean time between two ends of programs; 0 if unknown."""
+    idle: tuple[str, ...] | None
+    """The active programs without a call; None if there are too many to list."""
 
 
 class BoostSnapshot(NamedTuple):
@@ -141,8 +160,29 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag_field=_TAG_F
     """None where the engine does not offload KV blocks by our connector."""
     admission: AdmissionSnapshot | None = None
     """None where every program may run."""
+    demand: DemandSnapshot | None = None
+    """None where every program may run, or from an engine of an earlier version."""
     boost: BoostSnapshot | None = None
     """None under policies that boost no programs."""
+
+    def memory(self) -> MemoryReport | None:
+        """Return what the balancer needs of it; None where every program may run."""
+        admission, demand = self.admission, self.demand
+        if admission is None or demand is None:
+            return None
+        with_calls = {call.program_id for call in self.calls}
+        inactive = {call.program_id for call in self.calls if call.inactive_place is not None}
+        return MemoryReport(
+            capacity_tokens=admission.capacity_tokens,
+            active_tokens=admission.working_set_tokens,
+            active_programs=admission.active_programs,
+            inactive_tokens=demand.inactive_tokens,
+            inactive_calls=demand.inactive_calls,
+            between_ends_s=demand.between_ends_s,
+            known=frozenset(with_calls.union(demand.idle or ())),
+            inactive=frozenset(inactive),
+            is_complete=self.left_out == 0 and demand.idle is not None,
+        )
 
     def to_bytes(self, limit_bytes: int = MAX_SNAPSHOT_BYTES) -> bytes:
         """Return the snapshot as one datagram, with as many of its calls as fit."""
@@ -192,6 +232,20 @@ def admission_of(machine: Machine) -> AdmissionSnapshot | None:
         inactive_programs=admission.waiting_programs,
         working_set_tokens=active.tokens,
         capacity_tokens=int(admission.capacity_tokens),
+    )
+
+
+def demand_of(machine: Machine) -> DemandSnapshot | None:
+    """Return what more programs ask of a machine's memory, None if it admits every program."""
+    admission, memory = machine.admission, memory_of(machine.admission)
+    if admission is None or memory is None:
+        return None
+    idle = [program_id for program_id, own in admission.active.contexts.items() if not own.calls]
+    return DemandSnapshot(
+        inactive_tokens=memory.inactive_tokens,
+        inactive_calls=memory.inactive_calls,
+        between_ends_s=round(memory.between_ends_s, _DIGITS),
+        idle=tuple(idle) if len(idle) <= MAX_IDLE_IDS else None,
     )
 
 

@@ -17,6 +17,7 @@ from autellix_backend.reports.snapshot import (
     KvOffloadTotals,
     admission_of,
     boost_of,
+    demand_of,
     snapshot_of,
 )
 from autellix_backend.vllm_plugin.tracker import CallTracker
@@ -126,6 +127,7 @@ class SnapshotReporter:
             calls=standings,
             left_out=len(tracker) - len(standings),
             admission=admission_of(machine),
+            demand=demand_of(machine),
             boost=boost_of(machine),
         )
 

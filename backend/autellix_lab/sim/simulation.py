@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from autellix_backend.core.balance import EngineLoad, FinishedCall, make_balancer
+from autellix_backend.core.balance.memory import MemoryReport, memory_of
 from autellix_backend.core.classes import ClassSizes
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.estimate import Hint, SizeEstimator
@@ -50,6 +51,8 @@ class SimSettings:
     threshold_tokens: int = 2048
     kv_events: bool = False
     """Whether the balancer knows the cached tokens of each engine."""
+    report_s: float = 0.5
+    """Age from which an engine's report on its memory is replaced, as live ones report twice a second."""
     shares_prefixes: bool = True
     """Whether programs of one class find each other's system prefix in the cache, as in vLLM.
 
@@ -166,6 +169,8 @@ class _Simulation:
         self._events: list[tuple[float, int, int, int, str]] = []
         self._unannounced: dict[int, LiveProgram] = {}
         """Programs that have ended, of which the scheduler does not know yet."""
+        self._reports: dict[str, tuple[float, MemoryReport | None]] = {}
+        """The time and content of each engine's last report."""
         self._ends: dict[str, int] = dict.fromkeys(self._engines, 0)
         self._records: list[ProgramRecord] = []
         self._peak = 0
@@ -308,8 +313,14 @@ class _Simulation:
             expected_s=self._expect(program, trace),
             expected_work=self._expected_work(program),
         )
-        loads = [_load(engine, self._held_tokens(engine, program, call)) for engine in self._engines.values()]
-        engine = self._engines[self._balancer.assign(program.program_id, trace.prefill_tokens, loads)]
+        loads = [
+            _load(engine, self._held_tokens(engine, program, call), self._memory(engine, now))
+            for engine in self._engines.values()
+        ]
+        prefix = "" if program.prefix is None else program.prefix.key
+        engine = self._engines[
+            self._balancer.assign(program.program_id, trace.prefill_tokens, loads, prefix)
+        ]
         call.base = program.base(engine.name, trace)
         program.calls[engine.name, number] = call
         self._owners[call.call_id] = program
@@ -318,6 +329,14 @@ class _Simulation:
         if end_s is not None:
             self._schedule_end(engine, end_s)
         return engine
+
+    def _memory(self, engine: SimEngine, now: float) -> MemoryReport | None:
+        """Return an engine's last report, as old as that of a live engine may be."""
+        at_s, report = self._reports.get(engine.name, (-math.inf, None))
+        if now - at_s > self._settings.report_s:
+            report = memory_of(engine.machine.admission)
+            self._reports[engine.name] = now, report
+        return report
 
     def _held_tokens(self, engine: SimEngine, program: LiveProgram, call: EngineCall) -> int | None:
         if not self._settings.kv_events:
@@ -386,7 +405,7 @@ def _named(log: Callable[[str, Decision], None] | None, name: str) -> Callable[[
     return None if log is None else lambda decision: log(name, decision)
 
 
-def _load(engine: SimEngine, held_tokens: int | None) -> EngineLoad:
+def _load(engine: SimEngine, held_tokens: int | None, memory: MemoryReport | None) -> EngineLoad:
     model, running = engine.model, len(engine.batch.calls)
     return EngineLoad(
         name=engine.name,
@@ -397,6 +416,7 @@ def _load(engine: SimEngine, held_tokens: int | None) -> EngineLoad:
         decode_s_per_token=model.step_time_s(model.max_num_seqs, 0),
         kv_tokens=math.inf if model.kv_blocks is None else model.kv_blocks * model.block_tokens,
         held_tokens=held_tokens,
+        memory=memory,
     )
 
 

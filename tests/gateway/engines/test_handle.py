@@ -9,6 +9,7 @@ from tests.gateway.snapshots import snapshot, standing
 from autellix_backend.engines.supervisor import EngineChange, EngineState
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.engines.handle import EngineHandle
+from autellix_backend.reports.snapshot import AdmissionSnapshot, DemandSnapshot
 from autellix_backend.settings import Settings
 from autellix_lab.fakes.engine import FakeEngine
 
@@ -53,3 +54,17 @@ def test_data_parallel_ranks_do_not_overwrite_each_other() -> None:
     handle.on_change(DOWN)
     handle.on_snapshot(second)
     assert handle.snapshot == second
+
+
+def test_the_balancer_sees_the_reported_memory_while_the_engine_is_up() -> None:
+    handle = make_handle(lambda: 0.0)
+    handle.sends_reports = True
+    assert handle.memory is None
+    admission, demand = AdmissionSnapshot(1, 0, 500, 600), DemandSnapshot(0, 0, 2.0, ("idle",))
+    handle.on_snapshot(snapshot(standing("p", place=1, level=1), admission=admission, demand=demand))
+
+    memory = handle.memory
+    assert memory is not None
+    assert (memory.active_tokens, memory.capacity_tokens, memory.known) == (500, 600, {"p", "idle"})
+    handle.on_change(DOWN)
+    assert handle.memory is None

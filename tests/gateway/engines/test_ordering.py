@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import LIVE_POLICY_NAMES
-from autellix_backend.gateway.engines.ordering import ArrivalOrdering, PolicyOrdering
+from autellix_backend.gateway.engines.ordering import REVIEW_PERIOD_S, ArrivalOrdering, PolicyOrdering
 from autellix_backend.observe.settled_call import Usage
 
 
@@ -228,3 +228,22 @@ def test_arrivals_know_neither_programs_nor_memory() -> None:
     assert ordering.inactive("p-1") is None
     assert ordering.working_set() is None
     assert ordering.next(0.0) == "p-1"
+    assert ordering.memory(0.0) is None
+
+
+def test_the_balancer_gets_the_estimate_anew_after_a_while() -> None:
+    ordering = admitted()
+    for number in range(3):
+        ordering.enter(Arrival(f"c{number}", f"p{number}", context=Context(250)), 0.0)
+    ordering.next(0.0)
+
+    told = ordering.memory(0.0)
+    assert told is not None
+    assert (told.active_tokens, told.inactive_tokens, told.capacity_tokens) == (500, 250, 600)
+    assert (told.known, told.inactive) == ({"p0", "p1", "p2"}, {"p2"})
+
+    ordering.leave("c2", REVIEW_PERIOD_S / 2)
+    assert ordering.memory(REVIEW_PERIOD_S / 2) is told
+    later = ordering.memory(REVIEW_PERIOD_S)
+    assert later is not None
+    assert later.inactive_tokens == 0

@@ -11,7 +11,9 @@ import pytest
 from autellix_backend.gateway.identity.program_class import (
     MAX_HASHED_BYTES,
     MAX_READ_BYTES,
+    MIN_PREFIX_BYTES,
     UNNAMED,
+    prefix_id,
     program_class,
 )
 
@@ -83,3 +85,50 @@ def test_the_work_is_bounded() -> None:
     long = "x" * MAX_HASHED_BYTES
     assert of(system=long + "a") == of(system=long + "b") != of(system="x")
     assert of(messages=[SYSTEM, {**USER, "content": "x" * MAX_READ_BYTES}]) == UNNAMED
+
+
+def prefix_of(**values: Any) -> str:
+    return prefix_id(fields(**values))
+
+
+LONG = "word " * MIN_PREFIX_BYTES
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "system", "content": LONG}, USER]},
+        {"messages": [USER], "tools": tools(*(f"tool-{number}" for number in range(40)))},
+        {"messages": [{"role": "user", "content": LONG}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}]}]},
+        {"instructions": LONG, "input": "hello"},
+        {"input": LONG},
+        {"prompt": LONG},
+    ],
+)
+def test_prompts_that_begin_alike_have_one_prefix(body: dict[str, Any]) -> None:
+    longer = {**body, "messages": [*body.get("messages", ()), {"role": "user", "content": "and more"}]}
+
+    assert prefix_of(**body)
+    assert prefix_of(**body, max_tokens=5) == prefix_of(**body)
+    if "messages" in body:
+        assert prefix_of(**longer) == prefix_of(**body)
+
+
+def test_other_instructions_and_tools_are_another_prefix() -> None:
+    named = [tools(*(f"{kind}-{number}" for number in range(40))) for kind in ("read", "write")]
+    found = {prefix_of(messages=[{"role": "system", "content": LONG}], tools=each) for each in named}
+    found |= {prefix_of(messages=[{"role": "system", "content": LONG + end}]) for end in ("a", "b")}
+
+    assert len(found) == 4
+
+
+def test_the_start_of_a_long_first_message_is_its_prefix() -> None:
+    one, other = (prefix_of(messages=[{"role": "user", "content": LONG + end}]) for end in ("a", "b"))
+
+    assert one == other != ""
+
+
+@pytest.mark.parametrize("body", [{}, {"messages": []}, {"messages": [SYSTEM, USER]}, {"prompt": "hello"}])
+def test_a_short_start_is_no_prefix(body: dict[str, Any]) -> None:
+    assert prefix_of(**body) == ""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from autellix_backend.core.balance.base import Balancer, EngineLoad, FinishedCall
+from autellix_backend.core.balance.base import Balancer, EngineLoad, FinishedCall, Placement
 from autellix_backend.core.balance.bounded import LocalityBounded
 from autellix_backend.core.balance.locality import DEFAULT_THRESHOLD_TOKENS, Locality
 from autellix_backend.core.balance.spread import LeastUsed, RoundRobin
+from autellix_backend.core.balance.working_set import WorkingSet
 from autellix_backend.core.errors import UnknownBalancerError
 
-__all__ = ["BALANCER_NAMES", "Balancer", "EngineLoad", "FinishedCall", "make_balancer"]
+__all__ = ["BALANCER_NAMES", "Balancer", "EngineLoad", "FinishedCall", "Placement", "make_balancer"]
 
-BALANCER_NAMES = (RoundRobin.name, LeastUsed.name, Locality.name, LocalityBounded.name)
+BALANCER_NAMES = (RoundRobin.name, LeastUsed.name, Locality.name, LocalityBounded.name, WorkingSet.name)
 
 
 def make_balancer(name: str, threshold_tokens: int = DEFAULT_THRESHOLD_TOKENS) -> Balancer:
@@ -27,4 +28,6 @@ def make_balancer(name: str, threshold_tokens: int = DEFAULT_THRESHOLD_TOKENS) -
         return Locality(threshold_tokens)
     if name == LocalityBounded.name:
         return LocalityBounded()
+    if name == WorkingSet.name:
+        return WorkingSet()
     raise UnknownBalancerError(name, BALANCER_NAMES)

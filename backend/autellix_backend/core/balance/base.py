@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from autellix_backend.core.balance.memory import MemoryReport
 from autellix_backend.core.errors import NoEngineError
 
-__all__ = ["Balancer", "EngineLoad", "FinishedCall", "LostEngines", "accepting", "least_used"]
+__all__ = ["Balancer", "EngineLoad", "FinishedCall", "LostEngines", "Placement", "accepting", "least_used"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,8 @@ class EngineLoad:
     """Tokens that its KV blocks hold, the prefix cache included; infinity if unknown."""
     held_tokens: int | None = None
     """Tokens of the call's program in its cache; None if unknown."""
+    memory: MemoryReport | None = None
+    """What its admission last reported; None where every program may run, or nothing is known yet."""
     is_accepting: bool = True
     """Whether it takes calls: it is up and not draining."""
 
@@ -66,6 +69,23 @@ class FinishedCall:
     """Prompt tokens that the engine had in its prefix cache; None if unknown."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Why a program is on its engine."""
+
+    engine: str
+    context_tokens: int
+    """Its context when it came, which the engine had to find memory for."""
+    wait_s: float
+    """How long it was expected to wait for that memory."""
+    shared_tokens: int = 0
+    """The part of its prompt that other programs there were expected to share."""
+    left: str | None = None
+    """The engine that it was on before; None for a new program."""
+    left_wait_s: float = 0.0
+    """How long it was expected to wait for memory there."""
+
+
 class Balancer(ABC):
     """Chooses engines, and keeps its state of each program until the program is forgotten.
 
@@ -73,10 +93,21 @@ class Balancer(ABC):
     """
 
     name: ClassVar[str]
+    reads_prefixes: ClassVar[bool] = False
+    """Whether it matters with which prefix a program begins."""
 
     @abstractmethod
-    def assign(self, program_id: str, prompt_tokens: int, loads: Sequence[EngineLoad]) -> str:
+    def assign(
+        self, program_id: str, prompt_tokens: int, loads: Sequence[EngineLoad], prefix: str = ""
+    ) -> str:
         """Choose the engine of an arriving call, among those that accept calls.
+
+        Args:
+            program_id: Its program.
+            prompt_tokens: The length of its prompt.
+            loads: All engines.
+            prefix: The id of what its program's prompts begin with and those of other programs may too, such
+                as instructions and tools; "" if unknown. That of a known program is remembered.
 
         Raises:
             NoEngineError: none does.
@@ -87,6 +118,10 @@ class Balancer(ABC):
 
     def forget(self, program_id: str) -> None:  # noqa: B027 - some remember no program
         """Drop a program that has ended; it may be unknown."""
+
+    def placement(self, program_id: str) -> Placement | None:  # noqa: ARG002 - most look at no memory
+        """Return why a program is on its engine; None where its memory decided nothing."""
+        return None
 
 
 def accepting(loads: Sequence[EngineLoad]) -> list[EngineLoad]:

@@ -29,7 +29,7 @@ from typing import ClassVar
 from autellix_backend.core.balance.base import Balancer, EngineLoad, FinishedCall, LostEngines, accepting
 from autellix_backend.core.balance.cost import MeanCall, cost_s
 
-__all__ = ["LocalityBounded"]
+__all__ = ["NEW_WAIT_WEIGHT", "ArrivingCall", "LocalityBounded", "Pin"]
 
 MARGIN = 0.3
 NEW_WAIT_WEIGHT = 4.0
@@ -41,7 +41,19 @@ LEARNING_RATE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class _Pin:
+class ArrivingCall:
+    """A call that looks for an engine."""
+
+    program_id: str
+    prompt_tokens: int
+    prefix: str
+    """Of its program; "" if unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """The engine of a program."""
+
     engine: str
     context_tokens: int
     """Of the program there: prompt and answer of its last call."""
@@ -55,7 +67,7 @@ class LocalityBounded(Balancer):
     name: ClassVar[str] = "locality-bounded"
 
     def __init__(self) -> None:
-        self._pins: dict[str, _Pin] = {}
+        self._pins: dict[str, Pin] = {}
         self._pinned_tokens: Counter[str] = Counter()
         """Contexts of all programs pinned to an engine."""
         self._mean = FIRST_GUESS
@@ -66,17 +78,18 @@ class LocalityBounded(Balancer):
         """The engine of each pinned program."""
         return {program: pin.engine for program, pin in self._pins.items()}
 
-    def assign(self, program_id: str, prompt_tokens: int, loads: Sequence[EngineLoad]) -> str:
+    def assign(
+        self, program_id: str, prompt_tokens: int, loads: Sequence[EngineLoad], prefix: str = ""
+    ) -> str:
         """Choose the engine where the call costs least, or the program's own if that is hardly more."""
-        engines = accepting(loads)
-        if gone := self._lost.update(engines):
-            self._unpin(program for program, pin in list(self._pins.items()) if pin.engine in gone)
+        engines = self._accepting(loads)
         pin = self._pins.get(program_id)
-        costs = {load.name: self._cost_s(load, prompt_tokens, pin) for load in engines}
+        call = ArrivingCall(program_id, prompt_tokens, prefix)
+        costs = {load.name: self._cost_s(load, call, pin) for load in engines}
         engine = min(costs, key=costs.__getitem__)
         if pin is not None and costs[engine] > (1 - MARGIN) * costs[pin.engine]:
             engine = pin.engine
-        self._pin(program_id, _Pin(engine, prompt_tokens, 1 if pin is None else pin.calls + 1))
+        self._pin(program_id, Pin(engine, prompt_tokens, 1 if pin is None else pin.calls + 1))
         return engine
 
     def finished(self, call: FinishedCall) -> None:
@@ -85,7 +98,7 @@ class LocalityBounded(Balancer):
         pin = self._pins.get(call.program_id)
         if pin is not None and pin.engine == call.engine:
             context_tokens = max(pin.context_tokens, call.prompt_tokens + call.output_tokens)
-            self._pin(call.program_id, _Pin(pin.engine, context_tokens, pin.calls))
+            self._pin(call.program_id, Pin(pin.engine, context_tokens, pin.calls))
 
     def forget(self, program_id: str) -> None:
         """Drop a program that has ended, and learn how many calls it made; it may be unknown."""
@@ -102,7 +115,19 @@ class LocalityBounded(Balancer):
             pinned[pin.engine] += pin.context_tokens
         assert +self._pinned_tokens == +pinned
 
-    def _cost_s(self, load: EngineLoad, prompt_tokens: int, pin: _Pin | None) -> float:
+    def _accepting(self, loads: Sequence[EngineLoad]) -> list[EngineLoad]:
+        """Return the engines that accept calls; those that stopped doing so lose their programs."""
+        engines = accepting(loads)
+        if gone := self._lost.update(engines):
+            self._leave_engines(gone)
+        return engines
+
+    def _leave_engines(self, gone: set[str]) -> None:
+        """Drop what was assumed of engines that take no calls now."""
+        self._unpin(program for program, pin in list(self._pins.items()) if pin.engine in gone)
+
+    def _cost_s(self, load: EngineLoad, call: ArrivingCall, pin: Pin | None) -> float:
+        prompt_tokens = call.prompt_tokens
         pinned_tokens, held_tokens = self._pinned_tokens[load.name], load.held_tokens
         if pin is not None and pin.engine == load.name:
             pinned_tokens -= pin.context_tokens
@@ -115,7 +140,7 @@ class LocalityBounded(Balancer):
             load, self._mean, prefill_tokens, evicted_tokens=evicted_tokens, wait_weight=wait_weight
         )
 
-    def _pin(self, program_id: str, pin: _Pin) -> None:
+    def _pin(self, program_id: str, pin: Pin) -> None:
         self._unpin((program_id,))
         self._pins[program_id] = pin
         self._pinned_tokens[pin.engine] += pin.context_tokens

@@ -32,7 +32,7 @@ from autellix_backend.gateway.errors import (
     ShuttingDownError,
 )
 from autellix_backend.gateway.identity.identity import Identity, IdentityResolver, read_identity
-from autellix_backend.gateway.identity.program_class import program_class
+from autellix_backend.gateway.identity.program_class import prefix_id, program_class
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
 from autellix_backend.gateway.requests import read_body, read_headers, run_while_connected
 from autellix_backend.gateway.tenancy.tenants import Tenant, Tenants
@@ -86,7 +86,8 @@ class CallEndpoint:
             body=body,
             class_id=self._new_class(tenant, identity, body),
         )
-        assignment = self._router.assign(identity.program, body.model, body.size_bytes)
+        prefix = self._prefix(tenant, identity, body)
+        assignment = self._router.assign(identity.program, body.model, body.size_bytes, prefix)
         try:
             call = await self._registry.begin(request, assignment.handle.name, assignment.prompt_tokens)
             await Exchange(self._router, self._registry, assignment, call, send).run(receive)
@@ -103,6 +104,14 @@ class CallEndpoint:
         if identity.program in self._classes:
             return None
         return class_id(tenant.name, program_class(identity.name, body.fields))
+
+    def _prefix(self, tenant: Tenant, identity: Identity, body: CallBody) -> str:
+        """Return the id of what the first prompt of a program begins with, where an engine is chosen by it."""
+        if not self._router.needs_prefix(identity.program):
+            return ""
+        prefix = prefix_id(body.fields)
+        # Engines keep the caches of tenants apart.
+        return class_id(tenant.name, prefix) if prefix else ""
 
 
 class Exchange:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from autellix_backend.core.balance import EngineLoad
 from autellix_backend.core.balance.cache_map import CacheMap
+from autellix_backend.core.balance.memory import MemoryReport
 from autellix_backend.core.balance.speed import Speed, SpeedEstimate
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines.base import Engine
@@ -118,6 +119,8 @@ class EngineHandle:
     """The programs whose end it has not received."""
     name: str = field(init=False)
     """The name that receipts show."""
+    _reported_memory: MemoryReport | None = None
+    """The working set in its last snapshot, for the balancer."""
     _snapshot_s: float | None = None
     """When its last snapshot arrived."""
     _snapshot_calls: int = 0
@@ -208,7 +211,7 @@ class EngineHandle:
     def _forget(self) -> None:
         """Drop what was known of the engine's calls."""
         self.ranks.clear()
-        self.snapshot = self._snapshot_s = None
+        self.snapshot = self._snapshot_s = self._reported_memory = None
         self.ended.clear()
 
     def on_program_ended(self, program_id: str) -> None:
@@ -221,6 +224,11 @@ class EngineHandle:
         """Its working set as its last snapshot shows it, else as estimated here; None without admission."""
         snapshot = self.snapshot
         return self.queue.working_set() if snapshot is None else snapshot.admission
+
+    @property
+    def memory(self) -> MemoryReport | None:
+        """The same numbers as the balancer needs them; None without admission."""
+        return self.queue.memory() if self.snapshot is None else self._reported_memory
 
     def silence_s(self) -> float:
         """Return the seconds since a reporting engine with open calls last sent anything."""
@@ -239,6 +247,7 @@ class EngineHandle:
         before = self.ranks.get(snapshot.rank)
         self.ranks[snapshot.rank] = snapshot
         self.snapshot = merge_ranks(list(self.ranks.values()))
+        self._reported_memory = self.snapshot.memory()
         self._snapshot_s, self._snapshot_calls = self.clock(), self.open_calls
         return before
 
@@ -281,6 +290,7 @@ class EngineHandle:
             decode_s_per_token=speed.decode_s_per_token,
             kv_tokens=kv_tokens,
             held_tokens=self.cache.held_tokens(program_id) if self.cache is not None else None,
+            memory=self.memory if self.supervisor.is_up else None,
             is_accepting=is_accepting,
         )
 

@@ -12,6 +12,7 @@ from typing import ClassVar, Protocol
 
 from autellix_backend.core.admission import REVIEW_STEPS
 from autellix_backend.core.arrival import Arrival
+from autellix_backend.core.balance.memory import MemoryReport, memory_of
 from autellix_backend.core.boost import work_of
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
@@ -65,6 +66,9 @@ class Ordering(Protocol):
     def working_set(self) -> AdmissionSnapshot | None:
         """Return the estimated working set; None without admission."""
 
+    def memory(self, now: float) -> MemoryReport | None:
+        """Return what the balancer needs of it, at most REVIEW_PERIOD_S old; None without admission."""
+
 
 class ArrivalOrdering:
     """First come, first served, without a bound on sent calls."""
@@ -102,6 +106,10 @@ class ArrivalOrdering:
         """Return None: every program may run."""
         return None
 
+    def memory(self, now: float) -> MemoryReport | None:  # noqa: ARG002
+        """Return None: every program may run."""
+        return None
+
 
 class PolicyOrdering:
     """The scheduler's machine over the calls at the gateway: order, tenants' shares, promotion and admission.
@@ -132,6 +140,8 @@ class PolicyOrdering:
         """The context that a program's last call has left."""
         self._cost_until_s = 0.0
         """Until when the engine's busy time counts in the cost of work."""
+        self._memory: MemoryReport | None = None
+        self._memory_until_s = -math.inf
 
     def enter(self, arrival: Arrival, now: float) -> None:
         """Queue the call by its program's past."""
@@ -196,6 +206,13 @@ class PolicyOrdering:
     def working_set(self) -> AdmissionSnapshot | None:
         """Return the estimated working set."""
         return admission_of(self._machine)
+
+    def memory(self, now: float) -> MemoryReport | None:
+        """Return the estimate for the balancer; it counts the programs, so not anew for every call."""
+        if now >= self._memory_until_s:
+            self._memory = memory_of(self._machine.admission)
+            self._memory_until_s = now + REVIEW_PERIOD_S
+        return self._memory
 
     def check(self) -> None:
         """Assert the invariants."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from prometheus_client import Histogram
 
 from autellix_backend.core.arrival import Arrival
+from autellix_backend.core.balance.memory import MemoryReport
 from autellix_backend.engines.breaker import Breaker, BreakerState
 from autellix_backend.engines.supervisor import EngineState, Supervisor
 from autellix_backend.gateway.engines.ordering import Ordering, Wait
@@ -121,6 +122,10 @@ class EngineQueue:
     def working_set(self) -> AdmissionSnapshot | None:
         """Return the estimated working set of an engine that does not report it; None without admission."""
         return self._ordering.working_set()
+
+    def memory(self) -> MemoryReport | None:
+        """Return that estimate as the balancer needs it; None without admission."""
+        return self._ordering.memory(self._clock())
 
     @property
     def has_policy(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autellix_backend.core.balance import Balancer, FinishedCall
+from autellix_backend.core.balance import Balancer, FinishedCall, Placement
 from autellix_backend.core.balance.speed import fastest
 from autellix_backend.core.errors import NoEngineError
 from autellix_backend.gateway.engines.handle import EngineHandle, QueueSpace
@@ -32,6 +32,8 @@ class Assignment:
     program_id: str
     prompt_tokens: int
     """The estimated length of its prompt."""
+    prefix: str
+    """The id of the prefix that its prompt may share with other programs; "" if unknown."""
 
 
 class PromptLengths:
@@ -72,8 +74,16 @@ class Router:
         self._programs: set[str] = set()
         """The programs that have had a call since they entered the process table."""
 
-    def assign(self, program_id: str, model: str | None, body_bytes: int) -> Assignment:
+    def assign(
+        self, program_id: str, model: str | None, body_bytes: int, prefix: str = ""
+    ) -> Assignment:
         """Assign an arriving call to an engine; it has to be released in the end.
+
+        Args:
+            program_id: Its program.
+            model: The model that it names.
+            body_bytes: The size of its body.
+            prefix: The id of what its prompt begins with, as for Balancer.assign().
 
         Raises:
             EngineUnavailableError: if there is no engine at all.
@@ -82,7 +92,7 @@ class Router:
         """
         prompt_tokens = self._prompts.estimate(model, body_bytes)
         try:
-            handle = self._with_room(self._choose(program_id, prompt_tokens), body_bytes)
+            handle = self._with_room(self._choose(program_id, prompt_tokens, prefix), body_bytes)
             if self.pool.is_shutting_down:
                 self._on_refusal("draining")
                 raise ShuttingDownError
@@ -91,12 +101,14 @@ class Router:
             self._forget_unless_begun(program_id)
             raise
         self.pool.hold(handle)
-        return Assignment(handle, admission, program_id, prompt_tokens)
+        return Assignment(handle, admission, program_id, prompt_tokens, prefix)
 
     def reassign(self, assignment: Assignment) -> None:
         """Move a call to another engine, if one accepts calls."""
         left = assignment.handle
-        handle = self._choose(assignment.program_id, assignment.prompt_tokens, avoided=left)
+        handle = self._choose(
+            assignment.program_id, assignment.prompt_tokens, assignment.prefix, avoided=left
+        )
         if handle is left:
             return
         assignment.admission.release()
@@ -145,8 +157,16 @@ class Router:
         self._programs.discard(program_id)
         self._balancer.forget(program_id)
 
+    def needs_prefix(self, program_id: str) -> bool:
+        """Whether the choice of an engine depends on the prefix of the program's prompt."""
+        return len(self.pool) > 1 and self._balancer.reads_prefixes and program_id not in self._programs
+
+    def placement(self, program_id: str) -> Placement | None:
+        """Return why a program is on its engine; None where memory decided nothing."""
+        return self._balancer.placement(program_id)
+
     def _choose(
-        self, program_id: str, prompt_tokens: int, avoided: EngineHandle | None = None
+        self, program_id: str, prompt_tokens: int, prefix: str, avoided: EngineHandle | None = None
     ) -> EngineHandle:
         """Choose an engine; an avoided one only if there is no other."""
         if len(self.pool) == 1:
@@ -155,7 +175,7 @@ class Router:
         best = fastest(handle.speed for handle in accepting)
         loads = [handle.load(program_id, best, is_accepting=handle in accepting) for handle in self.pool]
         try:
-            chosen = self.pool.get(self._balancer.assign(program_id, prompt_tokens, loads))
+            chosen = self.pool.get(self._balancer.assign(program_id, prompt_tokens, loads, prefix))
         except NoEngineError:
             return self._where_to_wait(avoided)
         for handle in self.pool:

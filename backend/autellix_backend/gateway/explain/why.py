@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from autellix_backend.core.balance import Placement
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.calls.open_call import OpenCall
@@ -19,6 +20,7 @@ from autellix_backend.gateway.explain.overview import (
     Overview,
     ProgramState,
 )
+from autellix_backend.gateway.explain.placement import placement_text
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.durations import seconds
 from autellix_backend.reports.snapshot import CallSnapshot, EngineSnapshot
@@ -94,9 +96,21 @@ class ProgramExplanation:
 
 
 def explain_program(
-    view: ProgramView, overview: Overview, config: SchedulerConfig, viewer: Tenant
+    view: ProgramView,
+    overview: Overview,
+    config: SchedulerConfig,
+    viewer: Tenant,
+    placement: Placement | None = None,
 ) -> ProgramExplanation:
-    """Explain a program and its open calls; programs of tenants other than the viewer stay anonymous."""
+    """Explain a program and its open calls; programs of tenants other than the viewer stay anonymous.
+
+    Args:
+        view: The program.
+        overview: The open calls and engines of the moment.
+        config: The scheduler's configuration.
+        viewer: Who asks.
+        placement: Why the program is on its engine; None if its memory decided nothing.
+    """
     state = overview.program_state(view)
     engines = overview.engines_of(view.program_id).values()
     ages = [engine.age_s for engine in engines if engine is not None and engine.age_s is not None]
@@ -105,7 +119,12 @@ def explain_program(
         name=view.name,
         state=state,
         policy=config.policy,
-        text=_program_text(view, state, config, viewer, overview.now),
+        text=" ".join(
+            filter(
+                None,
+                (_program_text(view, state, config, viewer, overview.now), placement_text(placement)),
+            )
+        ),
         idle_s=overview.now - view.last_event_s if state is ProgramState.IDLE else None,
         snapshot_age_s=max(ages, default=None),
         calls=tuple(

@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from autellix_backend.gateway.classes import ProgramClasses
 from autellix_backend.gateway.engines.pool import EnginePool
+from autellix_backend.gateway.engines.router import Router
 from autellix_backend.gateway.explain.event_feed import EventFeed
 from autellix_backend.gateway.explain.overview import Overview, engine_view
 from autellix_backend.gateway.http.watches import Watches
@@ -47,6 +48,7 @@ Clock = Annotated[Callable[[], float], _component("clock")]
 Feed = Annotated[EventFeed, _component("feed")]
 Metrics = Annotated[GatewayMetrics, _component("metrics")]
 Pool = Annotated[EnginePool, _component("pool")]
+Routes = Annotated[Router, _component("router")]
 SettingsTree = Annotated[Settings, _component("settings")]
 Store = Annotated[ProgramStore, _component("store")]
 Tokens = Annotated[SessionTokens, _component("tokens")]

@@ -80,6 +80,8 @@ class EngineRow:
     working_set_tokens: int | None = None
     """The contexts of the active programs, and what they may fill."""
     working_set_capacity_tokens: int | None = None
+    memory_wait_s: float | None = None
+    """How long a program with a mean context would wait there for memory, as the balancer sees it."""
     boost_strength_s: float | None = None
     engine_version: str | None = None
     """vLLM's, our scheduler's, and the policy there, as an engine on another machine reports them."""
@@ -197,6 +199,7 @@ def _row(member: EngineHandle) -> EngineRow:
         inactive_programs=working_set.inactive_programs if working_set else None,
         working_set_tokens=working_set.working_set_tokens if working_set else None,
         working_set_capacity_tokens=working_set.capacity_tokens if working_set else None,
+        memory_wait_s=member.memory.mean_wait_s if member.memory else None,
         boost_strength_s=snapshot.boost.strength_s if snapshot and snapshot.boost else None,
         engine_version=facts.vllm if facts else None,
         scheduler_version=facts.version if facts else None,

@@ -18,7 +18,7 @@ from autellix_backend.gateway.explain.views import (
     program_row,
 )
 from autellix_backend.gateway.explain.why import ProgramExplanation, explain_program
-from autellix_backend.gateway.http.components import SettingsTree, Store, TakeOverview, Viewer
+from autellix_backend.gateway.http.components import Routes, SettingsTree, Store, TakeOverview, Viewer
 from autellix_backend.gateway.http.openapi import refusals
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.stores.base import ProgramStore, ProgramView
@@ -79,11 +79,17 @@ async def list_programs(
 # Before the next path, in which an id may hold slashes.
 @router.get(ONE_PROGRAM + "/why", responses=refusals(404))
 async def explain(
-    program_id: str, viewer: Viewer, store: Store, take_overview: TakeOverview, settings: SettingsTree
+    program_id: str,
+    viewer: Viewer,
+    store: Store,
+    take_overview: TakeOverview,
+    settings: SettingsTree,
+    routes: Routes,
 ) -> ProgramExplanation:
     """Explain why a program's calls wait or run."""
     view = await _find(store, viewer, program_id)
-    return explain_program(view, take_overview(), settings.scheduler, viewer)
+    placement = routes.placement(view.program_id)
+    return explain_program(view, take_overview(), settings.scheduler, viewer, placement)
 
 
 @router.get(ONE_PROGRAM, responses=refusals(404))

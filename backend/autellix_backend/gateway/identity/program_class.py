@@ -1,5 +1,8 @@
 """The class of a program: its name, else a hash of its system prompt and the names of its tools.
 
+And the prefix of its prompts, which those of other programs may share: its system prompt and tools, else the
+start of its first message.
+
 A system prompt that holds a date or a user's name makes a class of its own; name such programs.
 """
 
@@ -19,6 +22,8 @@ HASH_PREFIX = "prompt-"
 HASH_BYTES = 6
 MAX_HASHED_BYTES = 64 * 1024
 """How much of a system prompt is hashed."""
+MIN_PREFIX_BYTES = 1024
+"""What begins with fewer equal bytes saves too little to be looked for."""
 MAX_READ_BYTES = 2 * 2**20
 MAX_OBJECTS = 20_000
 """Longer lists of messages or tools, and those of more objects, are skipped: they would delay other calls."""
@@ -26,6 +31,8 @@ MAX_OBJECTS = 20_000
 _SYSTEM_FIELDS = ("system", "instructions")
 """The system prompt of Anthropic's messages and of responses."""
 _MESSAGES_FIELDS = ("messages", "input")
+_PROMPT_FIELDS = ("prompt", "input")
+"""A prompt that is one text."""
 _SYSTEM_ROLES = ("system", "developer")
 
 
@@ -68,6 +75,24 @@ def program_class(name: str | None, fields: Fields) -> str:
     # The length keeps the two apart.
     digest = hashlib.blake2b(b"%d\n" % len(system) + system + text, digest_size=HASH_BYTES)
     return HASH_PREFIX + digest.hexdigest()
+
+
+def prefix_id(fields: Fields) -> str:
+    """Return the id of what a prompt begins with; empty if that is short."""
+    tools = fields.get("tools", msgspec.Raw(b""))
+    start = _system_prompt(fields) + bytes(memoryview(tools)[:MAX_HASHED_BYTES])
+    if not start:
+        start = _first_text(fields)[:MIN_PREFIX_BYTES]
+    if len(start) < MIN_PREFIX_BYTES:
+        return ""
+    return hashlib.blake2b(start, digest_size=HASH_BYTES).hexdigest()
+
+
+def _first_text(fields: Fields) -> bytes:
+    for name in _MESSAGES_FIELDS:
+        for message in _decoded(_messages_decoder, fields.get(name)):
+            return _text(message.content)
+    return next((_text(fields[name]) for name in _PROMPT_FIELDS if name in fields), b"")
 
 
 def _system_prompt(fields: Fields) -> bytes:

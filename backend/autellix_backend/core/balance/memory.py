@@ -1,0 +1,88 @@
+"""What an engine's admission tells the balancer, so that both have one estimate of its memory.
+
+A program waits for activation while the contexts of the programs that are there, active or not, leave no
+room for its own. Programs that end free memory: a mean context in each mean time between two ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from autellix_backend.core.admission import WorkingSetAdmission
+
+__all__ = ["MemoryReport", "memory_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MemoryReport:
+    """The working set of one engine at one moment; the report of each moment is an object of its own."""
+
+    capacity_tokens: float
+    """What the contexts of active programs may fill."""
+    active_tokens: int
+    """Those contexts, shared prefixes counted once."""
+    active_programs: int
+    inactive_tokens: int = 0
+    """What the contexts of programs that wait for activation would add."""
+    inactive_calls: int = 0
+    """The calls of those programs."""
+    between_ends_s: float = 0.0
+    """The mean time (s) between two ends of programs there; 0 if unknown."""
+    known: Collection[str] = frozenset()
+    """The programs that the numbers include."""
+    inactive: Collection[str] = frozenset()
+    """Those of them that wait for activation."""
+    is_complete: bool = True
+    """Whether `known` has all of them."""
+
+    def missing_tokens(self, added_tokens: float) -> float:
+        """Return by how much all contexts there and so many further tokens exceed the capacity."""
+        return max(0.0, self.active_tokens + self.inactive_tokens + added_tokens - self.capacity_tokens)
+
+    def wait_s(
+        self,
+        own_tokens: float,
+        *,
+        sent_tokens: float = 0.0,
+        between_ends_s: float = 0.0,
+        is_inactive: bool = False,
+    ) -> float:
+        """Return how long (s) a program that is not active should wait for activation.
+
+        Args:
+            own_tokens: The memory that it needs.
+            sent_tokens: That of others which came since.
+            between_ends_s: The least time between two ends of programs, for an engine that has seen few.
+            is_inactive: Whether it is one of those that wait.
+        """
+        beside_tokens = self.active_tokens + sent_tokens + own_tokens
+        if beside_tokens <= self.capacity_tokens:
+            return 0.0
+        others_tokens = max(0.0, self.inactive_tokens - (own_tokens if is_inactive else 0.0))
+        mean_tokens = max(1.0, self.active_tokens / max(1, self.active_programs))
+        ends = (beside_tokens + others_tokens - self.capacity_tokens) / mean_tokens
+        return ends * max(between_ends_s, self.between_ends_s)
+
+    @property
+    def mean_wait_s(self) -> float:
+        """How long (s) a new program with a mean context should wait."""
+        return self.wait_s(self.active_tokens / max(1, self.active_programs))
+
+
+def memory_of(admission: WorkingSetAdmission | None) -> MemoryReport | None:
+    """Return the present state of an admission; None if every program may run."""
+    if admission is None:
+        return None
+    active, inactive = admission.active, admission.inactive
+    live = len(inactive) + sum(bool(own.calls) for own in active.contexts.values())
+    return MemoryReport(
+        capacity_tokens=admission.capacity_tokens,
+        active_tokens=active.tokens,
+        active_programs=len(active.contexts),
+        inactive_tokens=active.added_by(inactive.values()),
+        inactive_calls=sum(len(own.calls) for own in inactive.values()),
+        between_ends_s=admission.response_s / max(1, live),
+        known=frozenset((*active.contexts, *inactive)),
+        inactive=frozenset(inactive),
+    )
