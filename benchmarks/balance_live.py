@@ -9,9 +9,10 @@ history, a tree its common prefixes.
     python benchmarks/balance_live.py --workloads tools --kv-blocks 150 --rounds 3 \\
         --balancers locality-bounded working-set      short KV memory
 
-Reported are the share of prompt tokens found in the prefix caches, the latency of programs in seconds, and that
-of a token in engine steps, each also as a ratio to the first balancer's. The balancers take turns in each round. Wants an idle machine. `--engine URL` (repeatable) takes running engines in
-place of own ones: it shows that everything works.
+Reported are the share of prompt tokens found in the prefix caches, the latency of programs in seconds, and
+that of a token in engine steps, each also as a ratio to the first balancer's. The balancers take turns in
+each round. Wants an idle machine. `--engine URL` (repeatable) takes running engines in place of own ones: it
+shows that everything works.
 """
 
 from __future__ import annotations

@@ -21,7 +21,14 @@ from typing import Any
 from autellix_backend.core.balance import BALANCER_NAMES
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.recording.trace import ProgramTrace
-from autellix_lab.sim.experiment import COMPARED, Sweep, SweepResult, drain_rate_per_s, run_sweep, summarise_runs
+from autellix_lab.sim.experiment import (
+    COMPARED,
+    Sweep,
+    SweepResult,
+    drain_rate_per_s,
+    run_sweep,
+    summarise_runs,
+)
 from autellix_lab.sim.markdown import markdown_table
 from autellix_lab.sim.presets import PRESETS
 from autellix_lab.sim.recorded import (
@@ -197,12 +204,14 @@ def run_memory(arguments: argparse.Namespace) -> None:
                     base_s = result.interval(MEMORY_BASELINE, load, COMPARED[1]).mean
                     cells = [
                         " ".join(
-                            f"{ratio.mean:.2f}" for ratio in result.ratios(name, MEMORY_BASELINE, load).values()
+                            f"{ratio.mean:.2f}"
+                            for ratio in result.ratios(name, MEMORY_BASELINE, load).values()
                         )
                         for name in names
                     ]
                     cached = " ".join(
-                        f"{result.interval(name, load, CACHED).mean:.0%}" for name in (MEMORY_BASELINE, *names)
+                        f"{result.interval(name, load, CACHED).mean:.0%}"
+                        for name in (MEMORY_BASELINE, *names)
                     )
                     table.append((title, str(engines), f"{load:g}", f"{base_s:.3g} s", *cells, cached))
                 titles = ("programs", "engines", "load", f"mean of {MEMORY_BASELINE}", *names, "cached")

@@ -53,6 +53,12 @@ def finished(program_id: str, engine: str, prompt_tokens: int, cached_tokens: in
     )
 
 
+def place(balancer: WorkingSet) -> None:
+    """Place a program on engine a."""
+    loads = [replace(IDLE, memory=report()), replace(OTHER, running=4, memory=report())]
+    assert balancer.assign("p", CONTEXT, loads) == "a"
+
+
 # New programs.
 
 
@@ -134,14 +140,14 @@ def test_without_measured_ends_the_wait_follows_from_mean_programs(balancer: Wor
 
 
 def test_an_active_program_stays_though_its_engine_is_full(balancer: WorkingSet) -> None:
-    balancer.assign("p", CONTEXT, [replace(IDLE, memory=report()), replace(OTHER, running=4, memory=report())])
+    place(balancer)
 
     full = replace(IDLE, memory=report(CAPACITY, 9000, known={"p"}))
     assert balancer.assign("p", CONTEXT + 300, [full, replace(OTHER, memory=report())]) == "a"
 
 
 def test_an_inactive_program_moves_where_memory_is_free(balancer: WorkingSet) -> None:
-    balancer.assign("p", CONTEXT, [replace(IDLE, memory=report()), replace(OTHER, running=4, memory=report())])
+    place(balancer)
 
     waits = replace(IDLE, memory=report(CAPACITY, 9000, known={"p"}, inactive={"p"}))
     assert balancer.assign("p", CONTEXT, [waits, replace(OTHER, memory=report())]) == "b"
@@ -152,7 +158,7 @@ def test_an_inactive_program_moves_where_memory_is_free(balancer: WorkingSet) ->
 
 
 def test_it_stays_where_reading_its_context_again_costs_more(balancer: WorkingSet) -> None:
-    balancer.assign("p", CONTEXT, [replace(IDLE, memory=report()), replace(OTHER, running=4, memory=report())])
+    place(balancer)
 
     waits = report(CAPACITY, CONTEXT, known={"p"}, inactive={"p"}, between_ends_s=0.1)
     slow = replace(OTHER, running=7, memory=report(), prefill_s_per_token=0.001)
@@ -160,19 +166,23 @@ def test_it_stays_where_reading_its_context_again_costs_more(balancer: WorkingSe
 
 
 def test_one_that_lost_its_memory_while_idle_may_move(balancer: WorkingSet) -> None:
-    balancer.assign("p", CONTEXT, [replace(IDLE, memory=report()), replace(OTHER, running=4, memory=report())])
+    place(balancer)
 
     dropped = report(CAPACITY, 9000, known={"q"})
     for _ in range(MAX_UNSEEN_REPORTS):
         balancer._read_reports([replace(IDLE, memory=report(known={"q"}))])
-    assert balancer.assign("p", CONTEXT, [replace(IDLE, memory=dropped), replace(OTHER, memory=report())]) == "b"
+    assert (
+        balancer.assign("p", CONTEXT, [replace(IDLE, memory=dropped), replace(OTHER, memory=report())]) == "b"
+    )
 
 
 def test_a_report_that_lists_no_idle_programs_lets_them_stay(balancer: WorkingSet) -> None:
-    balancer.assign("p", CONTEXT, [replace(IDLE, memory=report()), replace(OTHER, running=4, memory=report())])
+    place(balancer)
 
     partial = report(CAPACITY, 9000, is_complete=False)
-    assert balancer.assign("p", CONTEXT, [replace(IDLE, memory=partial), replace(OTHER, memory=report())]) == "a"
+    assert (
+        balancer.assign("p", CONTEXT, [replace(IDLE, memory=partial), replace(OTHER, memory=report())]) == "a"
+    )
 
 
 def test_a_program_that_another_gateway_sent_is_found(balancer: WorkingSet) -> None:
@@ -182,7 +192,7 @@ def test_a_program_that_another_gateway_sent_is_found(balancer: WorkingSet) -> N
 
 
 def test_a_move_for_other_reasons_names_no_wait(balancer: WorkingSet) -> None:
-    balancer.assign("p", CONTEXT, [replace(IDLE, memory=report()), replace(OTHER, running=4, memory=report())])
+    place(balancer)
     queued = replace(IDLE, running=8, waiting=60, memory=report(CONTEXT, known={"p"}))
 
     assert balancer.assign("p", CONTEXT, [queued, replace(OTHER, memory=report())]) == "b"
@@ -227,9 +237,7 @@ def test_a_program_goes_where_others_with_its_prefix_are(balancer: WorkingSet) -
     ]
 
     assert balancer.assign("p", 1000, loads, "tools") == "a"
-    assert balancer.placement("p") == Placement(
-        engine="a", context_tokens=100, wait_s=0.0, shared_tokens=900
-    )
+    assert balancer.placement("p") == Placement(engine="a", context_tokens=100, wait_s=0.0, shared_tokens=900)
     assert balancer.assign("q", 1000, loads, "other tools") == "b"
 
 
@@ -329,7 +337,9 @@ def test_state_is_bounded_by_the_live_programs(balancer: WorkingSet) -> None:
             assert next(load for load in loads if load.name == engine).is_accepting
             alive.add(program)
         elif action < 0.8:
-            balancer.finished(finished(program, rng.choice("abcd"), rng.randrange(1, 9000), rng.randrange(500)))
+            balancer.finished(
+                finished(program, rng.choice("abcd"), rng.randrange(1, 9000), rng.randrange(500))
+            )
         else:
             balancer.forget(program)
             alive.discard(program)

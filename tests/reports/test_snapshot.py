@@ -127,7 +127,9 @@ def waiting_machine(idle_programs: int = 1) -> Machine:
 def test_what_waits_for_memory_survives_the_wire() -> None:
     machine = waiting_machine()
     demand = demand_of(machine)
-    assert demand == DemandSnapshot(inactive_tokens=200, inactive_calls=1, between_ends_s=1.0, idle=("idle0",))
+    assert demand == DemandSnapshot(
+        inactive_tokens=200, inactive_calls=1, between_ends_s=1.0, idle=("idle0",)
+    )
     calls = tuple(
         snapshot_of(machine, machine.call(f"c-{name}"), 2.0, place=1, call_id=name, inactive_place=place)
         for name, place in (("active", None), ("inactive", 1))
@@ -151,9 +153,7 @@ def test_a_report_without_all_programs_says_so() -> None:
     assert demand is not None
     assert demand.idle is None
     few = demand._replace(idle=())
-    complete = msgspec.structs.replace(
-        snapshot(0), left_out=0, admission=admission_of(machine), demand=few
-    )
+    complete = msgspec.structs.replace(snapshot(0), left_out=0, admission=admission_of(machine), demand=few)
 
     assert [
         memory.is_complete

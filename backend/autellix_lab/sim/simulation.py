@@ -318,9 +318,7 @@ class _Simulation:
             for engine in self._engines.values()
         ]
         prefix = "" if program.prefix is None else program.prefix.key
-        engine = self._engines[
-            self._balancer.assign(program.program_id, trace.prefill_tokens, loads, prefix)
-        ]
+        engine = self._engines[self._balancer.assign(program.program_id, trace.prefill_tokens, loads, prefix)]
         call.base = program.base(engine.name, trace)
         program.calls[engine.name, number] = call
         self._owners[call.call_id] = program

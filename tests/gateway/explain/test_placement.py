@@ -13,36 +13,38 @@ from autellix_backend.gateway.explain.placement import placement_text
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({}, "It was placed on e2: its 5,200-token context fits at once there."),
-        (
-            {"wait_s": 3.0},
-            "It was placed on e2: its 5,200-token context would wait about 3.0 s for memory there.",
-        ),
+        ({}, "placed on e2: its 5,200-token context fits at once there."),
+        ({"wait_s": 3.0}, "placed on e2: its 5,200-token context would wait about 3.0 s for memory there."),
         (
             {"context_tokens": 200, "shared_tokens": 5000},
-            "It was placed on e2: its 200-token context fits at once there; 5,000 more tokens are shared with "
-            "programs there.",
+            (
+                "placed on e2: its 200-token context fits at once there; 5,000 more tokens are shared with "
+                "programs there."
+            ),
         ),
         (
             {"left": "e1", "left_wait_s": 4.0},
-            "It was moved from e1 to e2: its 5,200-token context would have waited 4.0 s for memory there, and "
-            "here fits at once.",
+            (
+                "moved from e1 to e2: its 5,200-token context would have waited 4.0 s for memory there, "
+                "and here fits at once."
+            ),
         ),
         (
             {"left": "e1", "left_wait_s": 4.0, "wait_s": 1.5},
-            "It was moved from e1 to e2: its 5,200-token context would have waited 4.0 s for memory there, and "
-            "here about 1.5 s.",
+            (
+                "moved from e1 to e2: its 5,200-token context would have waited 4.0 s for memory there, "
+                "and here about 1.5 s."
+            ),
         ),
         (
             {"left": "e1"},
-            "It was moved from e1 to e2: calls wait longer there than its 5,200-token context takes to read "
-            "again.",
+            "moved from e1 to e2: calls wait longer there than its 5,200-token context takes to read again.",
         ),
     ],
 )
 def test_the_reason_is_stated(fields: dict[str, Any], text: str) -> None:
     defaults: dict[str, Any] = {"engine": "e2", "context_tokens": 5200, "wait_s": 0.0}
-    assert placement_text(Placement(**(defaults | fields))) == text
+    assert placement_text(Placement(**(defaults | fields))) == f"It was {text}"
 
 
 def test_where_memory_decided_nothing_there_is_no_text() -> None:

@@ -31,7 +31,13 @@ class Locality(Balancer):
         """The engine of each pinned program."""
         return self._pins
 
-    def assign(self, program_id: str, prompt_tokens: int, loads: Sequence[EngineLoad], prefix: str = "") -> str:
+    def assign(
+        self,
+        program_id: str,
+        prompt_tokens: int,
+        loads: Sequence[EngineLoad],
+        prefix: str = "",  # noqa: ARG002
+    ) -> str:
         """Choose the engine of a call (Alg. 2, lines 1-14)."""
         engines = accepting(loads)
         if gone := self._lost.update(engines):

@@ -58,7 +58,7 @@ class SharedPrefixes:
 
     def is_cached(self, engine: str, prefix: str, kv_tokens: float) -> bool:
         """Whether the prefix should still be in an engine's cache of this size."""
-        used_at = self._used_at.get(engine, {}).get(prefix)
+        used_at = self._used_at.get(engine, OrderedDict()).get(prefix)
         return used_at is not None and self._placed_tokens[engine] - used_at < kv_tokens
 
     def share(self, prefix: str) -> float:

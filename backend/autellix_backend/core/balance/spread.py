@@ -18,7 +18,13 @@ class RoundRobin(Balancer):
     def __init__(self) -> None:
         self._calls = 0
 
-    def assign(self, program_id: str, prompt_tokens: int, loads: Sequence[EngineLoad], prefix: str = "") -> str:  # noqa: ARG002
+    def assign(
+        self,
+        program_id: str,  # noqa: ARG002
+        prompt_tokens: int,  # noqa: ARG002
+        loads: Sequence[EngineLoad],
+        prefix: str = "",  # noqa: ARG002
+    ) -> str:
         """Choose the next engine."""
         engines = accepting(loads)
         engine = engines[self._calls % len(engines)]
@@ -31,6 +37,12 @@ class LeastUsed(Balancer):
 
     name: ClassVar[str] = "least_used"
 
-    def assign(self, program_id: str, prompt_tokens: int, loads: Sequence[EngineLoad], prefix: str = "") -> str:  # noqa: ARG002
+    def assign(
+        self,
+        program_id: str,  # noqa: ARG002
+        prompt_tokens: int,  # noqa: ARG002
+        loads: Sequence[EngineLoad],
+        prefix: str = "",  # noqa: ARG002
+    ) -> str:
         """Choose the engine with the fewest calls."""
         return least_used(accepting(loads)).name

@@ -201,7 +201,9 @@ class WorkingSet(LocalityBounded):
     def _between_ends_s(self, load: EngineLoad, memory: MemoryReport) -> float:
         """Return the time between two ends if the active programs were mean ones and always had a call."""
         mean = self._mean
-        decode_s = mean.output_tokens * load.decode_s_per_token / max(1, min(memory.active_programs, load.slots))
+        decode_s = (
+            mean.output_tokens * load.decode_s_per_token / max(1, min(memory.active_programs, load.slots))
+        )
         return (1 + mean.calls_after) * (mean.new_tokens * load.prefill_s_per_token + decode_s)
 
     def _prefix_tokens(self, call: ArrivingCall) -> int:

@@ -106,7 +106,7 @@ class CallEndpoint:
         return class_id(tenant.name, program_class(identity.name, body.fields))
 
     def _prefix(self, tenant: Tenant, identity: Identity, body: CallBody) -> str:
-        """Return the id of what the first prompt of a program begins with, where an engine is chosen by it."""
+        """Return the id of what a new program's prompts begin with, where an engine is chosen by it."""
         if not self._router.needs_prefix(identity.program):
             return ""
         prefix = prefix_id(body.fields)

@@ -74,9 +74,7 @@ class Router:
         self._programs: set[str] = set()
         """The programs that have had a call since they entered the process table."""
 
-    def assign(
-        self, program_id: str, model: str | None, body_bytes: int, prefix: str = ""
-    ) -> Assignment:
+    def assign(self, program_id: str, model: str | None, body_bytes: int, prefix: str = "") -> Assignment:
         """Assign an arriving call to an engine; it has to be released in the end.
 
         Args:
