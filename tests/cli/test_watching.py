@@ -121,7 +121,7 @@ def test_top_prints_once_without_a_terminal(capsys: pytest.CaptureFixture[str]) 
     def use(url: str) -> None:
         assert main(["top", "--once", "--url", url]) == 0
         text = capsys.readouterr().out
-        assert re.search(r"fake-0\s+up\s+\d+\s+1\s+1\s+1\s+50 %\s+-\s+-\s+20 ms", text)
+        assert re.search(r"fake-0\s+up\s+\d+\s+1\s+1\s+1\s+50 %\s+-\s+-\s+-\s+20 ms", text)
         assert re.search(r"slow\s+react\s+waiting", text)
         assert main(["top", "--json", "--url", url]) == 0
         look = json.loads(capsys.readouterr().out)

@@ -154,3 +154,11 @@ def test_a_dropped_program_has_no_pin() -> None:
     balancer.forget("p")
 
     assert balancer.pins == {}
+
+
+@pytest.mark.parametrize("name", BALANCER_NAMES)
+def test_no_memory_decides_where_engines_report_none(name: str) -> None:
+    balancer = make_balancer(name)
+    balancer.assign("p", 4000, engines({"a": 0, "b": 0}))
+
+    assert balancer.placement("p") is None

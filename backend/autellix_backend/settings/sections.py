@@ -203,7 +203,7 @@ class BalancerSettings(Section):
 
     section: ClassVar[str] = "balancer"
 
-    name: Annotated[str, one_of(BALANCER_NAMES)] = "working-set"
+    name: Annotated[str, one_of(BALANCER_NAMES)] = "locality-bounded"
     """rule that chooses a call's engine; `locality` is Algorithm 2 of the paper"""
     threshold_tokens: NonNegativeInt = DEFAULT_THRESHOLD_TOKENS
     """prompt tokens from which `locality` keeps a program's calls on one engine"""

@@ -29,7 +29,7 @@ from typing import ClassVar
 from autellix_backend.core.balance.base import Balancer, EngineLoad, FinishedCall, LostEngines, accepting
 from autellix_backend.core.balance.cost import MeanCall, cost_s
 
-__all__ = ["NEW_WAIT_WEIGHT", "ArrivingCall", "LocalityBounded", "Pin"]
+__all__ = ["NEW_WAIT_WEIGHT", "ArrivingCall", "LocalityBounded", "EnginePin"]
 
 MARGIN = 0.3
 NEW_WAIT_WEIGHT = 4.0
@@ -51,7 +51,7 @@ class ArrivingCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class EnginePin:
     """The engine of a program."""
 
     engine: str
@@ -67,7 +67,7 @@ class LocalityBounded(Balancer):
     name: ClassVar[str] = "locality-bounded"
 
     def __init__(self) -> None:
-        self._pins: dict[str, Pin] = {}
+        self._pins: dict[str, EnginePin] = {}
         self._pinned_tokens: Counter[str] = Counter()
         """Contexts of all programs pinned to an engine."""
         self._mean = FIRST_GUESS
@@ -89,7 +89,7 @@ class LocalityBounded(Balancer):
         engine = min(costs, key=costs.__getitem__)
         if pin is not None and costs[engine] > (1 - MARGIN) * costs[pin.engine]:
             engine = pin.engine
-        self._pin(program_id, Pin(engine, prompt_tokens, 1 if pin is None else pin.calls + 1))
+        self._pin(program_id, EnginePin(engine, prompt_tokens, 1 if pin is None else pin.calls + 1))
         return engine
 
     def finished(self, call: FinishedCall) -> None:
@@ -98,7 +98,7 @@ class LocalityBounded(Balancer):
         pin = self._pins.get(call.program_id)
         if pin is not None and pin.engine == call.engine:
             context_tokens = max(pin.context_tokens, call.prompt_tokens + call.output_tokens)
-            self._pin(call.program_id, Pin(pin.engine, context_tokens, pin.calls))
+            self._pin(call.program_id, EnginePin(pin.engine, context_tokens, pin.calls))
 
     def forget(self, program_id: str) -> None:
         """Drop a program that has ended, and learn how many calls it made; it may be unknown."""
@@ -126,7 +126,7 @@ class LocalityBounded(Balancer):
         """Drop what was assumed of engines that take no calls now."""
         self._unpin(program for program, pin in list(self._pins.items()) if pin.engine in gone)
 
-    def _cost_s(self, load: EngineLoad, call: ArrivingCall, pin: Pin | None) -> float:
+    def _cost_s(self, load: EngineLoad, call: ArrivingCall, pin: EnginePin | None) -> float:
         prompt_tokens = call.prompt_tokens
         pinned_tokens, held_tokens = self._pinned_tokens[load.name], load.held_tokens
         if pin is not None and pin.engine == load.name:
@@ -140,7 +140,7 @@ class LocalityBounded(Balancer):
             load, self._mean, prefill_tokens, evicted_tokens=evicted_tokens, wait_weight=wait_weight
         )
 
-    def _pin(self, program_id: str, pin: Pin) -> None:
+    def _pin(self, program_id: str, pin: EnginePin) -> None:
         self._unpin((program_id,))
         self._pins[program_id] = pin
         self._pinned_tokens[pin.engine] += pin.context_tokens

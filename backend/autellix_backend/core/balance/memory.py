@@ -36,10 +36,6 @@ class MemoryReport:
     is_complete: bool = True
     """Whether `known` has all of them."""
 
-    def missing_tokens(self, added_tokens: float) -> float:
-        """Return by how much all contexts there and so many further tokens exceed the capacity."""
-        return max(0.0, self.active_tokens + self.inactive_tokens + added_tokens - self.capacity_tokens)
-
     def wait_s(
         self,
         own_tokens: float,

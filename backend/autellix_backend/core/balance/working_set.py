@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autellix_backend.core.balance.base import EngineLoad, FinishedCall, Placement
-from autellix_backend.core.balance.bounded import NEW_WAIT_WEIGHT, ArrivingCall, LocalityBounded, Pin
+from autellix_backend.core.balance.bounded import NEW_WAIT_WEIGHT, ArrivingCall, LocalityBounded, EnginePin
 from autellix_backend.core.balance.cost import cost_s
 from autellix_backend.core.balance.memory import MemoryReport
 from autellix_backend.core.balance.prefixes import SharedPrefixes
@@ -170,7 +170,7 @@ class WorkingSet(LocalityBounded):
 
     # Costs.
 
-    def _cost_s(self, load: EngineLoad, call: ArrivingCall, pin: Pin | None) -> float:
+    def _cost_s(self, load: EngineLoad, call: ArrivingCall, pin: EnginePin | None) -> float:
         memory = load.memory
         if memory is None:
             return super()._cost_s(load, call, pin)
@@ -183,7 +183,9 @@ class WorkingSet(LocalityBounded):
         )
         return self._wait_s(load, memory, call, pin) + call_s
 
-    def _wait_s(self, load: EngineLoad, memory: MemoryReport, call: ArrivingCall, pin: Pin | None) -> float:
+    def _wait_s(
+        self, load: EngineLoad, memory: MemoryReport, call: ArrivingCall, pin: EnginePin | None
+    ) -> float:
         """Return how long the call waits there until its program is active."""
         program, sent = call.program_id, self._sent[load.name]
         is_inactive = program in memory.inactive
@@ -218,7 +220,7 @@ class WorkingSet(LocalityBounded):
         has_members = self._prefixes.has_members(load.name, call.prefix)
         return call.prompt_tokens - (self._prefix_tokens(call) if has_members else 0)
 
-    def _new_tokens(self, load: EngineLoad, call: ArrivingCall, pin: Pin | None) -> int:
+    def _new_tokens(self, load: EngineLoad, call: ArrivingCall, pin: EnginePin | None) -> int:
         """Return the part of the prompt that should not be in the engine's cache."""
         held_tokens = load.held_tokens
         if held_tokens is None and pin is not None and pin.engine == load.name:
@@ -231,7 +233,7 @@ class WorkingSet(LocalityBounded):
         return max(0, call.prompt_tokens - (held_tokens or 0))
 
     def _placed(
-        self, chosen: EngineLoad, left: EngineLoad | None, call: ArrivingCall, pin: Pin | None
+        self, chosen: EngineLoad, left: EngineLoad | None, call: ArrivingCall, pin: EnginePin | None
     ) -> Placement | None:
         memory = chosen.memory
         if memory is None:
