@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autellix_backend.core.balance.base import EngineLoad, FinishedCall, Placement
-from autellix_backend.core.balance.bounded import NEW_WAIT_WEIGHT, ArrivingCall, LocalityBounded, EnginePin
+from autellix_backend.core.balance.bounded import NEW_WAIT_WEIGHT, ArrivingCall, EnginePin, LocalityBounded
 from autellix_backend.core.balance.cost import cost_s
 from autellix_backend.core.balance.memory import MemoryReport
 from autellix_backend.core.balance.prefixes import SharedPrefixes
