@@ -58,7 +58,6 @@ def test_data_parallel_ranks_do_not_overwrite_each_other() -> None:
 
 def test_the_balancer_sees_the_reported_memory_while_the_engine_is_up() -> None:
     handle = make_handle(lambda: 0.0)
-    handle.sends_reports = True
     assert handle.memory is None
     admission, demand = AdmissionSnapshot(1, 0, 500, 600), DemandSnapshot(0, 0, 2.0, ("idle",))
     handle.on_snapshot(snapshot(standing("p", place=1, level=1), admission=admission, demand=demand))
