@@ -266,6 +266,27 @@ def test_a_preempted_call_of_a_displaced_program_waits_for_its_program(engine: E
     assert engine.review() == ["b1"]
 
 
+def test_a_call_that_is_let_in_again_goes_on_to_its_end(engine: Engine) -> None:
+    engine.arrive("a1", 50)
+    engine.now = 1.0
+    engine.arrive("b1", 50)
+    engine.run("a1", "b1")
+    engine.grown = {"a1": 80, "b1": 50}
+    engine.review(steps=REVIEW_STEPS)
+    engine.machine.preempt("b1", engine.now)
+    for _ in range(2):
+        engine.machine.readmit("b1", engine.now)
+        engine.machine.check()
+
+    assert engine.refused == []
+    engine.run("b1")
+    engine.machine.preempt("b1", engine.now)
+    assert engine.refused == []
+    assert engine.review() == []
+    engine.finish("b1")
+    engine.machine.check()
+
+
 def test_a_preempted_call_of_an_active_program_stays_in_its_queue(engine: Engine) -> None:
     engine.arrive("a1", 50)
     engine.run("a1")

@@ -102,3 +102,24 @@ def test_the_end_of_the_app_aborts_calls_in_flight(listen: Any, wait_until: Any,
 
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(main(Path(folder)))
+
+
+async def test_clients_that_ask_as_they_ask_vllm_get_its_answers(serve: Any) -> None:
+    asked = (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"))
+
+    async def statuses(rig: Any) -> list[tuple[int, bool]]:
+        answers = []
+        for method, path in asked:
+            async with rig.client.request(method, rig.url + path) as response:
+                answers.append((response.status, not await response.read()))
+        return answers
+
+    async with serve() as rig:
+        assert await statuses(rig) == [(200, True)] * 3
+        async with rig.client.get(rig.url + "/version") as response:
+            assert await response.json() == {"method": "GET", "target": "/version"}
+        await rig.engine.kill()
+        async with asyncio.timeout(PATIENCE_S):
+            while (await statuses(rig))[0][0] != 503:  # noqa: ASYNC110 - it tells when asked
+                await asyncio.sleep(0.02)
+        assert await statuses(rig) == [(503, False)] * 3

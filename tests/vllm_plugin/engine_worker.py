@@ -29,10 +29,12 @@ os.environ.update(
 )
 
 import torch
+import vllm
 from vllm import SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import PriorityRequestQueue
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.kv_offload.base import (
@@ -85,6 +87,28 @@ class _FailsToDecide:
 
 
 class _FailingSync(_FailsToDecide, SyncProgramScheduler):
+    pass
+
+
+class _FailsToPreempt:
+    """Deliberate fault: what our preemption calls is gone, as if vLLM had renamed it."""
+
+    is_ours = False
+
+    def _make_room(self, now: float) -> None:
+        self.is_ours = True
+        try:
+            super()._make_room(now)  # type: ignore[misc]
+        finally:
+            self.is_ours = False
+
+    def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        if self.is_ours:
+            raise AttributeError("deliberate")
+        super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+
+
+class _FailsToPreemptSync(_FailsToPreempt, SyncProgramScheduler):
     pass
 
 
@@ -196,6 +220,7 @@ def _scheduler_class(scenario: dict[str, Any]) -> Any:
         "autellix": "autellix_backend.vllm_plugin.scheduler.AutellixScheduler",
         "keeps_computed_tokens": _FaultyAsync if is_async else _FaultySync,
         "fails_to_decide": _FailingSync,
+        "fails_to_preempt": _FailsToPreemptSync,
         "fails_to_review": _FailsToReviewSync,
     }[scenario["scheduler"]]
 
@@ -222,6 +247,7 @@ def _make_engine(scenario: dict[str, Any]) -> LLMEngine:
         enable_prefix_caching=scenario["has_prefix_caching"],
         async_scheduling=scenario["is_async"],
         scheduler_cls=_scheduler_class(scenario),
+        scheduling_policy=scenario.get("scheduling_policy", "fcfs"),
         additional_config=scenario["additional_config"],
         kv_transfer_config=_kv_transfer_config(scenario),
         disable_log_stats=True,
@@ -241,7 +267,9 @@ def _add(engine: LLMEngine, call: dict[str, Any]) -> None:
         extra_args=call.get("extra_args"),
         n=call.get("n", 1),
     )
-    engine.add_request(call["id"], {"prompt_token_ids": call["prompt"]}, parameters)
+    engine.add_request(
+        call["id"], {"prompt_token_ids": call["prompt"]}, parameters, priority=call.get("priority", 0)
+    )
 
 
 def _play(engine: LLMEngine, scenario: dict[str, Any]) -> dict[str, Any]:
@@ -251,8 +279,11 @@ def _play(engine: LLMEngine, scenario: dict[str, Any]) -> dict[str, Any]:
     outputs: dict[str, list[int]] = {}
     finished: list[str] = []
     token_owners: list[str] = []
+    half_written: list[dict[str, int]] = []
     step = 0
     while pending or engine.has_unfinished_requests():
+        if step in scenario.get("pauses", ()):
+            half_written.append(_pause(engine, outputs, finished))
         while pending and pending[0]["step"] <= step:
             _add(engine, pending.pop(0))
         for request_id in aborts.get(step, []):
@@ -268,7 +299,32 @@ def _play(engine: LLMEngine, scenario: dict[str, Any]) -> dict[str, Any]:
             raise RuntimeError(f"no end after {step} steps; finished {len(finished)}")
     for _ in range(4):  # let pipelined steps drain
         engine.step()
-    return {"outputs": outputs, "finished": finished, "token_owners": token_owners, "steps": step}
+    return {
+        "outputs": outputs,
+        "finished": finished,
+        "token_owners": token_owners,
+        "steps": step,
+        "half_written": half_written,
+    }
+
+
+def _pause(engine: LLMEngine, outputs: dict[str, list[int]], finished: list[str]) -> dict[str, int]:
+    """Pause as `POST /pause?mode=wait` does, and resume; return the tokens of calls that it left."""
+    scheduler = engine.engine_core.engine_core.scheduler
+    scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    for _ in range(2_000):
+        if not scheduler.has_requests():
+            break
+        for output in engine.step():
+            outputs[output.request_id] = list(output.outputs[0].token_ids)
+            if output.finished:
+                finished.append(output.request_id)
+    else:
+        raise RuntimeError("the pause does not end")
+    assert not scheduler.running
+    left = {r.request_id: r.num_output_tokens for r in scheduler.requests.values() if r.num_output_tokens}
+    scheduler.set_pause_state(PauseState.UNPAUSED)
+    return left
 
 
 def _report(scheduler: Any, free_before: int) -> dict[str, Any]:
@@ -279,12 +335,13 @@ def _report(scheduler: Any, free_before: int) -> dict[str, Any]:
         "requests_left": len(scheduler.requests) + len(scheduler.running) + len(scheduler.waiting),
     }
     tracker = getattr(scheduler, "tracker", None)
+    if hasattr(scheduler, "is_degraded"):
+        report["is_degraded"] = scheduler.is_degraded
     if tracker is not None:
         tracker.machine.check()
         report |= {
             "refused_preemptions": scheduler.prices.refused,
             "calls_left": len(tracker),
-            "is_degraded": scheduler.is_degraded,
             "slot_preemptions": scheduler.decisions.slot_preemptions,
             "block_preemptions": scheduler.decisions.block_preemptions,
             "programs_left": len(list(tracker.machine.table.programs())),
@@ -300,7 +357,12 @@ def _report(scheduler: Any, free_before: int) -> dict[str, Any]:
 
 
 def _run(scenario: dict[str, Any]) -> dict[str, Any]:
-    engine = _make_engine(scenario)
+    version = vllm.__version__
+    vllm.__version__ = scenario.get("vllm_version", version)
+    try:
+        engine = _make_engine(scenario)
+    finally:
+        vllm.__version__ = version
     try:
         scheduler = engine.engine_core.engine_core.scheduler
         free_before = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()

@@ -345,3 +345,71 @@ def test_ranked_queue_orders_like_vllms(engine_worker: Any, seed: int) -> None:
     """Random additions, removals and moves leave both queues with the same requests in the same order."""
     run = engine_worker.run({"compare_queues": seed})
     assert "error" not in run, run["error"]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_pause_that_waits_leaves_no_call_half_written(
+    engine_worker: Any, stock_runs: Any, is_async: bool
+) -> None:
+    """What vLLM drains would be on old weights after it: our victims end with the calls that run."""
+    expected = run_stock(engine_worker, stock_runs, is_async, True)
+    pauses = [45, 80, 120]
+    run = engine_worker.run(scenario(pauses=pauses, is_async=is_async))
+    assert_clean(run)
+    assert run["half_written"] == [{}] * len(pauses)
+    assert expected["outputs"] == run["outputs"]
+    assert run["slot_preemptions"] >= 50
+    assert len(run["finished"]) == len(set(run["finished"])) == len(make_calls())
+
+
+def test_a_pause_finishes_what_admission_holds_back(engine_worker: Any, stock_runs: Any) -> None:
+    """A preempted call whose program has become inactive is finished as well."""
+    expected = run_stock(engine_worker, stock_runs, False, True)
+    admitting = {"autellix": {"scheduler": SCHEDULER | {"admission": "working_set", "kv_share": 0.5}}}
+    run = engine_worker.run(scenario(pauses=[40, 60, 80, 100, 120], additional_config=admitting))
+    assert_clean(run)
+    assert run["half_written"] == [{}] * 5
+    assert expected["outputs"] == run["outputs"]
+    assert run["held_back"] > 0
+
+
+def test_the_operators_priorities_come_before_our_order(engine_worker: Any, stock_runs: Any) -> None:
+    """With --scheduling-policy priority, urgent calls go first, and within a priority our order preempts."""
+    expected = run_stock(engine_worker, stock_runs, False, True)
+    calls = [call | {"step": 0, "priority": number % 3 - 1} for number, call in enumerate(make_calls())]
+    run = engine_worker.run(scenario(calls=calls, scheduling_policy="priority"))
+    assert_clean(run)
+    assert expected["outputs"] == run["outputs"]
+    assert run["slot_preemptions"] > 0
+    # The first calls of a priority run beside the last ones of the priority before.
+    assert out_of_place(run["finished"]) <= 8
+
+    ignored = engine_worker.run(scenario(calls=calls))
+    assert_clean(ignored)
+    assert out_of_place(ignored["finished"]) >= 20
+
+
+def out_of_place(finished: list[str]) -> int:
+    """Count the calls that did not finish in the turn of their priority."""
+    priorities = [int(call_id.removeprefix("call-")) % 3 for call_id in finished]
+    return sum(one != other for one, other in zip(priorities, sorted(priorities), strict=True))
+
+
+def test_an_unknown_vllm_keeps_its_own_order(engine_worker: Any, stock_runs: Any) -> None:
+    """An engine that we do not know serves every call as it would without us."""
+    expected = run_stock(engine_worker, stock_runs, False, True)
+    run = engine_worker.run(scenario(vllm_version="0.99.1"))
+    assert "error" not in run, run["error"]
+    assert run["is_degraded"] is True
+    for fact in ("finished", "outputs", "steps", "preemptions"):
+        assert expected[fact] == run[fact]
+
+
+def test_a_renamed_method_leaves_the_engine_running(engine_worker: Any, stock_runs: Any) -> None:
+    """Where our preemption itself fails, its victim goes on, and so does every other call."""
+    expected = run_stock(engine_worker, stock_runs, False, True)
+    run = engine_worker.run(scenario(scheduler="fails_to_preempt"))
+    assert "error" not in run, run["error"]
+    assert run["is_degraded"] is True
+    assert (run["leaked_blocks"], run["requests_left"]) == (0, 0)
+    assert expected["outputs"] == run["outputs"]

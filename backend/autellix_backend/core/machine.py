@@ -172,6 +172,20 @@ class Machine:
             self._withdraw(call)
         self.starvation.watch(call, self.table[call.program_id], now)
 
+    def readmit(self, call_id: str, now: float) -> None:
+        """Let a preempted call go on to its end, although its program may have become inactive.
+
+        Raises:
+            UnknownCallError: no active call has this id.
+        """
+        call = self.call(call_id)
+        call.is_pinned = True
+        if not call.is_admitted:
+            program = self.table[call.program_id]
+            call.is_admitted = True
+            self.shares.enter(call.tenant, call.weight).insert(call, program)
+            self._review(program, now, arrived=call)
+
     def charge(
         self,
         call_id: str,

@@ -88,16 +88,23 @@ class StepDecisions:
         # Slots that fall free between two decisions are filled by the same order.
         depth = slots if self._config.period_steps == 1 else 2 * slots
         is_shared = self._machine.shares.is_shared
-        order = self._machine.batch(depth, admissible=self._is_admissible) if is_shared else ()
+        order = self._batch(depth) if is_shared else ()
         for request_id in self._tracker.place(order):
             self._reposition(request_id)
+
+    def _batch(self, slots: int) -> list[Call]:
+        """Return the calls that should run, in order: by their own priority, where that counts, then ours."""
+        if not self._engine.has_priorities:
+            return self._machine.batch(slots, admissible=self._is_admissible)
+        calls = self._machine.batch(len(self._tracker), admissible=self._is_admissible)
+        return sorted(calls, key=lambda call: self._engine.given_priority(call.call_id))[:slots]
 
     def _slot_victims(self, free: int, now: float) -> list[Request]:
         """Return the running requests that the machine's batch replaces, worst first."""
         engine = self._engine
         if not engine.has_better_waiting:
             return []
-        batch = self._machine.batch(len(engine.running) + free, admissible=self._is_admissible)
+        batch = self._batch(len(engine.running) + free)
         chosen = dict.fromkeys(call.call_id for call in batch)
         running = {request.request_id for request in engine.running}
         gaining = [call_id for call_id in chosen if call_id not in running]

@@ -24,6 +24,8 @@ __all__ = ["SchedulerState", "cached_tokens_of"]
 # vLLM 0.32 and 0.33 name their waiting queues differently; those that exist are ours to order.
 _QUEUE_NAMES = ("waiting", "skipped_waiting", "kv_holding_waiting")
 _READY_STATUSES = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+# A rank of ours has fewer bits; the client's priority is above it.
+_RANK_BITS = 160
 
 _priority = attrgetter("priority")
 
@@ -38,6 +40,8 @@ class SchedulerState:
         # vLLM stops admitting at the first refusal, so one is all there is in a step.
         self._refused: Request | None = None
         self._refused_tokens = 0
+        self.has_priorities = scheduler.policy == SchedulingPolicy.PRIORITY
+        """Whether the operator asked for vLLM's priority policy: then our order is inside each priority."""
 
     @property
     def rank(self) -> int:
@@ -100,12 +104,36 @@ class SchedulerState:
         is_running = request.status == RequestStatus.RUNNING
         return is_running and not _is_last_token_in_flight(request, self._scheduler.max_model_len)
 
-    # Slots and order.
+    # Pauses.
 
     @property
     def is_paused(self) -> bool:
         """Whether vLLM admits nothing at present."""
         return bool(getattr(self._scheduler, "pause_state", PauseState.UNPAUSED) != PauseState.UNPAUSED)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether vLLM finishes what has begun, and begins nothing."""
+        return bool(getattr(self._scheduler, "pause_state", PauseState.UNPAUSED) == PauseState.PAUSED_NEW)
+
+    def begun(self) -> list[Request]:
+        """Return the waiting requests that have lost their slots, but for those that `finish_first` has."""
+        return [r for r in self._scheduler.waiting if r.status == RequestStatus.PREEMPTED]
+
+    def finish_first(self, request: Request) -> None:
+        """Let vLLM resume a preempted request while it drains: it takes those that hold KV blocks alone."""
+        self._scheduler.waiting.remove_request(request)
+        self._scheduler.kv_holding_waiting.add_request(request)
+
+    def end_drain(self) -> None:
+        """Put what `finish_first` moved, and is not resumed, back to the other waiting requests."""
+        holding = self._scheduler.kv_holding_waiting
+        for request in list(holding):
+            if request.status == RequestStatus.PREEMPTED and not request.num_computed_tokens:
+                holding.remove_request(request)
+                self._scheduler.waiting.add_request(request)
+
+    # Slots and order.
 
     @property
     def free_slots(self) -> int:
@@ -150,7 +178,7 @@ class SchedulerState:
         if not self._queues:
             return
         for place, request in enumerate(self._scheduler.requests.values()):
-            request.priority = place
+            self.rerank(request, place)
         for queue in self._queues:
             queue.release()
 
@@ -175,10 +203,23 @@ class SchedulerState:
             # No slot waits for these blocks.
             self._refused = None
 
+    def enter(self, request: Request, rank: int) -> None:
+        """Give a new request its first rank; its own priority counts where the operator wants that."""
+        given = int(request.priority) if self.has_priorities else 0
+        request.priority = (given << _RANK_BITS) + rank
+
+    def rerank(self, request: Request, rank: int) -> None:
+        """Give a request that has entered another rank among those of its priority."""
+        request.priority = (_given_priority(request) << _RANK_BITS) + rank
+
+    def given_priority(self, request_id: str) -> int:
+        """Return the priority that a request came with, 0 where it does not count; smaller goes first."""
+        return _given_priority(self._scheduler.requests[request_id])
+
     def reposition(self, request_id: str, priority: int) -> None:
         """Give a request another priority, and its place in the waiting queues."""
         request = self._scheduler.requests[request_id]
-        request.priority = priority
+        self.rerank(request, priority)
         for queue in self._queues:
             if request in queue:
                 queue.move_request(request)
@@ -186,9 +227,16 @@ class SchedulerState:
     def preempt(self, request: Request, now: float) -> None:
         """Preempt a running request outside vLLM's own loop, as `reset_prefix_cache` does."""
         scheduler = self._scheduler
-        scheduler.running.remove(request)
         mode = {"drop_stale_output": True} if getattr(scheduler, "requires_kv_delivery", False) else {}
-        scheduler._preempt_request(request, now, **mode)
+        place = scheduler.running.index(request)
+        del scheduler.running[place]
+        try:
+            scheduler._preempt_request(request, now, **mode)
+        except Exception:
+            if request.status == RequestStatus.RUNNING:
+                # Else it would be in no queue.
+                scheduler.running.insert(place, request)
+            raise
         # The model runner learns a resumed request's tokens only if the previous step did not have it.
         scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
 
@@ -272,6 +320,11 @@ def cached_tokens_of(request: Request) -> int:
     if cached is None:
         cached = getattr(request, "num_cached_tokens", 0)
     return max(0, int(cached or 0))
+
+
+def _given_priority(request: Request) -> int:
+    # A rank may be a little below zero.
+    return int(request.priority + (1 << (_RANK_BITS - 1))) >> _RANK_BITS
 
 
 def _is_last_token_in_flight(request: Request, max_model_len: int) -> bool:

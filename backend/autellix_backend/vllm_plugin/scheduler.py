@@ -15,9 +15,11 @@ Rules that keep outputs equal to a run without preemption:
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from msgspec.structs import replace
@@ -28,6 +30,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from autellix_backend.reports.link import EngineFacts
 from autellix_backend.settings import report_secret
+from autellix_backend.vllm_plugin.compatibility import why_incompatible
 from autellix_backend.vllm_plugin.decisions import StepDecisions
 from autellix_backend.vllm_plugin.engine_state import SchedulerState, cached_tokens_of
 from autellix_backend.vllm_plugin.facts import facts_of
@@ -42,7 +45,8 @@ from autellix_backend.vllm_plugin.tracker import UNRANKED, CallTracker
 
 __all__ = ["AsyncProgramScheduler", "AutellixScheduler", "ProgramSchedulerMixin", "SyncProgramScheduler"]
 
-logger = logging.getLogger(__name__)
+# Below vLLM's own logger, whose handler shows it.
+logger = logging.getLogger("vllm.autellix")
 
 _ABORTED = (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
 
@@ -65,12 +69,34 @@ class ProgramSchedulerMixin(_Host):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         settings = PluginSettings.from_additional_config(self.vllm_config.additional_config)
+        self.is_degraded = False
+        self._is_in_charge = False
+        """Whether vLLM's queues are ours to order, or requests ours to hold back."""
+        problem = why_incompatible(self)
+        if problem is None:
+            self._guard(self._set_up, settings)
+        else:
+            self.is_degraded = True
+            logger.warning("Autellix: %s; this engine goes on in vLLM's own order", problem)
+        if settings.report_address is not None and not self.is_degraded:
+            address = port_of_rank(settings.report_address, self._facts.rank)
+            self.tracker.sender.listen(address, report_secret(), self.facts)
+
+    def _set_up(self, settings: PluginSettings) -> None:
         self._engine = SchedulerState(self)
+        if self._engine.has_priorities:
+            # Admission would hold back urgent requests behind others.
+            scheduler = dataclasses.replace(settings.scheduler, admission="none")
+            settings = replace(settings, scheduler=scheduler)
+            logger.info(
+                "Autellix: requests go by their priority (--scheduling-policy priority), and within one by "
+                "policy %s, without admission",
+                scheduler.policy,
+            )
         kv_tokens = self._engine.kv_tokens
         self.tracker = CallTracker(settings, kv_tokens, self._engine.hash_block_tokens)
         machine = self.tracker.machine
         self._facts = facts_of(self.vllm_config, machine, kv_tokens, self._engine.rank)
-        self.is_degraded = False
         connector = getattr(self, "connector", None)
         self.prices = PreemptionPrices(connector, machine, self.block_size)
         self.host_tier = HostTier(connector, self._engine, self.tracker)
@@ -79,13 +105,9 @@ class ProgramSchedulerMixin(_Host):
         self._steps = StepTimes()
         self._arrivals = 0
         is_ordering = machine.policy.reorders
-        self._is_in_charge = is_ordering or machine.admission is not None
-        """Whether vLLM's queues are ours to order, or requests ours to hold back."""
-        if self._is_in_charge:
+        if is_ordering or machine.admission is not None:
+            self._is_in_charge = True
             self._engine.take_over(self.tracker.is_held_back, is_ordering=is_ordering)
-        if settings.report_address is not None:
-            address = port_of_rank(settings.report_address, self._facts.rank)
-            self.tracker.sender.listen(address, report_secret(), self.facts)
 
     def facts(self) -> EngineFacts:
         """Return what gateways learn of this engine; may be called in another thread."""
@@ -98,26 +120,26 @@ class ProgramSchedulerMixin(_Host):
         """Rank a request, then let vLLM queue it."""
         is_new = request.request_id not in self.requests
         if is_new:
-            self._arrivals += 1
             if self._is_in_charge:
-                request.priority = UNRANKED + self._arrivals
+                self._arrivals += 1
+                self._engine.enter(request, UNRANKED + self._arrivals)
             self._guard(self._arrive, request)
         super().add_request(request)
         if is_new:
-            self._guard(self.host_tier.on_reviewed, (request.request_id,))
+            self._guard(self._queued, request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Preempt what must make room, and let vLLM fill the step."""
         started_s = self.clock()
         is_throttled = any(args) or any(kwargs.values())
-        to_load: list[Request] = []
-        if self._is_in_charge and not is_throttled:
-            for victim in self._guard(self._decide, started_s) or ():
-                self._evict(victim)
-            to_load = self._guard(self.host_tier.to_load) or []
-        with self.host_tier.loading_ahead(to_load):
+        with ExitStack() as loading:
+            if self._is_in_charge and not is_throttled:
+                self._guard(self._make_room, started_s)
+                self._guard(self._load_ahead, loading)
             output = super().schedule(*args, **kwargs)
+            self._guard(loading.close)
         self._guard(self._on_scheduled, output, started_s)
+        self._guard(self._drain)
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
@@ -127,16 +149,23 @@ class ProgramSchedulerMixin(_Host):
         self._guard(self._report)
         return outputs
 
+    def set_pause_state(self, pause_state: Any) -> None:
+        """Pause or resume. vLLM drains the running requests; our victims would be running without us."""
+        super().set_pause_state(pause_state)
+        self._guard(self._drain)
+        self._guard(self._end_drain)
+
     def shutdown(self) -> None:
         """Stop reporting, and let vLLM end its own."""
-        self.tracker.sender.close()
+        if hasattr(self, "tracker"):
+            self.tracker.sender.close()
         super().shutdown()
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         # Ours and vLLM's own preemptions both pass here.
         self._guard(self._on_preempted, request)
         super()._preempt_request(request, *args, **kwargs)
-        self.prices.on_preempted(request.request_id)
+        self._guard(self._after_preemption, request)
 
     def _handle_stopped_request(self, request: Request) -> bool:
         # A streaming-input session that waits for its next part gives its slot back without a preemption.
@@ -147,9 +176,7 @@ class ProgramSchedulerMixin(_Host):
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._guard(self._close, request)
         freed = super()._free_request(request, *args, **kwargs)
-        if not len(self.tracker):
-            # No further step may follow that would report it.
-            self._guard(self._report)
+        self._guard(self._report_last)
         return freed
 
     # What the hooks do.
@@ -167,11 +194,18 @@ class ProgramSchedulerMixin(_Host):
         )
         self._rank(request)
 
+    def _queued(self, request: Request) -> None:
+        self.host_tier.on_reviewed((request.request_id,))
+
+    def _make_room(self, now: float) -> None:
+        for victim in self._decide(now):
+            self._engine.preempt(victim, self.clock())
+
     def _decide(self, now: float) -> list[Request]:
         return self.decisions.decide(now)
 
-    def _evict(self, request: Request) -> None:
-        self._engine.preempt(request, self.clock())
+    def _load_ahead(self, loading: ExitStack) -> None:
+        loading.enter_context(self.host_tier.loading_ahead(self.host_tier.to_load()))
 
     def _on_scheduled(self, output: SchedulerOutput, started_s: float) -> None:
         if not output.num_scheduled_tokens:
@@ -201,6 +235,21 @@ class ProgramSchedulerMixin(_Host):
             self.tracker.preempt(request.request_id, self.clock())
             self._rank(request)
 
+    def _after_preemption(self, request: Request) -> None:
+        self.prices.on_preempted(request.request_id)
+
+    def _drain(self) -> None:
+        """While vLLM drains, let it finish the requests that it, or we, have preempted."""
+        if self._is_in_charge and self._engine.is_draining:
+            for request in self._engine.begun():
+                self.tracker.readmit(request.request_id, self.clock())
+                self._rank(request)
+                self._engine.finish_first(request)
+
+    def _end_drain(self) -> None:
+        if self._is_in_charge and not self._engine.is_draining:
+            self._engine.end_drain()
+
     def _on_paused(self, request: Request) -> None:
         if request.request_id in self.tracker:
             self.tracker.pin(request.request_id)
@@ -220,6 +269,11 @@ class ProgramSchedulerMixin(_Host):
                 context_tokens=request.num_tokens if self._engine.is_caching else 0,
             )
 
+    def _report_last(self) -> None:
+        if not len(self.tracker):
+            # No further step may follow that would report it.
+            self._report()
+
     def _report(self) -> None:
         if self._reporter.is_due(self.clock):
             engine = self._engine
@@ -228,7 +282,7 @@ class ProgramSchedulerMixin(_Host):
 
     def _rank(self, request: Request) -> None:
         if self._is_in_charge:
-            request.priority = self.tracker.priority(request.request_id)
+            self._engine.rerank(request, self.tracker.priority(request.request_id))
 
     def _guard(self, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Run our part of a hook; if it fails, log it once and leave the engine to vLLM alone."""
@@ -238,8 +292,9 @@ class ProgramSchedulerMixin(_Host):
             return action(*args, **kwargs)
         except Exception:  # The engine's loop is not ours: a fault here must not take every request down.
             self.is_degraded = True
-            self._engine.let_go()
             logger.exception("Autellix scheduling failed; this engine goes on in order of arrival")
+            if self._is_in_charge:
+                self._engine.let_go()
             return None
 
 

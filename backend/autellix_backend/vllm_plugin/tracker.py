@@ -167,6 +167,10 @@ class CallTracker:
         """Preempt a running call."""
         self.machine.preempt(request_id, now)
 
+    def readmit(self, request_id: str, now: float) -> None:
+        """Let a preempted call go on to its end, even if admission has withdrawn it."""
+        self.machine.readmit(request_id, now)
+
     def charge(self, scheduled_tokens: Mapping[str, int], cost_s: float, now: float) -> None:
         """Charge one executed step to every call that was in it, by time or by its tokens.
 

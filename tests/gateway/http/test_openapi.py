@@ -53,6 +53,7 @@ ENDPOINTS = """
     GET /v1/models/{model_id}
     POST /tokenize
     POST /detokenize
+    GET /version
     POST /autellix/v1/sessions
     POST /autellix/v1/sessions/{session_id}/heartbeat
     GET /autellix/v1/sessions/{session_id}/watch
@@ -71,6 +72,9 @@ ENDPOINTS = """
     GET /autellix/v1/config
     GET /healthz
     GET /readyz
+    GET /health
+    GET /ping
+    POST /ping
     GET /metrics
     GET /openapi.json
 """

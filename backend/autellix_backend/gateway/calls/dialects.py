@@ -100,5 +100,6 @@ DIALECTS = (
     Dialect(path="/v1/models/{model_id:path}", summary="One model", method="GET", makes_call=False),
     Dialect(path="/tokenize", summary="The tokens of a text", makes_call=False),
     Dialect(path="/detokenize", summary="The text of tokens", makes_call=False),
+    Dialect(path="/version", summary="The engine's version", method="GET", makes_call=False),
 )
 BY_PATH = {row.path: row for row in DIALECTS}

@@ -54,10 +54,7 @@ async def healthz() -> GatewayHealth:
 @router.get("/readyz", response_model_exclude_none=True, responses=refusals(503), openapi_extra=_NEEDS_NO_KEY)
 async def readyz(pool: Pool, store: Store) -> GatewayHealth:
     """Report whether calls can be answered; status `degraded` comes with the reason."""
-    if pool.is_shutting_down:
-        raise ShuttingDownError
-    if not any(member.supervisor.is_up and not member.is_draining for member in pool):
-        raise EngineUnavailableError(_problem(pool))
+    _check_ready(pool)
     reporting = {member.name: member.reporting for member in pool}
     problems = [
         store.failure(),
@@ -69,6 +66,15 @@ async def readyz(pool: Pool, store: Store) -> GatewayHealth:
         reason=reason,
         engines={name: each.state for name, each in reporting.items() if each.state != LOCAL} or None,
     )
+
+
+@router.get("/health", response_class=Response, responses=refusals(503), openapi_extra=_NEEDS_NO_KEY)
+@router.get("/ping", response_class=Response, responses=refusals(503), openapi_extra=_NEEDS_NO_KEY)
+@router.post("/ping", response_class=Response, responses=refusals(503), openapi_extra=_NEEDS_NO_KEY)
+async def health(pool: Pool) -> Response:
+    """Answer with an empty body if calls can be answered, as vLLM does."""
+    _check_ready(pool)
+    return Response()
 
 
 @router.get(
@@ -90,6 +96,13 @@ async def metrics(page: Metrics, pool: Pool, store: Store, classes: Classes) -> 
 async def openapi(request: Request) -> dict[str, Any]:
     """Return this description of the API."""
     return openapi_document(request.app)
+
+
+def _check_ready(pool: EnginePool) -> None:
+    if pool.is_shutting_down:
+        raise ShuttingDownError
+    if not any(member.supervisor.is_up and not member.is_draining for member in pool):
+        raise EngineUnavailableError(_problem(pool))
 
 
 def _measure_engines(page: GatewayMetrics, pool: EnginePool) -> None:

@@ -11,7 +11,7 @@ from autellix_backend.gateway.http.errors import error_response
 from autellix_backend.gateway.requests import read_headers
 from autellix_backend.gateway.tenancy.tenants import Tenants, set_tenant
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+OPEN_PATHS = frozenset({"/health", "/healthz", "/ping", "/readyz"})
 """Paths that load balancers ask without a key."""
 
 

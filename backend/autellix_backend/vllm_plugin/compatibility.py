@@ -1,0 +1,64 @@
+"""Whether the installed vLLM is one that our scheduler knows, by its version and the names that we use."""
+
+from __future__ import annotations
+
+import re
+from operator import attrgetter
+from typing import Any
+
+__all__ = ["KNOWN_VERSIONS", "why_incompatible"]
+
+KNOWN_VERSIONS = ("0.32", "0.33")
+"""The releases of vLLM that the tests and the suite of features have run on."""
+
+_HOOKS = ("_free_request", "_handle_stopped_request", "_preempt_request", "schedule", "update_from_output")
+"""Methods of vLLM's scheduler that ours overrides: under another name they would not be called."""
+_NAMES = (
+    "finished_recving_kv_req_ids",
+    "kv_cache_manager.allocate_slots",
+    "kv_cache_manager.block_pool.get_num_free_blocks",
+    "kv_cache_manager.block_pool.num_gpu_blocks",
+    "kv_cache_manager.enable_caching",
+    "kv_cache_manager.get_block_ids",
+    "kv_cache_manager.kv_cache_config.kv_cache_groups",
+    "kv_holding_waiting",
+    "max_model_len",
+    "max_num_running_reqs",
+    "max_num_scheduled_tokens",
+    "policy",
+    "prev_step_scheduled_req_ids",
+    "requests",
+    "running",
+    "vllm_config.parallel_config.data_parallel_rank",
+    "waiting",
+)
+
+
+def why_incompatible(scheduler: Any) -> str | None:
+    """Return why our scheduler must leave this engine alone; None if it may order its calls.
+
+    Args:
+        scheduler: vLLM's scheduler, with our class mixed in.
+    """
+    version = _version()
+    found = re.match(r"\d+\.\d+(?=\.|$)", version)
+    if found is None or found[0] not in KNOWN_VERSIONS:
+        return f"vLLM {version} is not one of {', '.join(KNOWN_VERSIONS)}"
+    base = next(each for each in type(scheduler).__mro__ if each.__module__.startswith("vllm."))
+    missing = [name for name in _HOOKS if not hasattr(base, name)]
+    missing += [name for name in _NAMES if not _has(scheduler, name)]
+    return f"this vLLM {version} lacks {', '.join(missing)}" if missing else None
+
+
+def _version() -> str:
+    import vllm
+
+    return str(vllm.__version__)
+
+
+def _has(owner: Any, path: str) -> bool:
+    try:
+        attrgetter(path)(owner)
+    except AttributeError:
+        return False
+    return True
