@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import pytest
@@ -33,8 +36,9 @@ LONGEST_S = MAX_HOLDS * HOLD_S
 
 
 def make_machine(table: ProcessTable | None = None, **settings: Any) -> Machine:
-    config = {"policy": "boost", "boost": 0.0, "admission": "working_set", "kv_share": 0.5, **settings}
-    return Machine(SchedulerConfig(token_s=HOLD_S / CAPACITY, **config), table, kv_tokens=2 * CAPACITY)
+    config = {"policy": "boost", "boost": 0.0, "admission": "working_set", "kv_share": 0.5}
+    config |= {"token_s": HOLD_S / CAPACITY, **settings}
+    return Machine(SchedulerConfig(**config), table, kv_tokens=2 * CAPACITY)
 
 
 @dataclass(kw_only=True)
@@ -46,6 +50,7 @@ class Engine:
     step: int = 0
     grown: dict[str, int] = field(default_factory=dict)
     """The contexts of running calls that have grown."""
+    numbers: Iterator[int] = field(default_factory=lambda: count(100))
 
     @property
     def admission(self) -> WorkingSetAdmission:
@@ -486,11 +491,12 @@ def test_a_program_that_fits_passes_one_that_does_not(engine: Engine) -> None:
     assert engine.review() == ["c1"]
 
 
-def test_a_program_that_has_waited_for_long_is_not_passed(engine: Engine) -> None:
+def test_a_program_that_has_waited_for_long_is_not_passed() -> None:
+    engine = Engine(machine=make_machine(idle_s=1e9))
     waiting_behind(engine, 1.0)
     engine.now = 1000.0
     statistics = engine.machine.table.statistics
-    for _ in range(40):
+    for _ in range(6):
         statistics.on_ended(0.0, engine.now)
     engine.arrive("c1", 40)
     assert engine.now - 1.0 > PATIENCE * statistics.response_s
@@ -524,7 +530,8 @@ def test_the_programs_that_are_passed_in_one_review_are_bounded(engine: Engine) 
 
 @pytest.mark.parametrize("policy", ["plas", "boost"])
 def test_a_program_that_starves_goes_first_whatever_its_key(policy: str) -> None:
-    engine = Engine(machine=make_machine(policy=policy))
+    # With memory that takes so long to fill, none is taken from `a`.
+    engine = Engine(machine=make_machine(policy=policy, token_s=100.0))
     engine.arrive("a1", 90)
     engine.arrive("b1", 90, service_s=1000.0)
     engine.now = 1000.0
@@ -635,7 +642,7 @@ def test_a_gap_counts_though_the_program_has_lost_its_memory_meanwhile() -> None
         engine.finish(f"b{index}")
         engine.machine.end_program("b", engine.now)
 
-    assert engine.admission._gaps.long_gap_s("coder") == gap_s
+    assert engine.admission._gaps.long_gap_s("", "coder") == gap_s
 
 
 def test_simultaneous_calls_have_no_gap() -> None:
@@ -646,33 +653,46 @@ def test_simultaneous_calls_have_no_gap() -> None:
         if index % 2:
             engine.finish(f"a{index - 1}", 1)
 
-    assert engine.admission._gaps.long_gap_s("coder") is None
+    assert engine.admission._gaps.long_gap_s("", "coder") is None
 
 
 def test_the_last_gaps_of_a_class_decide() -> None:
     gaps = ClassGaps()
     for gap_s in range(MIN_GAPS - 1):
-        gaps.add("a", gap_s)
-    assert gaps.long_gap_s("a") is None
-    gaps.add("a", 100.0)
-    assert gaps.long_gap_s("a") == 100.0
+        gaps.add("", "a", gap_s)
+    assert gaps.long_gap_s("", "a") is None
+    gaps.add("", "a", 100.0)
+    assert gaps.long_gap_s("", "a") == 100.0
 
     for _ in range(GAP_WINDOW):
-        gaps.add("a", 2.0)
-    assert gaps.long_gap_s("a") == 2.0
+        gaps.add("", "a", 2.0)
+    assert gaps.long_gap_s("", "a") == 2.0
 
 
 def test_the_class_seen_longest_ago_is_forgotten() -> None:
     gaps = ClassGaps()
     for index in range(MAX_CLASSES):
         for _ in range(MIN_GAPS):
-            gaps.add(str(index), 1.0)
-    gaps.add("0", 1.0)
+            gaps.add("", str(index), 1.0)
+    gaps.add("", "0", 1.0)
 
-    gaps.add("one more", 1.0)
+    gaps.add("", "one more", 1.0)
 
-    assert gaps.long_gap_s("0") == 1.0
-    assert gaps.long_gap_s("1") is None
+    assert gaps.long_gap_s("", "0") == 1.0
+    assert gaps.long_gap_s("", "1") is None
+
+
+def test_a_tenant_with_many_classes_drives_out_its_own_alone() -> None:
+    gaps = ClassGaps()
+    for _ in range(MIN_GAPS):
+        gaps.add("few", "coder", 1.0)
+        gaps.add("other", "coder", 2.0)
+
+    for index in range(10_000):
+        gaps.add("many", str(index), 3.0)
+
+    assert gaps.long_gap_s("few", "coder") == 1.0
+    assert gaps.long_gap_s("other", "coder") == 2.0
 
 
 # Standstill.
@@ -754,6 +774,123 @@ def test_a_tenant_of_little_weight_has_a_program_active_before_a_heavy_one_has_a
     engine.review()
 
     assert engine.active == "bd"
+
+
+# Programs that call without a pause.
+
+
+def call_without_pause(engine: Engine, name: str, seconds: float) -> list[str]:
+    """Have a program make one call after the other; return the calls of others that become admitted."""
+    admitted: list[str] = []
+    (call_id,) = engine.machine.table[name].active_calls
+    for number in range(math.ceil(seconds)):
+        admitted += engine.review(after_s=min(1.0, seconds - number), steps=REVIEW_STEPS)
+        call = engine.machine.call(call_id)
+        if call.is_admitted:
+            tokens = engine.admission.active.contexts[name].own_tokens
+            engine.run(call_id)
+            engine.finish(call_id, tokens)
+            call_id = f"{name}{next(engine.numbers)}"
+            engine.arrive(call_id, tokens, shared=tokens, tenant=call.tenant)
+    return [call_id for call_id in admitted if not call_id.startswith(name)]
+
+
+def test_a_tenant_with_less_than_its_share_of_memory_takes_it_from_one_that_never_pauses(
+    engine: Engine,
+) -> None:
+    """However large the program of the other is, and though it came first."""
+    engine.arrive("a1", 95, tenant="hog")
+    engine.arrive("b1", 40, tenant="late")
+
+    assert call_without_pause(engine, "a", HOLD_S) == []
+    assert call_without_pause(engine, "a", HOLD_S + 1.0) == ["b1"]
+
+
+def test_a_tenant_with_its_share_of_memory_gives_none_of_it(engine: Engine) -> None:
+    engine.arrive("a1", 50, tenant="one")
+    engine.arrive("b1", 50, tenant="other")
+    engine.arrive("c1", 40, tenant="one")
+
+    assert engine.review(after_s=MAX_HOLDS * HOLD_S, steps=REVIEW_STEPS) == []
+
+
+def test_shares_of_memory_are_in_proportion_to_weights(engine: Engine) -> None:
+    engine.arrive("a1", 40, tenant="light")
+    engine.arrive("b1", 40, tenant="heavy", weight=3.0)
+    engine.arrive("c1", 30, tenant="heavy", weight=3.0)
+
+    assert engine.review(after_s=HOLD_S + 1.0, steps=REVIEW_STEPS) == ["a1", "c1"]
+    assert engine.active == "bc"
+
+
+def test_memory_is_not_taken_where_that_would_not_suffice(engine: Engine) -> None:
+    """What one tenant has beyond its share is too little, and the others have no more than theirs."""
+    for name, tokens, tenant in (("a", 30, "x"), ("b", 36, "y"), ("p", 30, "z")):
+        engine.arrive(f"{name}1", tokens, tenant=tenant, prefix=name, prefix_tokens=tokens // 2)
+    engine.arrive("c1", 20, tenant="w")
+    waiting = engine.refused
+
+    engine.review(after_s=HOLD_S + 1.0, steps=REVIEW_STEPS)
+
+    assert waiting == ["c1"]
+    assert engine.refused == ["c1"]
+
+
+def test_memory_is_taken_once_in_the_time_of_filling_it(engine: Engine) -> None:
+    for name in "abcde":
+        engine.arrive(f"{name}1", 20, tenant="hog")
+    for name, tenant in zip("uvw", ("u", "v", "w"), strict=True):
+        engine.arrive(f"{name}1", 20, tenant=tenant)
+    assert engine.refused == ["u1", "v1", "w1"]
+
+    for waiting in (["v1", "w1"], ["w1"], []):
+        engine.review(after_s=HOLD_S + 1e-6, steps=REVIEW_STEPS)
+        assert [call_id for call_id in engine.refused if call_id[0] in "uvw"] == waiting
+        engine.review(after_s=1.0, steps=REVIEW_STEPS)
+        assert [call_id for call_id in engine.refused if call_id[0] in "uvw"] == waiting
+
+
+def test_a_program_takes_memory_from_one_of_its_own_tenant_once_it_starves() -> None:
+    """Nothing ends, so that no response time is known; the longest idle time stands in for it."""
+    engine = Engine(machine=make_machine(idle_s=20.0))
+    engine.arrive("a1", 95)
+    engine.now = 1.0
+    engine.arrive("b1", 95)
+
+    assert call_without_pause(engine, "a", STARVING * 20.0) == []
+    assert call_without_pause(engine, "a", HOLD_S + 1.0) == ["b1"]
+    assert engine.active == "b"
+
+
+def test_a_program_gets_its_turn_while_the_calls_of_the_one_that_gave_way_still_run() -> None:
+    engine = Engine(machine=make_machine(idle_s=20.0))
+    engine.arrive("a1", 95)
+    engine.run("a1")
+    engine.grown["a1"] = 95
+    engine.now = 1.0
+    engine.arrive("b1", 95)
+
+    assert engine.review(after_s=STARVING * 20.0 + 1.0, steps=REVIEW_STEPS) == ["b1"]
+    assert engine.active == "b"
+    engine.finish("a1", 95)
+    engine.arrive("a2", 95, shared=95)
+    assert (engine.review(), engine.refused) == ([], ["a2"])
+
+
+def test_a_large_program_that_waits_does_not_keep_out_those_of_other_tenants() -> None:
+    engine = Engine(machine=make_machine(idle_s=1e9))
+    engine.arrive("a1", 40, tenant="one")
+    engine.now = 1.0
+    engine.arrive("b1", 5 * CAPACITY, tenant="huge")
+    engine.review()
+    engine.now = 1000.0
+    for _ in range(12):
+        engine.machine.table.statistics.on_ended(0.0, engine.now)
+    engine.arrive("c1", 40, tenant="huge")
+    engine.arrive("d1", 40, tenant="one")
+
+    assert engine.review() == ["d1"]
+    assert engine.refused == ["b1", "c1"]
 
 
 # Keys.

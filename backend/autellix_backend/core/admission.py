@@ -18,16 +18,21 @@ No program starves. Among those of one tenant, with R the mean response time of 
 - Once it has waited for STARVING times R, under any policy, none that has waited for less is.
 
 Active programs stay so while they fit: one that waits needs memory that others leave, grow out of, or leave
-idle for too long.
+idle for too long. As programs may call without a pause and never end, memory is also taken from them, at most
+once in the time in which the engine prefills all of it:
+
+- A tenant with less than its share by weight takes it from those with more, after that time.
+- A program takes it from any other after STARVING times R, R being at most `idle_s` here, and after MAX_HOLDS
+  times that time.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import chain, count
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -51,7 +56,7 @@ REVIEW_STEPS = 16
 PATIENCE = 2.0
 """After so many mean response times an inactive program lets no other pass."""
 STARVING = 8.0
-"""After so many it goes first: by attained service alone it might never do so."""
+"""After so many it goes first, and others give way: by attained service alone it might never run."""
 MAX_PASSED = 64
 """The most programs that are passed over in one review, which bounds its cost."""
 GAP_WINDOW, MIN_GAPS = 64, 8
@@ -69,23 +74,26 @@ _Turn = tuple[float, float, int, ProgramContext]
 
 
 class ClassGaps:
-    """The last gaps (s) between the calls of a program, by class."""
+    """The last gaps (s) between the calls of a program, by class of a tenant."""
 
     def __init__(self) -> None:
-        self._gaps: dict[str, deque[float]] = {}
+        self._gaps: dict[tuple[str, str], deque[float]] = {}
 
-    def add(self, class_name: str, gap_s: float) -> None:
+    def add(self, tenant: str, class_name: str, gap_s: float) -> None:
         """Add the time in which a program had no call."""
-        gaps = self._gaps.pop(class_name, None) or deque(maxlen=GAP_WINDOW)
+        key = (tenant, class_name)
+        gaps = self._gaps.pop(key, None) or deque(maxlen=GAP_WINDOW)
         gaps.append(gap_s)
         # The class seen last goes to the end, so that the first is the one to forget.
-        self._gaps[class_name] = gaps
+        self._gaps[key] = gaps
         if len(self._gaps) > MAX_CLASSES:
-            del self._gaps[next(iter(self._gaps))]
+            # The tenant with the most classes, so that none drives out those of others.
+            most = Counter(tenant for tenant, _ in self._gaps).most_common(1)[0][0]
+            del self._gaps[next(key for key in self._gaps if key[0] == most)]
 
-    def long_gap_s(self, class_name: str) -> float | None:
+    def long_gap_s(self, tenant: str, class_name: str) -> float | None:
         """Return a gap that few exceed; None if too few were seen."""
-        gaps = self._gaps.get(class_name, ())
+        gaps = self._gaps.get((tenant, class_name), ())
         return sorted(gaps)[int(GAP_QUANTILE * len(gaps))] if len(gaps) >= MIN_GAPS else None
 
 
@@ -126,6 +134,8 @@ class WorkingSetAdmission:
         """Calls that the present review admitted or withdrew, and whether they were admitted before."""
         self._is_dirty = False
         self._next_step = 0
+        self._next_turn_s = 0.0
+        """When memory may be taken from active programs again."""
 
     @property
     def waiting_programs(self) -> int:
@@ -167,7 +177,7 @@ class WorkingSetAdmission:
         shape = context or _NOTHING
         # From the table, which also knows programs that have lost their place here since.
         if len(program.active_calls) == 1 and program.last_completion_s is not None:
-            self._gaps.add(program.class_name, now - program.last_completion_s)
+            self._gaps.add(call.tenant, program.class_name, now - program.last_completion_s)
         own = self.context(program.program_id)
         if own is None:
             own = ProgramContext(
@@ -229,17 +239,22 @@ class WorkingSetAdmission:
             self._next_step = step + REVIEW_STEPS
             self._measure_active(tokens_of)
         self._measure_leaving(tokens_of)
-        if self._is_over:
-            self._deactivate_in_order(now)
+        self._deactivate_in_order(now, lambda: not self._is_over or len(self.active.contexts) == 1)
         if self._inactive:
             self._drop_idle(now)
             self._put_starving_first(now)
             self._activate_in_order(now)
+            self._take_turns(now)
             self._break_standstill()
         changed, self._changed = self._changed, {}
         return [call for call, was_admitted in changed.items() if call.is_admitted != was_admitted]
 
     # The set.
+
+    @property
+    def _hold_s(self) -> float:
+        """The time in which the engine prefills all of the memory."""
+        return self._token_cost.seconds * self.capacity_tokens
 
     @property
     def _is_over(self) -> bool:
@@ -328,14 +343,21 @@ class WorkingSetAdmission:
 
     # The review.
 
-    def _deactivate_in_order(self, now: float) -> None:
-        """Deactivate the largest key of the tenant with the most context by weight, until the rest fits."""
+    def _deactivate_in_order(
+        self, now: float, is_enough: Callable[[], bool], least_share: float = -math.inf
+    ) -> None:
+        """Deactivate the largest key of the tenant with the most context by weight, until it is enough.
+
+        A tenant with no more context than `least_share` times its weight gives none.
+        """
+        if is_enough():
+            return
         by_tenant: dict[str, list[ProgramContext]] = {}
         for own in sorted(self.active.contexts.values(), key=attrgetter("rank")):
             by_tenant.setdefault(own.tenant, []).append(own)
         turns = [self._turn_out(queue[-1]) for queue in by_tenant.values()]
         heapify(turns)
-        while self._is_over and len(self.active.contexts) > 1:
+        while turns and -turns[0][0] > least_share and not is_enough():
             own = heappop(turns)[-1]
             self._deactivate(own, now)
             by_tenant[own.tenant].pop()
@@ -351,15 +373,15 @@ class WorkingSetAdmission:
 
     def _drop_idle(self, now: float) -> None:
         """Deactivate programs without a call for which others have waited long enough."""
-        limits_s: dict[str, float] = {}
+        limits_s: dict[tuple[str, str], float] = {}
         for own in [own for own in self.active.contexts.values() if not own.calls]:
-            name = own.program.class_name
-            if name not in limits_s:
-                limits_s[name] = self._idle_limit_s(name)
-            if now - own.since_s > self._hold_s(own, limits_s[name]):
+            kind = (own.tenant, own.program.class_name)
+            if kind not in limits_s:
+                limits_s[kind] = self._idle_limit_s(*kind)
+            if now - own.since_s > self._kept_s(own, limits_s[kind]):
                 self._drop(own)
 
-    def _hold_s(self, own: ProgramContext, limit_s: float) -> float:
+    def _kept_s(self, own: ProgramContext, limit_s: float) -> float:
         """Return how long to keep an idle program, whose context would be recomputed for the given time.
 
         A load costs no time of the engine, only that of its own memory; so that part of the context is worth
@@ -370,7 +392,7 @@ class WorkingSetAdmission:
         share, load_s = self.host_loads(own.program.program_id, own.own_tokens)
         return min(limit_s, (1.0 - share) * limit_s + load_s + LEAST_HOLD_S)
 
-    def _idle_limit_s(self, class_name: str) -> float:
+    def _idle_limit_s(self, tenant: str, class_name: str) -> float:
         """Return how long to keep the context of an idle program while others wait for memory.
 
         Keeping it withholds its share of memory, and with it that share of the engine's time; evicting it
@@ -379,8 +401,8 @@ class WorkingSetAdmission:
         "ski rental" rule: Karlin et al., "Competitive Snoopy Caching", Algorithmica 1988). A class of
         programs whose gaps are known to be longer gets more time, within a bound.
         """
-        hold_s = self._token_cost.seconds * self.capacity_tokens
-        gap_s = self._gaps.long_gap_s(class_name)
+        hold_s = self._hold_s
+        gap_s = self._gaps.long_gap_s(tenant, class_name)
         most_s = MAX_HOLDS * hold_s
         return min(self._max_idle_s, most_s if gap_s is None else max(hold_s, min(gap_s, most_s)))
 
@@ -404,11 +426,41 @@ class WorkingSetAdmission:
             if self._fits(own):
                 self._activate(own)
             elif now - own.since_s > patience_s:
-                break
+                # Those of other tenants still may.
+                continue
             else:
                 passed += 1
             if following is not None:
                 heappush(turns, self._turn_in(following))
+
+    def _take_turns(self, now: float) -> None:
+        """Take memory for the program that has waited for too long, of the tenant with the least."""
+        if now < self._next_turn_s:
+            return
+        hold_s = self._hold_s
+        self._next_turn_s = now + hold_s
+        response_s = min(self._statistics.response_s, self._max_idle_s)
+        starving_s = max(MAX_HOLDS * hold_s, STARVING * response_s)
+        waiting = self._inactive.contexts.values()
+        # The first of a tenant has waited for longest.
+        longest = {own.tenant: own for own in reversed(waiting)}
+        weights = {own.tenant: own.weight for own in chain(self.active.contexts.values(), waiting)}
+        even_share = self.capacity_tokens / sum(weights.values())
+        for own in sorted(longest.values(), key=self._turn_in):
+            waited_s = now - own.since_s
+            share = self._tenant_share(own) + (own.own_tokens + own.prefix_tokens) / own.weight
+            is_starving = waited_s > starving_s
+            if is_starving or (waited_s > hold_s and share <= even_share):
+                least_share = -math.inf if is_starving else even_share
+                self._deactivate_in_order(now, lambda own=own: self._may_turn(own), least_share)
+                if self._may_turn(own):
+                    self._inactive.move(own, -math.inf)
+                    self._activate(own)
+                    break
+
+    def _may_turn(self, own: ProgramContext) -> bool:
+        """Whether others have given enough; the blocks of their running calls follow when these end."""
+        return not self.active.contexts or self._has_room(own)
 
     def _break_standstill(self) -> None:
         """Where only idle programs are active, activate one that waits in the place of the longest idle."""

@@ -1,0 +1,495 @@
+"""A soak of admission on real engines: memory is short all the time, clients vanish, and engines die.
+
+    python benchmarks/soak_admission.py [--minutes 60] [--seed 0] [--store redis://...] [--json FILE]
+
+Starts `autellix serve demo` as users do, with its default policy and two vLLM engines whose KV memory holds a
+few contexts, and three tenants. Agents run programs of many shapes: with ends and without, with clients that
+leave in mid-call, long tool gaps, parallel branches, contexts that fill nearly all memory, and a fresh id for
+each call. At seeded moments an engine is killed or stopped for some seconds; the backend restarts it.
+
+Afterwards every call must have been answered, or left by its client, or lost with its engine; no call may
+have taken longer than the bound; no engine may have stood still with calls; and nothing may be left: no open
+call, no held-back request, no KV block in use, no program in the table. The exit code is 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import random
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+from soak import growth
+from soak_shapes import Client, Notes, SoakAgent
+
+from autellix_backend.gateway.tenancy.tenants import key_line, new_key
+from autellix_lab.bench.backend import BackendProcess
+from autellix_lab.demo.model import DEMO_MODEL_NAME
+from autellix_wire import API_PREFIX, PROGRAMS_PATH
+
+TENANTS = {"blue": 1.0, "green": 1.0, "red": 2.0}
+"""By name, with their weights."""
+BLOCK_TOKENS = 32
+SLOTS = 8
+REPLICAS = 2
+SAMPLE_S = 0.5
+LOGS_PERIOD_S = 10.0
+PROGRAM_IDLE_S = 60.0
+"""Programs that never end leave the gateway's table after so long, so that the end of the soak is near."""
+MIN_UP_S = 20.0
+"""An engine is harmed only once all have been up for so long: two deaths at once are another test."""
+FREEZE_S = (3.0, 12.0)
+HARMS = ("kill server", "kill core", "freeze core")
+STILL_S = 20.0
+"""An engine with calls that makes no step for longer stands still, unless it was harmed."""
+RECOVERY_S = 60.0
+"""How long after an engine is back calls may still be lost with it, or wait for it (`recovery_wait_s`)."""
+REST_S = 60.0
+COMPLAINT = re.compile(r"Traceback|Autellix scheduling failed|\bCRITICAL\b")
+EXPECTED = re.compile(r"EngineDeadError|EngineCore died|died unexpectedly|Engine core proc")
+"""In the log of a server whose engine core was killed."""
+
+
+@dataclasses.dataclass(slots=True)
+class Harm:
+    """An engine that was killed or stopped; times are those of `time.monotonic()`."""
+
+    engine: str
+    kind: str
+    at_s: float
+    back_s: float | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class Watch:
+    """What the engines showed."""
+
+    samples: int = 0
+    with_inactive: int = 0
+    """Samples of an engine with inactive programs."""
+    most_inactive: int = 0
+    most_active: int = 0
+    over: int = 0
+    """Samples in which the contexts of several active programs exceeded what they may fill."""
+    worst_over: float = 0.0
+    with_boost: int = 0
+    standstills: list[str] = dataclasses.field(default_factory=list)
+    stuck: list[str] = dataclasses.field(default_factory=list)
+    """What the backend said of calls that were open for longer than the bound."""
+    log_lines: set[str] = dataclasses.field(default_factory=set)
+    memory: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    """Settled calls and bytes of the gateway."""
+    downs: Counter[str] = dataclasses.field(default_factory=Counter)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Report:
+    """A soak's findings."""
+
+    seconds: float
+    seed: int
+    calls: int
+    outcomes: dict[str, int]
+    programs: dict[str, int]
+    endings: dict[str, int]
+    by_engine: dict[str, int]
+    harms: dict[str, int]
+    lost_to_harm: int
+    """Calls that got the documented error."""
+    longest_s: dict[str, float]
+    """The longest call of each shape, also where an engine died or stood under it."""
+    p50_s: float
+    p99_s: float
+    inactive_share: float
+    """The share of samples in which programs waited for memory."""
+    most_inactive: int
+    most_active: int
+    over_share: float
+    worst_over: float
+    boost_share: float
+    growth_bytes_per_call: float
+    left: dict[str, Any]
+    complaints: list[str]
+
+
+class Soak:
+    """One soak, from start to verdict."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self._options = options
+        self._folder = folder
+        self._kv_tokens = (options.kv_blocks - 1) * BLOCK_TOKENS
+        self._keys = {name: new_key() for name in (*TENANTS, "admin")}
+        self._random = random.Random(options.seed)
+        self._notes = Notes()
+        self._watch = Watch()
+        self._harms: list[Harm] = []
+        self._up_since_s = 0.0
+        self._still: dict[str, tuple[int, float]] = {}
+        self._stuck: set[int] = set()
+
+    async def run(self) -> Report:
+        """Run it."""
+        with BackendProcess("soak", "demo", self._settings(), self._folder) as backend:
+            backend.launch()
+            await asyncio.to_thread(backend.wait_ready)
+            print(f"ready at {backend.base_url}, logs in {self._folder}", file=sys.stderr)
+            guard = backend._process
+            assert guard is not None
+            return await self._play(backend.base_url, DEMO_MODEL_NAME, guard.pid)
+
+    def _settings(self) -> dict[str, dict[str, Any]]:
+        options = self._options
+        lines: list[str] = []
+        for name, key in self._keys.items():
+            lines += ["[[tenant]]", f'name = "{name}"', f'keys = ["{key_line(key)}"]']
+            lines.append("admin = true" if name == "admin" else f"weight = {TENANTS[name]}")
+        tenants = self._folder / "tenants.toml"
+        tenants.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return {
+            "gateway": {"port": 0, "program_idle_s": PROGRAM_IDLE_S, "tenants_file": str(tenants)},
+            "engine": {
+                "replicas": REPLICAS,
+                "max_num_seqs": SLOTS,
+                "state_dir": str(self._folder),
+                "extra_args": [
+                    *("--block-size", str(BLOCK_TOKENS)),
+                    *("--num-gpu-blocks-override", str(options.kv_blocks)),
+                    *("--max-model-len", str(self._kv_tokens)),
+                ],
+            },
+            "store": {"url": options.store},
+        }
+
+    async def _play(self, url: str, model: str, guard: int) -> Report:
+        options, stop, began_s = self._options, asyncio.Event(), time.monotonic()
+        self._up_since_s = began_s
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as http:
+            client = Client(
+                http=http,
+                url=url,
+                model=model,
+                kv_tokens=self._kv_tokens,
+                hang_s=2 * options.bound + 120,
+                notes=self._notes,
+            )
+            work = [asyncio.create_task(run) for run in self._agents(client, stop)]
+            side = [asyncio.create_task(self._observe(http, url, guard))]
+            if options.harm_every:
+                side.append(asyncio.create_task(self._harm(http, url, guard, stop)))
+            await asyncio.sleep(60 * options.minutes)
+            stop.set()
+            await asyncio.gather(*work)
+            left = await self._rest(http, url)
+            for task in side:
+                task.cancel()
+            for task in side:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        self._read_logs()
+        return self._report(time.monotonic() - began_s, left)
+
+    def _agents(self, client: Client, stop: asyncio.Event) -> Iterator[Any]:
+        for tenant in TENANTS:
+            key = self._keys[tenant]
+            yield SoakAgent(client, tenant, key, f"{self._options.seed}-{tenant}-resident").reside(stop)
+            for number in range(self._options.agents):
+                yield SoakAgent(client, tenant, key, f"{self._options.seed}-{tenant}-{number}").run(stop)
+
+    # Watching.
+
+    async def _ask(self, http: aiohttp.ClientSession, url: str, path: str) -> Any:
+        headers = {"Authorization": f"Bearer {self._keys['admin']}"}
+        async with http.get(url + path, headers=headers) as response:
+            text = await response.text()
+            return json.loads(text) if response.content_type == "application/json" else text
+
+    async def _observe(self, http: aiohttp.ClientSession, url: str, guard: int) -> None:
+        next_logs_s = 0.0
+        while True:
+            now = time.monotonic()
+            for row in (await self._ask(http, url, API_PREFIX + "/engines"))["engines"]:
+                self._see(row, now)
+            await self._see_stuck(http, url, now)
+            if now >= next_logs_s:
+                next_logs_s = now + LOGS_PERIOD_S
+                self._read_logs()
+                settled = sum(bool(call.ended_s) for call in self._notes.calls)
+                self._watch.memory.append((settled, _memory_bytes(guard)))
+            await asyncio.sleep(SAMPLE_S)
+
+    def _see(self, row: Mapping[str, Any], now: float) -> None:
+        watch, name = self._watch, row["name"]
+        watch.samples += 1
+        if row["state"] != "up":
+            watch.downs[f"{row['state']}: {row['failure']}"] += 1
+            self._still.pop(name, None)
+            return
+        if row["active_programs"] is not None:
+            watch.with_inactive += row["inactive_programs"] > 0
+            watch.most_inactive = max(watch.most_inactive, row["inactive_programs"])
+            watch.most_active = max(watch.most_active, row["active_programs"])
+            share = row["working_set_tokens"] / row["working_set_capacity_tokens"]
+            if share > 1 and row["active_programs"] > 1:
+                watch.over += 1
+                watch.worst_over = max(watch.worst_over, share)
+        watch.with_boost += bool(row["boost_strength_s"])
+        self._see_step(name, row, now)
+
+    def _see_step(self, name: str, row: Mapping[str, Any], now: float) -> None:
+        """Notice an engine that has calls and makes no step."""
+        step = -1 if row["step"] is None else row["step"]
+        if row["open_calls"] <= row["queued_calls"] or self._still.get(name, (step, now))[0] != step:
+            self._still.pop(name, None)
+            return
+        since_s = self._still.setdefault(name, (step, now))[1]
+        if now - since_s > STILL_S and not self._was_harmed(since_s, now, name):
+            self._watch.standstills.append(f"{name} made no step from {step} on for {STILL_S:g} s: {row}")
+            self._still[name] = (step, math.inf)
+
+    async def _see_stuck(self, http: aiohttp.ClientSession, url: str, now: float) -> None:
+        """Ask why calls are open for longer than the bound."""
+        for number, (note, program, tenant) in list(self._notes.open.items()):
+            if number not in self._stuck and now - note.began_s > self._options.bound:
+                self._stuck.add(number)
+                told = await self._ask(http, url, f"{PROGRAMS_PATH}/{tenant}/{program}/why")
+                text = f"{note.shape} call open for {now - note.began_s:.0f} s: {json.dumps(told)[:1500]}"
+                self._watch.stuck.append(text)
+
+    def _read_logs(self) -> None:
+        for path in (*self._folder.glob("*.log"), *self._folder.glob("logs/*.log")):
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                if COMPLAINT.search(line):
+                    self._watch.log_lines.add(f"{path.name}: {line[:300]}")
+
+    # Harming.
+
+    async def _harm(self, http: aiohttp.ClientSession, url: str, guard: int, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            await asyncio.sleep(self._random.uniform(0.6, 1.4) * self._options.harm_every)
+            while not await self._all_up(http, url):  # noqa: ASYNC110 - the backend has no event for it
+                await asyncio.sleep(SAMPLE_S)
+            if stop.is_set():
+                break
+            engines = (await self._ask(http, url, API_PREFIX + "/engines"))["engines"]
+            row, kind = self._random.choice(engines), self._random.choice(HARMS)
+            await self._harm_one(http, url, guard, row, kind)
+
+    async def _all_up(self, http: aiohttp.ClientSession, url: str) -> bool:
+        engines = (await self._ask(http, url, API_PREFIX + "/engines"))["engines"]
+        if any(row["state"] != "up" for row in engines):
+            self._up_since_s = time.monotonic()
+        return time.monotonic() - self._up_since_s >= MIN_UP_S
+
+    async def _harm_one(
+        self, http: aiohttp.ClientSession, url: str, guard: int, row: Mapping[str, Any], kind: str
+    ) -> None:
+        port = row["base_url"].rpartition(":")[2]
+        processes = _engine_processes(guard, port)
+        pid = processes["server" if kind == "kill server" else "core"]
+        harm = Harm(row["name"], kind, time.monotonic())
+        self._harms.append(harm)
+        print(f"{kind} of {row['name']} ({pid})", file=sys.stderr)
+        if kind == "freeze core":
+            os.kill(pid, signal.SIGSTOP)
+            await asyncio.sleep(self._random.uniform(*FREEZE_S))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        else:
+            os.kill(pid, signal.SIGKILL)
+            # The next one waits until the death is seen, so that two samples do not lie on one side of it.
+            await asyncio.sleep(2.0)
+        while not await self._is_up(http, url, row["name"]):  # noqa: ASYNC110 - as above
+            await asyncio.sleep(SAMPLE_S)
+        harm.back_s = self._up_since_s = time.monotonic()
+
+    async def _is_up(self, http: aiohttp.ClientSession, url: str, name: str) -> bool:
+        engines = (await self._ask(http, url, API_PREFIX + "/engines"))["engines"]
+        return any(row["name"] == name and row["state"] == "up" for row in engines)
+
+    def _was_harmed(self, began_s: float, ended_s: float, engine: str | None = None) -> bool:
+        """Whether an engine was down, or had been until shortly before, in this time."""
+        return any(
+            harm.at_s - SAMPLE_S <= ended_s and (harm.back_s is None or began_s <= harm.back_s + RECOVERY_S)
+            for harm in self._harms
+            if engine in (None, harm.engine)
+        )
+
+    # The verdict.
+
+    async def _rest(self, http: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+        """Wait until nothing is left, or should not be any more."""
+        deadline_s = time.monotonic() + PROGRAM_IDLE_S + REST_S
+        while True:
+            left = await self._left(http, url)
+            if not left or time.monotonic() > deadline_s:
+                return left
+            await asyncio.sleep(SAMPLE_S)
+
+    async def _left(self, http: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+        left: dict[str, Any] = {}
+        for row in (await self._ask(http, url, API_PREFIX + "/engines"))["engines"]:
+            names = ("open_calls", "queued_calls", "running", "waiting", "inactive_programs", "kv_share")
+            if held := {name: row[name] for name in names if row[name]}:
+                left[row["name"]] = held
+        families = text_string_to_metric_families(await self._ask(http, url, "/metrics"))
+        for family in families:
+            if family.name == "autellix_stored":
+                left |= {sample.labels["kind"]: sample.value for sample in family.samples if sample.value}
+        return left
+
+    def _report(self, seconds: float, left: dict[str, Any]) -> Report:
+        calls, watch = self._notes.calls, self._watch
+        durations = sorted(call.ended_s - call.began_s for call in calls)
+        longest: dict[str, float] = {}
+        for call in calls:
+            took_s = call.ended_s - call.began_s
+            longest[call.shape] = round(max(longest.get(call.shape, 0.0), took_s), 1)
+        warm = watch.memory[len(watch.memory) // 3 :]
+        report = Report(
+            seconds=round(seconds, 1),
+            seed=self._options.seed,
+            calls=len(calls),
+            outcomes=dict(Counter(call.outcome for call in calls)),
+            programs=dict(self._notes.programs),
+            endings=dict(self._notes.endings),
+            by_engine=dict(Counter(call.engine for call in calls if call.outcome == "answered")),
+            harms=dict(Counter(harm.kind for harm in self._harms)),
+            lost_to_harm=sum(call.outcome == "lost" for call in calls),
+            longest_s=longest,
+            p50_s=round(durations[len(durations) // 2], 2),
+            p99_s=round(durations[int(0.99 * len(durations))], 2),
+            inactive_share=round(watch.with_inactive / watch.samples, 3),
+            most_inactive=watch.most_inactive,
+            most_active=watch.most_active,
+            over_share=round(watch.over / watch.samples, 3),
+            worst_over=round(watch.worst_over, 3),
+            boost_share=round(watch.with_boost / watch.samples, 3),
+            growth_bytes_per_call=round(growth(warm), 1),
+            left=left,
+            complaints=[],
+        )
+        return dataclasses.replace(report, complaints=self._complaints(report))
+
+    def _complaints(self, report: Report) -> list[str]:
+        watch, bound_s = self._watch, self._options.bound
+        calls = self._notes.calls
+        found = [f"{call.shape}: {call.detail}" for call in calls if call.outcome == "wrong"]
+        found += [
+            f"{call.shape}: lost without a dead engine: {call.detail}"
+            for call in calls
+            if call.outcome == "lost" and not self._was_harmed(call.began_s, call.ended_s)
+        ]
+        found += [
+            f"{shape}: a call took {seconds:.0f} s, the bound is {bound_s:g}"
+            for shape, seconds in report.longest_s.items()
+            if seconds > bound_s
+        ]
+        found += watch.standstills + watch.stuck
+        found += [line for line in sorted(watch.log_lines) if not self._is_expected(line)]
+        if report.left:
+            found.append(f"left: {report.left}")
+        if not watch.with_inactive:
+            found.append("admission never acted: no program was ever inactive")
+        if not watch.with_boost:
+            found.append("the boost never acted")
+        return found
+
+    def _is_expected(self, line: str) -> bool:
+        """Whether a line of a log only tells that an engine died, which we killed."""
+        has_died = any(harm.kind == "kill core" for harm in self._harms)
+        return has_died and line.startswith("replica-") and "Autellix" not in line
+
+
+def _engine_processes(guard: int, port: str) -> dict[str, int]:
+    """Return the process ids of the server on this port and of its engine core."""
+    commands = {pid: _command(pid) for pid in _descendants(guard)}
+    server = next(
+        pid
+        for pid, command in commands.items()
+        if f"--port {port} " in command and "vllm.entrypoints" in command and "guard.py" not in command
+    )
+    found = {"server": server}
+    for pid in _descendants(server):
+        if "EngineCore" in commands.get(pid, ""):
+            found["core"] = pid
+    return found
+
+
+def _descendants(root: int) -> list[int]:
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    found, frontier = [], [root]
+    while frontier:
+        parent = frontier.pop()
+        children = [pid for pid, of in parents.items() if of == parent]
+        found += children
+        frontier += children
+    return found
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    return ""
+
+
+def _memory_bytes(guard: int) -> int:
+    """Return the resident memory of the gateway, the only child of its guard."""
+    (gateway,) = (pid for pid in _descendants(guard) if _parent(pid) == guard)
+    pages = int(Path(f"/proc/{gateway}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _parent(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the soak from the command line; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=60.0, help="how long programs are begun")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--agents", type=int, default=8, help="agents of each tenant, one program each")
+    parser.add_argument("--kv-blocks", type=int, default=161, help=f"of {BLOCK_TOKENS} tokens, per engine")
+    parser.add_argument("--bound", type=float, default=240.0, help="the longest a call may take, s")
+    harm_help = "mean time between two harms of an engine, s; 0 for none"
+    parser.add_argument("--harm-every", type=float, default=150.0, help=harm_help)
+    parser.add_argument("--store", default="memory://", help="process table, as of `autellix serve`")
+    parser.add_argument("--out", type=Path, help="folder of logs that stays; a temporary one otherwise")
+    parser.add_argument("--json", type=Path, help="file for the report")
+    options = parser.parse_args(arguments)
+    with contextlib.ExitStack() as stack:
+        folder = options.out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        report = asyncio.run(Soak(options, folder.resolve()).run())
+    if options.json:
+        options.json.write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n", encoding="utf-8")
+    for field in dataclasses.fields(report):
+        print(f"{field.name:22} {getattr(report, field.name)}")
+    return 1 if report.complaints else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
