@@ -188,6 +188,19 @@ def test_a_context_is_what_the_last_answer_stated() -> None:
     assert ordering._machine.call("p-2").new_tokens == 10
 
 
+def test_an_estimate_beyond_all_memory_counts_as_the_last_context() -> None:
+    """As of a body with an image; and a call that is as large as it says is refused by its engine at once."""
+    ordering = admitted()
+    ordering.enter(arrival("p-1", 400), 0.0)
+    ordering.enter(arrival("q-1", 1001), 0.0)
+    assert sent(ordering, 0.0) == ["p-1", "q-1"]
+    assert ordering.working_set() == (2, 0, 400, 600)
+    ordering.leave("q-1", 1.0, Usage(prompt_tokens=150))
+    ordering.enter(arrival("q-2", 20_000_000), 2.0)
+    assert sent(ordering, 2.0) == ["q-2"]
+    assert ordering.working_set() == (2, 0, 550, 600)
+
+
 def test_the_cost_of_work_is_the_busy_time_by_the_work_of_finished_calls() -> None:
     """Two calls at once, 2 s and 1 s apart, and an idle time that does not count."""
     ordering = admitted()

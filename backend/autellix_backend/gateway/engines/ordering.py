@@ -132,6 +132,7 @@ class PolicyOrdering:
         """
         self._machine = Machine(config, kv_tokens=kv_tokens)
         self._slots = slots
+        self._kv_tokens = kv_tokens
         self._charged_until_s: dict[str, float] = {}
         """By sent call."""
         self._tokens: dict[str, int] = {}
@@ -147,9 +148,12 @@ class PolicyOrdering:
         """Queue the call by its program's past."""
         context = arrival.context
         if context is not None:
-            self._tokens[arrival.call_id] = context.tokens
-            shared_tokens = min(context.tokens, self._last_tokens.get(arrival.program_id, 0))
-            arrival = replace(arrival, context=replace(context, shared_tokens=shared_tokens))
+            last_tokens = self._last_tokens.get(arrival.program_id, 0)
+            # Beyond all memory an estimate is wrong, as of an image in a body, or the engine will refuse it.
+            tokens = context.tokens if context.tokens <= self._kv_tokens else last_tokens
+            self._tokens[arrival.call_id] = tokens
+            context = replace(context, tokens=tokens, shared_tokens=min(tokens, last_tokens))
+            arrival = replace(arrival, context=context)
         self._machine.arrive(arrival, now)
 
     def next(self, now: float) -> str | None:

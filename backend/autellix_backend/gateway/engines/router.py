@@ -19,6 +19,8 @@ from autellix_backend.observe.settled_call import Outcome, SettledCall
 
 FIRST_BYTES_PER_TOKEN = 4.0
 LEARNING_RATE = 0.05
+"""An answer moves the rate by this share at most: an image in a body, or a prompt that is not in its body,
+says nothing about others."""
 MAX_MODELS = 64
 """Further names share one rate, because some servers accept any name."""
 
@@ -55,8 +57,8 @@ class PromptLengths:
         if prompt_tokens <= 0:
             return
         key, seen = self._key(model), body_bytes / prompt_tokens
-        rate = self._rates.get(key, seen)
-        self._rates[key] = rate + LEARNING_RATE * (seen - rate)
+        rate = self._rates.get(key, FIRST_BYTES_PER_TOKEN)
+        self._rates[key] = rate * min(max(seen / rate, 1 - LEARNING_RATE), 1 + LEARNING_RATE)
 
     def _key(self, model: str | None) -> str:
         is_known = model in self._rates or len(self._rates) < MAX_MODELS
