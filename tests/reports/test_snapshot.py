@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from autellix_backend.core.arrival import Arrival, Context
+from autellix_backend.core.boost import LEAST_WORK
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.reports.errors import ReportError
@@ -84,10 +85,11 @@ def test_admission_and_boost_survive_the_wire() -> None:
 def test_a_call_without_the_columns_of_admission_is_admitted() -> None:
     """An engine of an earlier version sends none."""
     fields = json.loads(snapshot(1).to_bytes())
-    fields["calls"] = [call[:-3] for call in fields["calls"]]
+    fields["calls"] = [call[:-4] for call in fields["calls"]]
     (call,) = EngineSnapshot.from_bytes(json.dumps(fields).encode()).calls
 
     assert (call.is_admitted, call.context_tokens, call.inactive_place) == (True, None, None)
+    assert call.counted_age_s is None
 
 
 def test_the_state_of_admission_and_boost() -> None:
@@ -109,6 +111,11 @@ def test_the_state_of_admission_and_boost() -> None:
     )
     refused = snapshot_of(machine, machine.call("c2"), 4.0, place=3, call_id="c2", inactive_place=1)
     assert (refused.is_admitted, refused.inactive_place, refused.wait_s) == (False, 1, 2.0)
+    # It came at 2.0 with less than the least work, which the strength of 6 s makes an earlier arrival.
+    known_s = LEAST_WORK * machine.token_cost.seconds
+    boost_s = 6.0 * math.log(1 / (1 - math.exp(-known_s / 6.0)))
+    assert refused.counted_age_s == pytest.approx(2.0 + boost_s)
+    assert snapshot(1).calls[0].counted_age_s is None
 
 
 def waiting_machine(idle_programs: int = 1) -> Machine:

@@ -76,6 +76,8 @@ class CallSnapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """KV memory that its program needs, a common prefix included; None where admission is off."""
     inactive_place: int | None = None
     """Its program's place among those that wait for activation, from 1; None if its program is active."""
+    counted_age_s: float | None = None
+    """How long ago its program counts as having come; None under policies that boost no programs."""
 
 
 class AdmissionSnapshot(NamedTuple):
@@ -310,4 +312,5 @@ def snapshot_of(
         is_admitted=call.is_admitted,
         context_tokens=context.own_tokens + context.prefix_tokens if context is not None else None,
         inactive_place=inactive_place,
+        counted_age_s=now - machine.boost.key_s(program) if machine.policy.boosts else None,
     )

@@ -288,6 +288,23 @@ def test_a_call_of_an_inactive_program_waits_for_memory() -> None:
     )
 
 
+def test_the_place_of_an_inactive_program_is_explained_by_its_boost() -> None:
+    inherited = Inherited(service_s=0.0, program_service_s=0.0, wait_s=0.0, age_s=7.0, work=100.0)
+    call = open_call("key-3", inherited=inherited)
+    entry = standing(
+        "p", place=3, level=1, is_admitted=False, context_tokens=9, inactive_place=1, counted_age_s=16.4
+    )
+    last = snapshot(
+        FAST, FAST_TOO, entry, admission=AdmissionSnapshot(1, 1, 9, 10), boost=BoostSnapshot(3.0, 0.8, 4.0)
+    )
+
+    assert why(overview(call, last=last), call).text == (
+        "It is inactive: its 9-token context does not fit beside 1 active program (9 of 10 tokens); first in "
+        "order. Its program came 12.0 s ago, with 100 tokens of work done, and counts as having come 16.4 s "
+        "ago; little work counts as an earlier arrival, at a strength of 3.0 s."
+    )
+
+
 @pytest.mark.parametrize(
     ("strength_s", "order"),
     [

@@ -169,10 +169,11 @@ def explain_call(
     )
     inactive = _inactive(entry, snapshot)
     if inactive is not None:
-        return replace(explanation, text=f"It is {inactive.text}.", short_of="working_set")
-    explain = _explain_running if entry.is_running else _explain_waiting
-    explanation = explain(explanation, entry, snapshot, config, viewer)
-    boost = _boost_text(call, snapshot, overview.now)
+        explanation = replace(explanation, text=f"It is {inactive.text}.", short_of="working_set")
+    else:
+        explain = _explain_running if entry.is_running else _explain_waiting
+        explanation = explain(explanation, entry, snapshot, config, viewer)
+    boost = _boost_text(call, entry, snapshot, overview.now)
     return replace(explanation, text=" ".join(filter(None, (explanation.text, boost))))
 
 
@@ -183,7 +184,7 @@ def _inactive(entry: CallSnapshot, snapshot: EngineSnapshot) -> Inactive | None:
     return Inactive(entry.context_tokens or 0, entry.inactive_place, snapshot.admission)
 
 
-def _boost_text(call: OpenCall, snapshot: EngineSnapshot, now: float) -> str:
+def _boost_text(call: OpenCall, entry: CallSnapshot, snapshot: EngineSnapshot, now: float) -> str:
     if snapshot.boost is None:
         return ""
     age_s = call.inherited.age_s + now - call.began_s
@@ -191,6 +192,8 @@ def _boost_text(call: OpenCall, snapshot: EngineSnapshot, now: float) -> str:
     strength_s = snapshot.boost.strength_s
     if strength_s <= 0:
         return f"{came}; programs are of one size, so the order is that of arrival."
+    if entry.counted_age_s is not None:
+        came = f"{came}, and counts as having come {seconds(entry.counted_age_s)} ago"
     return f"{came}; little work counts as an earlier arrival, at a strength of {seconds(strength_s)}."
 
 
