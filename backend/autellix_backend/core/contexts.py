@@ -37,10 +37,13 @@ class ProgramContexts:
             call_id: The call.
             tokens: Its prompt.
             shared: The leading tokens that it has in common with the context that it follows.
-            follows: The call of that context, which may have left; None for the latest one.
+            follows: The call of that context, which may have left; None for the latest one known here.
         """
         if follows is None and shared:
             follows = next(reversed(self._live), self._last_id)
+            if follows is None:
+                # As after the program has lost its place: nothing here holds that beginning.
+                shared = 0
         self._live[call_id] = _Held(tokens, shared, follows)
 
     def resize(self, call_id: str, tokens: int) -> None:

@@ -201,6 +201,20 @@ def test_an_estimate_beyond_all_memory_counts_as_the_last_context() -> None:
     assert ordering.working_set() == (2, 0, 550, 600)
 
 
+def test_a_program_that_lost_its_place_comes_back_with_its_whole_context() -> None:
+    ordering = admitted(idle_s=5.0)
+    ordering.enter(arrival("p-1", 500), 0.0)
+    assert sent(ordering, 0.0) == ["p-1"]
+    ordering.enter(arrival("q-1", 500), 0.0)
+    ordering.leave("p-1", 1.0, Usage(prompt_tokens=500))
+    assert sent(ordering, 7.0) == ["q-1"]
+    ordering.enter(arrival("p-2", 510), 8.0)
+    assert sent(ordering, 8.0) == []
+    inactive = ordering.inactive("p-2")
+    assert inactive is not None
+    assert inactive.context_tokens == 510
+
+
 def test_the_cost_of_work_is_the_busy_time_by_the_work_of_finished_calls() -> None:
     """Two calls at once, 2 s and 1 s apart, and an idle time that does not count."""
     ordering = admitted()
