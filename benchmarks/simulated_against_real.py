@@ -424,7 +424,9 @@ def _silent(_title: str, _calls: int) -> Any:
     return lambda _result: None
 
 
-def _names(known: Sequence[str]) -> Any:
+def split_names(known: Sequence[str]) -> Any:
+    """Return a parser of comma-separated names."""
+
     def parse(text: str) -> tuple[str, ...]:
         names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
         if unknown := [name for name in names if name not in known]:
@@ -437,8 +439,8 @@ def _names(known: Sequence[str]) -> Any:
 def main() -> int:
     """Run the benchmark from the command line; 1 if a ratio in steps deviates by more than 15 %."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--workloads", type=_names(WORKLOADS), default=WORKLOADS)
-    parser.add_argument("--policies", type=_names(LIVE_POLICY_NAMES), default=("fcfs", "boost", "plas"))
+    parser.add_argument("--workloads", type=split_names(WORKLOADS), default=WORKLOADS)
+    parser.add_argument("--policies", type=split_names(LIVE_POLICY_NAMES), default=("fcfs", "boost", "plas"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--programs", type=int, default=40)
     parser.add_argument("--rho", type=float, default=1.5, help="offered load of chat and mixed")

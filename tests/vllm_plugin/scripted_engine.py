@@ -47,10 +47,11 @@ from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_backend.settings.scheduler import scheduler_from_mapping
 from autellix_backend.vllm_plugin.scheduler import AsyncProgramScheduler, SyncProgramScheduler
 from autellix_lab.sim.model import EngineModel
+from autellix_lab.workload.prefixes import system_prefix
 from autellix_lab.workload.trace_files import program_from_mapping
 
 VOCABULARY = 1 << 20
-MAX_CONTEXT_TOKENS = 2048
+MAX_CONTEXT_TOKENS = 4096
 PLENTY_OF_BLOCKS = 1 << 14
 # As much of a model as vLLM's configuration asks for; it is never loaded.
 _MODEL_CONFIG = {
@@ -357,8 +358,13 @@ class Client:
 def _write_contexts(program: _Program, number: int) -> None:
     """Make up each call's prompt and answer; only what the trace says is shared is the same."""
     generator = random.Random(f"contexts:{number}")
+    prefix = system_prefix(program.trace)
+    system: list[int] = []
+    if prefix is not None:
+        same = random.Random(f"prefix:{prefix.key}")
+        system = [same.randrange(VOCABULARY) for _ in range(prefix.length)]
     for call in program.trace.calls:
-        shared: list[int] = []
+        shared = [] if call.id else list(system)
         if call.prefix_from is not None:
             shared = program.contexts[call.prefix_from][: call.shared_prefix_tokens]
         own_tokens = call.prefill_tokens + max(1, call.decode_tokens) - len(shared)

@@ -72,6 +72,17 @@ def test_programs_that_begin_alike_have_one_prefix(index: ContextIndex) -> None:
     assert {found.prefix_tokens for found in others} == {8 * BLOCK}
 
 
+def test_the_first_of_its_kind_learns_its_prefix_from_the_second(index: ContextIndex) -> None:
+    """Else what they share would count twice for as long as the first is active."""
+    assert arrive(index, "p", "abcx").prefix is None
+    second = arrive(index, "q", "abcy")
+    assert second.prefix_tokens == 3 * BLOCK
+
+    first = arrive(index, "p", "abcxz")
+
+    assert (first.prefix, first.prefix_tokens) == (second.prefix, second.prefix_tokens)
+
+
 def test_a_prefix_stays_with_its_program(index: ContextIndex) -> None:
     arrive(index, "p", "ttttp")
     before = arrive(index, "q", "ttttq")

@@ -81,6 +81,8 @@ class ContextIndex:
         if not hashes:
             return Context(tokens)
         known = self._programs.pop(program_id, None) or self._meet(hashes)
+        if not known.prefix_blocks:
+            self._find_prefix(known, own=1)
         # The program seen last goes to the end, so that the first is the one to forget.
         self._programs[program_id] = known
         shared_blocks, follows = self._follow(known, request_id, hashes)
@@ -108,15 +110,25 @@ class ContextIndex:
 
     def _meet(self, hashes: Hashes) -> _Known:
         """Note the first prompt of a program, and what it shares with those of others."""
-        first = tuple(hashes[:MAX_PREFIX_BLOCKS])
-        common = bisect_left(first, True, key=lambda block: block not in self._firsts)
-        prefix_blocks = self._prefix_blocks(first, common)
-        known = _Known(first, first[prefix_blocks - 1] if prefix_blocks else None, prefix_blocks)
-        self._kept_blocks += len(first)
-        self._firsts.update(first)
-        if prefix_blocks:
-            self._prefixes[known.prefix] += 1
+        known = _Known(tuple(hashes[:MAX_PREFIX_BLOCKS]), None, 0)
+        self._find_prefix(known)
+        self._kept_blocks += len(known.first)
+        self._firsts.update(known.first)
         return known
+
+    def _find_prefix(self, known: _Known, *, own: int = 0) -> None:
+        """Set the prefix of a program that has none: the first of its kind learns of it from the second.
+
+        Args:
+            known: The program.
+            own: 1 if its own first prompt is counted already.
+        """
+        first = known.first
+        common = bisect_left(first, True, key=lambda block: self._firsts[block] <= own)
+        blocks = self._prefix_blocks(first, common)
+        if blocks:
+            known.prefix, known.prefix_blocks = first[blocks - 1], blocks
+            self._prefixes[known.prefix] += 1
 
     def _prefix_blocks(self, first: Hashes, common: int) -> int:
         """Return the length of the known prefix that most programs have, or else of all that is common."""
