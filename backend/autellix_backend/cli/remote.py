@@ -27,7 +27,9 @@ class RemoteGateway:
 
     def __init__(self, url: str, api_key: str | None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
-        self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        self._headers = {"content-type": "application/json"}
+        if api_key is not None:
+            self._headers["authorization"] = f"Bearer {api_key}"
         # No proxy: a gateway is on the operator's own network.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 

@@ -19,6 +19,7 @@ from autellix_backend.gateway.http import admin, classes, engines, events, progr
 from autellix_backend.gateway.http.authentication import Authentication
 from autellix_backend.gateway.http.errors import install_error_handlers
 from autellix_backend.gateway.http.openapi import AsgiRoute, describe_route, head_routes
+from autellix_backend.gateway.http.origin import SameOrigin, is_loopback
 from autellix_backend.gateway.http.passthrough import PassthroughEndpoint
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.gateway.wiring import Components
@@ -64,6 +65,8 @@ def create_app(
     if components.tenants.has_keys:
         on_refusal = components.metrics.refusals.labels("", InvalidKeyError.code).inc
         app.add_middleware(Authentication, tenants=components.tenants, on_refusal=on_refusal)
+    has_keys, host = components.tenants.has_keys, settings.gateway.host
+    app.add_middleware(SameOrigin, is_local=not has_keys and is_loopback(host))
     app.router.routes.extend(_engine_routes(components))
     for router in ROUTERS:
         app.router.routes.extend(router.routes)

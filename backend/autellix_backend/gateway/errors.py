@@ -5,6 +5,7 @@ GatewayError
 ├── InvalidKeyError           401  missing or unknown API key
 ├── SessionTokenError         401  missing or wrong session token
 ├── AdminOnlyError            403  the tenant is no admin
+├── ForeignPageError          403  the request comes from another site's page
 ├── NotFoundError             404  no such program, session or engine
 ├── ConflictError             409  the engine's name is taken, or no engine would be left
 ├── RequestTimeoutError       408  the request did not arrive in time
@@ -138,8 +139,15 @@ class AdminOnlyError(GatewayError):
     status = HTTPStatus.FORBIDDEN
     code = "permission_denied"
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"{what} is for the operator: expected the key of a tenant with admin = true")
+    def __init__(self, what: str, expected: str = "the key of a tenant with admin = true") -> None:
+        super().__init__(f"{what} is for the operator: expected {expected}")
+
+
+class ForeignPageError(GatewayError):
+    """The request comes from a page of another site."""
+
+    status = HTTPStatus.FORBIDDEN
+    code = "foreign_page"
 
 
 class NotFoundError(GatewayError):

@@ -11,8 +11,10 @@ from starlette.requests import Request
 from autellix_backend.gateway.classes import ProgramClasses
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.router import Router
+from autellix_backend.gateway.errors import AdminOnlyError
 from autellix_backend.gateway.explain.event_feed import EventFeed
 from autellix_backend.gateway.explain.overview import Overview, engine_view
+from autellix_backend.gateway.http.origin import is_loopback
 from autellix_backend.gateway.http.watches import Watches
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
 from autellix_backend.gateway.tenancy.tenants import Tenant
@@ -64,5 +66,20 @@ def admin_only(what: str) -> Any:
 
     async def check(viewer: Viewer) -> None:
         viewer.check_admin(what)
+
+    return Depends(check)
+
+
+def operator_only(what: str) -> Any:
+    """Return a dependency that lets only operators change the gateway.
+
+    An operator has an admin's key; without tenants, a client on the gateway's own machine.
+    """
+
+    async def check(viewer: Viewer, request: Request) -> None:
+        viewer.check_admin(what)
+        has_keys = request.app.state.components.tenants.has_keys
+        if not has_keys and request.client is not None and not is_loopback(request.client.host):
+            raise AdminOnlyError(what, "a tenants file, or a client on the gateway's own machine")
 
     return Depends(check)

@@ -13,7 +13,7 @@ from autellix_backend.engines.factory import make_remote
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.errors import ConflictError, InvalidRequestError
 from autellix_backend.gateway.explain.overview import engine_view
-from autellix_backend.gateway.http.components import Pool, SettingsTree, admin_only
+from autellix_backend.gateway.http.components import Pool, SettingsTree, admin_only, operator_only
 from autellix_backend.gateway.http.openapi import Id, describe_body, json_body, refusals
 from autellix_backend.settings import MAX_PORT, EngineKindChoice, SettingsError
 from autellix_wire import API_PREFIX
@@ -110,7 +110,7 @@ async def list_engines(pool: Pool) -> EngineTable:
 @router.post(
     ENGINES_PATH,
     status_code=201,
-    dependencies=[admin_only("adding engines")],
+    dependencies=[operator_only("adding engines")],
     responses=refusals(400, 409, 413),
     openapi_extra=describe_body(EngineAddress),
 )
@@ -141,7 +141,7 @@ async def add_engine(
 
 
 @router.post(
-    ONE_ENGINE + "/drain", dependencies=[admin_only("draining engines")], responses=refusals(404, 409)
+    ONE_ENGINE + "/drain", dependencies=[operator_only("draining engines")], responses=refusals(404, 409)
 )
 async def drain_engine(name: str, pool: Pool) -> EngineRow:
     """Send an engine no further calls."""
@@ -149,7 +149,7 @@ async def drain_engine(name: str, pool: Pool) -> EngineRow:
 
 
 @router.post(
-    ONE_ENGINE + "/undrain", dependencies=[admin_only("draining engines")], responses=refusals(404, 409)
+    ONE_ENGINE + "/undrain", dependencies=[operator_only("draining engines")], responses=refusals(404, 409)
 )
 async def undrain_engine(name: str, pool: Pool) -> EngineRow:
     """Send a drained engine calls again."""
@@ -159,7 +159,7 @@ async def undrain_engine(name: str, pool: Pool) -> EngineRow:
 @router.delete(
     ONE_ENGINE,
     status_code=202,
-    dependencies=[admin_only("removing engines")],
+    dependencies=[operator_only("removing engines")],
     responses=refusals(404, 409),
 )
 async def remove_engine(name: str, pool: Pool) -> EngineRow:

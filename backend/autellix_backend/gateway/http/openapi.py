@@ -23,7 +23,7 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Scope
 
 from autellix_backend.gateway.calls.dialects import Dialect
-from autellix_backend.gateway.errors import ErrorShape
+from autellix_backend.gateway.errors import ErrorShape, InvalidRequestError
 from autellix_backend.gateway.requests import read_body, read_headers
 from autellix_backend.reports.receipt import Receipt
 from autellix_wire import (
@@ -57,6 +57,7 @@ ID_SCHEMA: Schema = {
     "pattern": "^[!-~]([ -~]*[!-~])?$",
     "description": "Printable ASCII",
 }
+JSON_TYPE = "application/json"
 MAX_CONTROL_BYTES = 64 * 1024
 """Of a body that is no call's: those of our own clients are below 1 KiB."""
 _STATUS_TEXTS = {
@@ -126,6 +127,10 @@ def json_body(model: type[Body]) -> Any:
     adapter = TypeAdapter(model)
 
     async def read(request: Request) -> Body:
+        content_type = request.headers.get("content-type", JSON_TYPE).partition(";")[0].strip().lower()
+        if content_type != JSON_TYPE:
+            problem = f"Content-Type: is {content_type!r}; expected {JSON_TYPE}"
+            raise InvalidRequestError(problem, param="Content-Type")
         settings = request.app.state.components.settings.gateway
         max_bytes = min(MAX_CONTROL_BYTES, settings.max_body_bytes)
         data = await read_body(read_headers(request.scope), request.receive, max_bytes)

@@ -1,0 +1,86 @@
+"""Requests of web pages: a page of another site may not use a gateway that its visitor's browser reaches.
+
+A browser lets any page send a POST of plain text anywhere, and lets it read the answer of any name that the
+page's owner has resolve to this address. The first carries `Origin`, the second a foreign `Host`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from autellix_backend.gateway.errors import ForeignPageError
+from autellix_backend.gateway.http.errors import error_response
+
+_MARKS = frozenset({b"origin", b"host", b"sec-fetch-site"})
+_OTHER_SITES = ("cross-site", "same-site")
+"""Values of Sec-Fetch-Site for pages of other origins."""
+
+
+class SameOrigin:
+    """ASGI middleware that refuses requests of other sites' pages."""
+
+    def __init__(self, app: ASGIApp, *, is_local: bool) -> None:
+        """With `is_local` every `Host` but a name or address of this machine is refused.
+
+        Only a gateway that listens on loopback, without keys, needs that: keys are not sent by themselves,
+        and a gateway in a cluster has names that it does not know.
+        """
+        self._app = app
+        self._is_local = is_local
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass one request on, or answer it with 403."""
+        if scope["type"] == "http":
+            marks = {name: value.decode("latin-1") for name, value in scope["headers"] if name in _MARKS}
+            problem = foreign_page(marks, is_local=self._is_local)
+            if problem is not None:
+                await error_response(ForeignPageError(problem), scope["path"])(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def foreign_page(marks: Mapping[bytes, str], *, is_local: bool) -> str | None:
+    """Return what shows that a request comes from another site's page, None if nothing does.
+
+    Args:
+        marks: The headers Host, Origin and Sec-Fetch-Site, as far as they are there.
+        is_local: Whether only names and addresses of this machine are its own.
+    """
+    host = marks.get(b"host", "")
+    if is_local and host and not _is_of_this_machine(host):
+        return f"Host: is {host!r}; expected a loopback address or localhost, where the gateway listens"
+    origin = marks.get(b"origin")
+    if origin is not None and _authority(origin) != host.lower():
+        return f"Origin: is {origin!r}; expected the gateway's own, {host!r}"
+    if origin is None and marks.get(b"sec-fetch-site") in _OTHER_SITES:
+        return "Sec-Fetch-Site: the request comes from another site's page"
+    return None
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address, or the name localhost, is this machine's loopback."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    # A socket of both families gives addresses of the older one inside those of the newer.
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def _is_of_this_machine(host: str) -> bool:
+    try:
+        name = urlsplit(f"//{host}").hostname
+    except ValueError:
+        return False
+    return name is not None and is_loopback(name)
+
+
+def _authority(origin: str) -> str | None:
+    # A sandboxed page has the origin `null`.
+    scheme, _, authority = origin.lower().partition("://")
+    default = {"http": ":80", "https": ":443"}.get(scheme, "")
+    return authority.removesuffix(default) if authority else None

@@ -1,0 +1,119 @@
+"""Pages of other sites, and names that are made to resolve to the gateway."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autellix_backend.gateway.http.origin import foreign_page, is_loopback
+
+LOCAL, ANYWHERE = True, False
+
+
+def marks(**values: str) -> dict[bytes, str]:
+    return {name.replace("_", "-").encode(): value for name, value in values.items()}
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        marks(),
+        marks(host="127.0.0.1:8000"),
+        marks(host="localhost:8000"),
+        marks(host="[::1]:8000"),
+        marks(host="app.localhost"),
+        marks(host="localhost:8000", origin="http://localhost:8000"),
+        marks(host="LOCALHOST", origin="http://localhost:80", sec_fetch_site="same-origin"),
+        marks(host="localhost", sec_fetch_site="none"),
+    ],
+)
+def test_clients_and_the_gateways_own_pages_pass(sent: dict[bytes, str]) -> None:
+    assert foreign_page(sent, is_local=LOCAL) is None
+
+
+@pytest.mark.parametrize(
+    ("sent", "header"),
+    [
+        (marks(host="localhost:8000", origin="https://evil.example"), "Origin"),
+        (marks(host="localhost:8000", origin="http://localhost:9000"), "Origin"),
+        (marks(host="localhost:8000", origin="null"), "Origin"),
+        (marks(host="localhost:8000", sec_fetch_site="cross-site"), "Sec-Fetch-Site"),
+        (marks(host="evil.example:8000", origin="http://evil.example:8000"), "Host"),
+        (marks(host="localhost.evil.example"), "Host"),
+        (marks(host="192.168.0.7"), "Host"),
+        (marks(host="[::1"), "Host"),
+    ],
+)
+def test_pages_of_other_sites_are_found(sent: dict[bytes, str], header: str) -> None:
+    assert (foreign_page(sent, is_local=LOCAL) or "").startswith(header)
+
+
+def test_a_gateway_in_a_cluster_has_any_name() -> None:
+    sent = marks(host="autellix.models.svc:8000", origin="http://autellix.models.svc:8000")
+    assert foreign_page(sent, is_local=ANYWHERE) is None
+    assert foreign_page(marks(host="autellix", origin="http://evil"), is_local=ANYWHERE) is not None
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [("127.3.2.1", True), ("::1", True), ("::ffff:127.0.0.1", True), ("10.0.0.1", False), ("evil", False)],
+)
+def test_loopback(address: str, expected: bool) -> None:
+    assert is_loopback(address) is expected
+
+
+@pytest.mark.parametrize("headers", [{"origin": "http://evil.example"}, {"host": "evil.example"}])
+async def test_a_foreign_page_reaches_nothing(serve: Any, headers: dict[str, str]) -> None:
+    async with serve() as rig:
+        for path in ("/autellix/v1/engines", "/v1/chat/completions"):
+            text = {"content-type": "text/plain", **headers}
+            async with rig.client.post(rig.url + path, data=b'{"url": "http://x"}', headers=text) as response:
+                assert response.status == 403
+                assert (await response.json())["error"]["code"] == "foreign_page"
+        assert rig.engine.requests == []
+
+
+async def test_control_endpoints_want_json(serve: Any) -> None:
+    async with serve() as rig:
+        for path in ("/autellix/v1/engines", "/autellix/v1/sessions"):
+            async with rig.client.post(rig.url + path, data="{}") as response:
+                assert response.status == 400
+                assert (await response.json())["error"]["param"] == "Content-Type"
+
+
+async def test_without_keys_engines_are_changed_from_the_same_machine_only(serve: Any) -> None:
+    async with serve() as rig:
+        path = "/autellix/v1/engines/engine/drain"
+        async with rig.client.post(rig.url + path) as response:
+            assert response.status == 404
+        assert await _status(rig.app, _post_from("10.1.2.3", path)) == 403
+
+
+def _post_from(address: str, path: str) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+        "client": (address, 1),
+        "server": ("127.0.0.1", 8000),
+        "scheme": "http",
+        "http_version": "1.1",
+    }
+
+
+async def _status(app: Any, scope: dict[str, Any]) -> int:
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    status: int = sent[0]["status"]
+    return status
