@@ -85,7 +85,7 @@ CASES = {
 }
 OTHERS = ("plas", "atlas", "plas priced", "srpt", "ThunderAgent", "Continuum", "llm-d")
 OFFLINE = ("mlfq", "plas", "atlas", DEFAULT)
-GAPS = (DEFAULT, "idle: 1 s", "ThunderAgent", "Continuum")
+GAPS = (DEFAULT, "idle: 1 s", "Continuum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,46 +96,50 @@ class Study:
     tables: Callable[[RunFile], Sequence[str]]
 
 
-BY_LOAD = (
-    *cells_of(ALL, (1.3, 0.8), (1.0,)),
-    *cells_of(("tools",), (1.3, 0.8), (0.5,)),
-    *cells_of(ALL, (1.3, 0.8), (0.25,)),
-    *cells_of(("chat", "tree", "coding", "mixed"), (1.3,), (0.5,)),
-    *cells_of(ALL, (1.6, 0.5), (1.0,)),
-    *cells_of(("tools",), (1.6,), (0.5, 0.25)),
+CENTRE = (*cells_of(ALL, (1.3,), (1.0,)), *cells_of(("tools",), (1.3,), (0.5, 0.25)))
+"""The cells that decide most: beyond saturation, and with little memory where that makes a difference."""
+BY_LOAD = tuple(
+    dict.fromkeys(
+        (
+            *CENTRE,
+            *cells_of(ALL, (0.8, 1.6), (1.0,)),
+            *cells_of(ALL, (1.3,), (0.25,)),
+            *cells_of(("tools",), (0.8,), (0.5, 0.25)),
+            *cells_of(ALL, (1.3,), (0.5,)),
+            *cells_of(ALL, (0.5,), (1.0,)),
+            *cells_of(ALL, (0.8, 1.6), (0.5, 0.25)),
+        )
+    )
 )
+LEAST_CELLS = 23
+"""Of BY_LOAD, those that are run before anything else is."""
 PRIVATE = cells_of(WITH_PREFIXES, (1.3,), KV_SHARES, shares_prefixes=False)
 """Programs with equal prefixes that share none."""
-UNSEEN = (*cells_of(HELD_OUT, (0.8, 1.3), (1.0,)), *cells_of(HELD_OUT, (1.3,), (0.25,)))
+UNSEEN = (*cells_of(HELD_OUT, (1.3,), (1.0, 0.25)), *cells_of(HELD_OUT, (0.8,), (1.0,)))
 """Sources on which no constant was chosen."""
 BURSTS = cells_of(ALL, (1.3,), (1.0, 0.5), arrivals="burst_idle")
 """The load returns to idle."""
-BESIDE = (
-    *cells_of(ALL, (1.3,), (1.0,)),
-    *cells_of(("tools",), (1.3,), (0.5,)),
-    *cells_of(ALL, (1.3,), (0.25,)),
-)
-"""Where the default stands beside the schedulers of others."""
 BELOW = cells_of(ALL, (0.8,), (1.0,))
-"""The same below saturation."""
+"""Beside the schedulers of others below saturation."""
 WITH_GAPS = (
-    *cells_of(("coding",), (0.8, 1.3), KV_SHARES, gaps=PROPORTIONAL),
-    *cells_of(tuple(DRAWN_GAPS), (0.8, 1.3), KV_SHARES, gaps=DRAWN),
+    *cells_of(("coding",), (1.3, 0.8), (0.25, 1.0, 0.5), gaps=PROPORTIONAL),
+    *cells_of(tuple(DRAWN_GAPS), (1.3, 0.8), (0.25, 1.0, 0.5), gaps=DRAWN),
 )
 BATCHES = cells_of(ALL, (1.0,), KV_SHARES, arrivals="at_once")
 """The load has no meaning in batches."""
-UNSEEN_BATCHES = cells_of(HELD_OUT, (1.0,), (1.0, 0.25), arrivals="at_once")
+UNSEEN_BATCHES = cells_of(HELD_OUT, (1.0,), (0.25, 1.0), arrivals="at_once")
 
 
 def table_study() -> Study:
     """Return the study of the default."""
     blocks = [
-        Block(cells=BY_LOAD, cases=(BASE, DEFAULT), seeds=TEN),
+        Block(cells=CENTRE, cases=(BASE, KNOWN, *OTHERS), seeds=FEW),
+        Block(cells=BY_LOAD[:LEAST_CELLS], cases=(BASE, DEFAULT), seeds=TEN),
         Block(cells=UNSEEN, cases=(BASE, DEFAULT), seeds=UNTUNED),
         Block(cells=PRIVATE, cases=(BASE, DEFAULT), seeds=UNTUNED),
-        Block(cells=BESIDE, cases=(KNOWN, *OTHERS), seeds=FEW),
-        Block(cells=BELOW, cases=OTHERS, seeds=FEW),
         Block(cells=BURSTS, cases=(BASE, DEFAULT), seeds=FEW),
+        Block(cells=BY_LOAD, cases=(BASE, DEFAULT), seeds=TEN),
+        Block(cells=BELOW, cases=OTHERS, seeds=FEW),
     ]
     return Study(blocks, default_tables)
 
@@ -189,7 +193,7 @@ def default_tables(runs: RunFile) -> list[str]:
     lines += [f"Poisson arrivals in bursts of {BURST_PROGRAMS} programs, each after the end of the last:", ""]
     lines += [*_load_table(runs, BURSTS), ""]
     lines += ["## Beside others", "", f"All columns have the same {len(FEW)} seeds. Load 1.3:", ""]
-    lines += [*_case_table(runs, BESIDE, (DEFAULT, KNOWN, *OTHERS)), ""]
+    lines += [*_case_table(runs, CENTRE, (DEFAULT, KNOWN, *OTHERS)), ""]
     lines += ["Load 0.8:", "", *_case_table(runs, BELOW, (DEFAULT, *OTHERS)), ""]
     return lines
 
@@ -231,6 +235,8 @@ def _load_table(runs: RunFile, cells: Sequence[Cell]) -> list[str]:
     lines = []
     for (workload, memory), by in sorted(rows.items(), key=lambda item: _row_order(item[1])):
         seeds = max(len(runs.seeds(cell, DEFAULT)) for cell in by.values())
+        if not seeds:
+            continue
         shown = (_figures(runs, by[load], DEFAULT) if load in by else "" for load in loads)
         lines.append((workload, memory, seeds, *shown))
     return markdown_table(("programs", "memory", "seeds", *(f"load {load:g}" for load in loads)), lines)
@@ -245,6 +251,7 @@ def _case_table(runs: RunFile, cells: Sequence[Cell], cases: Sequence[str]) -> l
     rows = [
         (cell.workload, cell.memory, *(_figures(runs, cell, case, FEW) for case in cases))
         for cell in sorted(cells, key=lambda cell: _row_order({cell.load: cell}))
+        if runs.seeds(cell, DEFAULT)
     ]
     return markdown_table(("programs", "memory", *cases), rows)
 
