@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from statistics import fmean
 
@@ -34,12 +33,12 @@ SLOTS = 16
 ALL = (*FAMILIES, "mixed")
 COUNTS = {"chat": 200, "tools": 150, "mixed": 60, "coding": 30, "tree": 12}
 LOADS = (1.3,)
-STRENGTHS, WEIGHTS = (0.35, 0.7, 1.4), (8.0, 32.0, 128.0)
 CHOOSING, JUDGING = range(3), range(5, 8)
 
 Constants = tuple[float, float]
 """Strength and weight."""
 OURS: Constants = (SchedulerConfig().boost, boost.OUTPUT_WEIGHT)
+GRID: tuple[Constants, ...] = (OURS, (0.35, 32.0), (1.4, 32.0), (0.7, 8.0), (0.7, 128.0))
 
 
 def case_of(constants: Constants) -> str:
@@ -69,12 +68,11 @@ def log_score(runs: RunFile, workloads: Iterable[str], constants: Constants, see
 
 def tables(runs: RunFile) -> list[str]:
     """Return one line for each family that was left out."""
-    grid = list(product(STRENGTHS, WEIGHTS))
     rows = []
     for left_out in ALL:
         others = [name for name in ALL if name != left_out]
-        chosen = min(grid, key=lambda item: log_score(runs, others, item, CHOOSING))
-        best = min(grid, key=lambda item: log_score(runs, (left_out,), item, JUDGING))
+        chosen = min(GRID, key=lambda item: log_score(runs, others, item, CHOOSING))
+        best = min(GRID, key=lambda item: log_score(runs, (left_out,), item, JUDGING))
         scores = [math.exp(log_score(runs, (left_out,), item, JUDGING)) for item in (chosen, best, OURS)]
         loss, ours = (f"{scores[0] / score - 1:+.1%}" for score in scores[1:])
         rows.append(
@@ -91,7 +89,7 @@ def tables(runs: RunFile) -> list[str]:
     header = ("left out", "chosen by the others", "score", "best", "loss", "ours", "loss against ours")
     by_family = [
         (case_of(item), *(f"{math.exp(log_score(runs, (name,), item, JUDGING)):.3f}" for name in ALL))
-        for item in grid
+        for item in GRID
     ]
     return [
         *markdown_table(header, rows),
@@ -115,17 +113,17 @@ def main() -> None:
     runs = RunFile(arguments.out / "boost-constants.jsonl")
     pools = {name: Pool(load_programs(arguments.data, name), COUNTS[name]) for name in ALL}
     started_s = time.monotonic()
-    for weight in WEIGHTS:
-        # A constant of the module, not a setting: hence no other processes.
-        boost.OUTPUT_WEIGHT = weight
-        cases = (BASE, *(case_of((strength, weight)) for strength in STRENGTHS))
+    for constants in GRID:
+        # The weight is a constant of the module, not a setting: hence no other processes.
+        boost.OUTPUT_WEIGHT = constants[1]
+        cases = (BASE, case_of(constants))
         block = Block(cells=cells_of(ALL, LOADS), cases=cases, seeds=(*CHOOSING, *JUDGING))
         for _ in run_blocks(
             [block], runs, pool_of=lambda cell: pools[cell.workload], settings_of=settings_of
         ):
             if time.monotonic() - started_s > arguments.seconds:
                 sys.exit("not all runs are made: the same command goes on")
-    codes = ", ".join(runs.codes(case_of(item) for item in product(STRENGTHS, WEIGHTS)))
+    codes = ", ".join(runs.codes(map(case_of, GRID)))
     lines = [f"Made by `benchmarks/constants_study.py DATA`, commit {codes}.", "", *tables(runs)]
     if arguments.page is None:
         print("\n".join(lines))
