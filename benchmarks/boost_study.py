@@ -103,15 +103,15 @@ BY_LOAD = tuple(
         (
             *CENTRE,
             *cells_of(ALL, (0.8, 1.6), (1.0,)),
-            *cells_of(ALL, (1.3,), (0.25,)),
             *cells_of(("tools",), (0.8,), (0.5, 0.25)),
-            *cells_of(ALL, (1.3,), (0.5,)),
+            *cells_of(("mixed",), (1.3,), (0.25,)),
+            *cells_of(ALL, (1.3,), (0.5, 0.25)),
             *cells_of(ALL, (0.5,), (1.0,)),
             *cells_of(ALL, (0.8, 1.6), (0.5, 0.25)),
         )
     )
 )
-LEAST_CELLS = 23
+LEAST_CELLS = 20
 """Of BY_LOAD, those that are run before anything else is."""
 PRIVATE = cells_of(WITH_PREFIXES, (1.3,), KV_SHARES, shares_prefixes=False)
 """Programs with equal prefixes that share none."""
