@@ -122,8 +122,12 @@ BURSTS = cells_of(ALL, (1.3,), (1.0, 0.5), arrivals="burst_idle")
 BELOW = cells_of(ALL, (0.8,), (1.0,))
 """Beside the schedulers of others below saturation."""
 WITH_GAPS = (
-    *cells_of(("coding",), (1.3, 0.8), (0.25, 1.0, 0.5), gaps=PROPORTIONAL),
-    *cells_of(tuple(DRAWN_GAPS), (1.3, 0.8), (0.25, 1.0, 0.5), gaps=DRAWN),
+    *cells_of(("coding",), (1.3,), (0.25,), gaps=PROPORTIONAL),
+    *cells_of(tuple(DRAWN_GAPS), (1.3,), (0.25, 1.0), gaps=DRAWN),
+    *cells_of(("coding",), (1.3,), (1.0, 0.5), gaps=PROPORTIONAL),
+    *cells_of(tuple(DRAWN_GAPS), (1.3,), (0.5,), gaps=DRAWN),
+    *cells_of(("coding",), (0.8,), (0.25, 1.0, 0.5), gaps=PROPORTIONAL),
+    *cells_of(tuple(DRAWN_GAPS), (0.8,), (0.25, 1.0, 0.5), gaps=DRAWN),
 )
 BATCHES = cells_of(ALL, (1.0,), KV_SHARES, arrivals="at_once")
 """The load has no meaning in batches."""
