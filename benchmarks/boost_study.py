@@ -111,11 +111,15 @@ BY_LOAD = tuple(
         )
     )
 )
-LEAST_CELLS = 20
-"""Of BY_LOAD, those that are run before anything else is."""
+LEAST_CELLS, LEAST_UNSEEN = 20, 9
+"""Of BY_LOAD and UNSEEN, those that are run before anything else is."""
 PRIVATE = cells_of(WITH_PREFIXES, (1.3,), KV_SHARES, shares_prefixes=False)
 """Programs with equal prefixes that share none."""
-UNSEEN = (*cells_of(HELD_OUT, (1.3,), (1.0, 0.25)), *cells_of(HELD_OUT, (0.8,), (1.0,)))
+UNSEEN = (
+    *cells_of(HELD_OUT, (1.3,), (1.0,)),
+    *cells_of(("lats_humaneval", "whowhen", "mooncake_conv"), (1.3,), (0.25,)),
+    *cells_of(HELD_OUT, (0.8,), (1.0,)),
+)
 """Sources on which no constant was chosen."""
 BURSTS = cells_of(ALL, (1.3,), (1.0, 0.5), arrivals="burst_idle")
 """The load returns to idle."""
@@ -138,6 +142,8 @@ def table_study() -> Study:
     """Return the study of the default."""
     blocks = [
         Block(cells=CENTRE, cases=(BASE, KNOWN, *OTHERS), seeds=FEW),
+        Block(cells=CENTRE, cases=(BASE, DEFAULT), seeds=TEN),
+        Block(cells=UNSEEN[:LEAST_UNSEEN], cases=(BASE, DEFAULT), seeds=UNTUNED),
         Block(cells=BY_LOAD[:LEAST_CELLS], cases=(BASE, DEFAULT), seeds=TEN),
         Block(cells=UNSEEN, cases=(BASE, DEFAULT), seeds=UNTUNED),
         Block(cells=PRIVATE, cases=(BASE, DEFAULT), seeds=UNTUNED),
