@@ -194,13 +194,16 @@ def default_tables(runs: RunFile) -> list[str]:
         for cell in shown
     ]
     lines += [*markdown_table(header, rows), ""]
-    lines += ["## By load", "", *_load_table(runs, BY_LOAD), ""]
-    lines += ["Programs with equal system prefixes that share none of them:", ""]
-    lines += [*_load_table(runs, PRIVATE), ""]
-    lines += ["## Held-out sources", "", *_load_table(runs, UNSEEN), ""]
-    lines += ["## Bursts that return to idle", ""]
-    lines += [f"Poisson arrivals in bursts of {BURST_PROGRAMS} programs, each after the end of the last:", ""]
-    lines += [*_load_table(runs, BURSTS), ""]
+    bursts = f"Poisson arrivals in bursts of {BURST_PROGRAMS} programs, each after the end of the last:"
+    for title, text, cells in (
+        ("## By load", "", BY_LOAD),
+        ("", "Programs with equal system prefixes that share none of them:", PRIVATE),
+        ("## Held-out sources", "", UNSEEN),
+        ("## Bursts that return to idle", bursts, BURSTS),
+    ):
+        if any(runs.seeds(cell, DEFAULT) for cell in cells):
+            lines += [*(part for line in (title, text) if line for part in (line, ""))]
+            lines += [*_load_table(runs, cells), ""]
     lines += ["## Beside others", ""]
     lines += [f"Load 1.3, {len(FEW)} seeds in all columns (figures of fewer say so):", ""]
     lines += [*_case_table(runs, CENTRE, (DEFAULT, KNOWN, *OTHERS)), ""]
