@@ -136,7 +136,14 @@ def steps_by(ends: Sequence[tuple[float, int]], at_s: float) -> int:
 
 
 def _delayed(program: ProgramTrace, overhead_s: float) -> ProgramTrace:
-    calls = [replace(call, gap_before_s=(call.gap_before_s or 0.0) + overhead_s) for call in program.calls]
+    """Return what the client plays: words of its own stand for an answer in later prompts."""
+    calls = []
+    for call in program.calls:
+        shared = call.shared_prefix_tokens
+        if call.prefix_from is not None:
+            shared = min(shared, program.calls[call.prefix_from].prefill_tokens)
+        gap_s = (call.gap_before_s or 0.0) + overhead_s
+        calls.append(replace(call, gap_before_s=gap_s, shared_prefix_tokens=shared))
     return replace(program, calls=tuple(calls))
 
 
