@@ -329,7 +329,9 @@ class _Simulation:
         return engine
 
     def _memory(self, engine: SimEngine, now: float) -> MemoryReport | None:
-        """Return an engine's last report, as old as that of a live engine may be."""
+        """Return an engine's last report, as old as that of a live engine may be; baselines make none."""
+        if self._settings.baseline is not None:
+            return None
         at_s, report = self._reports.get(engine.name, (-math.inf, None))
         if now - at_s > self._settings.report_s:
             report = memory_of(engine.machine.admission)
