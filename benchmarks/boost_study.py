@@ -194,7 +194,10 @@ def default_tables(runs: RunFile) -> list[str]:
         for cell in shown
     ]
     lines += [*markdown_table(header, rows), ""]
-    bursts = f"Poisson arrivals in bursts of {BURST_PROGRAMS} programs, each after the end of the last:"
+    bursts = (
+        f"Poisson arrivals in bursts of {BURST_PROGRAMS} programs, each after the end of the last "
+        "(trees and coding sessions are fewer, so these rows are those of one Poisson burst):"
+    )
     for title, text, cells in (
         ("## By load", "", BY_LOAD),
         ("", "Programs with equal system prefixes that share none of them:", PRIVATE),
