@@ -20,7 +20,7 @@ from autellix_lab.sim.experiment import COMPARED, Sweep, run_sweep
 from autellix_lab.sim.simulation import SimSettings
 from autellix_lab.workload.statistics import Interval, confidence_interval
 
-__all__ = ["BASE", "Block", "Cell", "Pool", "Run", "RunFile", "cells_of", "code_version", "run_blocks"]
+__all__ = ["BASE", "Block", "Cell", "CellRun", "Pool", "RunFile", "cells_of", "code_version", "run_blocks"]
 
 BASE = "fcfs"
 """The case of all ratios."""
@@ -49,7 +49,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class CellRun:
     """A simulation that was made."""
 
     cell: Cell
@@ -84,21 +84,21 @@ class RunFile:
 
     def __init__(self, path: Path) -> None:
         """Read the runs that the file has, if it exists."""
-        self.runs: dict[tuple[Cell, str, int], Run] = {}
+        self.runs: dict[tuple[Cell, str, int], CellRun] = {}
         self._path = path
         if path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
                 fields = json.loads(line)
-                self._keep(Run(**(fields | {"cell": Cell(**fields["cell"])})))
+                self._keep(CellRun(**(fields | {"cell": Cell(**fields["cell"])})))
 
-    def add(self, run: Run) -> None:
+    def add(self, run: CellRun) -> None:
         """Keep a run, also in the file."""
         self._keep(run)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(dataclasses.asdict(run)) + "\n")
 
-    def _keep(self, run: Run) -> None:
+    def _keep(self, run: CellRun) -> None:
         self.runs[run.cell, run.case, run.seed] = run
 
     def seeds(self, cell: Cell, case: str) -> tuple[int, ...]:
@@ -169,7 +169,7 @@ def run_blocks(
     pool_of: Callable[[Cell], Pool],
     settings_of: Callable[[Cell, str], SimSettings],
     workers: int = 1,
-) -> Iterator[Run]:
+) -> Iterator[CellRun]:
     """Make the runs that the file lacks, and yield each.
 
     Args:
@@ -189,7 +189,7 @@ def run_blocks(
         jobs = ((cell, seed, cases) for cell, seed, cases in wanted if cases)
         sweeps = ((cell, _sweep(cell, seed, cases, pool_of, settings_of)) for cell, seed, cases in jobs)
         for cell, case, seed, metrics in _map(sweeps, workers):
-            run = Run(cell=cell, case=case, seed=seed, metrics=metrics, code=code)
+            run = CellRun(cell=cell, case=case, seed=seed, metrics=metrics, code=code)
             runs.add(run)
             yield run
 
