@@ -136,13 +136,9 @@ CASES = (
     Case("structured output: choice", params=_structured(choice=["red", "green", "blue and white"])),
     Case("structured output: grammar", params=_structured(grammar=GRAMMAR)),
     Case("structured output, async scheduling", {"async_scheduling": True}, _structured(json=SCHEMA)),
-    Case(
-        "LoRA adapters", {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}, kind="lora", is_core=True
-    ),
+    Case("LoRA adapters", {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}, kind="lora"),
     Case("prompt embeddings", {"enable_prompt_embeds": True}, kind="embeds"),
-    Case(
-        "embeddings", {"runner": "pooling", "convert": "embed"}, kind="embed", min_preemptions=0, is_core=True
-    ),
+    Case("embeddings", {"runner": "pooling", "convert": "embed"}, kind="embed", min_preemptions=0),
     Case("beam search", kind="beam", min_preemptions=1),
     Case("sliding window", model="mistral"),
     Case("hybrid of layers (Gemma 3)", model="gemma3"),
