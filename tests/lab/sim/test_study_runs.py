@@ -11,7 +11,7 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_lab.sim.experiment import COMPARED
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.simulation import SimSettings
-from autellix_lab.sim.study_runs import BASE, Block, Cell, Pool, Run, RunFile, cells_of, run_blocks
+from autellix_lab.sim.study_runs import BASE, Block, Cell, CellRun, Pool, RunFile, cells_of, run_blocks
 from autellix_lab.workload.fit import fit_program
 from autellix_lab.workload.generate import generate_programs
 
@@ -28,8 +28,8 @@ POOL = Pool(
 CELL = Cell(workload="chat", load=2.0)
 
 
-def run(case: str, seed: int, latency_s: float, cell: Cell = CELL) -> Run:
-    return Run(cell=cell, case=case, seed=seed, metrics=dict.fromkeys(COMPARED, latency_s), code="c")
+def run(case: str, seed: int, latency_s: float, cell: Cell = CELL) -> CellRun:
+    return CellRun(cell=cell, case=case, seed=seed, metrics=dict.fromkeys(COMPARED, latency_s), code="c")
 
 
 def settings_of(cell: Cell, case: str) -> SimSettings:
@@ -37,7 +37,7 @@ def settings_of(cell: Cell, case: str) -> SimSettings:
     return SimSettings(model=MODEL, scheduler=SchedulerConfig(policy=case))
 
 
-def make(path: Path, cases: tuple[str, ...], seeds: tuple[int, ...], *, workers: int = 1) -> list[Run]:
+def make(path: Path, cases: tuple[str, ...], seeds: tuple[int, ...], *, workers: int = 1) -> list[CellRun]:
     block = Block(cells=[CELL, replace(CELL, kv_share=0.5)], cases=cases, seeds=seeds)
     return list(
         run_blocks([block], RunFile(path), pool_of=lambda _: POOL, settings_of=settings_of, workers=workers)
