@@ -25,6 +25,7 @@ GROUPS = {
     "tests/vllm_plugin/test_tenants.py": "engine_worker",
     "tests/lab/demo/test_live.py": "demo",
     "tests/gateway/engines/test_live_pool.py": "two engines",
+    "tests/gateway/test_live_admission.py": "short engine",
 }
 """The group of each file; where tests share an engine, it has the name of their fixture."""
 

@@ -126,3 +126,14 @@ async def test_a_call_through_the_gateway_leaves_as_its_engine_takes_it(serve: A
         assert ("program_id" in call.json) is (kind is not EngineKind.OPENAI)
         assert call.headers.get("x-session-id") == ("p" if kind is EngineKind.VLLM else None)
         assert not (set(ENGINE_HEADERS) - {"x-session-id"}) & set(call.headers)
+
+
+async def test_an_engine_whose_kind_shows_after_the_gateways_start_gets_its_fields(serve: Any) -> None:
+    """As where both start at once: until it answers, an engine counts as a hosted API."""
+    async with serve(engine=FakeEngine(kind=EngineKind.OPENAI)) as rig:
+        rig.engine.kind = EngineKind.VLLM
+        await rig.chat({"X-Autellix-Program-ID": "p"})
+
+        [call] = rig.engine.calls
+        assert call.json["vllm_xargs"]["autellix_program"] == "p"
+        assert call.headers["x-session-id"] == "p"

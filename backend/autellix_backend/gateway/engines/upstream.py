@@ -81,13 +81,17 @@ class Upstream:
             session_header: The header that carries the program id, beside that of the engine's kind.
         """
         self._engine = engine
-        self.kind = engine.kind
         self._authorization = None if api_key is None else f"Bearer {api_key}"
         self._hides_keys = hides_keys or api_key is not None
         self.session_header = session_header
         self._settings = settings
         self.on_retry = on_retry
         self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def kind(self) -> EngineKind:
+        """Which fields the engine takes; known once it has answered, perhaps after the gateway's start."""
+        return self._engine.kind
 
     def open(self) -> None:
         """Open the connection pool; must be called in the event loop."""

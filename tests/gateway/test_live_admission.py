@@ -1,0 +1,147 @@
+"""What the gateway knows of a program decides in a real engine that is short of KV memory."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from tests.conftest import LIVE_STARTUP_S
+from tests.waiting import PATIENCE_S
+
+from autellix_backend.core.policies import make_policy
+from autellix_backend.engines.replica import VllmReplica
+from autellix_backend.gateway.app import create_app
+from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
+from autellix_backend.stores.base import CallEnd, CallStart
+from autellix_backend.stores.memory import MemoryStore
+from autellix_lab.bench.prompts import random_words
+from autellix_lab.demo.model import DEMO_MODEL_NAME
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+CHAT = "/v1/chat/completions"
+BLOCK_TOKENS = 32
+BLOCKS = 65
+FINAL = {"X-Autellix-Final": "true"}
+CAPACITY = int(0.9 * (BLOCKS - 1) * BLOCK_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def short_engine(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmReplica]:
+    """Yield a vLLM server with the default scheduler and KV memory for two thousand tokens."""
+    pytest.importorskip("vllm")
+    blocks = ("--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(BLOCKS))
+    engine = EngineSettings(
+        model=str(demo_model),
+        served_model_name=DEMO_MODEL_NAME,
+        state_dir=tmp_path_factory.mktemp("short-engine"),
+        max_num_seqs=4,
+        startup_timeout_s=LIVE_STARTUP_S,
+        extra_args=(*blocks, "--max-model-len", str((BLOCKS - 1) * BLOCK_TOKENS)),
+    )
+    replica = VllmReplica(Settings(engine=engine))
+    asyncio.run(replica.start())
+    yield replica
+    asyncio.run(replica.stop())
+
+
+@dataclass(slots=True)
+class Backend:
+    """A gateway with default settings before the engine."""
+
+    url: str
+    client: aiohttp.ClientSession
+    store: MemoryStore
+
+    async def call(self, program: str, words: int, max_tokens: int, **headers: str) -> None:
+        """Make a call whose prompt has about as many tokens as words, which no other program shares."""
+        body = {
+            "model": DEMO_MODEL_NAME,
+            "messages": [{"role": "user", "content": " ".join(random_words(random.Random(program), words))}],
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+        }
+        named = {"X-Autellix-Program-ID": program, **headers}
+        async with self.client.post(self.url + CHAT, json=body, headers=named) as response:
+            assert response.status == 200, await response.text()
+            await response.read()
+
+    async def get(self, path: str) -> Any:
+        async with self.client.get(f"{self.url}/autellix/v1/{path}") as response:
+            return await response.json()
+
+    async def remember(self, program: str, began_s: float, prompt_tokens: int) -> None:
+        """Have the gateway know a call of the program that finished elsewhere."""
+        start = CallStart(key=f"{program}-past", call_id="past", program_id=program)
+        await self.store.begin(start, began_s)
+        end = CallEnd(
+            key=start.key,
+            program_id=program,
+            outcome="ok",
+            services_s=(1.0,),
+            wait_s=0.0,
+            table_wait_s=0.0,
+            inherited_service_s=0.0,
+            is_estimated=False,
+            prompt_tokens=prompt_tokens,
+        )
+        await self.store.settle(end, began_s)
+
+    async def reason(self, program: str) -> str:
+        """Return why the program's only call waits or runs; empty while it has none."""
+        calls = (await self.get(f"programs/{program}/why")).get("calls")
+        return str(calls[0]["text"]) if calls else ""
+
+
+@asynccontextmanager
+async def backend(engine: VllmReplica, listen: Any) -> AsyncIterator[Backend]:
+    settings = Settings(gateway=GatewaySettings(report_wait_s=5.0))
+    store = MemoryStore(make_policy(settings.scheduler.policy), program_idle_s=600.0, session_ttl_s=60.0)
+    async with listen(create_app(settings, engine, store=store)) as url, aiohttp.ClientSession() as client:
+        yield Backend(url, client, store)
+
+
+async def until(condition: Callable[[], Awaitable[bool]], told: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 2 * PATIENCE_S
+    while not await condition():
+        assert time.monotonic() < deadline, told()
+        await asyncio.sleep(0.05)
+
+
+async def test_programs_wait_by_the_age_and_work_that_the_gateway_knows(
+    short_engine: VllmReplica, listen: Any
+) -> None:
+    """The old one came first; the one with much work counts as late, though it came before the new one."""
+    async with backend(short_engine, listen) as rig:
+        reasons: dict[str, str] = {}
+        places = {"old": "first", "new": "second", "heavy": "third"}
+
+        async def is_running() -> bool:
+            reasons["holder"] = await rig.reason("holder")
+            return "running" in reasons["holder"]
+
+        async def is_in_order() -> bool:
+            assert not holder.done(), reasons
+            for program in places:
+                reasons[program] = await rig.reason(program)
+            return all(f"; {place} in order." in reasons[program] for program, place in places.items())
+
+        holder = asyncio.create_task(rig.call("holder", 1270, 740, **FINAL))
+        await until(is_running, lambda: reasons)
+        await rig.remember("old", 0.0, prompt_tokens=100)
+        await rig.remember("heavy", time.monotonic(), prompt_tokens=10_000_000)
+        calls = [asyncio.create_task(rig.call(program, 650, 4, **FINAL)) for program in places]
+        await until(is_in_order, lambda: reasons)
+        assert "does not fit beside 1 active program" in reasons["old"]
+        assert f"of {CAPACITY:,} tokens" in reasons["old"]
+        assert "with 10,000,000 tokens of work done" in reasons["heavy"]
+        # Once the holder has left, all of them run.
+        await asyncio.gather(holder, *calls)
