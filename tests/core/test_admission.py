@@ -36,7 +36,7 @@ LONGEST_S = MAX_HOLDS * HOLD_S
 
 
 def make_machine(table: ProcessTable | None = None, **settings: Any) -> Machine:
-    config = {"policy": "boost", "boost": 0.0, "admission": "working_set", "kv_share": 0.5}
+    config: dict[str, Any] = {"policy": "boost", "boost": 0.0, "admission": "working_set", "kv_share": 0.5}
     config |= {"token_s": HOLD_S / CAPACITY, **settings}
     return Machine(SchedulerConfig(**config), table, kv_tokens=2 * CAPACITY)
 

@@ -229,7 +229,7 @@ class _Player:
             outputs = self._beams(llm) if case.kind == "beam" else self._run(engine, scheduler, case)
             for _ in range(4):  # let pipelined steps drain
                 engine.step()
-            result = {"outputs": outputs, "preemptions": len(preempted), "faults": []}
+            result: dict[str, Any] = {"outputs": outputs, "preemptions": len(preempted), "faults": []}
             if free_before != pool.get_num_free_blocks():
                 result["faults"].append(f"{free_before - pool.get_num_free_blocks()} KV blocks left")
             if scheduler.requests or scheduler.running:

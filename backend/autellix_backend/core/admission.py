@@ -31,6 +31,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import chain, count
 from operator import attrgetter
@@ -452,7 +453,7 @@ class WorkingSetAdmission:
             is_starving = waited_s > starving_s
             if is_starving or (waited_s > hold_s and share <= even_share):
                 least_share = -math.inf if is_starving else even_share
-                self._deactivate_in_order(now, lambda own=own: self._may_turn(own), least_share)
+                self._deactivate_in_order(now, partial(self._may_turn, own), least_share)
                 if self._may_turn(own):
                     self._inactive.move(own, -math.inf)
                     self._activate(own)

@@ -334,11 +334,13 @@ class SimEngine:
             if not call.is_running:
                 continue
             blocks = self.blocks.wanted(call)
-            while call.is_running and sum(wanted.values()) + blocks > self.blocks.kv.available:
+            is_in_step = True
+            while is_in_step and sum(wanted.values()) + blocks > self.blocks.kv.available:
                 victim = self._victims.worst()
                 wanted.pop(victim.call_id, None)
                 self._preempt(victim, now)
-            if not call.is_running:
+                is_in_step = victim.call_id != call.call_id
+            if not is_in_step:
                 self.batch.pause([behind for behind in calls[place:] if behind.is_running])
                 break
             wanted[call.call_id] = blocks
