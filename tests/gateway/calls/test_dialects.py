@@ -137,7 +137,7 @@ async def test_a_path_with_dot_segments_is_refused(serve: Any, path: str) -> Non
         # A raw request: clients resolve dot segments themselves.
         host, port = rig.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
         answer = await reader.read()
         writer.close()
         await writer.wait_closed()

@@ -134,6 +134,7 @@ READING = [
     for path, operations in DOCUMENT["paths"].items()
     if operations.get("post", {}).get("requestBody", {}).get("required")
 ]
+JSON = {"content-type": "application/json"}
 BROKEN = {
     "no JSON": b"{",
     "no object": b"[1]",
@@ -147,7 +148,10 @@ BROKEN = {
 @pytest.mark.parametrize("path", READING)
 @pytest.mark.parametrize("body", BROKEN)
 async def test_a_broken_body_is_a_400(serve: Any, path: str, body: str) -> None:
-    async with serve() as rig, rig.client.post(rig.url + path, data=BROKEN[body]) as response:
+    async with (
+        serve() as rig,
+        rig.client.post(rig.url + path, data=BROKEN[body], headers=JSON) as response,
+    ):
         error = (await response.json())["error"]
         assert (response.status, rig.engine.requests) == (400, [])
         assert "not" in error["message"]
@@ -156,13 +160,16 @@ async def test_a_broken_body_is_a_400(serve: Any, path: str, body: str) -> None:
 @pytest.mark.parametrize("path", ["/autellix/v1/sessions", "/autellix/v1/engines"])
 async def test_a_body_that_is_no_calls_is_small(serve: Any, path: str) -> None:
     data = b'{"session_id": "' + b"x" * MAX_CONTROL_BYTES
-    async with serve() as rig, rig.client.post(rig.url + path, data=data) as response:
+    async with serve() as rig, rig.client.post(rig.url + path, data=data, headers=JSON) as response:
         assert response.status == 413
 
 
 @pytest.mark.parametrize("path", READING)
 async def test_a_body_above_the_limit_is_a_413(serve: Any, path: str) -> None:
     data = b'{"a": "' + b"x" * 1000
-    async with serve(max_body_bytes=1000) as rig, rig.client.post(rig.url + path, data=data) as response:
+    async with (
+        serve(max_body_bytes=1000) as rig,
+        rig.client.post(rig.url + path, data=data, headers=JSON) as response,
+    ):
         assert response.status == 413
         assert "exceeds 1000 bytes" in await response.text()

@@ -441,9 +441,11 @@ def test_bounded_locality_can_use_kv_events(monkeypatch: pytest.MonkeyPatch) -> 
     told: list[tuple[int, int]] = []
     assign = LocalityBounded.assign
 
-    def listen(self: LocalityBounded, program: str, tokens: int, loads: Sequence[EngineLoad]) -> str:
+    def listen(
+        self: LocalityBounded, program: str, tokens: int, loads: Sequence[EngineLoad], *rest: Any
+    ) -> str:
         told.extend((load.held_tokens, tokens) for load in loads if load.held_tokens is not None)
-        return assign(self, program, tokens, loads)
+        return assign(self, program, tokens, loads, *rest)
 
     monkeypatch.setattr(LocalityBounded, "assign", listen)
     arrivals = workload(rate_per_s=5.0)
