@@ -73,10 +73,6 @@ class TenantShares:
         """Return the queue of a tenant that has active calls."""
         return self._shares[tenant].queue
 
-    def queues(self) -> Iterator[Queue]:
-        """Walk the queues of the tenants that have active calls."""
-        return (share.queue for share in self._shares.values())
-
     def enter(self, tenant: str, weight: float) -> Queue:
         """Count a new waiting call of a tenant, set its weight, and return its queue."""
         share = self._shares.get(tenant)
