@@ -352,6 +352,7 @@ def test_forgetting_a_program_lets_its_active_calls_go_on(engine: Engine) -> Non
     engine.arrive("a1", 60)
     engine.machine.forget_program("a")
     engine.machine.forget_program("unknown")
+    assert engine.machine.admission is not None
     engine.machine.admission.rekey("unknown")
     assert engine.active == "a"
 
