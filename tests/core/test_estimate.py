@@ -48,54 +48,72 @@ def test_the_index_is_that_of_the_best_stopping_time(totals: list[float], attain
 def test_a_class_has_an_estimate_after_enough_programs() -> None:
     estimator = SizeEstimator()
     for _ in range(LEAST_PROGRAMS - 1):
-        estimator.observe_program("chat", 4.0)
-    assert estimator.expect("chat", 1.0) is None
+        estimator.observe_program("", "chat", 4.0)
+    assert estimator.expect("", "chat", 1.0) is None
 
-    estimator.observe_program("chat", 4.0)
+    estimator.observe_program("", "chat", 4.0)
 
-    assert estimator.expect("chat", 1.0) == 3.0
-    assert estimator.expect("tree", 1.0) is None
+    assert estimator.expect("", "chat", 1.0) == 3.0
+    assert estimator.expect("", "tree", 1.0) is None
 
 
 def test_classes_are_bounded() -> None:
     estimator = SizeEstimator()
     for _ in range(LEAST_PROGRAMS):
-        estimator.observe_program("kept", 4.0)
-        estimator.observe_program("forgotten", 4.0)
+        estimator.observe_program("", "kept", 4.0)
+        estimator.observe_program("", "forgotten", 4.0)
     for number in range(MAX_CLASSES - 1):
-        estimator.observe_program(f"other-{number}", 4.0)
-        estimator.observe_program("kept", 4.0)
+        estimator.observe_program("", f"other-{number}", 4.0)
+        estimator.observe_program("", "kept", 4.0)
 
-    assert estimator.expect("kept", 1.0) == 3.0
-    assert estimator.expect("forgotten", 1.0) is None
+    assert estimator.expect("", "kept", 1.0) == 3.0
+    assert estimator.expect("", "forgotten", 1.0) is None
+
+
+def test_tenants_learn_nothing_from_each_other() -> None:
+    estimator = SizeEstimator()
+    for _ in range(LEAST_PROGRAMS):
+        estimator.observe_program("quiet", "chat", 4.0)
+        estimator.observe_call("quiet", "chat", 1.0, 10)
+    assert estimator.expect("hostile", "chat", 1.0) is None
+    assert estimator.expect("hostile", "chat", 1.0, Hint(calls=2)) is None
+
+    estimator.observe_call("hostile", "chat", 100.0, 1)
+    for number in range(MAX_CLASSES):
+        estimator.observe_program("hostile", f"other-{number}", 4.0)
+
+    assert estimator.expect("quiet", "chat", 1.0) == 3.0
+    assert estimator.expect("quiet", "chat", 1.0, Hint(calls=2)) == pytest.approx(2.0)
+    assert estimator.expect("hostile", "chat", 1.0) is None
+    assert estimator.expect("hostile", "new", 1.0, Hint(calls=2)) == pytest.approx(200.0)
 
 
 def test_a_class_drops_its_oldest_programs() -> None:
     estimator = SizeEstimator()
     for _ in range(HISTORY_PROGRAMS):
-        estimator.observe_program("chat", 100.0)
+        estimator.observe_program("", "chat", 100.0)
     for _ in range(HISTORY_PROGRAMS):
-        estimator.observe_program("chat", 7.0)
+        estimator.observe_program("", "chat", 7.0)
 
-    assert estimator.expect("chat", 0.0) == 7.0
+    assert estimator.expect("", "chat", 0.0) == 7.0
 
 
 def test_hints_are_converted_to_seconds_by_the_cost_of_the_class() -> None:
     estimator = SizeEstimator()
-    estimator.observe_call("chat", 2.0, 100)
-    estimator.observe_call("react", 1.0, 10)
+    estimator.observe_call("", "chat", 2.0, 100)
+    estimator.observe_call("", "react", 1.0, 10)
 
-    assert estimator.expect("chat", 0.0, Hint(calls=3)) == pytest.approx(6.0)
-    assert estimator.expect("chat", 0.0, Hint(tokens=50)) == pytest.approx(1.0)
+    assert estimator.expect("", "chat", 0.0, Hint(calls=3)) == pytest.approx(6.0)
+    assert estimator.expect("", "chat", 0.0, Hint(tokens=50)) == pytest.approx(1.0)
     # A new class costs what all have cost.
-    assert estimator.expect("new", 0.0, Hint(calls=2)) == pytest.approx(3.0)
-    assert estimator.expect("new", 0.0, Hint(tokens=110)) == pytest.approx(3.0)
+    assert estimator.expect("", "new", 0.0, Hint(calls=2)) == pytest.approx(3.0)
+    assert estimator.expect("", "new", 0.0, Hint(tokens=110)) == pytest.approx(3.0)
 
 
 def test_a_hint_has_no_effect_before_the_first_call_has_finished() -> None:
-    assert SizeEstimator().expect("chat", 0.0, Hint(calls=3)) is None
-    assert SizeEstimator().expect("chat", 0.0, Hint(tokens=3)) is None
-    assert SizeEstimator().expect("chat", 0.0, Hint()) is None
+    assert SizeEstimator().expect("", "chat", 0.0, Hint(calls=3)) is None
+    assert SizeEstimator().expect("", "chat", 0.0, Hint(tokens=3)) is None
+    assert SizeEstimator().expect("", "chat", 0.0, Hint()) is None
 
 
 def test_a_hint_moves_with_the_program() -> None:

@@ -321,7 +321,7 @@ class Client:
         if not self._policy.sizes_programs:
             return None
         hint = Hint(tokens=program.tokens_left) if self._has_hints else None
-        return self._estimator.expect(program.trace.source, program.service_s, hint)
+        return self._estimator.expect("", program.trace.source, program.service_s, hint)
 
     def _finish(self, records: list[CallRecord]) -> None:
         for record in records:
@@ -333,7 +333,7 @@ class Client:
             program.tokens_left -= tokens
             program.service_s += record.service_s
             program.left -= 1
-            self._estimator.observe_call(program.trace.source, record.service_s, tokens)
+            self._estimator.observe_call("", program.trace.source, record.service_s, tokens)
             for child in program.trace.calls:
                 if call_number in child.parents:
                     program.missing[child.id] -= 1
@@ -341,7 +341,7 @@ class Client:
                         self._plan(number, child, self._engine.now)
             if program.left == 0:
                 self._engine.end_program(str(number))
-                self._estimator.observe_program(program.trace.source, program.service_s)
+                self._estimator.observe_program("", program.trace.source, program.service_s)
 
     def _complete(self, record: CallRecord) -> None:
         self._table.complete(

@@ -7,6 +7,9 @@ of the class and `a` what this one has attained, the least over d > 0 of
     E[min(X - a, d) | X > a] / P(X - a <= d | X > a)
 
 in seconds. For programs of equal size that is the remainder; for heavy tails it grows with `a`.
+
+Tenants share nothing here: neither do the programs of one inform the estimates for another, nor do its
+classes displace another's.
 """
 
 from __future__ import annotations
@@ -19,8 +22,8 @@ __all__ = ["Hint", "SizeEstimator"]
 
 HISTORY_PROGRAMS = 256
 """Finished programs that a class remembers; the oldest are forgotten first."""
-MAX_CLASSES = 1024
-"""Classes that are remembered; the one not seen for the longest is forgotten first."""
+MAX_CLASSES = 256
+"""Classes of one tenant that are remembered; the one not seen for the longest is forgotten first."""
 LEAST_PROGRAMS = 30
 """Finished programs that a class needs before it says anything."""
 
@@ -79,55 +82,74 @@ class _Class:
         insort(self.ordered, total_s)
 
 
-class SizeEstimator:
-    """Learns from calls and programs as they finish; one class per program name."""
+class _TenantClasses:
+    """The classes of one tenant, the one not seen for the longest first."""
 
     def __init__(self) -> None:
+        self.all = _Class()
         self._classes: dict[str, _Class] = {}
-        self._all = _Class()
 
-    def observe_call(self, name: str, service_s: float, output_tokens: int) -> None:
-        """Learn what a finished call of a program of this name cost."""
-        for group in (self._class(name), self._all):
-            group.per_call.add(service_s, 1)
-            group.per_token.add(service_s, output_tokens)
+    def find(self, name: str) -> _Class | None:
+        return self._classes.get(name)
 
-    def observe_program(self, name: str, service_s: float) -> None:
-        """Learn what a finished program of this name cost in all."""
-        self._class(name).add(service_s)
-
-    def expect(self, name: str, attained_s: float, hint: Hint | None = None) -> float | None:
-        """Return the service (s) that a program is expected to need yet, or None if nothing is known.
-
-        Args:
-            name: its class.
-            attained_s: the service it has received.
-            hint: its client's own expectation, which goes before the class's.
-        """
-        hinted_s = None if hint is None else self._hinted(name, hint)
-        if hinted_s is not None:
-            return hinted_s
-        group = self._classes.get(name)
-        if group is None or len(group.ordered) < LEAST_PROGRAMS:
-            return None
-        return gittins_index(group.ordered, attained_s)
-
-    def _hinted(self, name: str, hint: Hint) -> float | None:
-        group = self._classes.get(name, self._all)
-        if hint.tokens is not None:
-            per_token_s = group.per_token.value() or self._all.per_token.value()
-            return None if per_token_s is None else hint.tokens * per_token_s
-        if hint.calls is not None:
-            per_call_s = group.per_call.value() or self._all.per_call.value()
-            return None if per_call_s is None else hint.calls * per_call_s
-        return None
-
-    def _class(self, name: str) -> _Class:
+    def get(self, name: str) -> _Class:
+        """Return the class of a name, which may be new."""
         found = self._classes.pop(name, None) or _Class()
         self._classes[name] = found
         if len(self._classes) > MAX_CLASSES:
             del self._classes[next(iter(self._classes))]
         return found
+
+    def hinted(self, name: str, hint: Hint) -> float | None:
+        group = self._classes.get(name, self.all)
+        if hint.tokens is not None:
+            per_token_s = group.per_token.value() or self.all.per_token.value()
+            return None if per_token_s is None else hint.tokens * per_token_s
+        if hint.calls is not None:
+            per_call_s = group.per_call.value() or self.all.per_call.value()
+            return None if per_call_s is None else hint.calls * per_call_s
+        return None
+
+
+class SizeEstimator:
+    """Learns from calls and programs as they finish; one class per tenant and program name."""
+
+    def __init__(self) -> None:
+        self._tenants: dict[str, _TenantClasses] = {}
+
+    def observe_call(self, tenant: str, name: str, service_s: float, output_tokens: int) -> None:
+        """Learn what a finished call of a program of this name cost."""
+        classes = self._of(tenant)
+        for group in (classes.get(name), classes.all):
+            group.per_call.add(service_s, 1)
+            group.per_token.add(service_s, output_tokens)
+
+    def observe_program(self, tenant: str, name: str, service_s: float) -> None:
+        """Learn what a finished program of this name cost in all."""
+        self._of(tenant).get(name).add(service_s)
+
+    def expect(self, tenant: str, name: str, attained_s: float, hint: Hint | None = None) -> float | None:
+        """Return the service (s) that a program is expected to need yet, or None if nothing is known.
+
+        Args:
+            tenant: whose it is.
+            name: its class.
+            attained_s: the service it has received.
+            hint: its client's own expectation, which goes before the class's.
+        """
+        classes = self._tenants.get(tenant)
+        if classes is None:
+            return None
+        hinted_s = None if hint is None else classes.hinted(name, hint)
+        if hinted_s is not None:
+            return hinted_s
+        group = classes.find(name)
+        if group is None or len(group.ordered) < LEAST_PROGRAMS:
+            return None
+        return gittins_index(group.ordered, attained_s)
+
+    def _of(self, tenant: str) -> _TenantClasses:
+        return self._tenants.setdefault(tenant, _TenantClasses())
 
 
 def gittins_index(ordered_totals_s: list[float], attained_s: float) -> float | None:

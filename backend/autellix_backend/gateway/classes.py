@@ -13,13 +13,12 @@ from autellix_backend.core.classes import (
     ClassSizes,
     ObservedProgram,
 )
-from autellix_backend.gateway.tenancy.tenants import SEPARATOR
-from autellix_backend.stores.base import CallStart, Inherited, ProgramEnd
+from autellix_backend.stores.base import CLASS_SEPARATOR, CallStart, Inherited, ProgramEnd
 
 
 def class_id(tenant: str, name: str) -> str:
     """Return the id of a tenant's class in the process table; no tenant's name holds a slash."""
-    return f"{tenant}{SEPARATOR}{name}"
+    return f"{tenant}{CLASS_SEPARATOR}{name}"
 
 
 class ProgramClasses:
@@ -110,5 +109,5 @@ def verdict(report: ClassReport) -> str:
 
 
 def _observed_program(id_: str, first_prompt_tokens: int) -> ObservedProgram:
-    tenant, _, name = id_.partition(SEPARATOR)
+    tenant, _, name = id_.partition(CLASS_SEPARATOR)
     return ObservedProgram(ClassKey(tenant, name), first_prompt_tokens)

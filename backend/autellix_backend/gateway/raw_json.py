@@ -17,8 +17,13 @@ MAX_SCALAR_BYTES = 64 * 1024
 """A longer value is no id, number or name."""
 MAX_ITEMS = 200_000
 """Of a list or object that is split into its items, which takes 50 ms then."""
+MAX_READ_BYTES = 2 * 2**20
+MAX_OBJECTS = 20_000
+"""Longer lists of messages or tools, and those of more objects, are not read: they would delay other calls."""
 _CHECKED_BYTES = 2**20
 """Shorter texts cannot hold enough to matter."""
+_BLANKS = b" \t\r\n"
+_SEEN_BYTES = 64
 _MARKS = b":{["
 _MAX_MARKS = 400_000
 """Of a whole body; text has one mark for about 20 bytes, so these are two million tokens."""
@@ -73,7 +78,9 @@ def first_item_byte(raw: msgspec.Raw) -> bytes:
     """Return the first byte of a list's first item; `]` for an empty list, nothing for what is no list."""
     if first_byte(raw) != b"[":
         return b""
-    return bytes(memoryview(raw)[1:]).lstrip(b" \t\r\n")[:1]
+    text = memoryview(raw)
+    # No encoder writes more blanks; a client that does hides its items from no limit.
+    return text[1:_SEEN_BYTES].tobytes().lstrip(_BLANKS)[:1] or text[1:].tobytes().lstrip(_BLANKS)[:1]
 
 
 def may_have_more(raw: bytes | msgspec.Raw, mark: bytes, limit: int = MAX_ITEMS) -> bool:
@@ -81,6 +88,11 @@ def may_have_more(raw: bytes | msgspec.Raw, mark: bytes, limit: int = MAX_ITEMS)
     return bytes(raw).count(mark) > limit
 
 
+def has_many_objects(raw: msgspec.Raw) -> bool:
+    """Return whether a list holds too many objects, or is too long, to be read."""
+    return memoryview(raw).nbytes > MAX_READ_BYTES or may_have_more(raw, b"{", MAX_OBJECTS)
+
+
 def items(raw: msgspec.Raw) -> list[msgspec.Raw]:
-    """Return the items of a list whose number is known to be bounded; anything else has none."""
-    return _items_decoder.decode(raw) if first_byte(raw) == b"[" else []
+    """Return the items of a list whose number is known to be bounded."""
+    return _items_decoder.decode(raw)

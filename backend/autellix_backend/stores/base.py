@@ -16,6 +16,10 @@ from autellix_backend.core.boost import work_of
 from autellix_backend.core.estimate import Hint
 
 
+CLASS_SEPARATOR = "/"
+"""Between tenant and name in the id of a class; no tenant's name holds it."""
+
+
 class StoreUnavailableError(Exception):
     """The store cannot be reached or did not answer in time; it may have run the operation all the same."""
 
@@ -150,6 +154,11 @@ class ProgramEnd:
     first_prompt_tokens: int = 0
     work: float = 0.0
     """That of its finished calls; 0 if unknown."""
+
+
+def tenant_of(class_id: str | None) -> str:
+    """Return the tenant of a class, by its id: that of its programs. Empty without tenants."""
+    return (class_id or "").partition(CLASS_SEPARATOR)[0]
 
 
 def program_work(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> float:

@@ -22,6 +22,7 @@ from autellix_backend.stores.base import (
     ProgramView,
     Reaped,
     StoredCall,
+    tenant_of,
 )
 
 MAX_FLAGS = 8
@@ -105,7 +106,7 @@ class MemoryStore:
         if call.hint is not None:
             entry.whole = call.hint.plus(*done)
         hint = None if entry.whole is None else entry.whole.less(*done)
-        return self._estimator.expect(view.name or "", view.total_service_s, hint)
+        return self._estimator.expect(tenant_of(view.class_id), view.name or "", view.total_service_s, hint)
 
     async def settle(self, end: CallEnd, now: float) -> None:
         """Charge a running call to its program."""
@@ -120,7 +121,8 @@ class MemoryStore:
         view.prompt_tokens += end.prompt_tokens or 0
         view.cached_tokens += end.cached_tokens or 0
         view.output_tokens += end.output_tokens or 0
-        self._estimator.observe_call(view.name or "", end.service_s, end.output_tokens or 0)
+        tenant, output_tokens = tenant_of(view.class_id), end.output_tokens or 0
+        self._estimator.observe_call(tenant, view.name or "", end.service_s, output_tokens)
         if end.is_final:
             self._table.end(end.program_id)
         self._charge(end, running.start.call_id, now)
@@ -249,7 +251,7 @@ class MemoryStore:
             return
         view = self._entries.pop(program_id).view
         if view.finished_calls and view.name:
-            self._estimator.observe_program(view.name, view.total_service_s)
+            self._estimator.observe_program(tenant_of(view.class_id), view.name, view.total_service_s)
         for session_id in view.session_ids:
             programs = self._programs_of[session_id]
             del programs[program_id]

@@ -28,6 +28,7 @@ from autellix_backend.stores.base import (
     Reaped,
     StoreUnavailableError,
     program_work,
+    tenant_of,
 )
 from autellix_backend.stores.memory import HISTORY_CALLS, MAX_FLAGS
 from autellix_backend.stores.redis_link import RedisLink
@@ -160,22 +161,23 @@ class RedisStore:
         )
 
     def _expect(self, known: Sequence[bytes | None]) -> float | None:
-        name = (known[2] or b"").decode()
+        tenant, name = tenant_of((known[12] or b"").decode()), (known[2] or b"").decode()
         attained_s, calls, tokens, hint_calls, hint_tokens = (
             float(known[index] or 0) for index in (3, 4, 5, 7, 8)
         )
         hint = None
         if known[6] is not None:
             hint = msgspec.json.decode(known[6], type=Hint).plus(hint_calls, hint_tokens).less(calls, tokens)
-        return self._estimator.expect(name, attained_s, hint)
+        return self._estimator.expect(tenant, name, attained_s, hint)
 
     async def settle(self, end: CallEnd, now: float) -> None:
         """Charge a running call to its program."""
-        name = await self._settle(end, now, owner=self._gateway)
-        if name is None:
+        program = await self._settle(end, now, owner=self._gateway)
+        if program is None:
             raise UnknownCallError(end.key)
+        name, class_id = program
         # A class's cost per call is learned from the calls settled here, its cost per program from all ends.
-        self._estimator.observe_call(name, end.service_s, end.output_tokens or 0)
+        self._estimator.observe_call(tenant_of(class_id), name, end.service_s, end.output_tokens or 0)
 
     async def open_session(self, session_id: str, now: float) -> bool:
         """Start or refresh a session."""
@@ -261,8 +263,8 @@ class RedisStore:
         """Publish the ends of programs, whichever gateway ended them."""
         self._end_subscribers.append(on_end)
 
-    async def _settle(self, end: CallEnd, now: float, *, owner: str) -> str | None:
-        """Settle a call of this gateway or of a lost one; return its program's name.
+    async def _settle(self, end: CallEnd, now: float, *, owner: str) -> tuple[str, str] | None:
+        """Settle a call of this gateway or of a lost one; return its program's name and class.
 
         Return None if no such call is running.
         """
@@ -279,9 +281,9 @@ class RedisStore:
         answer = await self._link.run("settle", self._gateway, owner, msgspec.json.encode(ending))
         if answer == 0:
             return None
-        name, gone = answer
+        name, class_id, gone = answer
         self._publish_ends(gone)
-        return str(name.decode())
+        return name.decode(), class_id.decode()
 
     async def _beat(self, session_id: str, now: float, manner: str) -> bool:
         time = repr(self.clock.shared(now))
@@ -321,9 +323,9 @@ class RedisStore:
                 self._publish_end(*values)
 
     def _publish_end(self, *values: bytes) -> None:
-        _, name, service_s, finished, *_ = values
+        _, name, service_s, finished, class_id, *_ = values
         if finished and name:
-            self._estimator.observe_program(name.decode(), float(service_s))
+            self._estimator.observe_program(tenant_of(class_id.decode()), name.decode(), float(service_s))
         end = _program_end(*values)
         for on_end in self._end_subscribers:
             on_end(end)

@@ -273,7 +273,7 @@ class _Simulation:
         for engine in self._engines.values():
             engine.end_program(program.program_id, now)
         self._balancer.forget(program.program_id)
-        self._estimator.observe_program(program.trace.source, program.service_s)
+        self._estimator.observe_program("", program.trace.source, program.service_s)
         self._sizes.on_end(program.observed, program.work)
 
     def _schedule_silence(self, program: LiveProgram, now: float, delay_s: float = math.inf) -> None:
@@ -351,7 +351,7 @@ class _Simulation:
         hint = None
         if self._settings.hint_sigma is not None:
             hint = Hint(tokens=program.remaining_tokens * program.hint_error)
-        return self._estimator.expect(program.trace.source, program.service_s, hint)
+        return self._estimator.expect("", program.trace.source, program.service_s, hint)
 
     def _true_cost_s(self, call: CallTrace, prefix: SystemPrefix | None) -> float:
         """Return what a call costs in full batches, with its whole prefix in the cache."""
@@ -371,7 +371,7 @@ class _Simulation:
             )
         )
         program = self._owners.pop(call.call_id)
-        self._estimator.observe_call(program.trace.source, call.record.service_s, call.output_tokens)
+        self._estimator.observe_call("", program.trace.source, call.record.service_s, call.output_tokens)
         for ready in program.finish_call(
             call, now, true_cost_s=self._true_cost_s(call.trace, program.prefix)
         ):

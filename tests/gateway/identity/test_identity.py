@@ -36,7 +36,9 @@ class Calls:
         fields = parse_body(json.dumps(body).encode(), CHAT_COMPLETIONS).fields
         whose = Tenant(name=tenant)
         said = read_identity(headers, fields, lambda: f"call-{self.calls}").scoped_to(whose)
-        return self.resolver.resolve(said, fields, whose)
+        resolved = self.resolver.resolve(said, fields, whose)
+        self.resolver.remember(resolved, whose)
+        return resolved
 
     def where(self, headers: dict[str, str]) -> tuple[str, str]:
         placed = self.resolve(headers)

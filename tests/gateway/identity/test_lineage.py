@@ -2,14 +2,50 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autellix_backend.gateway.identity.lineage import MAX_DEPTH, Lineage
 
 
-def test_a_grandchild_leads_to_the_root_whichever_is_named_first() -> None:
+class Agents:
+    """A lineage that remembers every parent that it is told."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.lineage = Lineage(**settings)
+
+    def __len__(self) -> int:
+        return len(self.lineage)
+
+    def root(self, scope: str, agent: str, parent: str | None, now: float) -> str:
+        root = self.lineage.root(scope, agent, parent, now)
+        if parent is not None:
+            self.lineage.link(scope, agent, parent, now)
+        return root
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.lineage, name)
+
+
+def test_a_parent_that_is_only_looked_at_is_not_remembered() -> None:
     lineage = Lineage(ttl_s=10)
+    assert lineage.root("", "child", "root", 0) == "root"
+    assert lineage.root("", "child", None, 0) == "child"
+
+
+def test_a_tenant_cannot_displace_anothers_agents() -> None:
+    lineage = Agents(ttl_s=10, max_links=4)
+    lineage.root("quiet", "child", "root", 0)
+    for number in range(20):
+        lineage.root("hostile", f"child-{number}", "root", 0)
+    assert len(lineage) == 4
+    assert lineage.root("quiet", "child", None, 0) == "root"
+
+
+def test_a_grandchild_leads_to_the_root_whichever_is_named_first() -> None:
+    lineage = Agents(ttl_s=10)
     assert lineage.root("", "grandchild", "child", 0) == "child"
     assert lineage.root("", "child", "root", 1) == "root"
     assert lineage.root("", "grandchild", None, 2) == "root"
@@ -17,13 +53,13 @@ def test_a_grandchild_leads_to_the_root_whichever_is_named_first() -> None:
 
 
 def test_tenants_do_not_see_each_others_agents() -> None:
-    lineage = Lineage(ttl_s=10)
+    lineage = Agents(ttl_s=10)
     lineage.root("a", "child", "root", 0)
     assert lineage.root("b", "child", None, 0) == "child"
 
 
 def test_a_parent_that_closes_a_circle_is_ignored() -> None:
-    lineage = Lineage(ttl_s=10)
+    lineage = Agents(ttl_s=10)
     assert lineage.root("", "a", "a", 0) == "a"
     assert lineage.root("", "a", "b", 0) == "b"
     assert lineage.root("", "b", "a", 0) == "b"
@@ -31,7 +67,7 @@ def test_a_parent_that_closes_a_circle_is_ignored() -> None:
 
 
 def test_links_leave_when_unused_and_stay_while_used() -> None:
-    lineage = Lineage(ttl_s=10)
+    lineage = Agents(ttl_s=10)
     lineage.root("", "old", "root", 0)
     lineage.root("", "used", "root", 0)
     assert lineage.root("", "used", None, 9) == "root"
@@ -43,7 +79,7 @@ def test_links_leave_when_unused_and_stay_while_used() -> None:
 
 
 def test_an_ended_agent_is_dropped() -> None:
-    lineage = Lineage(ttl_s=10)
+    lineage = Agents(ttl_s=10)
     lineage.root("", "child", "root", 0)
     lineage.forget("", "child")
     lineage.forget("", "child")
@@ -51,7 +87,7 @@ def test_an_ended_agent_is_dropped() -> None:
 
 
 def test_beyond_the_bound_the_longest_unused_leaves() -> None:
-    lineage = Lineage(ttl_s=10, max_links=2)
+    lineage = Agents(ttl_s=10, max_links=2)
     for child in ("a", "b", "c"):
         lineage.root("", child, "root", 0)
     assert len(lineage) == 2
@@ -59,7 +95,7 @@ def test_beyond_the_bound_the_longest_unused_leaves() -> None:
 
 
 def test_the_depth_of_ancestry_is_bounded() -> None:
-    lineage = Lineage(ttl_s=10)
+    lineage = Agents(ttl_s=10)
     for number in range(MAX_DEPTH + 5):
         lineage.root("", str(number + 1), str(number), 0)
     assert lineage.root("", str(MAX_DEPTH), None, 0) == "0"
@@ -73,7 +109,7 @@ NAMES = st.sampled_from("abcdef")
 def test_any_links_end_in_a_root_and_leave_nothing_behind(
     links: list[tuple[str, str | None, int]],
 ) -> None:
-    lineage = Lineage(ttl_s=10, max_links=4)
+    lineage = Agents(ttl_s=10, max_links=4)
     now = 0
     for agent, parent, pause in links:
         now += pause

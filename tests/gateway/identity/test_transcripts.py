@@ -9,7 +9,8 @@ import pytest
 
 from autellix_backend.gateway.calls.body import parse_body
 from autellix_backend.gateway.calls.dialects import CHAT_COMPLETIONS
-from autellix_backend.gateway.identity.transcripts import MAX_READ_BYTES, TranscriptChain
+from autellix_backend.gateway.identity.transcripts import TranscriptChain
+from autellix_backend.gateway.raw_json import MAX_READ_BYTES
 
 SYSTEM = {"role": "system", "content": "You are a coding agent."}
 
@@ -34,7 +35,11 @@ class Chat:
         body = parse_body(
             json.dumps({"model": "m", "messages": messages, **fields}).encode(), CHAT_COMPLETIONS
         )
-        return self.chain.join(scope, body.fields, str(self.calls), now)
+        found = self.chain.find(scope, body.fields, str(self.calls), now)
+        if found is None:
+            return None
+        self.chain.remember(scope, found, now)
+        return found.program
 
 
 FIRST = (SYSTEM, user("fix the bug"))
@@ -98,7 +103,8 @@ def test_another_process_knows_nothing_of_it() -> None:
     one, other = Chat(), Chat()
     one.say(*SECOND)
     other.say(*SECOND)
-    assert set(one.chain._programs._entries) != set(other.chain._programs._entries)
+    assert one.chain._programs._scopes.keys() == other.chain._programs._scopes.keys() == {""}
+    assert one.chain._programs._scopes[""].keys() != other.chain._programs._scopes[""].keys()
 
 
 def test_transcripts_leave_when_unused_and_stay_while_used() -> None:
@@ -119,6 +125,22 @@ def test_beyond_the_bound_the_longest_unused_leaves() -> None:
     assert chat.say(*FIRST, answer("a"), user("go on"), answer("x"), user("y")) == "4"
 
 
+def test_a_call_that_is_not_admitted_leaves_no_transcript() -> None:
+    chain = TranscriptChain(ttl_s=10)
+    body = json.dumps({"model": "m", "messages": SECOND}).encode()
+    assert chain.find("", parse_body(body, CHAT_COMPLETIONS).fields, "p", 0) is not None
+    assert len(chain) == 0
+
+
+def test_a_tenant_cannot_displace_anothers_transcripts() -> None:
+    chat = Chat(max_transcripts=4)
+    chat.say(*SECOND, scope="quiet")
+    for number in range(20):
+        chat.say(*FIRST, answer(str(number)), user("go on"), scope="hostile")
+    assert len(chat.chain) == 4
+    assert chat.say(*THIRD, scope="quiet") == "1"
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -132,7 +154,7 @@ def test_beyond_the_bound_the_longest_unused_leaves() -> None:
 )
 def test_a_request_that_is_no_chat_has_no_transcript(body: bytes) -> None:
     chain = TranscriptChain(ttl_s=10)
-    assert chain.join("", parse_body(body, CHAT_COMPLETIONS).fields, "p", 0) is None
+    assert chain.find("", parse_body(body, CHAT_COMPLETIONS).fields, "p", 0) is None
     assert len(chain) == 0
 
 

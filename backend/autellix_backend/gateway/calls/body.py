@@ -114,18 +114,16 @@ def _prompt_count(fields: Mapping[str, msgspec.Raw], dialect: Dialect) -> int:
     if name is None or (raw := fields.get(name)) is None:
         return 1
     # A list of numbers is one tokenised prompt; a list of texts or of lists is one prompt each.
-    if first_item_byte(raw) not in (b'"', b"["):
-        return 1
-    return _item_count(name, raw)
+    begin = first_item_byte(raw)
+    return _item_count(name, raw, begin) if begin in (b'"', b"[") else 1
 
 
-def _item_count(name: str, raw: msgspec.Raw) -> int:
-    """Return the number of items of a list of texts, lists or objects.
+def _item_count(name: str, raw: msgspec.Raw, begin: bytes) -> int:
+    """Return the number of items of a list of texts, lists or objects, by the first byte of the first item.
 
     Raises:
         InvalidRequestError: if there may be too many to be counted without delaying others.
     """
-    begin = first_item_byte(raw)
     marks = 2 * MAX_ITEMS if begin == b'"' else MAX_ITEMS
     if may_have_more(raw, begin, marks):
         problem = f"{name}: too long a list, with more than {marks} {begin.decode()}; expected fewer"
@@ -135,9 +133,9 @@ def _item_count(name: str, raw: msgspec.Raw) -> int:
 
 def _check_messages(body: CallBody, name: str, limit: int) -> None:
     raw = body.fields.get(name)
-    if raw is None or first_item_byte(raw) not in (b'"', b"[", b"{"):
+    if raw is None or (begin := first_item_byte(raw)) not in (b'"', b"[", b"{"):
         return
-    count = _item_count(name, raw)
+    count = _item_count(name, raw, begin)
     if count > limit:
         problem = f"{name} holds {count} items; expected {limit} at most (limits.max_messages)"
         raise InvalidRequestError(problem, param=name)

@@ -90,6 +90,8 @@ class CallEndpoint:
         assignment = self._router.assign(identity.program, body.model, body.size_bytes, prefix)
         try:
             call = await self._registry.begin(request, assignment.handle.name, assignment.prompt_tokens)
+            # Only now: a call that the tenant's limits refuse leaves nothing that others would lose room to.
+            self._resolver.remember(identity, tenant)
             await Exchange(self._router, self._registry, assignment, call, send).run(receive)
         finally:
             self._router.release(assignment)

@@ -50,9 +50,6 @@ class ConnectionTable:
         self._open: set[BoundedHttpProtocol] = set()
         self._idle: dict[BoundedHttpProtocol, None] = {}
 
-    def __len__(self) -> int:
-        return len(self._open)
-
     def add(self, connection: BoundedHttpProtocol) -> bool:
         """Add a new connection, at the price of the oldest idle one; return False if there is none."""
         if len(self._open) >= self.max_connections:
@@ -80,6 +77,26 @@ class ConnectionTable:
             self._idle[connection] = None
 
 
+class _Timer:
+    """One timer that may be started again."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._handle: asyncio.TimerHandle | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._handle is not None
+
+    def start(self, delay_s: float, action: Callable[[], None]) -> None:
+        self._handle = self._loop.call_later(delay_s, action)
+
+    def cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """The connection of a client."""
 
@@ -94,8 +111,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Bytes since the parser finished a head, a piece of a body or a message; it may hold them all."""
         self._refusal: GatewayError | None = None
         self._is_refused = False
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._stall_timer: asyncio.TimerHandle | None = None
+        self._head_timer = _Timer(self.loop)
+        self._stall_timer = _Timer(self.loop)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection if there is room for it."""
@@ -108,8 +125,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._table.remove(self)
-        self._cancel_head_timer()
-        self._cancel_stall_timer()
+        self._head_timer.cancel()
+        self._stall_timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -125,7 +142,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._unfinished_bytes = 0
             return
         self._unfinished_bytes += len(data)
-        if self._head_timer is None and self._is_in_head and not self._is_refused:
+        if not self._head_timer.is_running and self._is_in_head and not self._is_refused:
             self._await_head()
 
     def send_400_response(self, msg: str) -> None:
@@ -141,7 +158,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._has_progressed = True
         self._is_in_head = False
         self._requests += 1
-        self._cancel_head_timer()
+        self._head_timer.cancel()
         if self._is_oversize():
             self._refusal = self._oversize()
             raise self._refusal
@@ -175,7 +192,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         """End the watch: the client has taken nearly all."""
-        self._cancel_stall_timer()
+        self._stall_timer.cancel()
         super().resume_writing()
 
     def _is_oversize(self) -> bool:
@@ -191,7 +208,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _refuse(self, error: GatewayError) -> None:
         """Answer with an error and end the connection, some time later if more of the request may come."""
         self._is_refused = True
-        self._cancel_head_timer()
+        self._head_timer.cancel()
         self._table.remove(self)
         if self.cycle is not None and not self.cycle.response_complete:
             # The answer to an earlier request is under way: another may not be written into it.
@@ -209,7 +226,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.loop.call_later(LINGER_S, self.transport.abort)
 
     def _await_head(self) -> None:
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._on_head_timeout)
+        self._head_timer.start(HEAD_TIMEOUT_S, self._on_head_timeout)
 
     def _on_head_timeout(self) -> None:
         if self._unfinished_bytes:
@@ -223,23 +240,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _watch_reading(self) -> None:
         left_bytes = self.transport.get_write_buffer_size()
-        self._stall_timer = self.loop.call_later(STALL_PERIOD_S, self._check_reading, left_bytes)
+        self._stall_timer.start(STALL_PERIOD_S, partial(self._check_reading, left_bytes))
 
     def _check_reading(self, before_bytes: int) -> None:
         if before_bytes - self.transport.get_write_buffer_size() < MIN_READ_BYTES:
             self.transport.abort()
         else:
             self._watch_reading()
-
-    def _cancel_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def _cancel_stall_timer(self) -> None:
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
 
 
 def bounded_protocol(max_connections: int) -> Callable[..., BoundedHttpProtocol]:

@@ -26,7 +26,7 @@ from autellix_backend.gateway.identity.aliases import (
     usable_id,
 )
 from autellix_backend.gateway.identity.lineage import Lineage
-from autellix_backend.gateway.identity.transcripts import TranscriptChain
+from autellix_backend.gateway.identity.transcripts import Transcript, TranscriptChain
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.settings import GatewaySettings
@@ -71,6 +71,8 @@ class Identity:
     """Tools that the client ran since the calls this one depends on, and their seconds."""
 
     aliases: ResolvedAliases = field(compare=False, repr=False)
+    transcript: Transcript | None = field(default=None, compare=False, repr=False)
+    """Its transcript, where that identifies the program."""
 
     def scoped_to(self, tenant: Tenant) -> Identity:
         """Return the identity with the tenant's name in the ids of its program and session."""
@@ -122,7 +124,7 @@ def _read_identity(headers: Mapping[str, str], fields: Fields, new_id: Callable[
 class IdentityResolver:
     """Resolves calls to root programs and threads, by the lineages and transcripts it remembers.
 
-    It sees admitted calls only, so that a refused one leaves no trace.
+    It remembers those of admitted calls only, so that a refused one leaves no trace.
     """
 
     def __init__(
@@ -146,6 +148,18 @@ class IdentityResolver:
         if aliases.program is None:
             return self._resolve_unnamed(identity, fields, tenant)
         return self._resolve_named(identity, aliases, aliases.program, tenant)
+
+    def remember(self, identity: Identity, tenant: Tenant) -> None:
+        """Remember the lineage and the transcript of a resolved call that was admitted."""
+        if identity.transcript is not None and self._chain is not None:
+            self._chain.remember(tenant.name, identity.transcript, self._clock())
+        named, aliases = identity.aliases.program, identity.aliases
+        if named is None or identity.source == FOREIGN_TOKEN or not self._follows(named):
+            return
+        if aliases.final is not None:
+            self._lineage.forget(tenant.name, named.value)
+        elif aliases.parent is not None:
+            self._lineage.link(tenant.name, named.value, aliases.parent, self._clock())
 
     def expire(self, now: float) -> None:
         """Drop lineages and transcripts that have not been used for as long as a program may idle."""
@@ -177,19 +191,22 @@ class IdentityResolver:
 
     def _root_and_agent(self, aliases: ResolvedAliases, named: AliasMatch, tenant: Tenant) -> tuple[str, str]:
         # They are the same for a main agent.
-        if self._has_threads and named.alias.client in _CLIENTS_WITH_PARENTS:
+        if self._follows(named):
             root = self._lineage.root(tenant.name, named.value, aliases.parent, self._clock())
-            if aliases.final is not None:
-                self._lineage.forget(tenant.name, named.value)
             if root != named.value:
                 return root, named.value
         return named.value, aliases.agent or named.value
 
+    def _follows(self, named: AliasMatch) -> bool:
+        return self._has_threads and named.alias.client in _CLIENTS_WITH_PARENTS
+
     def _resolve_unnamed(self, identity: Identity, fields: Fields, tenant: Tenant) -> Identity:
         if self._chain is None:
             return identity
-        program = self._chain.join(tenant.name, fields, identity.program, self._clock())
-        return identity if program is None else replace(identity, program=program, source=CONTENT_CHAIN)
+        found = self._chain.find(tenant.name, fields, identity.program, self._clock())
+        if found is None:
+            return identity
+        return replace(identity, program=found.program, source=CONTENT_CHAIN, transcript=found)
 
 
 def _joined(program: str, agent: str) -> str:

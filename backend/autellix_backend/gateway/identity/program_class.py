@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from autellix_backend.gateway.identity.aliases import Fields
-from autellix_backend.gateway.raw_json import JSON_ERRORS, decoded_or, may_have_more
+from autellix_backend.gateway.raw_json import JSON_ERRORS, MAX_READ_BYTES, decoded_or, has_many_objects
 
 UNNAMED = "unnamed"
 """The class of programs without a name, a system prompt and tools."""
@@ -24,9 +24,6 @@ MAX_HASHED_BYTES = 64 * 1024
 """How much of a system prompt is hashed."""
 MIN_PREFIX_BYTES = 1024
 """What begins with fewer equal bytes saves too little to be looked for."""
-MAX_READ_BYTES = 2 * 2**20
-MAX_OBJECTS = 20_000
-"""Longer lists of messages or tools, and those of more objects, are skipped: they would delay other calls."""
 
 _SYSTEM_FIELDS = ("system", "instructions")
 """The system prompt of Anthropic's messages and of responses."""
@@ -118,6 +115,6 @@ def _text(raw: msgspec.Raw) -> bytes:
 
 def _decoded(decoder: msgspec.json.Decoder[list[T]], raw: msgspec.Raw | None) -> list[T]:
     """Return the items of a list; none if it is absent, malformed, too long or of too many objects."""
-    if raw is None or memoryview(raw).nbytes > MAX_READ_BYTES or may_have_more(raw, b"{", MAX_OBJECTS):
+    if raw is None or has_many_objects(raw):
         return []
     return decoded_or([], decoder, raw, MAX_READ_BYTES)

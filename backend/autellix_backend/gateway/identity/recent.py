@@ -1,4 +1,4 @@
-"""A bounded map that drops the least recently used entries."""
+"""A bounded map of what scopes (tenants) have sent lately, in which none can displace another's entries."""
 
 from __future__ import annotations
 
@@ -10,41 +10,62 @@ Value = TypeVar("Value")
 
 
 class RecentMap(Generic[Key, Value]):
-    """Values by key; an entry leaves `ttl_s` after its last use, or when the map is full."""
+    """Values by scope and key; an entry leaves `ttl_s` after its last use, or when the map is full.
+
+    A full map drops the oldest entry of the scope that has the most, so a scope with less than its share of
+    the map loses nothing to the others.
+    """
 
     def __init__(self, *, ttl_s: float, max_entries: int) -> None:
         self._ttl_s = ttl_s
         self._max_entries = max_entries
-        # In the order of their last use, so that the oldest leave from one end.
-        self._entries: OrderedDict[Key, tuple[Value, float]] = OrderedDict()
+        # Each in the order of their last use, so that the oldest leave from one end. No scope is empty.
+        self._scopes: dict[str, OrderedDict[Key, tuple[Value, float]]] = {}
+        self._size = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return self._size
 
-    def __contains__(self, key: Key) -> bool:
-        return key in self._entries
+    def has(self, scope: str, key: Key) -> bool:
+        """Return whether a scope has a key."""
+        return key in self._scopes.get(scope, ())
 
-    def use(self, key: Key, now: float) -> Value:
+    def use(self, scope: str, key: Key, now: float) -> Value:
         """Return the value of a key that is present, and count this as a use."""
-        value, _ = self._entries[key]
-        self.put(key, value, now)
+        value, _ = self._scopes[scope][key]
+        self.put(scope, key, value, now)
         return value
 
-    def put(self, key: Key, value: Value, now: float) -> None:
-        """Set a value; a full map drops its oldest entry."""
-        self._entries[key] = (value, now)
-        self._entries.move_to_end(key)
-        if len(self._entries) > self._max_entries:
-            self._entries.popitem(last=False)
+    def put(self, scope: str, key: Key, value: Value, now: float) -> None:
+        """Set a value; a full map drops an entry."""
+        entries = self._scopes.setdefault(scope, OrderedDict())
+        self._size += key not in entries
+        entries[key] = (value, now)
+        entries.move_to_end(key)
+        if self._size > self._max_entries:
+            self._drop_oldest(max(self._scopes, key=lambda name: len(self._scopes[name])))
 
-    def discard(self, key: Key) -> None:
+    def discard(self, scope: str, key: Key) -> None:
         """Drop an entry, if it is present."""
-        self._entries.pop(key, None)
+        if self.has(scope, key):
+            del self._scopes[scope][key]
+            self._on_dropped(scope)
 
     def expire(self, now: float) -> None:
         """Drop the entries that have not been used for `ttl_s`."""
-        while self._entries:
-            key, (_, used_at) = next(iter(self._entries.items()))
-            if now - used_at < self._ttl_s:
-                return
-            del self._entries[key]
+        for scope in tuple(self._scopes):
+            self.expire_of(scope, now)
+
+    def expire_of(self, scope: str, now: float) -> None:
+        """Drop the entries of one scope that have not been used for `ttl_s`."""
+        while (entries := self._scopes.get(scope)) and now - next(iter(entries.values()))[1] >= self._ttl_s:
+            self._drop_oldest(scope)
+
+    def _drop_oldest(self, scope: str) -> None:
+        self._scopes[scope].popitem(last=False)
+        self._on_dropped(scope)
+
+    def _on_dropped(self, scope: str) -> None:
+        self._size -= 1
+        if not self._scopes[scope]:
+            del self._scopes[scope]

@@ -14,22 +14,28 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import msgspec
 
 from autellix_backend.gateway.identity.recent import RecentMap
-from autellix_backend.gateway.raw_json import decoded_or, may_have_more
+from autellix_backend.gateway.raw_json import MAX_READ_BYTES, decoded_or, has_many_objects
 
 MAX_TRANSCRIPTS = 65536
-MAX_READ_BYTES = 2 * 2**20
-MAX_OBJECTS = 20_000
-"""Longer transcripts, and those of more objects, are skipped: reading them would delay other calls."""
 SECRET_BYTES = 32
 
 _SEED_FIELDS = ("model", "system", "tools")
 """Fields that stay the same within a program; Anthropic's system prompt is a field of its own."""
 
 _AMBIGUOUS = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A call's transcript, and the program that it belongs to."""
+
+    digest: bytes
+    program: str
 
 
 class _Message(msgspec.Struct):
@@ -52,41 +58,48 @@ class TranscriptChain:
     def __len__(self) -> int:
         return len(self._programs)
 
-    def join(self, scope: str, fields: Mapping[str, msgspec.Raw], newcomer: str, now: float) -> str | None:
-        """Return the program that a call belongs to, and remember the call's transcript as that program's.
+    def find(
+        self, scope: str, fields: Mapping[str, msgspec.Raw], newcomer: str, now: float
+    ) -> Transcript | None:
+        """Return a call's transcript and its program; nothing is remembered yet.
 
         Args:
-            scope: The tenant; transcripts of different ones never meet.
+            scope: The tenant; transcripts of different ones never meet, nor displace each other.
             fields: The call's body.
             newcomer: The program that the call starts if it extends no known transcript.
             now: Seconds that only grow.
 
         Returns:
-            The program; None if the call is not a chat, or holds no answer yet.
+            None if the call is not a chat, or holds no answer yet.
         """
-        self.expire(now)
+        self._programs.expire_of(scope, now)
         digests = self._digests(scope, fields)
         if not digests:
             return None
         *earlier, whole = digests
-        program = self._longest_match(earlier, now) or newcomer
-        is_shared = whole in self._programs and self._programs.use(whole, now) != program
-        self._programs.put(whole, _AMBIGUOUS if is_shared else program, now)
-        return program
+        return Transcript(whole, self._longest_match(scope, earlier, now) or newcomer)
+
+    def remember(self, scope: str, transcript: Transcript, now: float) -> None:
+        """Remember the transcript of a call that was admitted."""
+        digest, program = transcript.digest, transcript.program
+        is_shared = (
+            self._programs.has(scope, digest) and self._programs.use(scope, digest, now) != program
+        )
+        self._programs.put(scope, digest, _AMBIGUOUS if is_shared else program, now)
 
     def expire(self, now: float) -> None:
         """Drop the transcripts that have not been used for `ttl_s`."""
         self._programs.expire(now)
 
-    def _longest_match(self, earlier: list[bytes], now: float) -> str | None:
+    def _longest_match(self, scope: str, earlier: list[bytes], now: float) -> str | None:
         # None without a known transcript, or if several programs sent it.
-        known = next((digest for digest in reversed(earlier) if digest in self._programs), None)
-        return None if known is None else self._programs.use(known, now)
+        known = next((digest for digest in reversed(earlier) if self._programs.has(scope, digest)), None)
+        return None if known is None else self._programs.use(scope, known, now)
 
     def _digests(self, scope: str, fields: Mapping[str, msgspec.Raw]) -> list[bytes]:
         # Of each prefix that may be an earlier call's whole transcript, and last of this call's.
         raw = fields.get("messages")
-        if raw is None or self._is_too_long(fields) or may_have_more(raw, b"{", MAX_OBJECTS):
+        if raw is None or self._is_too_long(fields) or has_many_objects(raw):
             return []
         roles = [message.role for message in decoded_or([], _roles_decoder, raw, MAX_READ_BYTES)]
         if "assistant" not in roles:

@@ -34,5 +34,5 @@ for _, parent in ipairs(start.parents or {}) do
   ends[#ends + 1] = call('HGET', key('e', program), parent) or ''
 end
 local known = call('HMGET', p, 'service_s', 'wait_s', 'name', 'total_service_s', 'finished_calls', 'output_tokens',
-  'hint', 'hint_calls', 'hint_tokens', 'prompt_tokens', 'cached_tokens', 'created')
+  'hint', 'hint_calls', 'hint_tokens', 'prompt_tokens', 'cached_tokens', 'created', 'class_id')
 return {known, ends}
