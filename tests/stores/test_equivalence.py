@@ -184,5 +184,7 @@ def test_a_class_is_learned_from_programs_that_end(table: Table) -> None:
             await store.settle(end(f"{number}", 4.0, program=f"p{number}"), 1.0)
             await store.end_program(f"p{number}", 2.0)
         assert (await store.begin(start("k", "q", name="chat"), 3.0)).expected_s == 4.0
+        stranger = await store.begin(start("l", "r", name="chat", class_id="other/chat"), 3.0)
+        assert stranger.expected_s is None
 
     table.run(main())

@@ -19,7 +19,7 @@ MAX_ITEMS = 200_000
 """Of a list or object that is split into its items, which takes 50 ms then."""
 MAX_READ_BYTES = 2 * 2**20
 MAX_OBJECTS = 20_000
-"""Longer lists of messages or tools, and those of more objects, are not read: they would delay other calls."""
+"""Longer lists of messages or tools, and those of more objects, are not read: they would delay others."""
 _CHECKED_BYTES = 2**20
 """Shorter texts cannot hold enough to matter."""
 _BLANKS = b" \t\r\n"

@@ -15,7 +15,6 @@ import msgspec
 from autellix_backend.core.boost import work_of
 from autellix_backend.core.estimate import Hint
 
-
 CLASS_SEPARATOR = "/"
 """Between tenant and name in the id of a class; no tenant's name holds it."""
 

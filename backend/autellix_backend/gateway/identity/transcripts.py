@@ -82,9 +82,7 @@ class TranscriptChain:
     def remember(self, scope: str, transcript: Transcript, now: float) -> None:
         """Remember the transcript of a call that was admitted."""
         digest, program = transcript.digest, transcript.program
-        is_shared = (
-            self._programs.has(scope, digest) and self._programs.use(scope, digest, now) != program
-        )
+        is_shared = self._programs.has(scope, digest) and self._programs.use(scope, digest, now) != program
         self._programs.put(scope, digest, _AMBIGUOUS if is_shared else program, now)
 
     def expire(self, now: float) -> None:
