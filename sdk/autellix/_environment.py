@@ -43,10 +43,13 @@ def parse_base_url(url: str) -> tuple[Origin, str]:
     """Split a backend's address into its origin and its root path, without the `/v1` of OpenAI clients.
 
     Raises:
+        TypeError: if it is not text.
         ValueError: if it is not an http or https address with a host.
     """
     from urllib.parse import urlsplit
 
+    if not isinstance(url, str):
+        raise TypeError(f"base_url is a {type(url).__name__}; expected text")
     parts = urlsplit(url.strip())
     if parts.scheme not in PORTS or not parts.hostname:
         raise ValueError(f"base_url: {url!r} is not an address such as http://127.0.0.1:8000")
@@ -57,7 +60,7 @@ def parse_base_url(url: str) -> tuple[Origin, str]:
 def parse_base_urls(base_urls: str | Iterable[str]) -> dict[Origin, str]:
     """Parse addresses, comma separated or one by one, into root paths by origin."""
     urls = base_urls.split(",") if isinstance(base_urls, str) else base_urls
-    return dict(parse_base_url(url) for url in urls if url.strip())
+    return dict(parse_base_url(url) for url in urls if str.strip(url))
 
 
 def configured_backends() -> dict[Origin, str]:

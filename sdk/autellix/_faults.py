@@ -15,11 +15,14 @@ def safely(step: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T | No
     """Run one of the client's own steps; if it fails, log the error and return None."""
     try:
         return step(*args, **kwargs)
-    except Exception:  # the boundary to user code: no fault of the client may break the caller
-        # Imported only here: logging takes a fifth of the time budget of `import autellix`.
-        import logging
+    except Exception:  # noqa: BLE001 - the boundary to user code: no fault of the client may break the caller
+        try:
+            # Imported only here: logging takes a fifth of the time budget of `import autellix`.
+            import logging
 
-        logging.getLogger("autellix").debug("%s failed", getattr(step, "__name__", step), exc_info=True)
+            logging.getLogger("autellix").debug("%s failed", getattr(step, "__name__", step), exc_info=True)
+        except Exception:  # noqa: BLE001 - at the recursion limit even logging fails
+            pass
         return None
 
 

@@ -126,8 +126,10 @@ def _program_of(request: Any) -> ProgramScope:
     return ProgramScope(_name(request.method or "", request.path), is_implicit=True)
 
 
-def _name(method: str, path: str) -> str:
+def _name(method: object, path: object) -> str:
     """Name a request by its kind, with placeholders for ids in its path."""
+    if not isinstance(method, str) or not isinstance(path, str):
+        return "request"
     parts = [
         "{id}" if any(char.isdigit() for char in part) and part != "v1" else part for part in path.split("/")
     ]

@@ -25,7 +25,10 @@ def check_id(value: str, field: str) -> str:
 
     Raises:
         InvalidIdError: if it is empty, longer than MAX_ID_BYTES, or not printable ASCII.
+        TypeError: if it is not text.
     """
+    if not isinstance(value, str):
+        raise TypeError(f"{field} is a {type(value).__name__}; expected text")
     value = value.strip()
     if not value:
         raise InvalidIdError(field, "is empty")
@@ -34,6 +37,18 @@ def check_id(value: str, field: str) -> str:
     if not (value.isascii() and value.isprintable()):
         raise InvalidIdError(field, "holds a character outside printable ASCII")
     return value
+
+
+def is_header_value(value: object) -> bool:
+    """Return whether a header can carry a value: printable ASCII, not empty, and no blank at either end."""
+    return (
+        isinstance(value, str)
+        and value.isascii()
+        and value.isprintable()
+        and value != ""
+        and value[0] != " "
+        and value[-1] != " "
+    )
 
 
 def format_parents(parent_ids: Iterable[str]) -> str:

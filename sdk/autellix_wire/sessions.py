@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from autellix_wire.ids import check_id
 
 SERVER = "autellix"
+MAX_HEARTBEAT_S = 3600.0
 
 
 class InvalidBodyError(ValueError):
@@ -84,7 +85,7 @@ class SessionStarted:
             raise InvalidBodyError("heartbeat_s is not a positive number")
         return cls(
             session_id=_text(fields, "session_id") or "",
-            heartbeat_s=float(heartbeat_s),
+            heartbeat_s=float(min(heartbeat_s, MAX_HEARTBEAT_S)),
             version=_text(fields, "version") or "",
             token=_text(fields, "token"),
         )

@@ -36,7 +36,7 @@ class OpenRun:
     __slots__ = ("_scopes",)
 
     def __init__(self) -> None:
-        self._scopes: list[tuple[ProgramScope | SessionScope, ProgramThread]] = []
+        self._scopes: list[tuple[ProgramScope | SessionScope, ProgramThread | None]] = []
 
     def enter(self, scope: ProgramScope | SessionScope, frame: FrameType | None) -> None:
         """Enter a scope for the code that runs at a frame."""

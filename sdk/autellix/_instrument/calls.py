@@ -11,7 +11,7 @@ from autellix._sessions.backends import FOREIGN, UNKNOWN, backends
 from autellix._sessions.keeper import keeper, process_session
 from autellix._sessions.session import REGISTERED
 from autellix_wire import headers as names
-from autellix_wire.ids import format_interceptions, format_parents
+from autellix_wire.ids import format_interceptions, format_parents, is_header_value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -153,7 +153,8 @@ def _make_headers(backend: Backend) -> tuple[dict[str, str], ClientSession]:
     thread.is_truncated = False
     if flags:
         headers[names.FLAGS] = ",".join(flags)
-    return headers, session
+    # One value that a header cannot carry would make the user's call fail.
+    return {name: value for name, value in headers.items() if is_header_value(value)}, session
 
 
 def _add_expectations(headers: dict[str, str], program: ClientProgram) -> None:

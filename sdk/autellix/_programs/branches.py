@@ -91,12 +91,12 @@ class BranchCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function, then restore the worker's program thread."""
-        before = switch_to(self.thread)
+        before = safely(switch_to, self.thread)
         try:
             return self.function(*args, **kwargs)
         finally:
             self.thread.is_closed = True
-            switch_to(before)
+            safely(switch_to, before)
 
 
 class BranchFunction:
@@ -112,8 +112,7 @@ class BranchFunction:
         return BranchCall(self.new_branch(), self.function)(*args, **kwargs)
 
     def new_branch(self) -> ProgramThread:
-        origin = self.origin
-        return ProgramThread(origin.program, origin.frontier, origin.session, origin.ancestors)
+        return self.origin.sibling()
 
 
 generators.boundaries.add(BranchCall.__call__.__code__)

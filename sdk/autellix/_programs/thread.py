@@ -19,7 +19,7 @@ from autellix_wire import MAX_PARENTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from types import FrameType
     from typing import Any
 
@@ -72,6 +72,10 @@ class ProgramThread:
     def branch(self) -> ProgramThread:
         lineage = self.lineage or self.make_lineage()
         return ProgramThread(self.program, self.branch_frontier(), self.session, lineage)
+
+    def sibling(self) -> ProgramThread:
+        """Return another branch of the point at which this one branched."""
+        return ProgramThread(self.program, self.frontier, self.session, self.ancestors)
 
     def branch_frontier(self) -> tuple[str, ...] | None:
         """Return the frontier that a branch inherits."""
@@ -158,18 +162,29 @@ class ProgramThread:
         self.frontier = tuple(own[-MAX_PARENTS:])
 
     def _absorb_finished(self) -> None:
-        running = []
-        for child in self.children:
-            if not child.is_finished():
+        # Iterative: branches may nest more deeply than Python recurses.
+        levels: list[tuple[ProgramThread, Iterator[ProgramThread], list[ProgramThread]]] = []
+        levels.append((self, iter(self.children), []))
+        while levels:
+            thread, children, running = levels[-1]
+            child = next(children, None)
+            if child is None:
+                thread.children = running[-MAX_PARENTS:]
+                levels.pop()
+                if levels:
+                    above, _, running = levels[-1]
+                    running += thread.children
+                    above._absorb(thread)
+            elif child.is_finished():
+                levels.append((child, iter(child.children), []))
+            else:
                 running.append(child)
-                continue
-            child._absorb_finished()
-            running += child.children
-            self.is_truncated |= child.is_truncated
-            self._follow(child.frontier, child.inherited)
-            if child.interceptions:
-                self._add_interceptions(child._take_interceptions())
-        self.children = running[-MAX_PARENTS:]
+
+    def _absorb(self, child: ProgramThread) -> None:
+        self.is_truncated |= child.is_truncated
+        self._follow(child.frontier, child.inherited)
+        if child.interceptions:
+            self._add_interceptions(child._take_interceptions())
 
     def record_call(self, call_id: str) -> tuple[str, ...] | None:
         """Record that this thread makes a call; return the calls it depends on."""

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import functools
-
-from autellix._programs import generators
-from autellix._programs.branches import BranchFunction
-from autellix._programs.running import running_thread, switch_to
-from autellix._scopes.scope import CurrentIdentity
-from autellix._scopes.scopes import ProgramScope, SessionScope, ThreadScope
+from autellix._faults import safely
+from autellix._programs.running import running_thread
+from autellix._scopes.scope import CurrentIdentity, identity_of
+from autellix._scopes.scopes import BranchScope, ProgramScope, SessionScope, ThreadScope
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeVar
 
+    from autellix._programs.thread import ProgramThread
+
     F = TypeVar("F", bound=Callable[..., Any])
 
 
 def current() -> CurrentIdentity:
     """Return the program, thread and session of a call made here."""
-    return CurrentIdentity(running_thread())
+    return identity_of(safely(running_thread))
 
 
 def program(
@@ -41,6 +40,7 @@ def program(
         ends: whether leaving its last scope ends it; False if another turn with the same id may follow.
 
     Raises:
+        TypeError: if the name or id is not text, as in a decorator without parentheses.
         ValueError: if the id is not 1 to 256 printable ASCII characters, or an expectation is not a whole
             number above zero.
     """
@@ -55,6 +55,9 @@ def thread(name: str | None = None) -> ThreadScope:
 
     Args:
         name: scopes with the same name are one thread of the program; without it every entry is a new one.
+
+    Raises:
+        TypeError: if the name is not text, as in a decorator without parentheses.
     """
     return ThreadScope(name)
 
@@ -71,6 +74,7 @@ def session(
         ends: whether leaving its last scope ends it; False if scopes with the same id may follow.
 
     Raises:
+        TypeError: if the id is not text.
         ValueError: if the id is not 1 to 256 printable ASCII characters.
     """
     return SessionScope(id, ends=ends)
@@ -79,27 +83,15 @@ def session(
 def propagate(function: F) -> F:
     """Run every call of a function as a branch of the thread that is running now, from any place.
 
-    Use it where the client cannot follow: your own work queues, and callbacks of other libraries.
+    Use it where the client cannot follow: your own work queues, and callbacks of other libraries. It takes
+    any kind of function: plain, async, generators and async generators.
+
+    Raises:
+        TypeError: if it is not a function.
     """
-    import inspect
+    origin = safely(_branch)
+    return function if origin is None else BranchScope(origin)(function)
 
-    branches = BranchFunction(running_thread().branch(), function)
 
-    if inspect.iscoroutinefunction(function):
-
-        async def run_async(*args: Any, **kwargs: Any) -> Any:
-            branch = branches.new_branch()
-            before = switch_to(branch)
-            try:
-                return await function(*args, **kwargs)
-            finally:
-                branch.is_closed = True
-                switch_to(before)
-
-        generators.boundaries.add(run_async.__code__)
-        return functools.update_wrapper(run_async, function)  # type: ignore[return-value]
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return branches(*args, **kwargs)
-
-    return functools.update_wrapper(run, function)  # type: ignore[return-value]
+def _branch() -> ProgramThread:
+    return running_thread().branch()

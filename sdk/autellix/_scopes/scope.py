@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import functools
 import sys
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 
-from autellix._programs.running import enter, find_running_thread, leave
+from autellix._faults import safely
+from autellix._programs.registry import programs
+from autellix._programs.running import enter, find_running_thread, leave, running_thread
+from autellix._programs.thread import ProgramThread
 from autellix._sessions.keeper import process_session
 
 TYPE_CHECKING = False
@@ -13,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
     from types import FrameType, TracebackType
     from typing import Any, TypeVar
-
-    from autellix._programs.thread import ProgramThread
 
     F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,6 +37,11 @@ class CurrentIdentity:
         return f"Identity(program_id={self.program_id!r}, name={self.name!r}, thread_id={self.thread_id})"
 
 
+def identity_of(thread: ProgramThread | None) -> CurrentIdentity:
+    """Return the identity of calls in a program thread, or of the process's program for None."""
+    return CurrentIdentity(thread or safely(running_thread) or ProgramThread(programs.implicit, None))
+
+
 class Scope:
     """A block or a function whose calls belong together; any number of threads may enter it at once."""
 
@@ -48,31 +55,41 @@ class Scope:
     def _close(self, thread: ProgramThread) -> None:
         """Release what `_open` has opened."""
 
-    def enter_at(self, frame: FrameType | None) -> ProgramThread:
-        """Enter the scope for the code that runs at a frame."""
+    def enter_at(self, frame: FrameType | None) -> ProgramThread | None:
+        """Enter the scope for the code that runs at a frame; None if that fails, which changes nothing."""
+        return safely(self._enter_at, frame)
+
+    def _enter_at(self, frame: FrameType | None) -> ProgramThread:
         thread = self._open(find_running_thread())
         enter(thread, frame)
         self._entered.append(thread)
         return thread
 
-    def leave(self, thread: ProgramThread) -> None:
+    def leave(self, thread: ProgramThread | None) -> None:
         """Leave what `enter_at` has entered."""
+        if thread is not None:
+            safely(self._leave, thread)
+
+    def _leave(self, thread: ProgramThread) -> None:
         self._entered.remove(thread)
         leave(thread)
         self._close(thread)
 
+    def _leave_innermost(self) -> None:
+        running = find_running_thread()
+        # Usually the innermost scope here; it may also have been entered elsewhere, or be left out of order.
+        self._leave(running if running is not None and running in self._entered else self._entered[-1])
+
     def __enter__(self) -> CurrentIdentity:
-        return CurrentIdentity(self.enter_at(sys._getframe(1)))
+        return identity_of(self.enter_at(sys._getframe(1)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        running = find_running_thread()
-        # Usually the innermost scope here; it may also have been entered elsewhere, or be left out of order.
-        self.leave(running if running is not None and running in self._entered else self._entered[-1])
+        safely(self._leave_innermost)
 
     async def __aenter__(self) -> CurrentIdentity:
-        return CurrentIdentity(self.enter_at(sys._getframe(1)))
+        return identity_of(self.enter_at(sys._getframe(1)))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -80,9 +97,17 @@ class Scope:
         self.__exit__(kind, error, traceback)
 
     def __call__(self, function: F) -> F:
-        """Enter the scope around every run of the function."""
+        """Enter the scope around every run of the function.
+
+        Raises:
+            TypeError: if it is not a function, such as a class.
+        """
         import inspect
 
+        if isinstance(function, staticmethod | classmethod):
+            return type(function)(self(function.__func__))
+        if not callable(function) or isinstance(function, type):
+            raise TypeError(f"a scope cannot decorate a {type(function).__name__}; expected a function")
         if inspect.isasyncgenfunction(function):
             wrapper = self._wrap_async_generator(function)
         elif inspect.iscoroutinefunction(function):
@@ -99,11 +124,23 @@ class Scope:
         def run(*args: Any, **kwargs: Any) -> Any:
             thread = self.enter_at(sys._getframe())
             try:
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
             finally:
                 self.leave(thread)
+            return self._wrap_result(result)
 
         return run
+
+    def _wrap_result(self, result: Any) -> Any:
+        """Return a result; one that is work yet to be done will run in the scope, entered anew."""
+        kind = type(result)
+        if kind is CoroutineType:
+            return self._wrap_coroutine(lambda: result)()
+        if kind is GeneratorType:
+            return self._wrap_generator(lambda: result)()
+        if kind is AsyncGeneratorType:
+            return self._wrap_async_generator(lambda: result)()
+        return result
 
     def _wrap_coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
         async def run(*args: Any, **kwargs: Any) -> Any:

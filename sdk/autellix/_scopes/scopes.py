@@ -30,7 +30,7 @@ class ProgramScope(Scope):
         is_implicit: bool = False,
     ) -> None:
         super().__init__()
-        self._name = None if name is None else quote_name(name)
+        self._name = None if name is None else quote_name(_check_name(name, "program"))
         self._program_id = None if program_id is None else check_id(program_id, "id")
         self._expected_calls = _check_expected(expected_calls, "expected_calls")
         self._expected_tokens = _check_expected(expected_tokens, "expected_tokens")
@@ -55,7 +55,7 @@ class ThreadScope(Scope):
 
     def __init__(self, name: str | None) -> None:
         super().__init__()
-        self._name = name
+        self._name = None if name is None else _check_name(name, "thread")
 
     def _open(self, previous: ProgramThread | None) -> ProgramThread:
         parent = previous or running_thread()
@@ -64,12 +64,23 @@ class ThreadScope(Scope):
         return parent.branch().nested_in(parent, thread_id)
 
 
+class BranchScope(Scope):
+    """A scope whose every entry is a branch of one point of a program."""
+
+    def __init__(self, origin: ProgramThread) -> None:
+        super().__init__()
+        self._origin = origin
+
+    def _open(self, previous: ProgramThread | None) -> ProgramThread:
+        return self._origin.sibling().nested_in(previous)
+
+
 class SessionScope(Scope):
     """A scope that is one session."""
 
     def __init__(self, session_id: str | None, *, ends: bool = True) -> None:
         super().__init__()
-        self._session_id = None if session_id is None else check_id(session_id, "id")
+        self._session_id = None if session_id is None else check_id(_check_name(session_id, "session"), "id")
         self._ends = ends
 
     def _open(self, previous: ProgramThread | None) -> ProgramThread:
@@ -108,14 +119,30 @@ def _report_end(program: ClientProgram) -> None:
 
 def _check_expected(value: int | None, field: str) -> int | None:
     if value is not None and (type(value) is not int or value < 1):
-        raise ValueError(f"{field} is {value!r}; expected a whole number above zero")
+        raise ValueError(f"{field} is {_shown(value)}; expected a whole number above zero")
     return value
 
 
-def quote_name(name: str) -> str:
-    """Return a name that a header can carry: characters outside printable ASCII become %XX."""
-    if name.isascii() and name.isprintable():
-        return name.strip()[:MAX_ID_BYTES]
-    from urllib.parse import quote
+def _shown(value: object) -> str:
+    return repr(value) if isinstance(value, str | int | float) else f"a {type(value).__name__}"
 
-    return quote(name.strip(), safe=" !#$&'()*+,/:;=?@[]")[:MAX_ID_BYTES]
+
+def _check_name(name: str, what: str) -> str:
+    if callable(name):
+        raise TypeError(f"@autellix.{what} lacks its parentheses; expected @autellix.{what}()")
+    if not isinstance(name, str):
+        raise TypeError(f"autellix.{what}() got a {type(name).__name__}; expected text")
+    return name
+
+
+def quote_name(name: str) -> str | None:
+    """Return a name that a header can carry, or None if nothing is left of it.
+
+    Characters outside printable ASCII become %XX.
+    """
+    if not (name.isascii() and name.isprintable()):
+        from urllib.parse import quote
+
+        name = quote(name.strip(), safe=" !#$&'()*+,/:;=?@[]", errors="replace")
+    # Once more after the cut, which may lie behind a blank.
+    return name.strip()[:MAX_ID_BYTES].strip() or None

@@ -128,6 +128,7 @@ class SessionKeeper:
 
     def _register(self, backend: Backend, session: ClientSession, registration: Registration) -> None:
         from autellix_wire import SESSIONS_PATH
+        from autellix_wire.ids import is_header_value
         from autellix_wire.sessions import InvalidBodyError, SessionStart, SessionStarted
 
         body = SessionStart(session_id=session.session_id, client=CLIENT).to_bytes()
@@ -146,7 +147,9 @@ class SessionKeeper:
             registration.close()
             backend.finish_probe(FOREIGN)
             return
-        registration.mark_registered(max(started.heartbeat_s, MIN_HEARTBEAT_S), started.token, now_s)
+        # A token that no header can carry is none.
+        token = started.token if is_header_value(started.token) else None
+        registration.mark_registered(max(started.heartbeat_s, MIN_HEARTBEAT_S), token, now_s)
         backend.finish_probe(KNOWN)
         if session is self.process_session:
             registration.watch = registration.watch or SessionWatch(backend, _path(session, "/watch"))

@@ -149,6 +149,27 @@ def test_token_is_sent_once_it_is_there(sdk: None, make_backend: Callable[..., R
     assert backend.calls[0]["x-autellix-session-token"] == "signed"
 
 
+@pytest.mark.parametrize("token", ["a\nb", "", " ", "ü", "a "])
+def test_token_that_no_header_carries_is_none(
+    sdk: None, make_backend: Callable[..., Recording], token: str
+) -> None:
+    backend = make_backend(token=token)
+    ask(backend)
+    wait_until(lambda: registration_at(backend).state == REGISTERED)
+    ask(backend)
+    assert [call.get("x-autellix-session-token") for call in backend.calls] == [None, None]
+
+
+@pytest.mark.parametrize("heartbeat_s", [1e400, 10**400])
+def test_absurd_heartbeat_is_bounded(
+    sdk: None, make_backend: Callable[..., Recording], heartbeat_s: float
+) -> None:
+    backend = make_backend(heartbeat_s=heartbeat_s)
+    ask(backend)
+    wait_until(lambda: registration_at(backend).state == REGISTERED)
+    assert registration_at(backend).heartbeat_s == 3600
+
+
 def test_session_scope_groups_programs_and_ends(sdk: None, backend: Recording) -> None:
     ask(backend)
     with autellix.session("conversation") as identity:
