@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import itertools
 import json
 import os
@@ -24,7 +25,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ SCHEMA = {
     "required": ["name", "size"],
     "additionalProperties": False,
 }
+CHOICES = ["red, and then green, and then blue", "one that is not red, nor green", "neither of them, or both"]
 GRAMMAR = 'root ::= item ("," item){2,5}\nitem ::= [a-f] [0-9]'
 
 Params = Callable[[int], Mapping[str, Any]]
@@ -89,6 +91,8 @@ class Case:
     min_preemptions: int = MIN_PREEMPTIONS
     is_core: bool = False
     """Whether it is among the tests."""
+    is_alone: bool = False
+    """Whether each engine needs a process of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +112,7 @@ class Verdict:
 
 OFFLOAD_BYTES = 64 << 20
 CASES = (
-    Case("plain", is_core=True),
+    Case("plain"),
     Case("async scheduling", {"async_scheduling": True}),
     Case("prefix caching off", {"enable_prefix_caching": False}),
     Case("chunked prefill, 64 tokens", {"max_num_batched_tokens": 64}),
@@ -123,23 +127,24 @@ CASES = (
     ),
     Case("log-probabilities", params=lambda _: {"logprobs": 3}, is_core=True),
     Case("log-probabilities of prompts", params=lambda _: {"prompt_logprobs": 2}),
-    Case("n = 3, seeded", params=lambda i: {"n": 3, "temperature": 0.8, "seed": i}),
+    Case("n = 3, seeded", params=lambda i: {"n": 3, "temperature": 0.8, "seed": i}, is_core=True),
     Case("sampling, seeded", params=lambda i: {"temperature": 0.9, "top_p": 0.9, "top_k": 40, "seed": i}),
     Case(
         "penalties",
         params=lambda _: {"presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.3},
     ),
-    Case("stop words, minimum of tokens", params=lambda i: {"stop": ["e", "a"], "min_tokens": i % 6}),
+    Case("stop words, minimum of tokens", params=lambda i: {"stop": ["e", "a"], "min_tokens": i % 4}),
     Case("biased and banned tokens", params=lambda i: {"logit_bias": {20 + i: 4.0}, "bad_words": ["the"]}),
-    Case("structured output: JSON schema", params=_structured(json=SCHEMA)),
+    Case("structured output: JSON schema", params=_structured(json=SCHEMA), is_core=True),
     Case("structured output: regular expression", params=_structured(regex="[a-f]{4,12}-[0-9]{3}")),
-    Case("structured output: choice", params=_structured(choice=["red", "green", "blue and white"])),
+    Case("structured output: choice", params=_structured(choice=CHOICES)),
     Case("structured output: grammar", params=_structured(grammar=GRAMMAR)),
     Case("structured output, async scheduling", {"async_scheduling": True}, _structured(json=SCHEMA)),
     Case("LoRA adapters", {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}, kind="lora"),
     Case("prompt embeddings", {"enable_prompt_embeds": True}, kind="embeds"),
     Case("embeddings", {"runner": "pooling", "convert": "embed"}, kind="embed", min_preemptions=0),
-    Case("beam search", kind="beam", min_preemptions=1),
+    # vLLM makes a call of one token for each beam and token: none runs long enough to be preempted.
+    Case("beam search", kind="beam", min_preemptions=0),
     Case("sliding window", model="mistral"),
     Case("hybrid of layers (Gemma 3)", model="gemma3"),
     Case("state space (Mamba 2)", {"enable_prefix_caching": False, "block_size": None}, model="mamba2"),
@@ -151,10 +156,11 @@ CASES = (
     Case("aborts, async scheduling", {"async_scheduling": True}, aborts=16),
     Case("prefix cache reset, running calls included", reset_steps=(30, 60, 61, 120)),
     Case("vLLM's priority policy", {"scheduling_policy": "priority"}),
-    # The last one: after it vLLM makes no further engine in the same process on a CPU.
     Case(
         "speculation: n-grams",
         {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}},
+        # After it vLLM makes no further engine in the same process on a CPU.
+        is_alone=True,
     ),
 )
 
@@ -194,14 +200,15 @@ class _Player:
 
         began_s = time.monotonic()
         verdict: dict[str, Any] = {"case": case.name, "vllm": vllm.__version__}
+        play = _play_apart if case.is_alone else self.play
         try:
-            expected = self._play(case, is_ours=False)
+            expected = play(case, is_ours=False)
         except Exception:  # noqa: BLE001 -- the note has it
             return Verdict(
                 **verdict, verdict="not here", note=_last_line(), seconds=time.monotonic() - began_s
             )
         try:
-            actual = self._play(case, is_ours=True)
+            actual = play(case, is_ours=True)
         except Exception:  # noqa: BLE001 -- the note has it
             return Verdict(**verdict, verdict="fails", note=_last_line(), seconds=time.monotonic() - began_s)
         note = difference(expected, actual, case)
@@ -214,7 +221,8 @@ class _Player:
             seconds=time.monotonic() - began_s,
         )
 
-    def _play(self, case: Case, *, is_ours: bool) -> dict[str, Any]:
+    def play(self, case: Case, *, is_ours: bool) -> dict[str, Any]:
+        """Play a case on one engine; return its answers and what went wrong."""
         from vllm.distributed import cleanup_dist_env_and_memory
 
         llm = self._make(case, is_ours=is_ours)
@@ -327,7 +335,7 @@ class _Player:
     def _add(self, engine: Any, number: int, case: Case) -> None:
         from vllm import PoolingParams, SamplingParams
         from vllm.lora.request import LoRARequest
-        from vllm.sampling_params import StructuredOutputsParams
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
         name, prompt = f"call-{number}", self._prompts[number]
         identity = {"autellix_program": f"program-{self._programs[number]}", "autellix_call": name}
@@ -339,6 +347,8 @@ class _Player:
             "max_tokens": self._max_tokens[number],
             "ignore_eos": True,
             "extra_args": identity,
+            # With n answers the last output would else hold the one alone that finished last.
+            "output_kind": RequestOutputKind.FINAL_ONLY,
             **case.params(number),
         }
         if constraint := fields.get("structured_outputs"):
@@ -508,11 +518,45 @@ def _work(names: Sequence[str], reply: int) -> None:
     os.environ.update(ENVIRONMENT)
     with tempfile.TemporaryDirectory(prefix="autellix-features-") as folder, os.fdopen(reply, "w") as replies:
         player = _Player(Path(folder))
+        _collect_quickly()
         for name in names:
             case = next(case for case in CASES if case.name == name)
             verdict = player.judge(case)
-            fields = {slot: getattr(verdict, slot) for slot in Verdict.__slots__}
-            print(json.dumps(fields), file=replies, flush=True)
+            print(json.dumps(asdict(verdict)), file=replies, flush=True)
+
+
+def _collect_quickly() -> None:
+    """Keep what the imports made out of garbage collection: it is most of the time of an engine's end.
+
+    vLLM freezes and collects a few times for every engine, and thaws everything when the engine ends.
+    """
+    importlib.import_module("vllm.entrypoints.llm")
+    vars(gc)["unfreeze"] = lambda: None
+    gc.collect()
+    gc.freeze()
+
+
+def _play_apart(case: Case, *, is_ours: bool) -> dict[str, Any]:
+    """Play a case on one engine in a process of its own."""
+    read_end, write_end = os.pipe()
+    side = "ours" if is_ours else "stock"
+    command = [sys.executable, str(Path(__file__)), "--worker", str(write_end), "--side", side, case.name]
+    process = subprocess.Popen(command, pass_fds=(write_end,))
+    os.close(write_end)
+    with os.fdopen(read_end) as replies:
+        reply = replies.read()
+    if process.wait():
+        raise RuntimeError(f"the process ended: {process.returncode}")
+    result: dict[str, Any] = json.loads(reply)
+    return result
+
+
+def _work_side(name: str, side: str, reply: int) -> None:
+    """Play a case on one engine, and answer with what came out."""
+    os.environ.update(ENVIRONMENT)
+    with tempfile.TemporaryDirectory(prefix="autellix-features-") as folder, os.fdopen(reply, "w") as replies:
+        case = next(case for case in CASES if case.name == name)
+        json.dump(_Player(Path(folder)).play(case, is_ours=side == "ours"), replies)
 
 
 # The program.
@@ -548,8 +592,12 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the verdicts here")
     parser.add_argument("--log", type=Path, help="what the engines write")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=("ours", "stock"), help=argparse.SUPPRESS)
     parser.add_argument("cases", nargs="*", help="names; all if none")
     options = parser.parse_args()
+    if options.side is not None:
+        _work_side(options.cases[0], options.side, options.worker)
+        return 0
     if options.worker is not None:
         _work(options.cases, options.worker)
         return 0
@@ -557,15 +605,16 @@ def main() -> int:
     if unknown := set(names) - {case.name for case in CASES}:
         parser.error(f"no such case: {', '.join(sorted(unknown))}")
     verdicts = []
-    sys.stdout.write("| feature | vLLM | verdict | preemptions | note |\n|---|---|---|---|---|\n")
+    sys.stdout.write("| feature | vLLM | verdict | preemptions | by vLLM alone | note |\n")
+    sys.stdout.write("|---|---|---|---|---|---|\n")
     for verdict in play(names, options.log):
         verdicts.append(verdict)
-        row = (verdict.case, verdict.vllm, verdict.verdict, str(verdict.preemptions), verdict.note)
+        counts = (str(verdict.preemptions), str(verdict.stock_preemptions))
+        row = (verdict.case, verdict.vllm, verdict.verdict, *counts, verdict.note)
         sys.stdout.write("| " + " | ".join(row) + " |\n")
         sys.stdout.flush()
-    if options.json:
-        fields = [{slot: getattr(verdict, slot) for slot in Verdict.__slots__} for verdict in verdicts]
-        options.json.write_text(json.dumps(fields, indent=1) + "\n")
+        if options.json:
+            options.json.write_text(json.dumps([asdict(each) for each in verdicts], indent=1) + "\n")
     return int(any(verdict.verdict in ("differs", "fails") for verdict in verdicts))
 
 

@@ -68,9 +68,10 @@ class SchedulerState:
     def is_ready(self, request: Request) -> bool:
         """Whether vLLM would admit a waiting request, as far as that can be seen from outside."""
         has_stale = bool(request.num_stale_output_tokens) and not request.drop_stale_output
-        # vLLM looks at the status of a request whose load is over only when it has a slot for it.
+        # vLLM looks at a request whose load is over, or whose grammar is compiled, only when it has a slot.
         is_loaded = request.request_id in self._scheduler.finished_recving_kv_req_ids
-        return (request.status in _READY_STATUSES or is_loaded) and not has_stale
+        is_waiting = request.status in _READY_STATUSES
+        return (is_waiting or is_loaded or _has_awaited_grammar(request)) and not has_stale
 
     def loading(self) -> list[str]:
         """Return the waiting requests whose KV blocks are allocated already."""
@@ -320,6 +321,15 @@ def cached_tokens_of(request: Request) -> int:
     if cached is None:
         cached = getattr(request, "num_cached_tokens", 0)
     return max(0, int(cached or 0))
+
+
+def _has_awaited_grammar(request: Request) -> bool:
+    """Whether a request waits for its grammar, and the grammar is there."""
+    if request.status != RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+        return False
+    structured = request.structured_output_request
+    # One that does not compile ends the request.
+    return structured is not None and not isinstance(structured.grammar, Exception | None)
 
 
 def _given_priority(request: Request) -> int:
