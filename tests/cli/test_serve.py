@@ -366,6 +366,24 @@ def test_serves_while_an_optional_engine_is_missing(
     assert asyncio.run(main()) == 0
 
 
+def test_the_policy_of_engines_that_have_not_answered_is_not_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a cluster, whose engines take longer to start than gateways."""
+    monkeypatch.setattr("autellix_backend.engines.remote.DEFAULT_PATIENCE_S", 0.05)
+    settings = make_settings(tmp_path, urls=("http://127.0.0.1:1",), must_answer=False)
+    seen: list[str] = []
+
+    async def main() -> int:
+        server = asyncio.create_task(serve(settings))
+        await wait_ready(capsys, seen)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return await asyncio.wait_for(server, PATIENCE_S)
+
+    assert asyncio.run(main()) == 0
+    assert "(policy not known yet: no engine reports)" in "".join(seen)
+
+
 @pytest.mark.parametrize(
     ("words", "address"), [([], None), (["--ray"], "auto"), (["--ray", "head:6379"], "head:6379")]
 )

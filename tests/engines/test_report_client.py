@@ -14,9 +14,11 @@ from tests.report_links import FACTS, SECRET, LinkedGateway, free_address, linke
 from tests.waiting import until
 from zmq.utils import z85
 
+from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.engines import report_client
 from autellix_backend.engines.report_client import LinkState
-from autellix_backend.reports.link import ENGINE, MESSAGE, link_key
+from autellix_backend.gateway.engines.reporting import reporting_of
+from autellix_backend.reports.link import ENGINE, MESSAGE, PROTOCOL, EngineFacts, link_key
 
 
 async def test_it_learns_what_the_engine_is() -> None:
@@ -148,6 +150,36 @@ async def test_malformed_messages_of_an_engine_are_ignored() -> None:
         answer.set()
         await gateway.reaches(LinkState.UP)
         await gateway.has(b"real")
+
+
+@pytest.mark.parametrize("protocol", [PROTOCOL - 1, PROTOCOL + 1])
+async def test_an_engine_of_another_protocol_is_told_apart(protocol: int) -> None:
+    """In one line; what it sends is not read, and an upgrade there mends it."""
+    address = free_address()
+    told: list[EngineFacts] = []
+
+    def facts() -> EngineFacts:
+        told.append(replace(FACTS, protocol=protocol, version="9.0"))
+        return told[-1]
+
+    async with linked(address) as gateway:
+        with serving(address, facts=facts) as server:
+            await gateway.reaches(LinkState.OTHER)
+            shown = reporting_of(gateway.client, SchedulerConfig(), has_socket=False, is_ordered_here=False)
+            assert shown.state == "other"
+            assert shown.text == (
+                f"{address} cannot be understood (version 9.0 speaks protocol {protocol} of reports, "
+                f"not {PROTOCOL}): upgrade the older side: it orders calls itself, charged by the tokens of "
+                "their answers"
+            )
+            server.broadcast(b"a snapshot of another form")
+            # A later message of the same connection than the snapshot.
+            told.clear()
+            await until(lambda: len(told) > 1)
+            assert gateway.messages == []
+            assert gateway.states.count(LinkState.OTHER) == 1
+        with serving(address):
+            await gateway.reaches(LinkState.UP)
 
 
 async def test_an_address_that_is_none_is_no_error(caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,7 @@ from tests.waiting import PATIENCE_S, until, wait_until
 from zmq.utils import z85
 
 from autellix_backend.engines.report_client import LinkState
-from autellix_backend.reports.link import HELLO, GatewayHello, link_key
+from autellix_backend.reports.link import ENGINE, HELLO, EngineFacts, GatewayHello, link_key
 from autellix_backend.vllm_plugin import report_server
 from autellix_backend.vllm_plugin.report_outlet import ReportOutlet
 from autellix_backend.vllm_plugin.report_server import ReportServer, port_of_rank
@@ -183,6 +183,22 @@ async def test_garbage_of_a_gateway_harms_nobody() -> None:
         # Larger than any hello: the connection ends.
         peer.send_multipart([HELLO, bytes(5000)])
         context.destroy(linger=0)
+
+
+def test_a_gateway_of_another_protocol_gets_facts_and_no_reports(caplog: pytest.LogCaptureFixture) -> None:
+    """So both sides can say why in one line."""
+    caplog.set_level(logging.WARNING)
+    address = free_address()
+    with serving(address) as server:
+        context, peer = peer_of(address)
+        for _ in range(2):
+            peer.send_multipart([HELLO, b'{"protocol":2,"version":"9.0","id":7}'])
+            kind, content = peer.recv_multipart()
+            assert (kind, EngineFacts.from_bytes(content)) == (ENGINE, FACTS)
+        assert not server.has_gateways
+        context.destroy(linger=0)
+    [line] = [record.message for record in caplog.records]
+    assert line.endswith("version 9.0 speaks protocol 2 of reports, not 1")
 
 
 def test_gateways_are_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

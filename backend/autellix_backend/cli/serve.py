@@ -24,6 +24,7 @@ from autellix_backend.engines.base import Engine, EngineUnreachableError
 from autellix_backend.engines.factory import make_engines
 from autellix_backend.engines.ray_replica import RayReplica
 from autellix_backend.engines.replica import VllmReplica
+from autellix_backend.engines.report_client import LinkState
 from autellix_backend.engines.supervisor import EngineChange, EngineState
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.engines.handle import EngineHandle
@@ -295,6 +296,9 @@ def _policy_in_force(settings: Settings, pool: EnginePool) -> str:
         return settings.scheduler.policy
     if any(handle.queue.has_policy for handle in pool):
         return f"{settings.scheduler.policy}, in the gateway"
+    told = [handle.reporting for handle in pool]
+    if any(each.problem or each.state == LinkState.CONNECTING for each in told):
+        return "not known yet: no engine reports"
     return "none: the engine is not ours"
 
 

@@ -4,6 +4,7 @@ CONNECTING ──the engine answers──► UP ──it falls silent──► L
 CONNECTING, LOST ──► ABSENT    nothing listens at the report port
 CONNECTING, LOST ──► REFUSED   something does, and our secret is not its own
 CONNECTING, LOST ──► LOCKED    it wants a secret, and we have none
+CONNECTING, LOST ──► OTHER     it speaks another protocol of reports
 
 ZeroMQ connects again by itself. Each data-parallel rank of the engine has a port of its own; one socket is
 connected to all of them.
@@ -33,6 +34,7 @@ from autellix_backend.reports.link import (
     MESSAGE,
     EngineFacts,
     GatewayHello,
+    OtherProtocolError,
     link_key,
 )
 
@@ -59,6 +61,7 @@ class LinkState(enum.StrEnum):
     ABSENT = "absent"
     REFUSED = "refused"
     LOCKED = "locked"
+    OTHER = "other"
 
 
 class ReportClient:
@@ -92,6 +95,8 @@ class ReportClient:
         self.state = LinkState.CONNECTING
         self.facts: dict[int, EngineFacts] = {}
         """What the engine has said of itself, by rank; kept while the link is lost."""
+        self.misunderstanding = ""
+        """Why its protocol is another one, once it is."""
         self._heard_s: dict[int, float] = {}
         self._context: Any = None
         self._socket: Any = None
@@ -238,13 +243,19 @@ class ReportClient:
             return
         kind, content = frames
         if kind == MESSAGE:
-            self._on_message(content)
+            # Those of another protocol could mean something else.
+            if self.state is not LinkState.OTHER:
+                self._on_message(content)
         elif kind == ENGINE:
             self._hear(content)
 
     def _hear(self, content: bytes) -> None:
         try:
             facts = EngineFacts.from_bytes(content)
+        except OtherProtocolError as error:
+            self.misunderstanding = str(error)
+            self._become(LinkState.OTHER)
+            return
         except ReportError as error:
             logger.warning("%s: %s", self.endpoints[0], error)
             return

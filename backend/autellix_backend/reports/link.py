@@ -4,6 +4,10 @@ The engine listens, and gateways connect: a gateway says hello once a second, an
 hello with its facts. Between them it sends reports and snapshots. All messages have two frames, kind and
 content.
 
+Both sides name the protocol that they speak. Fields may be added to a message within one protocol, with a
+default: each side ignores what it does not know. Anything else makes a new protocol, and sides of different
+ones exchange nothing but hellos and facts, from which each learns that.
+
 The connection is CurveZMQ, which encrypts, and refuses replayed frames. Both sides derive the engine's key
 pair from the secret that they share; the secret itself never travels. Who does not know it cannot compute the
 engine's public key, and gets no further than the handshake.
@@ -25,10 +29,15 @@ __all__ = [
     "LOST_S",
     "MAX_HELLO_BYTES",
     "MESSAGE",
+    "PROTOCOL",
     "EngineFacts",
     "GatewayHello",
+    "OtherProtocolError",
     "link_key",
 ]
+
+PROTOCOL = 1
+"""Of reports, snapshots and this module's messages; increased when one side could misread the other."""
 
 HELLO = b"hello"
 """The kind of a gateway's message."""
@@ -44,12 +53,27 @@ _SALT = b"autellix report link 1"
 _MAX_ID = 64
 
 
+class OtherProtocolError(ReportError):
+    """The other side speaks another protocol of reports."""
+
+    def __init__(self, protocol: int, version: str) -> None:
+        super().__init__(f"version {version} speaks protocol {protocol} of reports, not {PROTOCOL}")
+
+
+class _Speaker(msgspec.Struct, frozen=True):
+    """What messages of all protocols say."""
+
+    protocol: int
+    version: str = "unknown"
+
+
 class GatewayHello(msgspec.Struct, frozen=True, kw_only=True):
     """What a gateway says of itself."""
 
     gateway: str
     """The id that its calls name."""
     version: str
+    protocol: int = PROTOCOL
 
     def to_bytes(self) -> bytes:
         """Return the message's content."""
@@ -60,8 +84,10 @@ class GatewayHello(msgspec.Struct, frozen=True, kw_only=True):
         """Read a hello; keys of a later version are ignored.
 
         Raises:
+            OtherProtocolError: it is of another protocol.
             ReportError: the content is none, or its id is empty or too long.
         """
+        _check_protocol(content)
         try:
             hello = _hello_decoder.decode(content)
         except (msgspec.DecodeError, RecursionError) as error:
@@ -80,6 +106,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Its data-parallel rank; each rank is a process with a report port of its own."""
     version: str
     """The scheduler's."""
+    protocol: int = PROTOCOL
     vllm: str
     policy: str
     has_admission: bool
@@ -102,12 +129,24 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
         """Read the facts; keys of a later version are ignored.
 
         Raises:
+            OtherProtocolError: they are of another protocol.
             ReportError: the content is not a JSON object with every field of its type.
         """
+        _check_protocol(content)
         try:
             return _facts_decoder.decode(content)
         except (msgspec.DecodeError, RecursionError) as error:
             raise ReportError(f"not an engine's facts: {error}") from error
+
+
+def _check_protocol(content: bytes) -> None:
+    try:
+        speaker = _speaker_decoder.decode(content)
+    except (msgspec.DecodeError, RecursionError):
+        # What is wrong with it is said by who reads all of it.
+        return
+    if speaker.protocol != PROTOCOL:
+        raise OtherProtocolError(speaker.protocol, speaker.version)
 
 
 @functools.lru_cache(maxsize=4)
@@ -119,5 +158,6 @@ def link_key(secret: str) -> bytes:
     return hashlib.scrypt(secret.encode(), salt=_SALT, n=2**14, r=8, p=1, dklen=32)
 
 
+_speaker_decoder = msgspec.json.Decoder(_Speaker)
 _hello_decoder = msgspec.json.Decoder(GatewayHello)
 _facts_decoder = msgspec.json.Decoder(EngineFacts)

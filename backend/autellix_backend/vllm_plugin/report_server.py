@@ -32,6 +32,7 @@ from autellix_backend.reports.link import (
     MESSAGE,
     EngineFacts,
     GatewayHello,
+    OtherProtocolError,
     link_key,
 )
 
@@ -228,6 +229,11 @@ class ReportServer:
     def _answer(self, route: bytes, content: bytes, now: float) -> None:
         try:
             gateway = GatewayHello.from_bytes(content).gateway
+        except OtherProtocolError as error:
+            # Our facts tell the gateway the same.
+            self._complain(f"a gateway gets no reports at {self._address}: {error}")
+            self._transmit(route, ENGINE, self._facts().to_bytes())
+            return
         except ReportError as error:
             self._complain(str(error))
             return

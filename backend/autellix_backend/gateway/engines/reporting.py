@@ -48,6 +48,8 @@ def reporting_of(
     facts = link.first_facts
     if facts is not None:
         without = f"it orders calls by {facts.policy}, charged by the tokens of their answers meanwhile"
+    elif link.state is LinkState.OTHER:
+        without = "it orders calls itself, charged by the tokens of their answers"
     return Reporting(state=link.state, text=f"{problem}: {without}", problem=problem)
 
 
@@ -81,6 +83,8 @@ def _problem(link: ReportClient) -> str:
         return f"{address} refuses our secret: engine.report_secret is another one there, or not set"
     if link.state is LinkState.LOCKED:
         return f"{address} wants a secret: engine.report_secret is not set here"
+    if link.state is LinkState.OTHER:
+        return f"{address} cannot be understood ({link.misunderstanding}): upgrade the older side"
     if link.state is LinkState.LOST:
         return f"no more reports from {address}"
     return f"{address} has not answered yet"

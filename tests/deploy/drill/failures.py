@@ -1,0 +1,130 @@
+"""What a cluster goes through under load: killed containers and replaced pods."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+import aiohttp
+from tests.deploy.drill.cluster import START_S, Cluster
+from tests.deploy.drill.contract import chat, client, get, reporting, until
+from tests.deploy.drill.pods import Part, Pod, of_part
+from tests.drills.load import Fate, Load, working
+
+from autellix_lab.demo.model import DEMO_MODEL_NAME
+from autellix_wire import PROGRAMS_PATH
+
+CALLS = 40
+TOLERANCE = 0.05
+SETTLE_S = 20.0
+CUT_STREAM = "failed: in a stream: engine_unavailable"
+
+
+class Scene(Protocol):
+    """Something that a cluster goes through."""
+
+    async def __call__(self, cluster: Cluster) -> None:
+        """Play it."""
+
+
+@asynccontextmanager
+async def loaded(cluster: Cluster, name: str) -> AsyncIterator[Load]:
+    """Load the cluster; then check that nothing was lost, and that reports are back."""
+    gateways: Any = cluster.backend.gateways
+    async with client() as session, working(gateways, name=name, model=DEMO_MODEL_NAME) as load:
+        await load.more(CALLS)
+        yield load
+        await cluster.is_well(session)
+        await load.rest()
+        fates, reasons = load.ledger.fates, dict(load.ledger.reasons)
+        lost = fates[Fate.HUNG] + fates[Fate.UNCLEAR]
+        unexpected = [why for why in reasons if why.startswith(Fate.FAILED.value) and why != CUT_STREAM]
+        seen = f"{fates[Fate.ANSWERED]} answered; others: {reasons or 'none'}"
+        cluster.table.note(
+            f"{name}: every call is answered or refused clearly", not lost + len(unexpected), seen
+        )
+        await _check_service(cluster, session, load, name)
+        for gateway in cluster.backend.gateways:
+            receipt = (await chat(session, gateway, f"{name}-after", 4))["autellix"]
+            told = await reporting(session, gateway)
+            holds = receipt["estimated"] is False and set(told.values()) == {"up"}
+            cluster.table.note(f"{name}: reports are back at {gateway.name}", holds, told)
+        load.leave()
+
+
+async def _check_service(cluster: Cluster, session: aiohttp.ClientSession, load: Load, name: str) -> None:
+    """Compare the service in the table with what the receipts say."""
+    shares: dict[str, float] = {}
+
+    async def agrees() -> bool:
+        rows = (await get(session, cluster.backend.gateways[0], f"{PROGRAMS_PATH}?limit=1000"))["programs"]
+        told = {row["program_id"]: row["total_service_s"] for row in rows}
+        shares.update({each: told.get(each, 0.0) / load.ledger.service_s[each] for each in load.residents})
+        return all(abs(share - 1) <= TOLERANCE for share in shares.values())
+
+    with contextlib.suppress(AssertionError):
+        await until("the table agrees", agrees, SETTLE_S)
+    holds = all(abs(share - 1) <= TOLERANCE for share in shares.values())
+    low, high = min(shares.values()), max(shares.values())
+    cluster.table.note(
+        f"{name}: the table has the service of the receipts", holds, f"{low:.3f} to {high:.3f} of it"
+    )
+
+
+async def kill_engine(cluster: Cluster) -> None:
+    """Kill an engine; the node starts it again in its pod."""
+    await _kill(cluster, cluster.first(Part.ENGINE), "engine killed")
+
+
+async def kill_gateway(cluster: Cluster) -> None:
+    """Kill a gateway."""
+    await _kill(cluster, cluster.first(Part.GATEWAY), "gateway killed")
+
+
+async def kill_redis(cluster: Cluster) -> None:
+    """Kill Redis, which keeps nothing."""
+    await _kill(cluster, cluster.first(Part.REDIS), "Redis killed")
+
+
+async def _kill(cluster: Cluster, victim: Pod, name: str) -> None:
+    async with loaded(cluster, name) as load:
+        starts = cluster.node.starts(victim.name)
+        await asyncio.to_thread(cluster.node.kill, victim.name)
+        await load.more(CALLS // 2)
+        await asyncio.to_thread(cluster.node.await_ready, [victim.name], START_S)
+        cluster.table.note(
+            f"{name}: it was started again", cluster.node.starts(victim.name) == starts + 1, victim.name
+        )
+        await load.more(CALLS // 2)
+
+
+async def replace_pods(cluster: Cluster) -> None:
+    """Replace a gateway, then an engine, as an upgrade does: no call may notice, and addresses change."""
+    name = "pods replaced"
+    async with loaded(cluster, name) as load:
+        for pod in (cluster.last(Part.GATEWAY), cluster.last(Part.ENGINE)):
+            if len(of_part(cluster.pods, pod.part)) < 2:
+                continue
+            took_s = await asyncio.to_thread(cluster.node.replace, pod)
+            cluster.table.note(
+                f"{name}: {pod.name} ended in its grace", True, f"{took_s:.1f} of {pod.grace_s:g} s"
+            )
+            await asyncio.to_thread(cluster.node.await_ready, [pod.name], START_S)
+            await load.more(CALLS // 2)
+
+
+async def use_commands(cluster: Cluster) -> None:
+    """Run the operator's commands in a gateway's container, as the chart's notes say."""
+    gateway = cluster.first(Part.GATEWAY)
+    commands: dict[str, tuple[str, ...]] = {
+        "autellix engines": ("autellix", "engines"),
+        "autellix ps": ("autellix", "ps"),
+        "autellix config": ("autellix", "config"),
+    }
+    for what, command in commands.items():
+        done = await asyncio.to_thread(cluster.node.execute, gateway.name, command)
+        lines = (done.stdout or done.stderr).strip().splitlines()
+        cluster.table.note(f"{what} inside a gateway's pod", done.returncode == 0, lines[-1] if lines else "")
