@@ -1,7 +1,12 @@
-"""A real vLLM server of two data-parallel ranks: both report, and the gateway's sum is the engine."""
+"""A real vLLM server of two data-parallel ranks: both report, and the gateway's sum is the engine.
+
+Reports of calls that name a gateway go to it over the network, the others to the socket on this machine;
+snapshots go both ways.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -15,11 +20,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.drills.processes import free_port
+from tests.report_links import SECRET, LinkedGateway, linked
+from tests.waiting import until
 
+from autellix_backend.engines.report_client import LinkState
 from autellix_backend.engines.vllm_command import SCHEDULER_CLASS
 from autellix_backend.reports.ranks import merge_ranks
 from autellix_backend.reports.report import EngineReport
 from autellix_backend.reports.snapshot import EngineSnapshot
+from autellix_backend.vllm_plugin.report_server import port_of_rank
 from autellix_lab.demo.model import build_demo_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
@@ -34,6 +44,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TORCH_COMPILE_DISABLE": "1",
+    "AUTELLIX_ENGINE_REPORT_SECRET": SECRET,
 }
 
 
@@ -46,12 +57,26 @@ def reports(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-def server(tmp_path: Path, reports: socket.socket) -> Iterator[str]:
+def report_address() -> str:
+    """Return an address for the first rank's reports, with a free port after it for the second's."""
+    while True:
+        address = f"tcp://127.0.0.1:{free_port()}"
+        try:
+            with socket.create_server(("127.0.0.1", int(port_of_rank(address, 1).rpartition(":")[2]))):
+                return address
+        except (OSError, OverflowError):
+            continue
+
+
+@pytest.fixture
+def server(tmp_path: Path, reports: socket.socket, report_address: str) -> Iterator[str]:
     pytest.importorskip("vllm")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    settings = {"scheduler": {"policy": "plas"}, "report_socket": reports.getsockname()}
+    port = free_port()
+    settings = {
+        "scheduler": {"policy": "plas"},
+        "report_socket": reports.getsockname(),
+        "report_address": report_address,
+    }
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(build_demo_model(tmp_path / "model")), "--served-model-name", "demo"),
@@ -88,14 +113,15 @@ def is_healthy(url: str) -> bool:
 
 
 def ask(url: str, number: int) -> int:
-    """Make a call; return its output tokens."""
+    """Make a call; return its output tokens. Every second one names the gateway on the network."""
+    identity = {"autellix_program": f"p{number}", "autellix_call": f"c{number}"}
     body = {
         "model": "demo",
         "prompt": f"number {number}",
         "max_tokens": 48,
         "ignore_eos": True,
         "temperature": 0.0,
-        "vllm_xargs": {"autellix_program": f"p{number}", "autellix_call": f"c{number}"},
+        "vllm_xargs": identity | ({"autellix_gateway": "g1"} if number % 2 else {}),
     }
     request = urllib.request.Request(
         url + "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
@@ -104,26 +130,72 @@ def ask(url: str, number: int) -> int:
         return int(json.load(answer)["usage"]["completion_tokens"])
 
 
-def test_ranks_report_beside_each_other(server: str, reports: socket.socket) -> None:
-    ranks: dict[int, EngineSnapshot] = {}
-    busiest = 0
-    reported: set[str] = set()
-    with ThreadPoolExecutor(CALLS) as pool:
-        answers = [pool.submit(ask, server, number) for number in range(CALLS)]
-        while len(reported) < CALLS or len(ranks) < 2 or any(rank.running for rank in ranks.values()):
-            datagram = reports.recv(1 << 16)
-            if EngineSnapshot.is_one(datagram):
-                snapshot = EngineSnapshot.from_bytes(datagram)
-                ranks[snapshot.rank] = snapshot
-                busiest = max(busiest, merge_ranks(list(ranks.values())).running)
-            else:
-                reported.add(EngineReport.from_bytes(datagram).call_id)
-        assert [answer.result() for answer in answers] == [48] * CALLS
+class Heard:
+    """What one end has heard of the engine."""
 
-    engine = merge_ranks(list(ranks.values()))
-    assert sorted(ranks) == [0, 1]
-    assert [rank.slots for rank in ranks.values()] == [3, 3]
-    assert (engine.slots, engine.running, engine.waiting) == (6, 0, 0)
-    assert engine.kv_total_blocks == 2 * ranks[0].kv_total_blocks
-    # More calls ran at once than one rank has slots.
-    assert busiest > 3
+    def __init__(self) -> None:
+        self.ranks: dict[int, EngineSnapshot] = {}
+        self.busiest = 0
+        """The most calls that ran at once on both ranks."""
+        self.calls: set[str] = set()
+
+    def hear(self, message: bytes) -> None:
+        if EngineSnapshot.is_one(message):
+            snapshot = EngineSnapshot.from_bytes(message)
+            self.ranks[snapshot.rank] = snapshot
+            self.busiest = max(self.busiest, merge_ranks(list(self.ranks.values())).running)
+        else:
+            self.calls.add(EngineReport.from_bytes(message).call_id)
+
+    def is_whole(self, calls: int) -> bool:
+        """Whether so many calls have reported, and both ranks have said that they are idle."""
+        is_idle = not any(rank.running for rank in self.ranks.values())
+        return len(self.calls) == calls and len(self.ranks) == 2 and is_idle
+
+    def check(self) -> None:
+        engine = merge_ranks(list(self.ranks.values()))
+        assert sorted(self.ranks) == [0, 1]
+        assert [rank.slots for rank in self.ranks.values()] == [3, 3]
+        assert (engine.slots, engine.running, engine.waiting) == (6, 0, 0)
+        assert engine.kv_total_blocks == 2 * self.ranks[0].kv_total_blocks
+        # More calls ran at once than one rank has slots.
+        assert self.busiest > 3
+
+
+def listen(reports: socket.socket, heard: Heard, calls: int) -> None:
+    """Read the socket until everything has been said."""
+    while not heard.is_whole(calls):
+        heard.hear(reports.recv(1 << 16))
+
+
+async def play(url: str, gateway: LinkedGateway, reports: socket.socket) -> tuple[Heard, Heard]:
+    """Make the calls; return what was heard over the network and on the socket."""
+    far, near = Heard(), Heard()
+    loop = asyncio.get_running_loop()
+    with ThreadPoolExecutor(CALLS + 1) as pool:
+        listening = loop.run_in_executor(pool, listen, reports, near, CALLS // 2)
+        asking = [loop.run_in_executor(pool, ask, url, number) for number in range(CALLS)]
+
+        def is_told() -> bool:
+            while gateway.messages:
+                far.hear(gateway.messages.pop(0))
+            return far.is_whole(CALLS // 2) and listening.done()
+
+        await until(is_told)
+        assert await asyncio.gather(*asking) == [48] * CALLS
+    return far, near
+
+
+async def test_ranks_report_beside_each_other(
+    server: str, reports: socket.socket, report_address: str
+) -> None:
+    addresses = [port_of_rank(report_address, rank) for rank in range(2)]
+    async with linked(*addresses) as gateway:
+        await gateway.reaches(LinkState.UP)
+        await until(lambda: sorted(gateway.client.facts) == [0, 1])
+        far, near = await play(server, gateway, reports)
+
+    far.check()
+    near.check()
+    assert far.calls == {f"c{number}" for number in range(1, CALLS, 2)}
+    assert near.calls == {f"c{number}" for number in range(0, CALLS, 2)}
