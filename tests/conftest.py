@@ -90,7 +90,9 @@ def live_engine(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         # For requests that name the tool to call; the parsing of free text does not matter.
         extra_args=("--enable-auto-tool-choice", "--tool-call-parser", "pythonic"),
     )
-    replica = VllmReplica(Settings(engine=engine, scheduler=SchedulerConfig(policy="atlas")))
+    settings = Settings(engine=engine, scheduler=SchedulerConfig(policy="atlas"))
+    # With vLLM's endpoints for those who update weights: /pause and /resume.
+    replica = VllmReplica(settings, environment={"VLLM_SERVER_DEV_MODE": "1"})
     asyncio.run(replica.start())
     yield replica
     asyncio.run(replica.stop())
