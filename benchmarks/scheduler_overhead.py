@@ -46,7 +46,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from autellix_backend.vllm_plugin.scheduler import AsyncProgramScheduler, SyncProgramScheduler
+from autellix_backend.vllm_plugin.program_scheduler import AsyncProgramScheduler, SyncProgramScheduler
 from autellix_lab.demo.model import build_demo_model
 
 STEP_S = 0.02

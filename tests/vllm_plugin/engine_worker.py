@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import logging
 import os
 import random
 import sys
@@ -45,17 +46,18 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
+from autellix_backend import vllm_plugin
 from autellix_backend.engines.vllm_command import kv_transfer_config
 from autellix_backend.kernels.errors import Code, SwapError
 from autellix_backend.kernels.job import Direction, Job, Strategy, SwapStats
 from autellix_backend.kernels.swap import open_swapper
 from autellix_backend.vllm_plugin.offload import spec
 from autellix_backend.vllm_plugin.offload.worker import SwapWorker
-from autellix_backend.vllm_plugin.ranked_queue import RankedRequestQueue
-from autellix_backend.vllm_plugin.scheduler import (
+from autellix_backend.vllm_plugin.program_scheduler import (
     AsyncProgramScheduler,
     SyncProgramScheduler,
 )
+from autellix_backend.vllm_plugin.ranked_queue import RankedRequestQueue
 
 VOCABULARY = 512
 
@@ -356,13 +358,47 @@ def _report(scheduler: Any, free_before: int) -> dict[str, Any]:
     return report
 
 
+class _Said(logging.Handler):
+    """Keeps what our part of the engine logs."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
 def _run(scenario: dict[str, Any]) -> dict[str, Any]:
-    version = vllm.__version__
-    vllm.__version__ = scenario.get("vllm_version", version)
+    said = _Said()
+    logging.getLogger("vllm.autellix").addHandler(said)
     try:
-        engine = _make_engine(scenario)
+        return _run_engine(scenario) | {"said": said.lines}
+    finally:
+        logging.getLogger("vllm.autellix").removeHandler(said)
+
+
+def _make_engine_on(scenario: dict[str, Any]) -> LLMEngine:
+    """Make the engine of a scenario on the release that it names, and without the module that it lacks."""
+    version, missing = vllm.__version__, scenario.get("missing_module")
+    ours = "autellix_backend.vllm_plugin.program_scheduler"
+    known = {name: sys.modules[name] for name in (ours, missing) if name in sys.modules}
+    vllm.__version__ = scenario.get("vllm_version", version)
+    if missing is not None:
+        # As a release in which it has another name: ours is imported anew, and fails.
+        del sys.modules[ours]
+        delattr(vllm_plugin, "program_scheduler")
+        sys.modules[missing] = None  # type: ignore[assignment]
+    try:
+        return _make_engine(scenario)
     finally:
         vllm.__version__ = version
+        sys.modules.update(known)
+        vars(vllm_plugin)["program_scheduler"] = sys.modules[ours]
+
+
+def _run_engine(scenario: dict[str, Any]) -> dict[str, Any]:
+    engine = _make_engine_on(scenario)
     try:
         scheduler = engine.engine_core.engine_core.scheduler
         free_before = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()

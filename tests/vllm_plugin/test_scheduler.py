@@ -401,6 +401,24 @@ def test_an_unknown_vllm_keeps_its_own_order(engine_worker: Any, stock_runs: Any
     run = engine_worker.run(scenario(vllm_version="0.99.1"))
     assert "error" not in run, run["error"]
     assert run["is_degraded"] is True
+    assert run["said"] == [
+        "Autellix: vLLM 0.99.1 is not one of 0.32, 0.33; this engine goes on in vLLM's own order"
+    ]
+    for fact in ("finished", "outputs", "steps", "preemptions"):
+        assert expected[fact] == run[fact]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_moved_module_leaves_the_engine_to_vllm(
+    engine_worker: Any, stock_runs: Any, is_async: bool
+) -> None:
+    """Where our scheduler cannot even be imported, vLLM's own takes its place."""
+    expected = run_stock(engine_worker, stock_runs, is_async, True)
+    run = engine_worker.run(scenario(missing_module="vllm.v1.core.sched.output", is_async=is_async))
+    assert "error" not in run, run["error"]
+    assert run["scheduler"] == expected["scheduler"]
+    assert len(run["said"]) == 1
+    assert run["said"][0].endswith("this engine goes on in vLLM's own order")
     for fact in ("finished", "outputs", "steps", "preemptions"):
         assert expected[fact] == run[fact]
 
