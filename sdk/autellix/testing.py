@@ -88,12 +88,16 @@ class RecordingBackend:
     """Whether it answers heartbeats as if it had restarted."""
     statuses: list[int] = field(default_factory=list)
     """The statuses of the next calls; then 200."""
+    control_statuses: list[int] = field(default_factory=list)
+    """The statuses of the next POSTs to the sessions API; then as an Autellix backend answers."""
     control_delay_s: float = 0.0
+    response_headers: dict[str, str] = field(default_factory=dict)
+    """Further headers of the answers to calls."""
     recorded: list[RecordedCall] = field(default_factory=list)
     control: list[tuple[str, str, str]] = field(default_factory=list)
     """Requests of the sessions API: method, path, body; GONE when a watched client has exited."""
     credentials: list[str | None] = field(default_factory=list)
-    """The Authorization header of each POST to the sessions API."""
+    """The API key of each POST to the sessions API, as its header has it."""
     _server: _RecordingServer | None = None
 
     def __enter__(self) -> RecordingBackend:
@@ -196,6 +200,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, status: int, body: bytes, kind: str = "application/json") -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
+        if self.server.backend.is_autellix:
+            self.send_header(names.VERSION, "0")
+            for name, value in self.server.backend.response_headers.items():
+                self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -224,9 +232,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _control(self, body: bytes) -> None:
         backend = self.server.backend
         backend.control.append(("POST", self.path, body.decode()))
-        backend.credentials.append(self.headers.get("Authorization"))
+        keys = (self.headers.get(name) for name in ("Authorization", "x-api-key", "api-key"))
+        backend.credentials.append(next((key for key in keys if key), None))
         time.sleep(backend.control_delay_s)
-        if not backend.is_autellix:
+        if backend.control_statuses:
+            self._answer(backend.control_statuses.pop(0), b"{}")
+        elif not backend.is_autellix:
             self._answer(404, b'{"detail":"Not Found"}')
         elif self.path.endswith("/heartbeat"):
             self._answer(404 if backend.is_forgetful else 200, b"{}")

@@ -18,6 +18,7 @@ from autellix_wire.headers import (
     SESSION_ID,
     SESSION_TOKEN,
     THREAD_ID,
+    VERSION,
 )
 from autellix_wire.ids import (
     MAX_ID_BYTES,
@@ -52,6 +53,7 @@ __all__ = [
     "SESSION_ID",
     "SESSION_TOKEN",
     "THREAD_ID",
+    "VERSION",
     "InvalidIdError",
     "check_id",
     "format_interceptions",

@@ -16,6 +16,8 @@ EXPECTED_TOKENS = "X-Autellix-Expected-Tokens"
 INTERCEPTIONS = "X-Autellix-Interceptions"
 """Tools that ran since the parent calls: name=seconds, comma separated."""
 
+VERSION = "X-Autellix-Version"
+"""On every response: the mark by which clients know an Autellix backend."""
 IDENTITY_SOURCE = "X-Autellix-Identity-Source"
 ENGINE = "X-Autellix-Engine"
 QUEUE_LEVEL = "X-Autellix-Queue-Level"

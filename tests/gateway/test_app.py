@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,13 @@ def test_the_end_of_the_app_aborts_calls_in_flight(listen: Any, wait_until: Any,
 
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(main(Path(folder)))
+
+
+@pytest.mark.parametrize("path", ["/health", "/nowhere", SESSIONS, CHAT])
+async def test_every_response_is_marked(serve: Any, path: str) -> None:
+    """Also that to a request that is refused: clients know the gateway by it."""
+    async with serve() as rig, rig.client.get(rig.url + path) as response:
+        assert response.headers.getall("X-Autellix-Version") == [metadata.version("autellix")]
 
 
 async def test_clients_that_ask_as_they_ask_vllm_get_its_answers(serve: Any) -> None:

@@ -18,6 +18,7 @@ from autellix_backend.gateway.errors import InvalidKeyError
 from autellix_backend.gateway.http import admin, classes, engines, events, programs, sessions
 from autellix_backend.gateway.http.authentication import Authentication
 from autellix_backend.gateway.http.errors import install_error_handlers
+from autellix_backend.gateway.http.mark import Mark
 from autellix_backend.gateway.http.openapi import AsgiRoute, describe_route, head_routes
 from autellix_backend.gateway.http.origin import SameOrigin, is_loopback
 from autellix_backend.gateway.http.passthrough import PassthroughEndpoint
@@ -67,6 +68,7 @@ def create_app(
         app.add_middleware(Authentication, tenants=components.tenants, on_refusal=on_refusal)
     has_keys, host = components.tenants.has_keys, settings.gateway.host
     app.add_middleware(SameOrigin, is_local=not has_keys and is_loopback(host))
+    app.add_middleware(Mark)
     app.router.routes.extend(_engine_routes(components))
     for router in ROUTERS:
         app.router.routes.extend(router.routes)

@@ -7,7 +7,8 @@ import time
 
 from autellix._ids import ids
 from autellix._programs.running import running_thread
-from autellix._sessions.backends import FOREIGN, UNKNOWN, backends
+from autellix._propagation import propagation
+from autellix._sessions.backends import FOREIGN, KEY_HEADERS, KNOWN, UNKNOWN, backends
 from autellix._sessions.keeper import keeper, process_session
 from autellix._sessions.session import REGISTERED
 from autellix_wire import headers as names
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from autellix._programs.program import ClientProgram
-    from autellix._sessions.backends import Backend
+    from autellix._sessions.backends import Account, Backend, Credentials
     from autellix._sessions.session import ClientSession
 
 IMPLICIT = "implicit"
@@ -26,6 +27,12 @@ TRUNCATED = "truncated"
 PROBE_WAIT_S = 0.05
 """How long the first call to a host that is not configured waits for its probe."""
 POLL_S = 0.001
+CALL_ATTRIBUTE = "_autellix_call"
+"""The attribute of a request that holds its call, for the response."""
+VERSION_NAME = names.VERSION.lower().encode("ascii")
+IDENTITY_SOURCE_NAME = names.IDENTITY_SOURCE.lower().encode("ascii")
+FOREIGN_TOKEN = b"foreign-token"
+"""The identity source of a call whose token the backend did not take."""
 _RAW_NAMES: dict[str, tuple[bytes, bytes]] = {}
 """Our header names, as sent and in lower case; there are a dozen."""
 
@@ -33,11 +40,12 @@ _RAW_NAMES: dict[str, tuple[bytes, bytes]] = {}
 class CallHeaders:
     """The headers of one call, made at the first attempt and kept for the retries."""
 
-    __slots__ = ("headers", "session")
+    __slots__ = ("account", "headers", "session")
 
     def __init__(self) -> None:
         self.headers: dict[str, str] | None = None
         self.session: ClientSession | None = None
+        self.account: Account | None = None
 
 
 def backend_of(url: Any) -> Backend | None:
@@ -50,32 +58,48 @@ def annotate(backend: Backend, call: CallHeaders, request: Any) -> None:
     if backend.state == FOREIGN:
         # The probe finished while the call waited for it.
         return
+    entries = _entries(request.headers)
+    present = _present(request.headers, entries)
+    vars(request)[CALL_ATTRIBUTE] = call
+    account = call.account = backend.account(_credentials(present))
     session = call.session or process_session()
     ours: dict[str, str] = {}
     if backend.state != UNKNOWN:
         if call.headers is None:
-            call.headers, session = _make_headers(backend)
+            call.headers, session = _make_headers(account)
             call.session = session
         ours = call.headers
-    registration = session.registration(backend)
-    if registration.state != REGISTERED:
-        backend.authorization = _authorization(request.headers)
-    elif registration.token is not None:
+    registration = keeper().on_call(account, session)
+    if registration.state == REGISTERED and registration.token is not None:
         # Not kept with the other headers: a retry sends a token that has arrived since.
         ours = {**ours, names.SESSION_TOKEN: registration.token}
     if ours:
-        _add(request.headers, ours)
-    keeper().on_call(backend, session)
+        _add(request.headers, entries, present, ours)
 
 
-def _add(headers: Any, ours: dict[str, str]) -> None:
+def _present(headers: Any, entries: list[tuple[bytes, bytes, bytes]] | None) -> dict[bytes, bytes]:
+    """Return the headers of a request by lower-case name."""
+    if entries is not None:
+        return {entry[1]: entry[2] for entry in entries}
+    return {name.lower().encode("latin-1"): value.encode("latin-1") for name, value in headers.items()}
+
+
+def _credentials(present: dict[bytes, bytes]) -> Credentials:
+    first, second, third = KEY_HEADERS
+    return present.get(first), present.get(second), present.get(third)
+
+
+def _add(
+    headers: Any,
+    entries: list[tuple[bytes, bytes, bytes]] | None,
+    present: dict[bytes, bytes],
+    ours: dict[str, str],
+) -> None:
     """Add headers to an httpx request; one that the user has set stays."""
-    entries = _entries(headers)
     if entries is None:
         for name, value in ours.items():
             headers.setdefault(name, value)
         return
-    present = {entry[1] for entry in entries}
     for name, value in ours.items():
         raw = _RAW_NAMES.get(name)
         if raw is None:
@@ -84,14 +108,34 @@ def _add(headers: Any, ours: dict[str, str]) -> None:
             entries.append((*raw, value.encode("ascii")))
 
 
-def _authorization(headers: Any) -> str | None:
+def observe(response: Any) -> None:
+    """Learn from the response to one attempt of a call: where a backend is, and whether our session holds."""
+    request, headers = response.request, response.headers
+    if request.method != "POST" or not propagation.is_on:
+        return
+    call: CallHeaders | None = vars(request).get(CALL_ATTRIBUTE)
+    is_ours = _value(headers, VERSION_NAME) is not None
+    if call is not None and call.account is not None:
+        if is_ours and call.account.backend.state != KNOWN:
+            call.account.backend.finish_probe(KNOWN)
+        is_refused = _value(headers, IDENTITY_SOURCE_NAME) == FOREIGN_TOKEN
+        session = call.session or process_session()
+        keeper().on_answer(
+            call.account, session, response.status_code, is_ours=is_ours, is_refused=is_refused
+        )
+    elif is_ours:
+        url = request.url
+        backends.discover(url.scheme, url.host, url.port, url.path)
+
+
+def _value(headers: Any, name: bytes) -> bytes | None:
     entries = _entries(headers)
     if entries is None:
-        found: str | None = headers.get("Authorization")
-        return found
+        found = headers.get(name.decode("ascii"))
+        return None if found is None else found.encode("latin-1")
     for _, lower, value in entries:
-        if lower == b"authorization":
-            return str(value, "latin-1")
+        if lower == name:
+            return value
     return None
 
 
@@ -104,10 +148,10 @@ def _entries(headers: Any) -> list[tuple[bytes, bytes, bytes]] | None:
     return entries if type(entries) is list and entries and len(entries[0]) == 3 else None
 
 
-def probe(backend: Backend, authorization: str | None) -> None:
-    """Ask a host that is not configured whether it is an Autellix backend."""
-    backend.authorization = authorization
-    keeper().on_call(backend, process_session())
+def probe(backend: Backend, headers: Any) -> None:
+    """Ask a host that is not configured whether it is an Autellix backend; `headers` may hold the key."""
+    present = {} if headers is None else _present(headers, _entries(headers))
+    keeper().on_call(backend.account(_credentials(present)), process_session())
 
 
 def wait_for_probe(backend: Backend) -> None:
@@ -128,15 +172,16 @@ async def wait_for_probe_async(backend: Backend) -> None:
     backend.has_waited = True
 
 
-def _make_headers(backend: Backend) -> tuple[dict[str, str], ClientSession]:
+def _make_headers(account: Account) -> tuple[dict[str, str], ClientSession]:
     thread = running_thread()
     program = thread.program
     session = thread.session or process_session()
     call_id = ids.make("call")
     parents = thread.record_call(call_id)
-    program.backends.add(backend)
+    registration = session.registration(account)
+    program.links.add((account, registration))
     headers = {
-        names.SESSION_ID: session.session_id,
+        names.SESSION_ID: registration.session_id,
         names.PROGRAM_ID: program.program_id,
         names.THREAD_ID: str(thread.thread_id),
         names.CALL_ID: call_id,

@@ -38,7 +38,7 @@ def _begin(request: Any) -> tuple[Backend | None, bool]:
     backend = _called_backend(request)
     must_wait = backend is not None and backend.needs_wait
     if backend is not None and must_wait:
-        calls.probe(backend, request.headers.get("Authorization"))
+        calls.probe(backend, request.headers)
     return backend, must_wait
 
 
@@ -46,11 +46,14 @@ def _patch_send(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def send(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         backend, must_wait = safely(_begin, request) or (None, False)
-        if backend is not None:
-            if must_wait:
-                calls.wait_for_probe(backend)
-            safely(_annotate, backend, request)
-        return original(self, request, *args, **kwargs)
+        if backend is None:
+            return original(self, request, *args, **kwargs)
+        if must_wait:
+            calls.wait_for_probe(backend)
+        safely(_annotate, backend, request)
+        response = original(self, request, *args, **kwargs)
+        safely(calls.observe, response)
+        return response
 
     return send
 
@@ -59,11 +62,14 @@ def _patch_async_send(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     async def send(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         backend, must_wait = safely(_begin, request) or (None, False)
-        if backend is not None:
-            if must_wait:
-                await calls.wait_for_probe_async(backend)
-            safely(_annotate, backend, request)
-        return await original(self, request, *args, **kwargs)
+        if backend is None:
+            return await original(self, request, *args, **kwargs)
+        if must_wait:
+            await calls.wait_for_probe_async(backend)
+        safely(_annotate, backend, request)
+        response = await original(self, request, *args, **kwargs)
+        safely(calls.observe, response)
+        return response
 
     return send
 

@@ -66,7 +66,7 @@ class InFlightCalls:
             key = options.idempotency_key = ids.make("key")
         must_wait = backend.needs_wait
         if must_wait:
-            calls.probe(backend, _authorization(client))
+            calls.probe(backend, _key_headers(client))
         call = self._by_key[key] = InFlightCall(key, options, backend, must_wait=must_wait)
         return call
 
@@ -105,9 +105,9 @@ def _backend_of_client(client: Any) -> Backend | None:
     return backend
 
 
-def _authorization(client: Any) -> str | None:
+def _key_headers(client: Any) -> dict[str, str] | None:
     headers = getattr(client, "auth_headers", None)
-    return headers.get("Authorization") if isinstance(headers, dict) else None
+    return headers if isinstance(headers, dict) else None
 
 
 def _patch_build_request(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,6 +128,9 @@ def _patch_request(original: Callable[..., Any]) -> Callable[..., Any]:
             if call is not None and call.must_wait:
                 calls.wait_for_probe(call.backend)
             return original(self, *args, **kwargs)
+        except Exception as error:
+            safely(_observe_error, error)
+            raise
         finally:
             in_flight.finish(call)
 
@@ -142,18 +145,50 @@ def _patch_async_request(original: Callable[..., Any]) -> Callable[..., Any]:
             if call is not None and call.must_wait:
                 await calls.wait_for_probe_async(call.backend)
             return await original(self, *args, **kwargs)
+        except Exception as error:
+            safely(_observe_error, error)
+            raise
         finally:
             in_flight.finish(call)
 
     return request
 
 
+def _observe_error(error: Exception) -> None:
+    response = getattr(error, "response", None)
+    if response is not None:
+        calls.observe(response)
+
+
+def _patch_should_retry(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _should_retry(self: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
+        safely(calls.observe, response)
+        return original(self, response, *args, **kwargs)
+
+    return _should_retry
+
+
+def _patch_process_response(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _process_response(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if "response" in kwargs:
+            safely(calls.observe, kwargs["response"])
+        # Of an async client this is a coroutine.
+        return original(self, *args, **kwargs)
+
+    return _process_response
+
+
 def instrument_client(patches: Patches, module: ModuleType) -> None:
     """Patch the base classes of all clients in the package, as far as this version has them."""
-    patches.apply(getattr(module, "BaseClient", None), "_build_request", _patch_build_request)
+    base = getattr(module, "BaseClient", None)
+    patches.apply(base, "_build_request", _patch_build_request)
+    patches.apply(base, "_should_retry", _patch_should_retry)
     for name, make in (("SyncAPIClient", _patch_request), ("AsyncAPIClient", _patch_async_request)):
         client = getattr(module, name, None)
         patches.apply(client, "request", make)
+        patches.apply(client, "_process_response", _patch_process_response)
         for subclass in _subclasses(client):
             if "request" in vars(subclass):
                 # Another library has given it a wrapper of the method that we have just replaced.

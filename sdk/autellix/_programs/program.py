@@ -10,7 +10,7 @@ from autellix._ids import ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from autellix._sessions.backends import Backend
+    from autellix._sessions.keeper import Link
 
 REMOTE_THREAD_IDS = 4096
 """How many thread ids each further process of a program may use."""
@@ -40,7 +40,8 @@ class ClientProgram:
         self.lock = threading.Lock()
         self.has_called = False
         self.calls_made = 0
-        self.backends: set[Backend] = set()
+        self.links: set[Link] = set()
+        """Where its calls went: the API key at the backend, and the session's registration there."""
         self.frontier: tuple[str, ...] | None = ()
         """The frontier after the last turn, for a program of several turns."""
         # A plain list: a finalizer appends to it, may run anywhere, and must take no lock.

@@ -113,8 +113,8 @@ def end_program(program_id: str) -> None:
 
 
 def _report_end(program: ClientProgram) -> None:
-    for backend in program.backends:
-        keeper().end_program(backend, program.program_id)
+    for account, registration in list(program.links):
+        keeper().end_program(account, registration, program.program_id)
 
 
 def _check_expected(value: int | None, field: str) -> int | None:

@@ -10,9 +10,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from autellix._environment import Origin
 
+    Credentials = tuple[bytes | None, bytes | None, bytes | None]
+    """The values of KEY_HEADERS."""
+
 UNKNOWN = "unknown"
 KNOWN = "known"
 FOREIGN = "foreign"
+
+KEY_HEADERS = (b"authorization", b"x-api-key", b"api-key")
+"""The headers that may carry an API key, in lower case."""
+NO_KEY: Credentials = (None, None, None)
+MAX_ACCOUNTS = 1024
 
 PRIVATE_NETWORKS = (
     "127.0.0.0/8",
@@ -34,19 +42,29 @@ class Backend:
     answer, and no call carries headers before it.
     """
 
-    __slots__ = ("_is_probed", "authorization", "has_waited", "is_configured", "origin", "root", "state")
+    __slots__ = ("_accounts", "_is_probed", "has_waited", "is_configured", "origin", "root", "state")
 
     def __init__(self, origin: Origin, root: str, *, is_configured: bool) -> None:
         self.origin = origin
         self.root = root
         self.is_configured = is_configured
-        self.authorization: str | None = None
+        self._accounts: dict[Credentials, Account] = {}
         self.reset_probe()
 
     def reset_probe(self) -> None:
         self.state = KNOWN if self.is_configured else UNKNOWN
         self.has_waited = self.is_configured
         self._is_probed = threading.Event()
+
+    def account(self, credentials: Credentials) -> Account:
+        """Return the account of an API key, given by the values of KEY_HEADERS."""
+        found = self._accounts.get(credentials)
+        if found is not None:
+            return found
+        while len(self._accounts) >= MAX_ACCOUNTS:
+            self._accounts.pop(next(iter(self._accounts)), None)
+        # setdefault: two threads that make their first call at once share one account.
+        return self._accounts.setdefault(credentials, Account(self, credentials))
 
     def finish_probe(self, state: str) -> None:
         """Record the result of a probe, UNKNOWN if there was no answer, and release those who wait for it."""
@@ -65,6 +83,20 @@ class Backend:
 
     def wait(self, limit_s: float) -> None:
         self._is_probed.wait(limit_s)
+
+
+class Account:
+    """One API key at one backend: a session is registered for each."""
+
+    __slots__ = ("backend", "headers")
+
+    def __init__(self, backend: Backend, credentials: Credentials) -> None:
+        self.backend = backend
+        self.headers: dict[str, str] = {}
+        """What the requests of the sessions API carry: the calls' own key."""
+        for name, value in zip(KEY_HEADERS, credentials, strict=True):
+            if value is not None:
+                self.headers[name.decode("ascii")] = value.decode("latin-1")
 
 
 def is_near(host: str) -> bool:
@@ -119,8 +151,24 @@ class BackendRegistry:
             return Backend(origin, self._configured[origin], is_configured=True)
         if origin[0] not in PORTS or not is_near(origin[1]):
             return None
+        return self._make(origin, path)
+
+    def _make(self, origin: Origin, path: str) -> Backend:
         root, found, _ = path.partition("/v1/")
         return Backend(origin, root if found else "", is_configured=False)
+
+    def discover(self, scheme: str, host: str, port: int | None, path: str) -> bool:
+        """Admit an origin that has answered as Autellix; return False where others are configured."""
+        origin = (scheme, host, port or PORTS.get(scheme, 0))
+        backend = self._seen.get(origin)
+        if backend is None:
+            if self._configured or scheme not in PORTS:
+                return False
+            backend = self._seen[origin] = self._make(origin, path)
+            self.generation = object()
+        if backend.state != KNOWN:
+            backend.finish_probe(KNOWN)
+        return True
 
     def admitted(self) -> list[Backend]:
         """List the admitted origins."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 
 from autellix._faults import safely
 from autellix._propagation import Suppressed
+from autellix._sessions.exchange import close_connections
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ControlThread:
-    """A thread that starts with the first step; without a step for `timeout_s` it runs `on_timeout`."""
+    """A thread that starts with the first step; whenever `timeout_s` is over it runs `on_timeout` first."""
 
     def __init__(self, timeout_s: Callable[[], float | None], on_timeout: Step) -> None:
         self._timeout_s = timeout_s
@@ -53,11 +55,24 @@ class ControlThread:
         return thread
 
     def _run(self, inbox: queue.SimpleQueue[Step | None]) -> None:
-        while True:
-            try:
-                step = inbox.get(timeout=self._timeout_s())
-            except queue.Empty:
-                step = self._on_timeout
-            if step is None:
-                return
-            safely(step)
+        try:
+            while self._run_one(inbox):
+                pass
+        finally:
+            safely(close_connections)
+
+    def _run_one(self, inbox: queue.SimpleQueue[Step | None]) -> bool:
+        step: Step | None = _nothing
+        with contextlib.suppress(queue.Empty):
+            step = inbox.get(timeout=self._timeout_s())
+        if step is None:
+            return False
+        # However many steps wait, what is due goes first.
+        if self._timeout_s() == 0:
+            safely(self._on_timeout)
+        safely(step)
+        return True
+
+
+def _nothing() -> None:
+    pass

@@ -1,63 +1,135 @@
-"""Sends the control thread's HTTP requests to a backend: one bounded exchange, or a watch that stays open."""
+"""Exchanges requests with backends for the control thread: bounded ones, and a watch that stays open."""
 
 from __future__ import annotations
+
+import threading
+import time
 
 from autellix._faults import log_debug
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from http.client import HTTPConnection
+    from collections.abc import Callable, Mapping, Sequence
 
-    from autellix._sessions.backends import Backend
+    from autellix._sessions.backends import Account, Backend
+    from autellix._sessions.connection import Answer, Connection, Request
 
 TIMEOUT_S = 2.0
-MAX_RESPONSE_BYTES = 65536
+"""For a whole exchange, from the connection to the last byte."""
+
+
+class _Kept(threading.local):
+    """The connections that this thread keeps alive."""
+
+    def __init__(self) -> None:
+        self.connections: dict[Backend, Connection] = {}
+
+
+_kept = _Kept()
 
 
 def exchange(
-    backend: Backend, method: str, path: str, body: bytes | None, timeout_s: float = TIMEOUT_S
-) -> tuple[int, bytes] | None:
-    """Send one request; return status and body, or None if the backend does not answer."""
+    account: Account,
+    method: str,
+    path: str,
+    body: bytes | None,
+    timeout_s: float = TIMEOUT_S,
+    proof: Mapping[str, str] | None = None,
+) -> Answer | None:
+    """Send one request; return status and body, or None if the backend does not answer.
+
+    `proof` holds the headers that name a session and prove that it is ours.
+    """
+    return exchange_all(account, [(method, path, body, proof or {})], timeout_s)[0]
+
+
+def exchange_all(
+    account: Account, requests: Sequence[Request], timeout_s: float = TIMEOUT_S
+) -> list[Answer | None]:
+    """Send requests together, so that a distant backend costs one round trip; return their answers.
+
+    They are sent again on a new connection where a kept one has ended, so each must be harmless if repeated.
+    """
     from http.client import HTTPException
 
-    connection = connect(backend, timeout_s)
-    try:
-        connection.request(method, backend.root + path, body, _headers(backend))
-        response = connection.getresponse()
-        return response.status, response.read(MAX_RESPONSE_BYTES)
-    except (OSError, HTTPException) as error:
-        log_debug("%s %s at %s: %s", method, path, backend.origin, error)
-        return None
-    finally:
+    backend = account.backend
+    prepared = [_prepared(account, request) for request in requests]
+    answers: list[Answer] = []
+    deadline_s = time.monotonic() + timeout_s
+    while len(answers) < len(prepared):
+        connection = _take(backend)
+        is_kept, count = connection is not None, len(answers)
+        try:
+            if connection is None:
+                connection = _connect(backend, deadline_s)
+            if connection.exchange(prepared[count:], answers, deadline_s):
+                _kept.connections[backend] = connection
+            else:
+                connection.close()
+        except (OSError, HTTPException, ValueError) as error:
+            if connection is not None:
+                connection.close()
+            if not is_kept and len(answers) == count:
+                log_debug("%s %s at %s: %s", prepared[count][0], prepared[count][1], backend.origin, error)
+                break
+    return [*answers, *[None] * (len(prepared) - len(answers))]
+
+
+def close_connections() -> None:
+    """Close the connections of this thread."""
+    while _kept.connections:
+        _kept.connections.popitem()[1].close()
+
+
+def _take(backend: Backend) -> Connection | None:
+    connection = _kept.connections.pop(backend, None)
+    if connection is not None and connection.is_stale:
         connection.close()
+        return None
+    return connection
+
+
+def _connect(backend: Backend, deadline_s: float) -> Connection:
+    from autellix._sessions.connection import Connection
+
+    return Connection(backend.origin, max(0.01, deadline_s - time.monotonic()))
+
+
+def _prepared(account: Account, request: Request) -> Request:
+    method, path, body, headers = request
+    ours = {"Content-Type": "application/json"} if body is not None else {}
+    return method, account.backend.root + path, body, {**ours, **account.headers, **headers}
 
 
 class SessionWatch:
     """A request that the backend holds open; the end of this process closes it, however the process ends."""
 
-    def __init__(self, backend: Backend, path: str) -> None:
-        self._backend = backend
+    def __init__(self, account: Account, path: str, proof: Callable[[], dict[str, str]]) -> None:
+        """Note what to ask; `proof` returns the headers that prove that the session is ours."""
+        self._account = account
         self._path = path
-        self._connection: HTTPConnection | None = None
+        self._proof = proof
+        self._connection: Connection | None = None
         self._is_refused = False
 
     def ensure_open(self) -> None:
         """Open the request unless it is open or the backend has refused it."""
         from http.client import HTTPException
-        from select import select
 
-        if self._is_refused:
+        if self._is_refused or (self._connection is not None and not self._connection.is_stale):
             return
         if self._connection is not None:
-            if not select([self._connection.sock], [], [], 0)[0]:
-                return
             self._read_response(self._connection)
         self.close()
-        connection = connect(self._backend, TIMEOUT_S)
         try:
-            connection.request("GET", self._backend.root + self._path, headers=_headers(self._backend))
-        except (OSError, HTTPException) as error:
-            log_debug("GET %s at %s: %s", self._path, self._backend.origin, error)
+            connection = _connect(self._account.backend, time.monotonic() + TIMEOUT_S)
+        except (OSError, HTTPException, ValueError) as error:
+            log_debug("GET %s at %s: %s", self._path, self._account.backend.origin, error)
+            return
+        try:
+            connection.send(_prepared(self._account, ("GET", self._path, None, self._proof())))
+        except OSError as error:
+            log_debug("GET %s at %s: %s", self._path, self._account.backend.origin, error)
             connection.close()
             return
         self._connection = connection
@@ -68,27 +140,11 @@ class SessionWatch:
             self._connection.close()
             self._connection = None
 
-    def _read_response(self, connection: HTTPConnection) -> None:
+    def _read_response(self, connection: Connection) -> None:
         from http.client import HTTPException
 
         try:
-            self._is_refused = connection.getresponse().status >= 400
-        except (OSError, HTTPException):
+            self._is_refused = connection.read_status(time.monotonic() + TIMEOUT_S) >= 400
+        except (OSError, HTTPException, ValueError):
             # The backend restarted, or a proxy's timeout expired.
             self._is_refused = False
-
-
-def connect(backend: Backend, timeout_s: float) -> HTTPConnection:
-    """Return an unopened connection to the backend's origin."""
-    import http.client
-
-    scheme, host, port = backend.origin
-    make = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
-    return make(host, port, timeout=timeout_s)
-
-
-def _headers(backend: Backend) -> dict[str, str]:
-    headers = {"Content-Type": "application/json", "Connection": "close"}
-    if backend.authorization:
-        headers["Authorization"] = backend.authorization
-    return headers

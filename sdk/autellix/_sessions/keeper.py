@@ -11,28 +11,35 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 
 from autellix._faults import log_debug
 from autellix._sessions.backends import FOREIGN, KNOWN, UNKNOWN, backends
 from autellix._sessions.control_thread import ControlThread
-from autellix._sessions.exchange import SessionWatch, exchange
-from autellix._sessions.session import NEVER_S, PENDING, REGISTERED, ClientSession
+from autellix._sessions.exchange import SessionWatch, exchange, exchange_all
+from autellix._sessions.session import NEVER_S, PENDING, REGISTERED, UNREACHABLE, ClientSession
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from autellix._sessions.backends import Backend
+    from autellix._sessions.backends import Account, Backend
     from autellix._sessions.session import Registration
+
+    Link = tuple[Account, Registration]
 
 EXIT_LIMIT_S = 1.0
 FORK_LIMIT_S = 0.05
 MIN_HEARTBEAT_S = 0.05
 IDLE_SESSION_S = 900.0
 MAX_SESSIONS = 4096
+MAX_ENDED = 4096
+"""Ended programs that wait for the control thread; older ones end when they have been idle."""
+BATCH = 128
+"""Requests that are sent together."""
 CLIENT = "autellix-python"
 # Statuses that do not show what the server is: try again later.
-TRANSIENT_STATUSES = frozenset({401, 403, 408, 425, 429, 500, 502, 503, 504})
+TRANSIENT_STATUSES = frozenset({401, 403, 408, 409, 425, 429, 500, 502, 503, 504})
 
 
 class SessionKeeper:
@@ -42,6 +49,10 @@ class SessionKeeper:
         self.process_session = ClientSession()
         self._named: dict[str, ClientSession] = {}
         self._lock = threading.Lock()
+        self._due_s = NEVER_S
+        """When the next heartbeat is due, or earlier."""
+        self._ended: deque[tuple[Link, str]] = deque(maxlen=MAX_ENDED)
+        self._will_send_ends = False
         self._control = ControlThread(self._timeout_s, self._send_heartbeats)
 
     def open(self, session_id: str | None, *, ends: bool = True) -> ClientSession:
@@ -67,26 +78,57 @@ class SessionKeeper:
         if is_over and session.registrations:
             self._control.post(lambda: self._end(session, list(session.registrations)))
 
-    def on_call(self, backend: Backend, session: ClientSession) -> Registration:
+    def on_call(self, account: Account, session: ClientSession) -> Registration:
         """Record a call to a backend, and register the session there if that is due. Never blocks."""
-        registration = session.registration(backend)
-        now_s = session.used_s = time.monotonic()
+        registration = session.registration(account)
+        now_s = registration.used_s = time.monotonic()
         if registration.state != REGISTERED:
             if registration.is_due(now_s):
-                registration.state = PENDING
-                self._control.post(lambda: self._register(backend, session, registration))
+                self._post_registration(account, session, registration)
         elif registration.heartbeat_due_s == NEVER_S:
             # After a long idle time the backend may have ended the session; its answer will show.
-            registration.heartbeat_due_s = now_s
+            registration.heartbeat_due_s = self._due_s = now_s
             self._control.post(self._send_heartbeats)
         else:
             # The thread is stopped around a fork.
             self._control.ensure_started()
         return registration
 
-    def end_program(self, backend: Backend, program_id: str) -> None:
+    def on_answer(
+        self, account: Account, session: ClientSession, status: int, *, is_ours: bool, is_refused: bool
+    ) -> None:
+        """Note how a backend has answered a call; register the session if it may work now. Never blocks.
+
+        Args:
+            account: Where the call went, and by which key.
+            session: The call's session.
+            status: The status of the answer.
+            is_ours: Whether the answer has the mark of an Autellix backend.
+            is_refused: Whether the backend did not take the session's token.
+        """
+        registration = session.registration(account)
+        if registration.state == REGISTERED:
+            if status == 401 or is_refused:
+                # It restarted with another secret, or has ended the session.
+                self._post_registration(account, session, registration)
+        elif registration.state == UNREACHABLE and (
+            is_ours or (status < 500 and not registration.is_foreign)
+        ):
+            self._post_registration(account, session, registration)
+
+    def _post_registration(
+        self, account: Account, session: ClientSession, registration: Registration
+    ) -> None:
+        registration.state = PENDING
+        self._control.post(lambda: self._register(account, session, registration))
+
+    def end_program(self, account: Account, registration: Registration, program_id: str) -> None:
         """End a program at a backend. Never blocks."""
-        self._control.post(lambda: _end_program(backend, program_id))
+        if registration.state in (REGISTERED, PENDING):
+            self._ended.append(((account, registration), program_id))
+            if not self._will_send_ends:
+                self._will_send_ends = True
+                self._control.post(self._send_ends)
 
     def stop(self) -> threading.Thread | None:
         """End all sessions and stop the control thread; return it."""
@@ -104,7 +146,7 @@ class SessionKeeper:
 
     def leave(self, left: list[Backend]) -> None:
         """End the sessions at backends that get no more calls. Never blocks."""
-        if any(backend in left for _, backend, _ in self._registrations()):
+        if any(account.backend in left for _, account, _ in self._registrations()):
             self._control.post(lambda: self._end_all(left))
 
     def close_watches(self) -> None:
@@ -115,26 +157,41 @@ class SessionKeeper:
     def _sessions(self) -> list[ClientSession]:
         return [self.process_session, *list(self._named.values())]
 
-    def _registrations(self) -> Iterator[tuple[ClientSession, Backend, Registration]]:
+    def _registrations(self) -> Iterator[tuple[ClientSession, Account, Registration]]:
         for session in self._sessions():
-            for backend, registration in list(session.registrations.items()):
-                yield session, backend, registration
+            for account, registration in list(session.registrations.items()):
+                yield session, account, registration
 
     def _timeout_s(self) -> float | None:
-        due_s = min(
-            (registration.heartbeat_due_s for *_, registration in self._registrations()), default=NEVER_S
-        )
-        return None if due_s == NEVER_S else max(0.0, due_s - time.monotonic())
+        return None if self._due_s == NEVER_S else max(0.0, self._due_s - time.monotonic())
 
-    def _register(self, backend: Backend, session: ClientSession, registration: Registration) -> None:
+    def _register(self, account: Account, session: ClientSession, registration: Registration) -> None:
         from autellix_wire import SESSIONS_PATH
-        from autellix_wire.ids import is_header_value
-        from autellix_wire.sessions import InvalidBodyError, SessionStart, SessionStarted
+        from autellix_wire.sessions import SessionStart
 
-        body = SessionStart(session_id=session.session_id, client=CLIENT).to_bytes()
-        answer = exchange(backend, "POST", SESSIONS_PATH, body)
-        now_s = time.monotonic()
+        try:
+            body = SessionStart(session_id=registration.session_id, client=CLIENT).to_bytes()
+            answer = exchange(account, "POST", SESSIONS_PATH, body, proof=_proof(registration))
+            self._conclude(account, registration, answer)
+        finally:
+            if registration.state == PENDING:
+                registration.mark_unreachable(time.monotonic())
+        if session is self.process_session and registration.state == REGISTERED:
+            registration.watch = registration.watch or SessionWatch(
+                account, _path(registration, "/watch"), lambda: _proof(registration)
+            )
+            registration.watch.ensure_open()
+
+    def _conclude(
+        self, account: Account, registration: Registration, answer: tuple[int, bytes] | None
+    ) -> None:
+        """Record the answer to a registration, which also shows what the server is."""
+        from autellix_wire.ids import is_header_value
+        from autellix_wire.sessions import InvalidBodyError, SessionStarted
+
+        backend, now_s = account.backend, time.monotonic()
         if answer is None or answer[0] in TRANSIENT_STATUSES:
+            log_debug("%s: no session, status %s", backend.origin, answer and answer[0])
             registration.mark_unreachable(now_s)
             backend.finish_probe(backend.state)
             return
@@ -144,30 +201,44 @@ class SessionKeeper:
             started = SessionStarted.from_bytes(answer[1])
         except InvalidBodyError as error:
             log_debug("%s is not an Autellix backend: %s", backend.origin, error)
-            registration.close()
-            backend.finish_probe(FOREIGN)
+            registration.mark_unreachable(now_s, is_foreign=True)
+            # One that is known may be starting behind a proxy that answers for it.
+            backend.finish_probe(KNOWN if backend.state == KNOWN else FOREIGN)
             return
         # A token that no header can carry is none.
         token = started.token if is_header_value(started.token) else None
         registration.mark_registered(max(started.heartbeat_s, MIN_HEARTBEAT_S), token, now_s)
+        self._due_s = min(self._due_s, registration.heartbeat_due_s)
         backend.finish_probe(KNOWN)
-        if session is self.process_session:
-            registration.watch = registration.watch or SessionWatch(backend, _path(session, "/watch"))
-            registration.watch.ensure_open()
 
     def _send_heartbeats(self) -> None:
-        for session, backend, registration in self._registrations():
-            now_s = time.monotonic()
-            if registration.heartbeat_due_s > now_s:
+        """Send the heartbeats that are due, and with them those of the same backends that soon will be."""
+        now_s = time.monotonic()
+        due: dict[Account, list[tuple[ClientSession, Registration]]] = {}
+        for session, account, registration in self._registrations():
+            if registration.heartbeat_due_s == NEVER_S:
                 continue
             if self._is_idle(session, now_s):
                 registration.heartbeat_due_s = NEVER_S
-                continue
-            registration.heartbeat_due_s = now_s + registration.heartbeat_s
-            answer = exchange(backend, "POST", _path(session, "/heartbeat"), b"{}")
-            if answer is not None and answer[0] == 404:
-                # The backend restarted, or has ended the session.
-                self._register(backend, session, registration)
+            elif registration.heartbeat_due_s - now_s < registration.heartbeat_s / 2:
+                due.setdefault(account, []).append((session, registration))
+        for account, entries in due.items():
+            if any(registration.heartbeat_due_s <= now_s for _, registration in entries):
+                for start in range(0, len(entries), BATCH):
+                    self._send_batch(account, entries[start : start + BATCH])
+        self._due_s = min(
+            (registration.heartbeat_due_s for *_, registration in self._registrations()), default=NEVER_S
+        )
+
+    def _send_batch(self, account: Account, entries: list[tuple[ClientSession, Registration]]) -> None:
+        requests = []
+        for _, registration in entries:
+            registration.heartbeat_due_s = time.monotonic() + registration.heartbeat_s
+            requests.append(("POST", _path(registration, "/heartbeat"), b"{}", _proof(registration)))
+        for (session, registration), answer in zip(entries, exchange_all(account, requests), strict=True):
+            if answer is not None and answer[0] in (401, 404):
+                # The backend restarted, has ended the session, or no longer takes its token.
+                self._post_registration(account, session, registration)
             elif registration.watch is not None:
                 registration.watch.ensure_open()
 
@@ -175,35 +246,56 @@ class SessionKeeper:
         is_open = session is self.process_session or session.open_scopes
         return not is_open and now_s - session.used_s > IDLE_SESSION_S
 
+    def _send_ends(self) -> None:
+        """Send one batch of ended programs; the rest follows after what is more urgent."""
+        from urllib.parse import quote
+
+        from autellix_wire import PROGRAMS_PATH
+
+        # Before the look at the queue: who adds to it later posts another step.
+        self._will_send_ends = False
+        batches: dict[Account, list[tuple[str, str, bytes | None, dict[str, str]]]] = {}
+        for _ in range(min(len(self._ended), BATCH)):
+            (account, registration), program_id = self._ended.popleft()
+            if account.backend.state == KNOWN:
+                path = f"{PROGRAMS_PATH}/{quote(program_id, safe='')}"
+                batches.setdefault(account, []).append(("DELETE", path, None, _proof(registration)))
+        for account, requests in batches.items():
+            exchange_all(account, requests)
+        if self._ended and not self._will_send_ends:
+            self._will_send_ends = True
+            self._control.post(self._send_ends)
+
     def _end_all(self, left: list[Backend]) -> None:
         deadline_s = time.monotonic() + EXIT_LIMIT_S
         for session in self._sessions():
             if time.monotonic() < deadline_s:
-                self._end(session, [backend for backend in left if backend in session.registrations])
+                accounts = [account for account in list(session.registrations) if account.backend in left]
+                self._end(session, accounts)
 
-    def _end(self, session: ClientSession, left: list[Backend]) -> None:
-        for backend in left:
-            registration = session.registrations.pop(backend)
+    def _end(self, session: ClientSession, left: list[Account]) -> None:
+        for account in left:
+            registration = session.registrations.pop(account)
             if registration.state == REGISTERED:
-                exchange(backend, "DELETE", _path(session), None, timeout_s=EXIT_LIMIT_S)
+                proof = _proof(registration)
+                exchange(account, "DELETE", _path(registration), None, timeout_s=EXIT_LIMIT_S, proof=proof)
             registration.close()
 
 
-def _path(session: ClientSession, suffix: str = "") -> str:
+def _proof(registration: Registration) -> dict[str, str]:
+    from autellix_wire import SESSION_ID, SESSION_TOKEN
+
+    if registration.token is None:
+        return {}
+    return {SESSION_ID: registration.session_id, SESSION_TOKEN: registration.token}
+
+
+def _path(registration: Registration, suffix: str = "") -> str:
     from urllib.parse import quote
 
     from autellix_wire import SESSIONS_PATH
 
-    return f"{SESSIONS_PATH}/{quote(session.session_id, safe='')}{suffix}"
-
-
-def _end_program(backend: Backend, program_id: str) -> None:
-    from urllib.parse import quote
-
-    from autellix_wire import PROGRAMS_PATH
-
-    if backend.state == KNOWN:
-        exchange(backend, "DELETE", f"{PROGRAMS_PATH}/{quote(program_id, safe='')}", None)
+    return f"{SESSIONS_PATH}/{quote(registration.session_id, safe='')}{suffix}"
 
 
 class _Process:

@@ -1,4 +1,4 @@
-"""Defines a session and its registration at each backend."""
+"""Defines a session and its registrations: one for each API key at each backend."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from autellix._ids import ids
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from autellix._sessions.backends import Backend
+    from autellix._sessions.backends import Account
     from autellix._sessions.exchange import SessionWatch
 
 NEW = "new"
@@ -16,22 +16,39 @@ PENDING = "pending"
 REGISTERED = "registered"
 UNREACHABLE = "unreachable"
 
-FIRST_RETRY_S = 5.0
-MAX_RETRY_S = 60.0
+FIRST_RETRY_S = 0.5
+MAX_RETRY_S = 5.0
 NEVER_S = float("inf")
+MAX_ACCOUNTS = 256
+"""Of a session: keys that change often must not fill the memory."""
 
 
 class Registration:
-    """A session at one backend; `state` is NEW, PENDING, REGISTERED or UNREACHABLE."""
+    """A session at one backend by one API key; `state` is NEW, PENDING, REGISTERED or UNREACHABLE."""
 
-    __slots__ = ("failures", "heartbeat_due_s", "heartbeat_s", "retry_at_s", "state", "token", "watch")
+    __slots__ = (
+        "failures",
+        "heartbeat_due_s",
+        "heartbeat_s",
+        "is_foreign",
+        "retry_at_s",
+        "session_id",
+        "state",
+        "token",
+        "used_s",
+        "watch",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
         self.state = NEW
         self.failures = 0
+        self.is_foreign = False
+        """Whether the last answer was not that of an Autellix backend."""
         self.retry_at_s = 0.0
         self.heartbeat_s = 0.0
         self.heartbeat_due_s = NEVER_S
+        self.used_s = 0.0
         self.token: str | None = None
         """The session token: it proves to the backend that the session is ours."""
         self.watch: SessionWatch | None = None
@@ -42,12 +59,13 @@ class Registration:
 
     def mark_registered(self, heartbeat_s: float, token: str | None, now_s: float) -> None:
         self.state, self.failures, self.token = REGISTERED, 0, token
+        self.is_foreign = False
         self.heartbeat_s, self.heartbeat_due_s = heartbeat_s, now_s + heartbeat_s
 
-    def mark_unreachable(self, now_s: float) -> None:
+    def mark_unreachable(self, now_s: float, *, is_foreign: bool = False) -> None:
         """Record a failed attempt and double the time to the next one."""
-        retry_s = min(FIRST_RETRY_S * 2**self.failures, MAX_RETRY_S)
-        self.state, self.failures = UNREACHABLE, self.failures + 1
+        retry_s = min(FIRST_RETRY_S * 2 ** min(self.failures, 10), MAX_RETRY_S)
+        self.state, self.failures, self.is_foreign = UNREACHABLE, self.failures + 1, is_foreign
         self.retry_at_s, self.heartbeat_due_s = now_s + retry_s, NEVER_S
 
     def close(self) -> None:
@@ -59,17 +77,37 @@ class Registration:
 class ClientSession:
     """A session, and its registrations at the backends that its calls went to."""
 
-    __slots__ = ("ends", "open_scopes", "registrations", "session_id", "used_s")
+    __slots__ = ("ends", "has_chosen_id", "open_scopes", "registrations", "session_id")
 
     def __init__(self, session_id: str | None = None) -> None:
         self.session_id = session_id or ids.make("session")
+        self.has_chosen_id = session_id is not None
         self.ends = True
         self.open_scopes = 0
-        self.used_s = time.monotonic()
-        self.registrations: dict[Backend, Registration] = {}
+        self.registrations: dict[Account, Registration] = {}
 
-    def registration(self, backend: Backend) -> Registration:
-        """Return the session's registration at a backend."""
-        found = self.registrations.get(backend)
+    def registration(self, account: Account) -> Registration:
+        """Return the session's registration at a backend with an API key."""
+        found = self.registrations.get(account)
+        if found is not None:
+            return found
+        while len(self.registrations) >= MAX_ACCOUNTS:
+            self._drop_oldest()
+        # A session belongs to one key: with a second one it needs another id, unless the user has chosen it.
+        is_first = self.has_chosen_id or not any(
+            other.backend is account.backend for other in list(self.registrations)
+        )
+        session_id = self.session_id if is_first else ids.make("session")
         # setdefault: two threads that make their first call at once share one registration.
-        return found if found is not None else self.registrations.setdefault(backend, Registration())
+        return self.registrations.setdefault(account, Registration(session_id))
+
+    def _drop_oldest(self) -> None:
+        entries = sorted(self.registrations.items(), key=lambda entry: entry[1].used_s)
+        for account, registration in entries[: MAX_ACCOUNTS // 4]:
+            self.registrations.pop(account, None)
+            registration.close()
+
+    @property
+    def used_s(self) -> float:
+        """When its last call was made."""
+        return max((entry.used_s for entry in list(self.registrations.values())), default=time.monotonic())

@@ -165,6 +165,29 @@ def test_configured_public_host_is_annotated(sdk: None) -> None:
     assert "x-autellix-call-id" not in other.headers
 
 
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_far_backend_is_annotated_once_its_answer_is_marked(
+    sdk: None, monkeypatch: pytest.MonkeyPatch, is_marked: bool
+) -> None:
+    """A gateway by its cluster's name needs no configuration; a provider never gets an identity."""
+    monkeypatch.setattr("autellix._sessions.keeper.exchange", lambda *_, **__: None)
+    httpx: Any = OPENAI_MODULE.__dict__.get("httpx2") or OPENAI_MODULE.__dict__["httpx"]
+    seen = []
+
+    def answer(request: Any) -> Any:
+        seen.append("x-autellix-call-id" in request.headers)
+        headers = {"X-Autellix-Version": "1"} if is_marked else {}
+        return httpx.Response(429 if len(seen) == 1 else 200, json={"choices": []}, headers=headers)
+
+    http_client = httpx.Client(transport=httpx.MockTransport(answer))
+    url = "http://gateway.prod.svc.cluster.local/root/v1"
+    with openai.OpenAI(base_url=url, api_key="key", http_client=http_client, max_retries=0) as client:
+        with pytest.raises(openai.RateLimitError):
+            ask(client)
+        ask(client)
+    assert seen == [False, is_marked]
+
+
 def test_redirected_call_by_absolute_url_is_judged_by_its_target(sdk: None) -> None:
     """A client of a near backend that posts to a public address sends it no identity."""
 

@@ -1,0 +1,31 @@
+"""The mark on every response: clients that see it annotate their next calls to this gateway."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from autellix_wire import VERSION
+
+_HEADER = (VERSION.lower().encode(), importlib.metadata.version("autellix").encode())
+
+
+class Mark:
+    """ASGI middleware that adds the version to each response."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass one request on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), _HEADER]
+            await send(message)
+
+        await self._app(scope, receive, send_marked)
