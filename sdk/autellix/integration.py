@@ -5,7 +5,6 @@ from __future__ import annotations
 from autellix._faults import safely
 from autellix._ids import ids
 from autellix._instrument.patches import Patches, around, around_async
-from autellix._instrument.switch import when_imported
 from autellix._programs.branches import FanOut, create_task
 from autellix._programs.context import Progress
 from autellix._programs.running import attach, running_thread, switch_to, thread_of
@@ -30,5 +29,4 @@ __all__ = [
     "safely",
     "switch_to",
     "thread_of",
-    "when_imported",
 ]

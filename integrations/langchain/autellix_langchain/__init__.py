@@ -19,7 +19,7 @@ __all__ = ["AutellixCallback", "instrument"]
 
 
 def instrument(patches: Patches, module: ModuleType) -> None:
-    """Patch LangChain; called with `langchain_core.callbacks.base` after its import."""
+    """Patch one of the modules of LangChain and LangGraph; called after its import."""
     from autellix_langchain import _patches
 
     _patches.instrument(patches, module)

@@ -14,7 +14,7 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from autellix.integration import FanOut, around, around_async, create_task, safely, when_imported
+from autellix.integration import FanOut, around, around_async, create_task, safely
 from autellix_langchain._runs import OpenRun, open_run
 
 if TYPE_CHECKING:
@@ -25,10 +25,13 @@ if TYPE_CHECKING:
 
 
 def instrument(patches: Patches, module: ModuleType) -> None:
-    """Give every callback manager a handler of ours; called with `langchain_core.callbacks.base`."""
+    """Patch one module, after its import."""
+    MODULES[module.__name__](patches, module)
+
+
+def _instrument_callbacks(patches: Patches, module: ModuleType) -> None:
+    """Give every callback manager a handler of ours."""
     patches.apply(module.BaseCallbackManager, "__init__", _patch_init)
-    for name, instrument_module in MODULES.items():
-        when_imported(name, functools.partial(instrument_module, patches))
 
 
 def _patch_init(original: Callable[..., None]) -> Callable[..., None]:
@@ -128,6 +131,7 @@ def _patch_ensure_future(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 MODULES: dict[str, Callable[[Patches, ModuleType], None]] = {
+    "langchain_core.callbacks.base": _instrument_callbacks,
     "langchain_core.runnables.base": _instrument_runnables,
     "langchain_core.runnables.fallbacks": _instrument_fallbacks,
     "langgraph._internal._future": _instrument_eager_tasks,

@@ -25,12 +25,18 @@ class Patches:
 
     def __init__(self) -> None:
         self._applied: list[tuple[Any, str, Any, Any]] = []
+        self.missing: list[str] = []
+        """Methods that these versions of the libraries lack."""
 
     def apply(self, owner: Any, name: str, make: Make) -> None:
         """Replace `owner.name` by `make(original)`; log and skip if there is no such method."""
         original = getattr(owner, name, None)
         if not callable(original):
             log_debug("%r has no method %s: not instrumented", owner, name)
+            self.missing.append(f"{getattr(owner, '__qualname__', owner)}.{name}")
+            return
+        if any(entry[0] is owner and entry[1] == name and entry[3] is original for entry in self._applied):
+            # A module was loaded again, and what it had patched in another one is still in place.
             return
         replacement = make(original)
         # The raw attribute of the class, so that a class method is restored as one.
@@ -39,6 +45,7 @@ class Patches:
 
     def revert(self) -> None:
         """Restore the originals, newest first; a patch that another library has wrapped stays, inert."""
+        self.missing.clear()
         while self._applied:
             owner, name, original, replacement = self._applied.pop()
             if vars(owner).get(name) is not replacement:
@@ -90,20 +97,26 @@ class ImportHook:
 
     def __init__(self) -> None:
         self._waiting: dict[str, OnImport] = {}
+        self._half_loaded: dict[str, ModuleType] = {}
+        """Modules whose import had begun before they were waited for."""
 
     def when_imported(self, name: str, callback: OnImport) -> None:
-        """Call back with the module, at once if it is loaded, else right after its import."""
-        module = sys.modules.get(name)
-        if module is not None:
-            safely(callback, module)
-            return
+        """Call back with the module, at once if it is loaded, and right after each import of it."""
         self._waiting[name] = callback
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
+        module = sys.modules.get(name)
+        if module is None:
+            return
+        if _is_half_loaded(module):
+            self._half_loaded[name] = module
+        else:
+            safely(callback, module)
 
     def remove(self) -> None:
         """Stop waiting, and leave `sys.meta_path`."""
         self._waiting.clear()
+        self._half_loaded.clear()
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
@@ -111,6 +124,8 @@ class ImportHook:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Let the other finders find the module, and watch its execution."""
+        if self._half_loaded:
+            safely(self._settle)
         if name not in self._waiting:
             return None
         for finder in sys.meta_path:
@@ -120,6 +135,11 @@ class ImportHook:
                 safely(self._watch, spec)
                 return spec
         return None
+
+    def _settle(self) -> None:
+        for name, module in list(self._half_loaded.items()):
+            if not _is_half_loaded(module) and self._half_loaded.pop(name, None) is not None:
+                safely(self._waiting[name], module)
 
     def _watch(self, spec: ModuleSpec) -> None:
         loader: Any = spec.loader
@@ -131,8 +151,13 @@ class ImportHook:
         def exec_module(module: ModuleType) -> None:
             del loader.exec_module
             execute(module)
-            callback = self._waiting.pop(spec.name, None)
+            callback = self._waiting.get(spec.name)
             if callback is not None:
                 safely(callback, module)
 
         loader.exec_module = exec_module
+
+
+def _is_half_loaded(module: ModuleType) -> bool:
+    """Return whether a module is still being executed, further out on the stack or in another thread."""
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))

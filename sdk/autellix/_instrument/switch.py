@@ -19,7 +19,7 @@ from autellix._sessions.backends import backends
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
     from types import ModuleType
 
 INSTRUMENTORS = {
@@ -40,6 +40,10 @@ INSTRUMENTORS = {
     "autogen_core": "autellix_autogen:instrument",
     "autogen_ext.models.openai": "autellix_autogen:instrument",
     "langchain_core.callbacks.base": "autellix_langchain:instrument",
+    "langchain_core.runnables.base": "autellix_langchain:instrument",
+    "langchain_core.runnables.fallbacks": "autellix_langchain:instrument",
+    "langgraph._internal._future": "autellix_langchain:instrument",
+    "langgraph.pregel._runner": "autellix_langchain:instrument",
 }
 """The function that patches each module, as `module:function(patches, module)`; imported with the module."""
 RAW_HTTP = dict.fromkeys(("httpx._client", "httpx2._client"), "autellix._instrument.httpx:instrument_httpx")
@@ -91,14 +95,6 @@ def uninstrument() -> None:
         _switch.patches.revert()
         atexit.unregister(keeper.end_at_exit)
         keeper.keeper().stop()
-
-
-def when_imported(name: str, callback: Callable[[ModuleType], None]) -> None:
-    """Call back with a module, at once or after its import, while the process is instrumented.
-
-    For integrations, which patch several modules of their framework.
-    """
-    _switch.hook.when_imported(name, callback)
 
 
 def configure(base_url: str | Iterable[str] | None = None) -> None:

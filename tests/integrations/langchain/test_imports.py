@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from tests.waiting import PATIENCE_S
@@ -67,6 +68,50 @@ def run_script(bytecode: str) -> Callable[..., None]:
 )
 def test_order_of_imports(first: str, run_script: Callable[..., None]) -> None:
     run_script(first + "\n" + SCRIPT)
+
+
+PATCHED = """
+from autellix._instrument.switch import _switch
+from langchain_core.runnables import RunnableLambda, RunnableParallel, RunnableSequence
+import langgraph.pregel._runner
+assert _switch.patches.missing == [], _switch.patches.missing
+for method in (
+    RunnableSequence.abatch, RunnableSequence.batch, RunnableLambda._batch_with_config,
+    RunnableParallel.invoke, langgraph.pregel._runner.PregelRunner.tick,
+):
+    assert method.__module__ != "autellix" and hasattr(method, "__wrapped__"), method
+"""
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "from langgraph.graph import StateGraph",
+        "from langchain_core.runnables import RunnableLambda",
+        "from langchain_core.language_models import BaseChatModel",
+        "from langchain_openai import ChatOpenAI",
+        "from langgraph.prebuilt import ToolNode",
+        "import langchain_core.callbacks",
+    ],
+)
+def test_first_import_of_the_framework_is_patched_whole(first: str, run_script: Callable[..., None]) -> None:
+    """Its modules import each other in circles; none may be patched before it is complete."""
+    run_script("import autellix\n" + first + PATCHED)
+
+
+def test_client_that_is_imported_in_the_middle_of_another_import(
+    run_script: Callable[..., None], tmp_path: Path
+) -> None:
+    (tmp_path / "awaited.py").write_text(
+        "from autellix._instrument import patches\n"
+        "hook = patches.ImportHook()\n"
+        "seen = []\n"
+        "hook.when_imported('awaited', lambda module: seen.append(module.late))\n"
+        "import json.tool\n"
+        "late = 1\n"
+    )
+    script = "import awaited, wave; assert awaited.seen == [1], awaited.seen; awaited.hook.remove()"
+    run_script(script, PYTHONPATH=os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
 
 
 def test_run_in_a_named_process_belongs_to_it(run_script: Callable[..., None]) -> None:

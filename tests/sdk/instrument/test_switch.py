@@ -144,6 +144,21 @@ def test_import_hook_calls_back_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert seen == [1, "sys"]
 
 
+def test_module_that_is_loaded_again_is_patched_again(
+    run_script: Callable[..., str], backend: Recording
+) -> None:
+    script = (
+        "import autellix, importlib, openai, openai._base_client, sys\n"
+        "autellix.configure(sys.argv[1])\n"
+        "importlib.reload(openai._base_client)\n"
+        "for name in list(sys.modules):\n    if name.split('.')[0] == 'openai': del sys.modules[name]\n"
+        "import openai\n"
+        "openai.OpenAI(base_url=sys.argv[1], api_key='key').completions.create(model='m', prompt='x')\n"
+    )
+    run_script(script, backend.url)
+    assert "x-autellix-call-id" in backend.calls[0]
+
+
 def test_faults_are_logged_at_debug(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("DEBUG", logger="autellix"):
         assert safely(lambda: 1 // 0) is None
