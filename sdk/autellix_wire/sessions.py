@@ -25,10 +25,17 @@ class SessionStart:
     session_id: str
     program_name: str | None = None
     client: str | None = None
+    proof: str | None = None
+    """A secret of the client: who sends it again is the same, and gets the token again."""
 
     def to_bytes(self) -> bytes:
         """Encode the body without unknown fields."""
-        fields = {"session_id": self.session_id, "program_name": self.program_name, "client": self.client}
+        fields = {
+            "session_id": self.session_id,
+            "program_name": self.program_name,
+            "client": self.client,
+            "proof": self.proof,
+        }
         return json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
 
     @classmethod
@@ -45,6 +52,7 @@ class SessionStart:
             session_id=check_id(session_id or "", "session_id"),
             program_name=_text(fields, "program_name"),
             client=_text(fields, "client"),
+            proof=_text(fields, "proof"),
         )
 
 

@@ -135,3 +135,26 @@ def test_the_work_of_completed_calls_adds_up() -> None:
         )
 
     assert table["p"].work == 120.0
+
+
+def test_only_the_stale_programs_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of very many programs is not searched for the few that are stale."""
+    table = ProcessTable()
+    for number in range(100):
+        table.begin(f"p{number}", "a", float(number))
+        table.complete(
+            f"p{number}", "a", float(number), policy=PLAS, inherited_service_s=0, service_s=1, wait_s=0
+        )
+    table.begin("p0", "b", 100.0)
+    looked: list[str] = []
+    activity = Program.last_activity_s.fget
+    assert activity is not None
+
+    def noted(program: Program) -> float:
+        looked.append(program.program_id)
+        return activity(program)
+
+    monkeypatch.setattr(Program, "last_activity_s", property(noted))
+    assert table.expire(102.0, 100.0) == ["p1", "p2"]
+    assert looked == ["p1", "p2", "p3"]
+    table.check()

@@ -61,7 +61,7 @@ async def test_a_silent_session_is_removed_with_its_programs(serve: Any) -> None
         async with asyncio.timeout(PATIENCE_S):
             while (await rig.store.counts()).sessions:  # noqa: ASYNC110 - the store tells when asked
                 await asyncio.sleep(0.02)
-        assert (await rig.get(PROGRAMS))[1] == {"programs": [], "has_more": False}
+        assert (await rig.get(PROGRAMS))[1] == {"programs": [], "has_more": False, "next": None}
         async with rig.client.post(rig.url + SESSIONS + "/s/heartbeat") as response:
             assert response.status == 404
         assert 'autellix_reaped_total{kind="session"} 1.0' in await metrics_of(rig)

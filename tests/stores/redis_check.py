@@ -16,6 +16,9 @@ SINGLE_KEYS = {
     "ended",
     "closed",
     "numbers",
+    "owners",
+    "closing",
+    "clock",
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from tests.stores.redis_check import check_table
@@ -34,7 +34,7 @@ class TestClock(TableClock):
     def __init__(self) -> None:
         super().__init__(lambda: 0.0)
 
-    def measured(self, server_time: Sequence[int], sent_s: float, received_s: float) -> None:
+    def measured(self, table_s: float, sent_s: float, received_s: float) -> None:
         """Believe no other."""
 
 

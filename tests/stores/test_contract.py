@@ -11,6 +11,7 @@ from autellix_backend.stores.base import (
     CallStart,
     Counts,
     Inherited,
+    NotOwnerError,
     ProgramEnd,
 )
 from autellix_backend.stores.memory import HISTORY_CALLS
@@ -189,5 +190,77 @@ def test_a_hint_counts_down_and_a_class_is_learned(table: Table) -> None:
         await store.settle(end("h", 4.0, program="q"), 3.0)
         later = CallStart(key="i", call_id="i", program_id="q", name="chat")
         assert (await store.begin(later, 4.0)).expected_s == 8.0
+
+    table.run(main())
+
+
+def test_a_session_and_its_programs_have_one_owner(table: Table) -> None:
+    async def main() -> None:
+        store = await table.open()
+        assert await store.session_owner("s") is None
+        assert await store.open_session("s", 0.0, "me") is True
+        assert await store.open_session("s", 1.0, "me") is False
+        with pytest.raises(NotOwnerError):
+            await store.open_session("s", 1.0, "thief")
+        assert await store.session_owner("s") == "me"
+        await store.begin(start("a", owner="me"), 0.0)
+        with pytest.raises(NotOwnerError):
+            await store.begin(start("b", owner="thief"), 0.0)
+        await store.begin(start("c", owner="me"), 0.0)
+        view = await store.program("p")
+        assert view is not None
+        assert (view.owner, view.active_calls) == ("me", 2)
+        await store.close_session("s", 1.0)
+        assert await store.session_owner("s") is None
+        assert await store.open_session("s", 2.0, "thief") is True
+        await store.open_session("open to all", 2.0)
+        assert await store.session_owner("open to all") == ""
+        check(store)
+
+    table.run(main())
+
+
+def test_programs_are_listed_in_pages(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autellix_backend.stores.redis.MAX_NAMES", 3)
+    monkeypatch.setattr("autellix_backend.stores.redis.MAX_PASSES", 2)
+    monkeypatch.setattr("autellix_backend.stores.memory.MAX_PASSED", 6)
+
+    async def main() -> None:
+        store = await table.open()
+        names = [f"{tenant}/{number}" for number in range(20) for tenant in "xy"]
+        for name in names:
+            await store.begin(start(name, name), 0.0)
+        for name in names[::3]:
+            await store.settle(end(name, 1.0, program=name), 1.0)
+        idle = set(names[::3])
+        expected = [name for name in names if name not in idle] + [name for name in names if name in idle]
+        for prefix in ("", "x/", "nobody"):
+            found: list[str] = []
+            cursor, pages = None, 0
+            while pages == 0 or cursor is not None:
+                page = await store.page(prefix=prefix, after=cursor, limit=4)
+                assert len(page.programs) <= 4
+                found += [view.program_id for view in page.programs]
+                cursor, pages = page.cursor, pages + 1
+                assert pages < 50
+            assert found == [name for name in expected if name.startswith(prefix)]
+        with pytest.raises(ValueError, match="cursor of an earlier page"):
+            await store.page(after="nonsense", limit=1)
+
+    table.run(main())
+
+
+def test_a_listing_goes_on_behind_programs_that_have_ended(table: Table) -> None:
+    async def main() -> None:
+        store = await table.open()
+        for number in range(200):
+            await store.begin(start(f"k{number}", f"p{number}"), 0.0)
+        page = await store.page(limit=100)
+        for number in range(150):
+            await store.settle(end(f"k{number}", 1.0, program=f"p{number}", is_final=True), 1.0)
+        rest = await store.page(after=page.cursor, limit=100)
+        assert [view.program_id for view in rest.programs] == [f"p{number}" for number in range(150, 200)]
+        assert rest.cursor is None
+        check(store)
 
     table.run(main())

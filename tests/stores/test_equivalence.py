@@ -131,7 +131,7 @@ def test_every_field_of_a_view_is_restored(table: Table) -> None:
         full: dict[str, Any] = {"name": "chat", "thread_id": "2", "parents": ("x",), "flags": ("implicit",)}
         tools = (("search", 0.5),)
         for one in (memory, store):
-            sized = {**full, "class_id": "/chat", "prompt_tokens": 8}
+            sized = {**full, "class_id": "/chat", "prompt_tokens": 8, "owner": "me"}
             await one.begin(start("a", session="s", interceptions=tools, **sized), 1.0)
             await one.begin(start("b", **full), 2.0)
             tokens: dict[str, Any] = {"prompt_tokens": 7, "cached_tokens": 5, "output_tokens": 3}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from urllib.parse import urlencode
 
 from autellix_backend.cli.arguments import count
 from autellix_backend.cli.program_table import make_console, program_table
@@ -24,8 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table."""
-    query = {"limit": args.limit} | ({"state": args.state} if args.state else {})
-    answer = RemoteGateway.from_args(args).get(f"/programs?{urlencode(query)}")
+    answer = RemoteGateway.from_args(args).programs(args.limit, args.state)
     if args.json:
         print_json(answer)
     elif answer["programs"]:

@@ -8,12 +8,15 @@ import urllib.error
 import urllib.request
 from http.client import HTTPException
 from typing import Any
+from urllib.parse import urlencode
 
 from autellix_backend.errors import CommandError
 from autellix_backend.settings import client_environment
 from autellix_wire import API_PREFIX
 
 TIMEOUT_S = 10.0
+PAGE_PROGRAMS = 500
+"""The programs of one answer; a gateway gives 1,000 at most."""
 
 
 class RemoteError(CommandError):
@@ -41,6 +44,18 @@ class RemoteGateway:
     def get(self, path: str) -> dict[str, Any]:
         """Get an endpoint below /autellix/v1; raises as ask() does."""
         return self.ask("GET", path)
+
+    def programs(self, limit: int, state: str | None = None) -> dict[str, Any]:
+        """Return the first programs, in as many answers as that takes; raises as ask() does."""
+        rows: list[dict[str, Any]] = []
+        asked = {} if state is None else {"state": state}
+        while True:
+            query = urlencode({"limit": min(limit - len(rows), PAGE_PROGRAMS), **asked})
+            answer = self.get(f"/programs?{query}")
+            rows += answer["programs"]
+            if answer["next"] is None or len(rows) >= limit:
+                return {**answer, "programs": rows}
+            asked["after"] = answer["next"]
 
     def ask(self, method: str, path: str, body: object = None) -> dict[str, Any]:
         """Send a request to an endpoint below /autellix/v1 and return the JSON answer.

@@ -61,7 +61,7 @@ def screen(url: str, state: dict[str, Any]) -> RenderableType:
 
 
 def _fetch(gateway: RemoteGateway, limit: int) -> dict[str, Any]:
-    listed = gateway.get(f"/programs?limit={limit}")
+    listed = gateway.programs(limit)
     return {"engines": gateway.get("/engines")["engines"], **listed}
 
 

@@ -57,6 +57,8 @@ class ProcessTable:
     def __init__(self) -> None:
         self.statistics = ProgramStatistics()
         self._programs: dict[str, Program] = {}
+        # Those without active calls, the longest idle first, so that the stale ones are found at once.
+        self._idle: dict[str, None] = {}
 
     def __len__(self) -> int:
         return len(self._programs)
@@ -75,6 +77,7 @@ class ProcessTable:
         program = self._programs.get(program_id)
         if program is None:
             program = self._programs[program_id] = Program(program_id=program_id, created_s=now)
+            self._idle[program_id] = None
         return program
 
     def get(self, program_id: str) -> Program | None:
@@ -117,6 +120,7 @@ class ProcessTable:
             raise DuplicateCallError(call_id)
         if not program.active_calls:
             self.statistics.on_live(now)
+            del self._idle[program_id]
         program.active_calls[call_id] = thread_id
         program.last_arrival_s = now
         program.is_ended = False
@@ -165,8 +169,11 @@ class ProcessTable:
         program.last_completion_s = now
         if program.active_calls.pop(call_id, None) is not None and not program.active_calls:
             self.statistics.on_idle(now)
-        if program.is_ended and not program.active_calls:
-            self._drop(program, now)
+        if not program.active_calls:
+            self._idle.pop(program_id, None)
+            self._idle[program_id] = None
+            if program.is_ended:
+                self._drop(program, now)
         return program
 
     def end(self, program_id: str, now: float | None = None) -> Program | None:
@@ -183,23 +190,30 @@ class ProcessTable:
         return program
 
     def expire(self, now: float, idle_s: float) -> list[str]:
-        """Drop the entries without active calls that were idle for this long, and return their ids."""
-        stale = [
-            program
-            for program in self._programs.values()
-            if not program.active_calls and now - program.last_activity_s >= idle_s
-        ]
-        for program in stale:
-            self._drop(program, now)
-        return [program.program_id for program in stale]
+        """Drop the entries without active calls that were idle for this long, and return their ids.
+
+        Those that are idle for a shorter time are not looked at: the longest idle come first, as long as
+        the times of calls do not go back.
+        """
+        stale: list[str] = []
+        for program_id in self._idle:
+            if now - self._programs[program_id].last_activity_s < idle_s:
+                break
+            stale.append(program_id)
+        for program_id in stale:
+            self._drop(self._programs[program_id], now)
+        return stale
 
     def _drop(self, program: Program, now: float | None) -> None:
         del self._programs[program.program_id]
+        del self._idle[program.program_id]
         if now is not None:
             self.statistics.on_ended(program.work, now)
 
     def check(self) -> None:
         """Assert the table's invariants."""
+        idle = {name for name, program in self._programs.items() if not program.active_calls}
+        assert self._idle.keys() == idle, (self._idle.keys(), idle)
         assert self.statistics.live == sum(bool(program.active_calls) for program in self._programs.values())
         for program_id, program in self._programs.items():
             assert program.program_id == program_id

@@ -4,10 +4,12 @@ GatewayError
 ├── InvalidRequestError       400  malformed body, header, id or parameter
 ├── InvalidKeyError           401  missing or unknown API key
 ├── SessionTokenError         401  missing or wrong session token
+├── ForeignProgramError       403  the program is another client's
 ├── AdminOnlyError            403  the tenant is no admin
 ├── ForeignPageError          403  the request comes from another site's page
 ├── NotFoundError             404  no such program, session or engine
 ├── ConflictError             409  the engine's name is taken, or no engine would be left
+├── SessionTakenError         409  the session is another client's
 ├── RequestTimeoutError       408  the request did not arrive in time
 ├── BodyTooLargeError         413  the body exceeds a limit
 ├── TargetTooLongError        414  path and query exceed a limit
@@ -31,7 +33,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from autellix_wire import SESSION_TOKEN, SESSIONS_PATH
+from autellix_wire import PROGRAM_ID, SESSION_TOKEN, SESSIONS_PATH
 
 ANTHROPIC_PATH = "/v1/messages"
 RETRY_AFTER_S = 1
@@ -130,6 +132,34 @@ class SessionTokenError(GatewayError):
             param=SESSION_TOKEN,
             # OpenAI's clients retry a 401 only if this header allows it.
             headers={"x-should-retry": "true", "retry-after-ms": "200"} if can_retry else {},
+        )
+
+
+class ForeignProgramError(GatewayError):
+    """The call's program is of another client, and identity is strict."""
+
+    status = HTTPStatus.FORBIDDEN
+    code = "foreign_program"
+
+    def __init__(self, program_id: str) -> None:
+        super().__init__(
+            f"{PROGRAM_ID}: {program_id!r} is a program of another client; expected one of the client whose "
+            f"{SESSION_TOKEN} the call carries (gateway.strict_identity is on)",
+            param=PROGRAM_ID,
+        )
+
+
+class SessionTakenError(GatewayError):
+    """A running session is of another client, and identity is strict."""
+
+    status = HTTPStatus.CONFLICT
+    code = "session_taken"
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(
+            f"session_id: {session_id!r} is a running session of another client; expected its API key, its "
+            "`proof`, or its token (gateway.strict_identity is on)",
+            param="session_id",
         )
 
 

@@ -76,7 +76,17 @@ class Components:
         metrics.follow_store(self.store.failure)
         self.recorder = self._make_recorder()
         self.limiter = self._make_limiter()
-        self.tokens = SessionTokens(gateway.token_secret, is_strict=gateway.strict_identity, clock=clock)
+        is_shared = settings.store.is_shared
+        self.tokens = SessionTokens(
+            gateway.token_secret,
+            self.store,
+            is_strict=gateway.strict_identity,
+            has_keys=self.tenants.has_keys,
+            clock=clock,
+            is_shared=is_shared,
+            # A shared table outlives the gateway, and knows its sessions.
+            grace_s=0.0 if is_shared else LOST_HEARTBEATS * gateway.heartbeat_s,
+        )
         self.resolver = IdentityResolver(gateway, metrics, clock=clock)
         log_path, otlp_endpoint = settings.observe.call_log, settings.observe.otlp_endpoint
         self.call_log = None if log_path is None else make_call_log(log_path, metrics.registry)

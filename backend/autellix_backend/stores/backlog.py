@@ -147,7 +147,10 @@ class Backlog:
         closed, self._closed = self._closed, {}
         ended, self._ended = self._ended, {}
         try:
-            await _all(self._shared.merge_session(name, beat) for name, beat in beats.items())
+            await _all(
+                self._shared.merge_session(name, beat, self._local.owner(name))
+                for name, beat in beats.items()
+            )
             await _all(self._shared.close_session(name, 0.0) for name in closed)
             await _all(self._shared.end_program(name, 0.0) for name in ended)
         except StoreUnavailableError:

@@ -23,6 +23,10 @@ class StoreUnavailableError(Exception):
     """The store cannot be reached or did not answer in time; it may have run the operation all the same."""
 
 
+class NotOwnerError(Exception):
+    """The session or the program belongs to another client."""
+
+
 class CallStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The start of a call; `key` is unique over all calls, `call_id` is the client's and may repeat."""
 
@@ -43,6 +47,8 @@ class CallStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The class of its program, which the program's first call decides."""
     prompt_tokens: int = 0
     """An estimate for its prompt, from the size of its body."""
+    owner: str | None = None
+    """Whose program it is, where identity is strict: the first call with an owner decides that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +143,8 @@ class ProgramView(msgspec.Struct, kw_only=True):
     class_id: str | None = None
     first_prompt_tokens: int = 0
     """The estimate for the prompt of the call that decided its class."""
+    owner: str | None = None
+    """Whose it is, where identity is strict."""
 
     @property
     def work(self) -> float:
@@ -163,6 +171,15 @@ def tenant_of(class_id: str | None) -> str:
 def program_work(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> float:
     """Return the work of a program's calls; prompt tokens that were cached take none."""
     return work_of(prompt_tokens - cached_tokens, output_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramPage:
+    """A part of the list of programs, without their calls."""
+
+    programs: list[ProgramView]
+    cursor: str | None
+    """Where the next page begins; None at the end of the list. A page may be empty and not the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +216,7 @@ class ProgramStore(Protocol):
 
         Raises:
             DuplicateCallError: if a call of this key is running.
+            NotOwnerError: if the call has an owner and its program another.
         """
 
     async def settle(self, end: CallEnd, now: float) -> None:
@@ -208,8 +226,16 @@ class ProgramStore(Protocol):
             UnknownCallError: if no such call is running, so a call cannot be settled twice.
         """
 
-    async def open_session(self, session_id: str, now: float) -> bool:
-        """Start a session or refresh one; return whether it was started."""
+    async def open_session(self, session_id: str, now: float, owner: str | None = None) -> bool:
+        """Start a session or refresh one; return whether it was started.
+
+        Raises:
+            NotOwnerError: if an owner is given and a running session has another.
+        """
+
+    async def session_owner(self, session_id: str) -> str | None:
+        """Return a running session's owner, empty if it has none; None if there is no such session."""
+        ...
 
     async def heartbeat(self, session_id: str, now: float) -> bool:
         """Refresh a session; return False if there is none."""
@@ -226,16 +252,29 @@ class ProgramStore(Protocol):
     async def program(self, program_id: str) -> ProgramView | None:
         """Return one program with its calls."""
 
-    async def programs(
-        self, *, prefix: str = "", is_active: bool | None = None, limit: int | None = None
-    ) -> list[ProgramView]:
-        """Return programs without their calls: those with running calls first, each in order of arrival.
+    async def page(
+        self, *, prefix: str = "", is_active: bool | None = None, after: str | None = None, limit: int
+    ) -> ProgramPage:
+        """Return some programs: those with running calls first, each in order of arrival.
+
+        The work for one page is bounded, however many programs there are.
 
         Args:
             prefix: The beginning of their ids.
             is_active: Only programs with running calls, or only those without; None means both.
-            limit: The greatest number of programs; None means all.
+            after: The cursor of the page before; None means from the beginning.
+            limit: The greatest number of programs.
+
+        Raises:
+            ValueError: if `after` is no cursor.
         """
+        ...
+
+    async def programs(
+        self, *, prefix: str = "", is_active: bool | None = None, limit: int | None = None
+    ) -> list[ProgramView]:
+        """Return all pages together, or the first `limit` programs."""
+        ...
 
     async def counts(self) -> Counts:
         """Return how much the store holds."""

@@ -98,6 +98,8 @@ class Delta:
         }
         if copy is not None and copy.name:
             message["name"] = copy.name
+        if copy is not None and copy.owner:
+            message["owner"] = copy.owner
         if copy is not None and copy.class_id is not None:
             message["class_id"] = copy.class_id
             message["first_prompt_tokens"] = copy.first_prompt_tokens

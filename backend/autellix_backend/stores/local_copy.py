@@ -45,4 +45,14 @@ class LocalCopy(MemoryStore):
 
     def sessions(self) -> dict[str, float]:
         """Return the sessions with their last heartbeats."""
-        return dict(self._heartbeats)
+        return self._heartbeats.moments()
+
+    def adopt_session(self, session_id: str, now: float, owner: str | None) -> None:
+        """Take over a session as the shared table has it."""
+        self._heartbeats.set(session_id, now)
+        if owner is not None:
+            self._owners[session_id] = owner
+
+    def owner(self, session_id: str) -> str | None:
+        """Return the owner of a session that was started here, None if it has none."""
+        return self._owners.get(session_id)

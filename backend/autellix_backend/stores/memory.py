@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import islice
 
 from msgspec.structs import replace
 
@@ -18,16 +17,22 @@ from autellix_backend.stores.base import (
     CallStart,
     Counts,
     Inherited,
+    NotOwnerError,
     ProgramEnd,
+    ProgramPage,
     ProgramView,
     Reaped,
     StoredCall,
     tenant_of,
 )
+from autellix_backend.stores.deadlines import Deadlines
+from autellix_backend.stores.listing import ArrivalOrder, Place, all_pages
 
 MAX_FLAGS = 8
 HISTORY_CALLS = 512
 """Finished calls that a program's history keeps."""
+MAX_PASSED = 5000
+"""The most programs that one page looks at, whether it shows them or not."""
 
 
 @dataclass(slots=True)
@@ -52,7 +57,11 @@ class MemoryStore:
         self._table = ProcessTable()
         self._estimator = SizeEstimator()
         self._entries: dict[str, _Entry] = {}
-        self._heartbeats: dict[str, float] = {}
+        self._order = ArrivalOrder()
+        self._active_calls = 0
+        # The last heartbeat of each session.
+        self._heartbeats = Deadlines()
+        self._owners: dict[str, str] = {}
         self._programs_of: dict[str, dict[str, None]] = {}
         self._end_subscribers: list[Callable[[ProgramEnd], None]] = []
 
@@ -68,11 +77,15 @@ class MemoryStore:
 
     async def begin(self, call: CallStart, now: float) -> Inherited:
         """Add a running call."""
-        program = self._table.begin(call.program_id, call.key, now, thread_id=call.thread_id)
         entry = self._entries.get(call.program_id)
+        if entry is not None and call.owner is not None and (entry.view.owner or call.owner) != call.owner:
+            raise NotOwnerError(call.program_id)
+        program = self._table.begin(call.program_id, call.key, now, thread_id=call.thread_id)
         if entry is None:
             view = ProgramView(program_id=call.program_id, first_arrival_s=now, last_event_s=now)
             entry = self._entries[call.program_id] = _Entry(view)
+            self._order.add(call.program_id)
+        self._active_calls += 1
         entry.running[call.key] = StoredCall(start=call, start_s=now)
         self._note_start(entry.view, call)
         parent_ends_s = self._table.parent_ends_s(call.program_id, call.parents)
@@ -88,6 +101,7 @@ class MemoryStore:
 
     def _note_start(self, view: ProgramView, call: CallStart) -> None:
         view.name = view.name or call.name
+        view.owner = view.owner or call.owner
         if view.class_id is None and call.class_id is not None:
             view.class_id, view.first_prompt_tokens = call.class_id, call.prompt_tokens
         new_flags = call.flags[: MAX_FLAGS - len(view.flags)]
@@ -114,6 +128,7 @@ class MemoryStore:
         running = entry.running.pop(end.key, None) if entry is not None else None
         if entry is None or running is None:
             raise UnknownCallError(end.key)
+        self._active_calls -= 1
         entry.history.append(replace(running, end=end, finish_s=now))
         view = entry.view
         view.finished_calls += 1
@@ -146,17 +161,23 @@ class MemoryStore:
             path_id=call_id,
         )
 
-    async def open_session(self, session_id: str, now: float) -> bool:
+    async def open_session(self, session_id: str, now: float, owner: str | None = None) -> bool:
         """Start or refresh a session."""
+        if owner is not None and self._owners.setdefault(session_id, owner) != owner:
+            raise NotOwnerError(session_id)
         is_new = session_id not in self._heartbeats
-        self._heartbeats[session_id] = now
+        self._heartbeats.set(session_id, now)
         return is_new
+
+    async def session_owner(self, session_id: str) -> str | None:
+        """Return a running session's owner."""
+        return self._owners.get(session_id, "") if session_id in self._heartbeats else None
 
     async def heartbeat(self, session_id: str, now: float) -> bool:
         """Refresh a session if there is one."""
         if session_id not in self._heartbeats:
             return False
-        self._heartbeats[session_id] = now
+        self._heartbeats.set(session_id, now)
         return True
 
     async def close_session(self, session_id: str, now: float) -> bool:  # noqa: ARG002
@@ -169,7 +190,7 @@ class MemoryStore:
 
     async def reap(self, now: float) -> Reaped:
         """Remove what is stale."""
-        silent = [name for name, beat in self._heartbeats.items() if now - beat >= self._session_ttl_s]
+        silent = self._heartbeats.due(now - self._session_ttl_s)
         ended = [program for session_id in silent for program in self._close(session_id)[1]]
         idle = self._table.expire(now, self._program_idle_s)
         for program_id in idle:
@@ -191,20 +212,37 @@ class MemoryStore:
     async def programs(
         self, *, prefix: str = "", is_active: bool | None = None, limit: int | None = None
     ) -> list[ProgramView]:
-        """Return programs without their calls; views are built of the returned programs only."""
-        kinds = (True, False) if is_active is None else (is_active,)
-        rows = (
-            row
-            for kind in kinds
-            for row in self._table.programs()
-            if bool(row.active_calls) is kind and row.program_id.startswith(prefix)
+        """Return all pages together."""
+        return await all_pages(
+            lambda after, most: self.page(prefix=prefix, is_active=is_active, after=after, limit=most), limit
         )
-        return [_view(program, self._entries[program.program_id]) for program in islice(rows, limit)]
+
+    async def page(
+        self, *, prefix: str = "", is_active: bool | None = None, after: str | None = None, limit: int
+    ) -> ProgramPage:
+        """Return some programs without their calls."""
+        place: Place | None = Place.read(after, is_active=is_active)
+        shown: list[ProgramView] = []
+        passed = 0
+        while place is not None:
+            for number, program_id in self._order.after(place.number):
+                if passed == MAX_PASSED:
+                    return ProgramPage(programs=shown, cursor=place.cursor)
+                entry = self._entries[program_id]
+                if bool(entry.running) is place.is_active and program_id.startswith(prefix):
+                    if len(shown) == limit:
+                        return ProgramPage(programs=shown, cursor=place.cursor)
+                    shown.append(_view(self._table[program_id], entry))
+                passed += 1
+                place = Place(place.is_active, number)
+            place = place.next_kind(is_active=is_active)
+        return ProgramPage(programs=shown, cursor=None)
 
     async def counts(self) -> Counts:
         """Count programs, sessions and running calls."""
-        active_calls = sum(len(entry.running) for entry in self._entries.values())
-        return Counts(programs=len(self._table), sessions=len(self._heartbeats), active_calls=active_calls)
+        return Counts(
+            programs=len(self._table), sessions=len(self._heartbeats), active_calls=self._active_calls
+        )
 
     async def recent_ends(self) -> list[ProgramEnd]:
         """Return nothing: no program ended before this store was made."""
@@ -219,6 +257,8 @@ class MemoryStore:
         self._table.check()
         rows = {program.program_id: program for program in self._table.programs()}
         assert rows.keys() == self._entries.keys(), (rows.keys(), self._entries.keys())
+        assert [name for _, name in self._order.after(0)] == list(self._entries)
+        assert self._active_calls == sum(len(entry.running) for entry in self._entries.values())
         for program_id, entry in self._entries.items():
             assert rows[program_id].active_calls.keys() == entry.running.keys(), program_id
             assert len(entry.history) <= entry.view.finished_calls, program_id
@@ -230,7 +270,8 @@ class MemoryStore:
                 assert session_id in self._entries[program_id].view.session_ids, (session_id, program_id)
 
     def _close(self, session_id: str) -> tuple[bool, list[str]]:
-        was_open = self._heartbeats.pop(session_id, None) is not None
+        was_open = self._heartbeats.remove(session_id)
+        self._owners.pop(session_id, None)
         programs = self._programs_of.pop(session_id, {})
         ended: list[str] = []
         for program_id in programs:
@@ -250,6 +291,7 @@ class MemoryStore:
         if program_id in self._table:
             return
         view = self._entries.pop(program_id).view
+        self._order.remove(program_id)
         if view.finished_calls and view.name:
             self._estimator.observe_program(tenant_of(view.class_id), view.name, view.total_service_s)
         for session_id in view.session_ids:

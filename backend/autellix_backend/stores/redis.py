@@ -4,7 +4,8 @@ All gateways are equal. Each holds a lease, which every round of its reaper rene
 the running calls of one without a lease as `lost`. The scripts add service or keep the greater, by the
 policy's rule; everything else about policies happens here. `scripts/common.lua` lists the keys.
 
-Times are converted from the gateway's clock to Redis's, by a difference that each round measures.
+Times are converted from the gateway's clock to the table's, by a difference that each round measures. The
+table's clock follows Redis's, which may jump, by small steps.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ from autellix_backend.stores.base import (
     CallStart,
     Counts,
     Inherited,
+    NotOwnerError,
     ProgramEnd,
+    ProgramPage,
     ProgramView,
     Reaped,
     StoreUnavailableError,
     program_work,
     tenant_of,
 )
+from autellix_backend.stores.listing import Place, all_pages
 from autellix_backend.stores.memory import HISTORY_CALLS, MAX_FLAGS
 from autellix_backend.stores.redis_link import RedisLink
 from autellix_backend.stores.redis_records import (
@@ -43,11 +47,17 @@ from autellix_backend.stores.table_clock import TableClock
 
 LOST = "lost"
 """The outcome of a call whose gateway is gone."""
-MAX_REAPED = 500
-"""The most entries of a kind that one reaper script removes, as Redis does nothing else meanwhile."""
-MAX_VIEWS = 200
+MAX_REAPED = 200
+"""The most entries of a kind that one script removes, as Redis does nothing else meanwhile."""
+MAX_VIEWS = 100
 """The most programs that one script reads."""
+MAX_NAMES = 500
+"""The most names that one script passes on its way through the list of programs."""
+MAX_PASSES = 20
+"""The most such scripts for one page."""
 NO_EVENT = "0-0"
+FOREIGN = 2
+"""The answer of the script `beat` for a session of another owner."""
 
 
 class RedisStore:
@@ -131,6 +141,8 @@ class RedisStore:
             start["name"] = call.name
         if call.class_id is not None:
             start["class_id"], start["first_prompt_tokens"] = call.class_id, call.prompt_tokens
+        if call.owner is not None:
+            start["owner"] = call.owner
         if call.interceptions:
             start["interceptions"] = to_text(call.interceptions)
             start["intercepted_s"] = sum(seconds for _, seconds in call.interceptions)
@@ -141,6 +153,8 @@ class RedisStore:
         answer = await self._link.run("begin", self._gateway, msgspec.json.encode(start))
         if answer == 0:
             raise DuplicateCallError(call.key)
+        if answer == 1:
+            raise NotOwnerError(call.program_id)
         return self._inherited(call, now_s, *answer)
 
     def _inherited(
@@ -179,23 +193,33 @@ class RedisStore:
         # A class's cost per call is learned from the calls settled here, its cost per program from all ends.
         self._estimator.observe_call(tenant_of(class_id), name, end.service_s, end.output_tokens or 0)
 
-    async def open_session(self, session_id: str, now: float) -> bool:
+    async def open_session(self, session_id: str, now: float, owner: str | None = None) -> bool:
         """Start or refresh a session."""
-        return not await self._beat(session_id, now, "open")
+        return not await self._beat(session_id, now, "open", owner)
+
+    async def session_owner(self, session_id: str) -> str | None:
+        """Return a running session's owner."""
+        owner = await self._link.run("owner", self._gateway, session_id)
+        return None if owner is None else str(owner.decode())
 
     async def heartbeat(self, session_id: str, now: float) -> bool:
         """Refresh a session if there is one."""
         return await self._beat(session_id, now, "refresh")
 
-    async def merge_session(self, session_id: str, now: float) -> None:
-        """Start a session or refresh it, keeping a later heartbeat."""
-        await self._beat(session_id, now, "merge")
+    async def merge_session(self, session_id: str, now: float, owner: str | None = None) -> None:
+        """Start a session or refresh it, keeping a later heartbeat and an earlier owner."""
+        await self._beat(session_id, now, "merge", owner)
 
     async def close_session(self, session_id: str, now: float) -> bool:  # noqa: ARG002
-        """End a session and the programs that it alone keeps."""
-        was_there, gone = await self._link.run("close", self._gateway, session_id)
-        self._publish_ends(gone)
-        return bool(was_there)
+        """End a session and the programs that it alone keeps, some at a time."""
+        was_there, taken, step = False, MAX_REAPED, "first"
+        while taken == MAX_REAPED:
+            answer = await self._link.run("close", self._gateway, session_id, MAX_REAPED, step)
+            is_known, taken, gone = answer
+            self._publish_ends(gone)
+            was_there |= bool(is_known)
+            step = "more"
+        return was_there
 
     async def end_program(self, program_id: str, now: float) -> bool:  # noqa: ARG002
         """End a program."""
@@ -230,17 +254,45 @@ class RedisStore:
     async def programs(
         self, *, prefix: str = "", is_active: bool | None = None, limit: int | None = None
     ) -> list[ProgramView]:
-        """Return programs without their calls."""
-        answer = await self._link.run("index", self._gateway)
-        active, everything = ([name.decode() for name in names] for names in answer)
-        running = set(active)
-        idle = [name for name in everything if name not in running]
-        kinds = (active, idle) if is_active is None else (active if is_active else idle,)
-        names = [name for kind in kinds for name in kind if name.startswith(prefix)][:limit]
+        """Return all pages together."""
+        return await all_pages(
+            lambda after, most: self.page(prefix=prefix, is_active=is_active, after=after, limit=most), limit
+        )
+
+    async def page(
+        self, *, prefix: str = "", is_active: bool | None = None, after: str | None = None, limit: int
+    ) -> ProgramPage:
+        """Return some programs without their calls."""
+        place: Place | None = Place.read(after, is_active=is_active)
+        found: list[tuple[Place, str]] = []
+        passes = 0
+        # One more than is shown tells whether any follow.
+        while place is not None and len(found) <= limit and passes < MAX_PASSES:
+            names, place = await self._names(place, prefix, is_active=is_active)
+            found += names
+            passes += 1
+        if len(found) > limit:
+            found = found[:limit]
+            place = found[-1][0]
         views: list[ProgramView] = []
-        for first in range(0, len(names), MAX_VIEWS):
-            views += await self._views(names[first : first + MAX_VIEWS], has_calls=False)
-        return views
+        for first in range(0, len(found), MAX_VIEWS):
+            some = [name for _, name in found[first : first + MAX_VIEWS]]
+            views += await self._views(some, has_calls=False)
+        return ProgramPage(programs=views, cursor=None if place is None else place.cursor)
+
+    async def _names(
+        self, place: Place, prefix: str, *, is_active: bool | None
+    ) -> tuple[list[tuple[Place, str]], Place | None]:
+        """Return the next names behind a place, and the place behind which to go on; None at the end."""
+        kind = "active" if place.is_active else "idle"
+        last, names = await self._link.run("page", self._gateway, kind, place.number, MAX_NAMES, prefix)
+        found = [
+            (Place(place.is_active, int(number)), name.decode())
+            for name, number in zip(names[::2], names[1::2], strict=True)
+        ]
+        if last:
+            return found, Place(place.is_active, int(last))
+        return found, place.next_kind(is_active=is_active)
 
     async def counts(self) -> Counts:
         """Count programs, sessions and running calls."""
@@ -285,9 +337,12 @@ class RedisStore:
         self._publish_ends(gone)
         return name.decode(), class_id.decode()
 
-    async def _beat(self, session_id: str, now: float, manner: str) -> bool:
+    async def _beat(self, session_id: str, now: float, manner: str, owner: str | None = None) -> bool:
         time = repr(self.clock.shared(now))
-        return bool(await self._link.run("beat", self._gateway, session_id, time, manner))
+        answer = await self._link.run("beat", self._gateway, session_id, time, manner, owner or "")
+        if answer == FOREIGN:
+            raise NotOwnerError(session_id)
+        return bool(answer)
 
     async def _reap_some(self, now: float) -> tuple[list[str], list[str], bool]:
         now_s, sent_s = self.clock.shared(now), self.clock.own_now()
@@ -298,13 +353,13 @@ class RedisStore:
             *(repr(now_s - self._session_ttl_s), repr(now_s - self._program_idle_s)),
             *(MAX_REAPED, self._last_event),
         )
-        server_time, sessions, ended, idle, gone, lost, news = answer
-        self.clock.measured(server_time, sent_s, self.clock.own_now())
+        table_s, taken, sessions, ended, idle, gone, lost, news = answer
+        self.clock.measured(float(table_s), sent_s, self.clock.own_now())
         self._publish_ends(gone)
         for gateway, key, program_id in lost:
             await self._settle(_lost_end(key, program_id), now, owner=gateway.decode())
         self._publish_news(news)
-        is_full = max(len(sessions), len(idle), len(lost), len(news)) >= MAX_REAPED
+        is_full = max(taken, len(idle), len(lost), len(news)) >= MAX_REAPED
         return [name.decode() for name in (*ended, *idle)], [name.decode() for name in sessions], is_full
 
     def _publish_news(self, news: Sequence[Any]) -> None:
@@ -341,8 +396,8 @@ class RedisStore:
 
     async def _measure(self) -> None:
         sent_s = self.clock.own_now()
-        server_time = await self._link.run("time")
-        self.clock.measured(server_time, sent_s, self.clock.own_now())
+        table_s = await self._link.run("time")
+        self.clock.measured(float(table_s), sent_s, self.clock.own_now())
 
 
 def _event_order(event: bytes) -> tuple[int, ...]:

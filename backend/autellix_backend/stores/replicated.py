@@ -21,6 +21,7 @@ from autellix_backend.stores.base import (
     Counts,
     Inherited,
     ProgramEnd,
+    ProgramPage,
     ProgramStore,
     ProgramView,
     Reaped,
@@ -131,15 +132,21 @@ class ReplicatedStore:
         self._note_end(end.program_id, was_here=True)
         self._on_fallback()
 
-    async def open_session(self, session_id: str, now: float) -> bool:
+    async def open_session(self, session_id: str, now: float, owner: str | None = None) -> bool:
         """Start or refresh a session."""
-        is_new = await self._local.open_session(session_id, now)
-        answer = await self._ask(lambda shared: shared.open_session(session_id, now))
+        answer = await self._ask(lambda shared: shared.open_session(session_id, now, owner))
         if answer is not None:
+            # The copy may still have the owner of a session that ended elsewhere.
+            self._local.adopt_session(session_id, now, owner)
             return answer
+        is_new = await self._local.open_session(session_id, now, owner)
         self._backlog.open_session(session_id, now)
         self._on_fallback()
         return is_new
+
+    async def session_owner(self, session_id: str) -> str | None:
+        """Return a running session's owner."""
+        return await self._read(lambda store: store.session_owner(session_id))
 
     async def heartbeat(self, session_id: str, now: float) -> bool:
         """Refresh a session if there is one."""
@@ -202,8 +209,16 @@ class ReplicatedStore:
     async def programs(
         self, *, prefix: str = "", is_active: bool | None = None, limit: int | None = None
     ) -> list[ProgramView]:
-        """Return programs without their calls."""
+        """Return all pages together."""
         return await self._read(lambda store: store.programs(prefix=prefix, is_active=is_active, limit=limit))
+
+    async def page(
+        self, *, prefix: str = "", is_active: bool | None = None, after: str | None = None, limit: int
+    ) -> ProgramPage:
+        """Return some programs without their calls."""
+        return await self._read(
+            lambda store: store.page(prefix=prefix, is_active=is_active, after=after, limit=limit)
+        )
 
     async def counts(self) -> Counts:
         """Count programs, sessions and running calls."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 
 class TableClock:
@@ -20,7 +20,6 @@ class TableClock:
         """Convert a time of the table's clock to this process's."""
         return shared_s - self._ahead_s
 
-    def measured(self, server_time: Sequence[int], sent_s: float, received_s: float) -> None:
-        """Set the difference from the server's time (seconds, microseconds), read between two times here."""
-        seconds, microseconds = (float(part) for part in server_time)
-        self._ahead_s = seconds + microseconds / 1e6 - (sent_s + received_s) / 2
+    def measured(self, table_s: float, sent_s: float, received_s: float) -> None:
+        """Set the difference from the table's time, read between two times here."""
+        self._ahead_s = table_s - (sent_s + received_s) / 2

@@ -102,7 +102,11 @@ async def test_active_programs_come_first_and_the_limit_holds(serve: Any) -> Non
         idle = (await rig.get(PROGRAMS + "?state=idle&limit=1"))[1]
         assert [shown["program_id"] for shown in idle["programs"]] == ["p0"]
         assert (await rig.get(PROGRAMS + "?state=running"))[1]["programs"] == []
-        assert (await rig.get(PROGRAMS + "?state=ending"))[1] == {"programs": [], "has_more": False}
+        assert (await rig.get(PROGRAMS + "?state=ending"))[1] == {
+            "programs": [],
+            "has_more": False,
+            "next": None,
+        }
 
 
 @pytest.mark.parametrize("name", ["limit", "state"])

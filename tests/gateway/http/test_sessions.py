@@ -25,7 +25,7 @@ async def test_a_session_ends_with_its_programs(serve: Any) -> None:
             assert response.status == 200
         async with rig.client.delete(url + "/s") as response:
             assert response.status == 204
-        assert (await rig.get(PROGRAMS))[1] == {"programs": [], "has_more": False}
+        assert (await rig.get(PROGRAMS))[1] == {"programs": [], "has_more": False, "next": None}
         for call in (rig.client.post(url + "/s/heartbeat"), rig.client.delete(url + "/s")):
             async with call as response:
                 assert response.status == 404

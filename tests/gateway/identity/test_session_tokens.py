@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.gateway.conftest import CHAT, HELLO, Rig, Serve
 from tests.waiting import PATIENCE_S, until
 
+from autellix_backend.gateway.http import components
 from autellix_backend.gateway.identity import session_tokens
+from autellix_backend.gateway.tenancy.tenants import key_line, new_key
 from autellix_backend.settings import GatewaySettings, Settings, SettingsError, settings_to_mapping
 
 SECRET = "sixteen characters or more"
@@ -21,10 +24,31 @@ def headers(session: str, program: str = "p", token: str | None = None) -> dict[
     return found if token is None else {**found, "X-Autellix-Session-Token": token}
 
 
-async def start(rig: Rig, session: str) -> str:
-    async with rig.client.post(rig.url + "/autellix/v1/sessions", json={"session_id": session}) as answer:
-        token: str = (await answer.json())["token"]
-        return token
+SESSIONS = "/autellix/v1/sessions"
+PROGRAMS = "/autellix/v1/programs"
+
+
+async def start(rig: Rig, session: str, proof: str | None = None) -> str:
+    status, body = await post(rig, session, proof)
+    assert status in (200, 201), body
+    token: str = body["token"]
+    return token
+
+
+async def post(
+    rig: Rig, session: str, proof: str | None = None, token: str | None = None, key: str | None = None
+) -> tuple[int, dict[str, Any]]:
+    body = {"session_id": session} if proof is None else {"session_id": session, "proof": proof}
+    sent = {} if token is None else {"X-Autellix-Session-Token": token}
+    if key is not None:
+        sent["Authorization"] = f"Bearer {key}"
+    async with rig.client.post(rig.url + SESSIONS, json=body, headers=sent) as answer:
+        return answer.status, await answer.json()
+
+
+async def delete(rig: Rig, path: str, **named: Any) -> int:
+    async with rig.client.delete(rig.url + path, headers=headers(**named) if named else {}) as answer:
+        return answer.status
 
 
 async def call(rig: Rig, **named: Any) -> tuple[int, dict[str, Any], Any]:
@@ -51,7 +75,6 @@ def test_own_token_is_accepted(serve: Serve) -> None:
         status, body, answered = await call(rig, session="mine", token=token)
         assert (status, body["autellix"]["program_id"]) == (200, "p")
         assert answered["X-Autellix-Identity-Source"] == "program-header"
-        assert await start(rig, "mine") == token
 
     run(serve, use, strict_identity=True)
 
@@ -105,12 +128,11 @@ def test_a_running_session_has_no_grace_for_missing_tokens(serve: Serve) -> None
 
     async def use(rig: Rig) -> None:
         nonlocal now_s
-        await start(rig, "mine")
+        await start(rig, "mine", "own")
         now_s += session_tokens.START_WINDOW_S + 0.1
-        thief = asyncio.create_task(call(rig, session="mine"))
-        await until(lambda: waits_for_start(rig, "mine"))
-        await start(rig, "mine")
-        assert (await thief)[0] == 401
+        assert (await call(rig, session="mine"))[0] == 401
+        await start(rig, "mine", "own")
+        assert (await call(rig, session="mine"))[0] == 401
 
     run(serve, use, strict_identity=True, clock=lambda: now_s)
 
@@ -133,9 +155,12 @@ def test_foreign_token_makes_a_call_anonymous(serve: Serve) -> None:
 
 
 async def test_gateways_with_one_secret_agree(serve: Serve) -> None:
+    """A restarted gateway does not know the session yet; its client's next heartbeat starts it again."""
     async with serve(strict_identity=True, token_secret=SECRET) as one:
-        token = await start(one, "mine")
+        token = await start(one, "mine", "own")
     async with serve(strict_identity=True, token_secret=SECRET) as other:
+        assert (await call(other, session="mine", token=token))[0] == 200
+        assert await start(other, "mine", "own") == token
         assert (await call(other, session="mine", token=token))[0] == 200
     async with serve(strict_identity=True) as stranger:
         assert (await call(stranger, session="mine", token=token))[0] == 401
@@ -146,3 +171,114 @@ def test_secret_is_checked_and_not_shown() -> None:
         GatewaySettings(token_secret="short")
     shown = settings_to_mapping(Settings(gateway=GatewaySettings(token_secret=SECRET)))
     assert shown["gateway"]["token_secret"] == "(hidden)"
+
+
+async def test_a_running_sessions_token_goes_to_its_owner_only(serve: Serve) -> None:
+    async with serve(strict_identity=True) as rig:
+        token = await start(rig, "mine", "own")
+        for proof in (None, "other"):
+            status, refusal = await post(rig, "mine", proof)
+            assert (status, refusal["error"]["code"]) == (409, "session_taken")
+            assert token not in str(refusal)
+        # The answer was lost.
+        status, again = await post(rig, "mine", "own")
+        assert (status, again["token"]) == (200, token)
+
+
+async def test_a_client_without_a_proof_starts_its_session_again_by_its_token(serve: Serve) -> None:
+    async with serve(strict_identity=True) as rig:
+        token = await start(rig, "mine")
+        assert (await post(rig, "mine"))[0] == 409
+        status, again = await post(rig, "mine", token=token)
+        assert (status, again["token"]) == (200, token)
+
+
+async def test_a_token_is_bound_to_the_key_that_started_the_session(serve: Serve, tmp_path: Path) -> None:
+    """Two keys of one tenant: its clients see the same ids, and yet are not each other."""
+    keys = (new_key(), new_key())
+    hashes = ", ".join(f'"{key_line(key)}"' for key in keys)
+    (tmp_path / "tenants.toml").write_text(f'[[tenant]]\nname = "team"\nkeys = [{hashes}]\n')
+    async with serve(strict_identity=True, tenants_file=tmp_path / "tenants.toml") as rig:
+        status, started = await post(rig, "mine", key=keys[0])
+        assert status == 201
+        token = started["token"]
+        assert (await post(rig, "mine", key=keys[0]))[1]["token"] == token
+        assert (await post(rig, "mine", key=keys[1]))[0] == 409
+        for key, expected in zip(keys, (200, 401), strict=True):
+            sent = {**headers("mine", token=token), "Authorization": f"Bearer {key}"}
+            async with rig.client.post(rig.url + CHAT, json=HELLO, headers=sent) as answer:
+                assert answer.status == expected
+        stranger = (await post(rig, "other", key=keys[1]))[1]["token"]
+        sent = {**headers("other", token=stranger), "Authorization": f"Bearer {keys[1]}"}
+        async with rig.client.post(rig.url + CHAT, json=HELLO, headers=sent) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (403, "foreign_program")
+
+
+async def test_a_program_belongs_to_its_sessions_owner(serve: Serve) -> None:
+    """Another client's token opens neither the program, nor ends it by a final call or a DELETE."""
+    async with serve(strict_identity=True) as rig:
+        own, again = await start(rig, "mine", "own"), await start(rig, "second", "own")
+        foreign = await start(rig, "theirs", "other")
+        assert (await call(rig, session="mine", program="p", token=own))[0] == 200
+        status, body, _ = await call(rig, session="theirs", program="p", token=foreign)
+        assert (status, body["error"]["code"]) == (403, "foreign_program")
+        final = {**headers("theirs", "p", foreign), "X-Autellix-Final": "1"}
+        async with rig.client.post(rig.url + CHAT, json=HELLO, headers=final) as answer:
+            assert answer.status == 403
+        assert await delete(rig, PROGRAMS + "/p", session="theirs", token=foreign) == 404
+        assert await delete(rig, PROGRAMS + "/p") == 401
+        view = await rig.store.program("p")
+        assert view is not None
+        assert view.finished_calls == 1
+        # Another session of the same client may go on with it.
+        assert (await call(rig, session="second", program="p", token=again))[0] == 200
+        assert await delete(rig, PROGRAMS + "/p", session="mine", token=own) == 204
+
+
+async def test_requests_about_a_session_need_its_token(serve: Serve) -> None:
+    async with serve(strict_identity=True) as rig:
+        own, foreign = await start(rig, "mine", "own"), await start(rig, "theirs", "other")
+        for sent in ({}, headers("mine", token=foreign)):
+            for method, path in (("POST", "/mine/heartbeat"), ("GET", "/mine/watch"), ("DELETE", "/mine")):
+                async with rig.client.request(method, rig.url + SESSIONS + path, headers=sent) as answer:
+                    assert answer.status == 401
+        async with rig.client.post(
+            rig.url + SESSIONS + "/mine/heartbeat", headers=headers("mine", token=own)
+        ) as answer:
+            assert answer.status == 200
+        assert await delete(rig, SESSIONS + "/mine", session="mine", token=own) == 204
+
+
+async def test_a_token_ends_with_its_session(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_tokens, "START_WINDOW_S", 0.05)
+    async with serve(strict_identity=True) as rig:
+        token = await start(rig, "mine", "own")
+        assert (await call(rig, session="mine", token=token))[0] == 200
+        assert await delete(rig, SESSIONS + "/mine", session="mine", token=token) == 204
+        status, _, answered = await call(rig, session="mine", token=token)
+        # Its client may be about to start it again.
+        assert (status, answered["x-should-retry"]) == (401, "true")
+        assert await start(rig, "mine", "own") == token
+        assert (await call(rig, session="mine", token=token))[0] == 200
+
+
+async def test_another_machine_lists_only_its_own_programs(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve(strict_identity=True) as rig:
+        own, foreign = await start(rig, "mine", "own"), await start(rig, "theirs", "other")
+        await call(rig, session="mine", program="p", token=own)
+        await call(rig, session="theirs", program="q", token=foreign)
+        # On the gateway's machine one is an operator.
+        assert len((await rig.get(PROGRAMS))[1]["programs"]) == 2
+        monkeypatch.setattr(components, "is_loopback", lambda _host: False)
+        for path in (PROGRAMS, PROGRAMS + "/p", PROGRAMS + "/p/why"):
+            assert (await rig.get(path))[0] == 401
+        assert (await rig.get("/autellix/v1/events"))[0] == 403
+        async with rig.client.get(rig.url + PROGRAMS, headers=headers("theirs", token=foreign)) as answer:
+            assert [row["program_id"] for row in (await answer.json())["programs"]] == ["q"]
+        for program, expected in (("p", 404), ("q", 200)):
+            async with rig.client.get(
+                f"{rig.url}{PROGRAMS}/{program}", headers=headers("theirs", token=foreign)
+            ) as answer:
+                assert answer.status == expected

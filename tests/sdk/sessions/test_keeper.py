@@ -65,6 +65,7 @@ def test_first_call_starts_the_session_once(sdk: None, backend: Recording) -> No
     assert json.loads(start[2]) == {
         "session_id": backend.calls[0]["x-autellix-session-id"],
         "client": "autellix-python",
+        "proof": os.environ["AUTELLIX_SESSION_PROOF"],
     }
     assert backend.credentials == ["Bearer secret"]
 

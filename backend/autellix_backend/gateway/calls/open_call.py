@@ -50,6 +50,7 @@ class CallRequest:
             hint=identity.hint,
             flags=identity.flags,
             interceptions=identity.interceptions,
+            owner=identity.owner,
             class_id=self.class_id,
             prompt_tokens=0 if self.class_id is None else self.body.size_bytes // BYTES_PER_TOKEN,
         )

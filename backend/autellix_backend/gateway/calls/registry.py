@@ -22,12 +22,13 @@ from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.calls.open_call import CallRequest, OpenCall
 from autellix_backend.gateway.classes import ProgramClasses
 from autellix_backend.gateway.engines.queue import QueuedCall
+from autellix_backend.gateway.errors import ForeignProgramError
 from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.observe.settled_call import Outcome, SettledCall, Usage
 from autellix_backend.reports.receipt import Receipt
 from autellix_backend.reports.report import EngineReport
-from autellix_backend.stores.base import ProgramStore
+from autellix_backend.stores.base import NotOwnerError, ProgramStore
 from autellix_wire import engine_args
 
 MAX_READABLE_ID = 200
@@ -117,6 +118,7 @@ class CallRegistry:
         Raises:
             LimitError: if the tenant's limits forbid it.
             BodyTooLargeError: if they do for its body alone.
+            ForeignProgramError: if identity is strict and the program is another client's.
         """
         now = self._clock()
         start = request.start(self._new_key(request.identity.call))
@@ -127,9 +129,11 @@ class CallRegistry:
             )
         try:
             inherited = await self._store.begin(start, now)
-        except BaseException:
+        except BaseException as error:
             if self._limiter is not None and reservation is not None:
                 self._limiter.cancel(reservation, now)
+            if isinstance(error, NotOwnerError):
+                raise ForeignProgramError(request.tenant.shown(start.program_id)) from error
             raise
         entry_service_s = self._policy.inherit(inherited.service_s)
         self._classes.on_call_begun(start, inherited)

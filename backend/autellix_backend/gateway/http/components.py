@@ -17,10 +17,11 @@ from autellix_backend.gateway.explain.overview import Overview, engine_view
 from autellix_backend.gateway.http.origin import is_loopback
 from autellix_backend.gateway.http.watches import Watches
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
+from autellix_backend.gateway.requests import read_headers
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.settings import Settings
-from autellix_backend.stores.base import ProgramStore
+from autellix_backend.stores.base import ProgramStore, ProgramView
 
 
 def _component(name: str) -> Any:
@@ -45,6 +46,19 @@ async def _viewer(request: Request) -> Tenant:
     return tenant
 
 
+async def _is_shown(request: Request) -> Callable[[ProgramView], bool]:
+    components = request.app.state.components
+    tokens: SessionTokens = components.tokens
+    if not tokens.is_strict or components.tenants.has_keys or _is_on_this_machine(request):
+        return lambda _view: True
+    owner = await tokens.prove(read_headers(request.scope), components.tenants.of(request.scope))
+    return lambda view: view.owner == owner
+
+
+def _is_on_this_machine(request: Request) -> bool:
+    return request.client is None or is_loopback(request.client.host)
+
+
 Classes = Annotated[ProgramClasses, _component("classes")]
 Clock = Annotated[Callable[[], float], _component("clock")]
 Feed = Annotated[EventFeed, _component("feed")]
@@ -57,6 +71,11 @@ Tokens = Annotated[SessionTokens, _component("tokens")]
 WatchRegistry = Annotated[Watches, _component("watches")]
 TakeOverview = Annotated[Callable[[], Overview], Depends(_take_overview)]
 """Returns the open calls and the engines of the moment."""
+IsShown = Annotated[Callable[[ProgramView], bool], Depends(_is_shown)]
+"""Whether the caller may see a program of its tenant.
+
+Where identity is strict and there are no keys, only its owner and clients on the gateway's machine may.
+"""
 Viewer = Annotated[Tenant, Depends(_viewer)]
 """The tenant of the request."""
 
@@ -79,7 +98,22 @@ def operator_only(what: str) -> Any:
     async def check(viewer: Viewer, request: Request) -> None:
         viewer.check_admin(what)
         has_keys = request.app.state.components.tenants.has_keys
-        if not has_keys and request.client is not None and not is_loopback(request.client.host):
+        if not has_keys and not _is_on_this_machine(request):
             raise AdminOnlyError(what, "a tenants file, or a client on the gateway's own machine")
+
+    return Depends(check)
+
+
+def feed_only_to_owners() -> Any:
+    """Return a dependency that keeps all clients' events from other machines, where there are no keys."""
+
+    async def check(request: Request) -> None:
+        components = request.app.state.components
+        if (
+            components.tokens.is_strict
+            and not components.tenants.has_keys
+            and not _is_on_this_machine(request)
+        ):
+            raise AdminOnlyError("events", "a tenants file, or a client on the gateway's own machine")
 
     return Depends(check)

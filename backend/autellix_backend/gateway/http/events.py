@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from autellix_backend.gateway.errors import TooManySubscribersError
 from autellix_backend.gateway.explain.event_feed import Event, EventFeed, Subscription
-from autellix_backend.gateway.http.components import Feed, Viewer, WatchRegistry
+from autellix_backend.gateway.http.components import Feed, Viewer, WatchRegistry, feed_only_to_owners
 from autellix_backend.gateway.http.openapi import Id, refusals
 from autellix_backend.gateway.http.watches import Watches
 from autellix_backend.gateway.tenancy.tenants import Tenant
@@ -63,7 +63,13 @@ class _EventStream(Response):
 router = APIRouter(tags=["operators"], responses=refusals(400, 401, 500, 503))
 
 
-@router.get(EVENTS_PATH, status_code=200, response_class=_EventStream)
+@router.get(
+    EVENTS_PATH,
+    status_code=200,
+    response_class=_EventStream,
+    dependencies=[feed_only_to_owners()],
+    responses=refusals(403),
+)
 async def subscribe(
     viewer: Viewer, feed: Feed, watches: WatchRegistry, program: Annotated[Id | None, Query()] = None
 ) -> Response:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 from pydantic import BeforeValidator
 
-from autellix_backend.gateway.errors import NotFoundError
+from autellix_backend.gateway.errors import InvalidRequestError, NotFoundError
 from autellix_backend.gateway.explain.overview import ProgramState
 from autellix_backend.gateway.explain.views import (
     CallRow,
@@ -18,14 +20,24 @@ from autellix_backend.gateway.explain.views import (
     program_row,
 )
 from autellix_backend.gateway.explain.why import ProgramExplanation, explain_program
-from autellix_backend.gateway.http.components import Routes, SettingsTree, Store, TakeOverview, Viewer
+from autellix_backend.gateway.http.components import (
+    IsShown,
+    Routes,
+    SettingsTree,
+    Store,
+    TakeOverview,
+    Viewer,
+)
 from autellix_backend.gateway.http.openapi import refusals
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.stores.base import ProgramStore, ProgramView
 from autellix_wire import PROGRAMS_PATH
 
 DEFAULT_LIMIT = 200
-MAX_LIMIT = 10_000
+MAX_LIMIT = 1000
+MAX_PAGES = 20
+"""The most pages of the store for one answer, which may then hold less than was asked for, and a cursor."""
+PAGE_PROGRAMS = 100
 ONE_PROGRAM = PROGRAMS_PATH + "/{program_id:path}"
 
 
@@ -35,6 +47,8 @@ class ProgramTable:
 
     programs: list[ProgramRow]
     has_more: bool
+    next: str | None = None
+    """Where the next answer begins (`after`); None at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,18 +76,36 @@ async def list_programs(
     store: Store,
     take_overview: TakeOverview,
     settings: SettingsTree,
+    is_shown: IsShown,
     limit: Annotated[int, BeforeValidator(_check_limit), Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
     state: ProgramState | None = None,
+    after: str | None = None,
 ) -> ProgramTable:
-    """List programs, those with open calls first: the tenant's own, or all for an admin."""
-    views = await _views(store, viewer, limit, state)
-    overview = take_overview()
-    rows = [
-        program_row(view, overview, settings.scheduler, viewer)
-        for view in views
-        if state is None or overview.program_state(view) is state
-    ]
-    return ProgramTable(programs=rows[:limit], has_more=len(rows) > limit)
+    """List programs, those with open calls first: the caller's own, or all for an admin."""
+    # The store does not know which of the other states an active program is in.
+    is_active = None if state is None else state is not ProgramState.IDLE
+    rows: list[ProgramRow] = []
+    cursor = after
+    for _ in range(MAX_PAGES):
+        most = min(limit - len(rows), PAGE_PROGRAMS)
+        try:
+            page = await store.page(
+                prefix=viewer.visible_prefix, is_active=is_active, after=cursor, limit=most
+            )
+        except ValueError as error:
+            raise InvalidRequestError(f"after: {error}", param="after") from error
+        overview = take_overview()
+        rows += [
+            program_row(view, overview, settings.scheduler, viewer)
+            for view in page.programs
+            if is_shown(view) and (state is None or overview.program_state(view) is state)
+        ]
+        cursor = page.cursor
+        if cursor is None or len(rows) == limit:
+            break
+        # A long listing lets others' calls go between its pages.
+        await asyncio.sleep(0)
+    return ProgramTable(programs=rows, has_more=cursor is not None, next=cursor)
 
 
 # Before the next path, in which an id may hold slashes.
@@ -85,19 +117,25 @@ async def explain(
     take_overview: TakeOverview,
     settings: SettingsTree,
     routes: Routes,
+    is_shown: IsShown,
 ) -> ProgramExplanation:
     """Explain why a program's calls wait or run."""
-    view = await _find(store, viewer, program_id)
+    view = await _find(store, viewer, program_id, is_shown)
     placement = routes.placement(view.program_id)
     return explain_program(view, take_overview(), settings.scheduler, viewer, placement)
 
 
 @router.get(ONE_PROGRAM, responses=refusals(404))
 async def show_program(
-    program_id: str, viewer: Viewer, store: Store, take_overview: TakeOverview, settings: SettingsTree
+    program_id: str,
+    viewer: Viewer,
+    store: Store,
+    take_overview: TakeOverview,
+    settings: SettingsTree,
+    is_shown: IsShown,
 ) -> ProgramDetail:
     """Show one program with its latest calls."""
-    view = await _find(store, viewer, program_id)
+    view = await _find(store, viewer, program_id, is_shown)
     overview = take_overview()
     return ProgramDetail(
         **asdict(program_row(view, overview, settings.scheduler, viewer)),
@@ -106,21 +144,11 @@ async def show_program(
     )
 
 
-async def _views(
-    store: ProgramStore, viewer: Tenant, limit: int, state: ProgramState | None
-) -> list[ProgramView]:
-    prefix = viewer.visible_prefix
-    if state is None:
-        return await store.programs(prefix=prefix, limit=limit + 1)
-    if state is ProgramState.IDLE:
-        return await store.programs(prefix=prefix, is_active=False, limit=limit + 1)
-    # The store does not know which of the other states an active program is in.
-    return await store.programs(prefix=prefix, is_active=True)
-
-
-async def _find(store: ProgramStore, viewer: Tenant, program_id: str) -> ProgramView:
+async def _find(
+    store: ProgramStore, viewer: Tenant, program_id: str, is_shown: Callable[[ProgramView], bool]
+) -> ProgramView:
     for scoped_id in viewer.candidates(program_id):
         view = await store.program(scoped_id)
-        if view is not None:
+        if view is not None and is_shown(view):
             return view
     raise NotFoundError(f"there is no program {program_id!r}", param="program_id")

@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from autellix_backend.gateway.errors import NotFoundError
+from autellix_backend.gateway.errors import NotFoundError, SessionTakenError
 from autellix_backend.gateway.http.components import (
     Clock,
     SettingsTree,
@@ -21,8 +21,9 @@ from autellix_backend.gateway.http.components import (
     WatchRegistry,
 )
 from autellix_backend.gateway.http.openapi import Id, describe_body, json_body, refusals
+from autellix_backend.gateway.requests import read_headers
 from autellix_backend.gateway.tenancy.tenants import Tenant
-from autellix_backend.stores.base import ProgramStore
+from autellix_backend.stores.base import NotOwnerError, ProgramStore
 from autellix_wire import PROGRAMS_PATH, SESSIONS_PATH
 from autellix_wire.sessions import SERVER, SessionStart, SessionStarted
 
@@ -54,7 +55,7 @@ router = APIRouter(tags=["sessions"], responses=refusals(400, 401, 500))
 @router.post(
     SESSIONS_PATH,
     status_code=201,
-    responses={200: {"model": StartAnswer}, **refusals(413, 429)},
+    responses={200: {"model": StartAnswer}, **refusals(409, 413, 429)},
     response_model_exclude_none=True,
     openapi_extra=describe_body(StartBody),
 )
@@ -65,23 +66,33 @@ async def start_session(
     clock: Clock,
     tokens: Tokens,
     settings: SettingsTree,
+    request: Request,
     response: Response,
 ) -> StartAnswer:
     """Start a session, or refresh the one of this id."""
     scoped_id = viewer.scoped(start.session_id)
-    is_new = await store.open_session(scoped_id, clock())
+    owner = tokens.claim(scoped_id, read_headers(request.scope), start.proof)
+    try:
+        is_new = await store.open_session(scoped_id, clock(), owner if tokens.is_strict else None)
+    except NotOwnerError as error:
+        raise SessionTakenError(start.session_id) from error
+    if is_new:
+        tokens.note_start(scoped_id)
     response.status_code = 201 if is_new else 200
     return StartAnswer(
         session_id=start.session_id,
         heartbeat_s=settings.gateway.heartbeat_s,
         version=VERSION,
-        token=tokens.mint(scoped_id, is_new=is_new),
+        token=tokens.mint(scoped_id, owner),
     )
 
 
 @router.post(ONE_SESSION + "/heartbeat", responses=refusals(404))
-async def heartbeat(session_id: Id, viewer: Viewer, store: Store, clock: Clock) -> dict[str, str]:
+async def heartbeat(
+    session_id: Id, viewer: Viewer, store: Store, clock: Clock, tokens: Tokens, request: Request
+) -> dict[str, str]:
     """Keep a session alive."""
+    tokens.check(viewer.scoped(session_id), read_headers(request.scope))
     await _refresh(session_id, viewer, store, clock)
     return {}
 
@@ -94,9 +105,11 @@ async def watch(
     clock: Clock,
     watches: WatchRegistry,
     settings: SettingsTree,
+    tokens: Tokens,
     request: Request,
 ) -> None:
     """Stay open as long as the client lives; its session ends soon after, unless a heartbeat follows."""
+    tokens.check(viewer.scoped(session_id), read_headers(request.scope))
     await _refresh(session_id, viewer, store, clock)
     if await watches.until_gone(request.receive):
         # As if its last heartbeat had come so long ago that little of its time is left.
@@ -105,17 +118,30 @@ async def watch(
 
 
 @router.delete(ONE_SESSION, status_code=204, responses=refusals(404))
-async def end_session(session_id: Id, viewer: Viewer, store: Store, clock: Clock) -> None:
+async def end_session(
+    session_id: Id, viewer: Viewer, store: Store, clock: Clock, tokens: Tokens, request: Request
+) -> None:
     """End a session and its programs."""
     scoped_id = viewer.scoped(session_id)
+    tokens.check(scoped_id, read_headers(request.scope))
+    tokens.note_end(scoped_id)
     if not await store.close_session(scoped_id, clock()):
         raise NotFoundError(f"there is no session {session_id!r}", param="session_id")
 
 
 @router.delete(PROGRAMS_PATH + "/{program_id:path}", status_code=204, responses=refusals(404))
-async def end_program(program_id: Id, viewer: Viewer, store: Store, clock: Clock) -> None:
+async def end_program(
+    program_id: Id, viewer: Viewer, store: Store, clock: Clock, tokens: Tokens, request: Request
+) -> None:
     """End a program."""
+    owner = None
+    if tokens.is_strict and not (viewer.is_admin and viewer.name):
+        owner = await tokens.prove(read_headers(request.scope), viewer)
     for scoped_id in viewer.candidates(program_id):
+        if owner is not None:
+            view = await store.program(scoped_id)
+            if view is not None and view.owner != owner:
+                break
         if await store.end_program(scoped_id, clock()):
             return
     raise NotFoundError(f"there is no program {program_id!r}", param="program_id")

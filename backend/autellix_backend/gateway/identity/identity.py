@@ -69,6 +69,8 @@ class Identity:
     """What the client expects of the program from this call on."""
     interceptions: tuple[tuple[str, float], ...] = ()
     """Tools that the client ran since the calls this one depends on, and their seconds."""
+    owner: str | None = None
+    """Whose program it must be, where identity is strict."""
 
     aliases: ResolvedAliases = field(compare=False, repr=False)
     transcript: Transcript | None = field(default=None, compare=False, repr=False)

@@ -110,7 +110,7 @@ class Tenants:
         """
         if self._only_tenant is not None:
             return self._only_tenant
-        key = _presented_key(headers)
+        key = presented_key(headers)
         if key is None:
             raise InvalidKeyError("is missing")
         digest = _digest(key)
@@ -150,7 +150,8 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
-def _presented_key(headers: Mapping[str, str]) -> str | None:
+def presented_key(headers: Mapping[str, str]) -> str | None:
+    """Return the API key of a request, None if it has none; `headers` has lower-case names."""
     # OpenAI's clients send it as a bearer token, Anthropic's in a header of their own.
     scheme, _, credentials = headers.get("authorization", "").strip().partition(" ")
     bearer = credentials.strip() if scheme.lower() == "bearer" else ""

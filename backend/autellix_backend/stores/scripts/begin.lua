@@ -1,12 +1,22 @@
--- Starts a call. Returns 0 if its key is running already, else the values that it inherits from its program.
--- ARGV: gateway, JSON {program, key, now, start, session?, name?, class_id?, first_prompt_tokens?, flags, most_flags, intercepted_s,
--- interceptions?, hint?, parents?}
+-- Starts a call. Returns 0 if its key is running already, 1 if its program has another owner, else the values that
+-- it inherits from its program.
+-- ARGV: gateway, JSON {program, key, now, start, session?, name?, owner?, class_id?, first_prompt_tokens?, flags, most_flags,
+-- intercepted_s, interceptions?, hint?, parents?}
 local start = cjson.decode(ARGV[2])
 local program, now = start.program, text(start.now)
 if call('HEXISTS', key('r', program), start.key) == 1 then
   return 0
 end
+if start.owner then
+  local owner = call('HGET', key('p', program), 'owner')
+  if owner and owner ~= start.owner then
+    return 1
+  end
+end
 local p = ensure(program, now)
+if start.owner then
+  call('HSET', p, 'owner', start.owner)
+end
 run(program, ARGV[1], start.key, start.start)
 call('HSET', p, 'arrival', now)
 call('HDEL', p, 'ended')

@@ -8,6 +8,9 @@
 --   programs              sorted set: program -> number of its arrival
 --   active, idle          sorted sets: programs with running calls -> number; without -> last event
 --   sessions              sorted set: session -> last heartbeat
+--   owners                hash: session -> its owner, where identity is strict
+--   closing               sorted set: session that ended -> number before which its programs end with it
+--   clock                 hash: Redis's time at the last look at the clock, and the table's time then
 --   ends                  stream of the latest ends of programs
 --   ended                 sorted set: program -> time of its end, even if it was not here; the latest ones
 --   closed                sorted set: session -> time of its end; the latest ones
@@ -19,7 +22,7 @@
 --   ps:<program>          sorted set: sessions that keep it
 --   sp:<session>          sorted set: programs that it keeps
 --   g:<gateway>           hash: running call -> program
--- Times are seconds of the table's clock. Numbers are stored as text with 17 digits: Lua prints 14.
+-- Times are seconds of the table's clock, which never jumps. Numbers are stored as text with 17 digits: Lua prints 14.
 local call = redis.call
 local tag = KEYS[1]
 
@@ -30,6 +33,7 @@ end
 local PROGRAMS, ACTIVE, IDLE = tag .. ':programs', tag .. ':active', tag .. ':idle'
 local SESSIONS, ENDS = tag .. ':sessions', tag .. ':ends'
 local ENDED, CLOSED = tag .. ':ended', tag .. ':closed'
+local OWNERS, CLOSING, CLOCK = tag .. ':owners', tag .. ':closing', tag .. ':clock'
 local GATEWAYS, GONE = tag .. ':gateways', tag .. ':gone'
 local KEPT_ENDS = 10000
 -- The greatest error of a busy gateway about the time here.
@@ -41,6 +45,23 @@ end
 
 local function number(value)
   return tonumber(value or '0')
+end
+
+-- The table's time: Redis's, but it never goes back, and between two looks at it, which each gateway takes every
+-- second, no more than this passes. So the table stands still while no gateway is there, and neither a leap of
+-- Redis's clock nor a pause makes programs and sessions old.
+local MAX_STEP_S = 2
+
+local function table_time()
+  local parts = call('TIME')
+  local server = parts[1] + parts[2] / 1e6
+  local known = call('HMGET', CLOCK, 'server', 'table')
+  local now = server
+  if known[1] then
+    now = tonumber(known[2]) + math.min(math.max(server - tonumber(known[1]), 0), MAX_STEP_S)
+  end
+  call('HSET', CLOCK, 'server', text(server), 'table', text(now))
+  return now
 end
 
 -- The rules of the policies: `add` for sums, `max` for paths.
@@ -145,8 +166,7 @@ end
 
 -- Record the end of a program or session for gateways that reconnect later.
 local function note_end(ends, id)
-  local now = call('TIME')
-  call('ZADD', ends, text(now[1] + now[2] / 1e6), id)
+  call('ZADD', ends, text(table_time()), id)
   call('ZREMRANGEBYRANK', ends, 0, -KEPT_ENDS - 1)
 end
 
@@ -195,13 +215,25 @@ local function finish(program)
   return true, drop(program)
 end
 
--- End a session; append the programs that ended to `ended` and the removed entries to `gone`.
-local function close(session, ended, gone)
+-- End a session; return whether it was open. Its programs end by `sweep`.
+local function shut(session)
   local was_open = call('ZREM', SESSIONS, session) == 1
-  note_end(CLOSED, session)
-  local programs = call('ZRANGE', key('sp', session), 0, -1)
-  call('DEL', key('sp', session))
+  if was_open or not call('ZSCORE', CLOSING, session) then
+    call('HDEL', OWNERS, session)
+    note_end(CLOSED, session)
+    -- A session of the same id may start before the last of these programs has ended.
+    call('ZADD', CLOSING, next_number(), session)
+  end
+  return was_open
+end
+
+-- End at most `most` programs of a session that has ended; append the ended ones to `ended`, the removed entries to
+-- `gone`. Return how many programs were looked at; with `most`, there may be more.
+local function sweep(session, ended, gone, most)
+  local before = call('ZSCORE', CLOSING, session) or 0
+  local programs = call('ZRANGEBYSCORE', key('sp', session), '-inf', before, 'LIMIT', 0, most)
   for _, program in ipairs(programs) do
+    call('ZREM', key('sp', session), program)
     call('ZREM', key('ps', program), session)
     if call('EXISTS', key('ps', program)) == 0 then
       local was_there, entry = finish(program)
@@ -211,5 +243,8 @@ local function close(session, ended, gone)
       gone[#gone + 1] = entry
     end
   end
-  return was_open or #programs > 0
+  if #programs < most then
+    call('ZREM', CLOSING, session)
+  end
+  return #programs
 end

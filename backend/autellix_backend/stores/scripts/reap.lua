@@ -1,14 +1,29 @@
--- A round of the reaper, at most `most` things of a kind; it renews the gateway's lease.
+-- A round of the reaper, at most about `most` things of a kind; it renews the gateway's lease.
 -- ARGV: gateway, now, lease's end, last heartbeat of a silent session, last event of an idle program, most,
 -- last entry of the stream of ends that the gateway has seen
--- Returns the time here, lost sessions, programs that ended with them, idle programs, removed entries, the
+-- Returns the table's time, the number of things of closed sessions, lost sessions, programs that ended with them, idle programs, removed entries, the
 -- running calls of gateways without a lease ({gateway, call, program}), and new entries of the stream of ends.
 call('ZADD', GATEWAYS, ARGV[3], ARGV[1])
 local most = tonumber(ARGV[6])
-local sessions = call('ZRANGEBYSCORE', SESSIONS, '-inf', ARGV[4], 'LIMIT', 0, most)
-local ended, gone = {}, {}
-for _, session in ipairs(sessions) do
-  close(session, ended, gone)
+local sessions, ended, gone, taken = {}, {}, {}, 0
+local function take(session)
+  taken = taken + math.max(sweep(session, ended, gone, most - taken), 1)
+  return taken < most
+end
+-- What a gateway that has gone left unfinished comes first.
+for _, session in ipairs(call('ZRANGE', CLOSING, 0, 9)) do
+  if not take(session) then
+    break
+  end
+end
+if taken < most then
+  for _, session in ipairs(call('ZRANGEBYSCORE', SESSIONS, '-inf', ARGV[4], 'LIMIT', 0, most)) do
+    sessions[#sessions + 1] = session
+    shut(session)
+    if not take(session) then
+      break
+    end
+  end
 end
 local idle = call('ZRANGEBYSCORE', IDLE, '-inf', ARGV[5], 'LIMIT', 0, most)
 for _, program in ipairs(idle) do
@@ -20,13 +35,14 @@ for _, gateway in ipairs(call('ZRANGEBYSCORE', GATEWAYS, '-inf', '(' .. ARGV[2])
 end
 local lost = {}
 for _, gateway in ipairs(call('SMEMBERS', GONE)) do
-  local calls = call('HGETALL', key('g', gateway))
-  for index = 1, math.min(#calls, 2 * most), 2 do
-    lost[#lost + 1] = {gateway, calls[index], calls[index + 1]}
-  end
-  if #calls == 0 then
+  if call('EXISTS', key('g', gateway)) == 0 then
     call('SREM', GONE, gateway)
+  elseif #lost < most then
+    local calls = call('HSCAN', key('g', gateway), 0, 'COUNT', most)[2]
+    for index = 1, #calls, 2 do
+      lost[#lost + 1] = {gateway, calls[index], calls[index + 1]}
+    end
   end
 end
 local news = call('XREAD', 'COUNT', most, 'STREAMS', ENDS, ARGV[7])
-return {call('TIME'), sessions, ended, idle, gone, lost, news and news[1] and news[1][2] or {}}
+return {text(table_time()), taken, sessions, ended, idle, gone, lost, news and news[1] and news[1][2] or {}}

@@ -1,2 +1,2 @@
--- Returns the time here: seconds, microseconds.
-return call('TIME')
+-- Returns the table's time.
+return text(table_time())
