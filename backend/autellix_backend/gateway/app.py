@@ -17,6 +17,7 @@ from autellix_backend.gateway.calls.exchange import CallEndpoint
 from autellix_backend.gateway.errors import InvalidKeyError
 from autellix_backend.gateway.http import admin, classes, engines, events, programs, sessions
 from autellix_backend.gateway.http.authentication import Authentication
+from autellix_backend.gateway.http.call_paths import CallApp
 from autellix_backend.gateway.http.errors import install_error_handlers
 from autellix_backend.gateway.http.mark import Mark
 from autellix_backend.gateway.http.openapi import AsgiRoute, describe_route, head_routes
@@ -59,7 +60,7 @@ def create_app(
             the extra for traces or for Redis is not installed.
     """
     components = Components(settings, engines, store=store, tenants=tenants, clock=clock)
-    app = FastAPI(
+    app = CallApp(
         title="Autellix", openapi_url=None, lifespan=partial(_lifespan, components), redirect_slashes=False
     )
     install_error_handlers(app)
@@ -69,7 +70,9 @@ def create_app(
     has_keys, host = components.tenants.has_keys, settings.gateway.host
     app.add_middleware(SameOrigin, is_local=not has_keys and is_loopback(host))
     app.add_middleware(Mark)
-    app.router.routes.extend(_engine_routes(components))
+    routes = _engine_routes(components)
+    app.calls.update({route.path: route.app for route in routes if isinstance(route.app, CallEndpoint)})
+    app.router.routes.extend(routes)
     for router in ROUTERS:
         app.router.routes.extend(router.routes)
     app.router.routes.extend(head_routes(app))

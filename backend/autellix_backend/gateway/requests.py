@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope
 
-from autellix_backend.gateway.errors import BodyTooLargeError, RequestTimeoutError
+from autellix_backend.gateway.errors import BodyTooLargeError, GatewayError, RequestTimeoutError
 
 BODY_GRACE_S = 30.0
 MIN_BODY_BYTES_PER_S = 8 * 1024
@@ -71,18 +71,26 @@ async def run_while_connected(work: Coroutine[Any, Any, None], receive: Receive)
     Raises:
         CancelledError: if this is cancelled before the work has ended; the work is cancelled too.
     """
-    task = asyncio.create_task(work)
-    gone = asyncio.create_task(disconnected(receive))
-    is_cancelled = False
+    task = asyncio.current_task()
+    assert task is not None
+    is_gone = False
+
+    async def watch() -> None:
+        nonlocal is_gone
+        await disconnected(receive)
+        is_gone = True
+        task.cancel()
+
+    # The work has no task of its own: at hundreds of calls a second each task counts.
+    watcher = asyncio.create_task(watch())
+    cancellations = task.cancelling()
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-    except asyncio.CancelledError:
-        is_cancelled = True
-    gone.cancel()
-    if task.done():
-        task.result()
-        return
-    task.cancel()
-    await asyncio.wait((task,))
-    if is_cancelled:
-        raise asyncio.CancelledError
+        await work
+    except (asyncio.CancelledError, GatewayError):
+        # Nobody waits for the error of a client that has gone.
+        if not is_gone or task.cancelling() > cancellations + 1:
+            raise
+    finally:
+        watcher.cancel()
+        if is_gone:
+            task.uncancel()

@@ -7,7 +7,8 @@ Labels take values from fixed sets only, so the number of series is bounded.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from functools import _lru_cache_wrapper, cache
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -61,42 +62,63 @@ class CallMetrics:
     """Counts settled calls."""
 
     def __init__(self, make: MetricFactory) -> None:
-        self._calls = make.counter("calls", "Settled calls.", "outcome", "source", "engine")
-        self._duration_s = make.latency("call_duration_seconds", "Arrival of a call to settlement.", "engine")
-        self._total_wait_s = make.counter("wait_seconds", "Waiting, by the engines' reports.", "engine")
-        self._service_s = make.counter("service_seconds", "Service, by the engines' reports.", "engine")
-        self._preemptions = make.counter("preemptions", "Preemptions in engines.", "engine")
-        self._tenant_calls = make.counter("tenant_calls", "Settled calls by tenant.", "tenant", "outcome")
-        self._tenant_service_s = make.counter("tenant_service_seconds", "Service by tenant.", "tenant")
-        self._wait_s = make.latency(
-            "engine_wait_seconds", "Waiting of a call in its engine's queues, by its last level.", "level"
+        # Looking up labels costs more than counting, so the series are kept.
+        self._series: list[_lru_cache_wrapper[Any]] = []
+        counter, latency = make.counter, make.latency
+        self._calls = self._of(counter("calls", "Settled calls.", "outcome", "source", "engine"))
+        self._duration_s = self._of(
+            latency("call_duration_seconds", "Arrival of a call to settlement.", "engine")
         )
-        self._first_token_s = make.latency(
-            "time_to_first_token_seconds", "Arrival of a streamed call to its first bytes.", "engine"
+        self._total_wait_s = self._of(counter("wait_seconds", "Waiting, by the engines' reports.", "engine"))
+        self._service_s = self._of(counter("service_seconds", "Service, by the engines' reports.", "engine"))
+        self._preemptions = self._of(counter("preemptions", "Preemptions in engines.", "engine"))
+        self._tenant_calls = self._of(
+            counter("tenant_calls", "Settled calls by tenant.", "tenant", "outcome")
         )
-        self._tokens = make.counter("tokens", "Prompt, cached and output tokens.", "engine", "kind")
-        self._moves = make.counter("level_changes", "Demotions and promotions of calls.", "engine", "kind")
+        self._tenant_service_s = self._of(counter("tenant_service_seconds", "Service by tenant.", "tenant"))
+        self._wait_s = self._of(
+            latency(
+                "engine_wait_seconds", "Waiting of a call in its engine's queues, by its last level.", "level"
+            )
+        )
+        self._first_token_s = self._of(
+            latency("time_to_first_token_seconds", "Arrival of a streamed call to its first bytes.", "engine")
+        )
+        self._tokens = self._of(counter("tokens", "Prompt, cached and output tokens.", "engine", "kind"))
+        self._moves = self._of(
+            counter("level_changes", "Demotions and promotions of calls.", "engine", "kind")
+        )
+
+    def _of(self, metric: MetricWrapperBase) -> Callable[..., Any]:
+        series = cache(metric.labels)
+        self._series.append(series)
+        return series
+
+    def forget(self) -> None:
+        """Look up all series again: some were removed."""
+        for series in self._series:
+            series.cache_clear()
 
     def take(self, call: SettledCall) -> None:
         """Count a call."""
         engine, receipt, usage = call.engine, call.receipt, call.engine_usage
-        self._calls.labels(call.outcome, call.identity_source, engine).inc()
-        self._duration_s.labels(engine).observe(call.duration_s)
-        self._service_s.labels(engine).inc(receipt.service_s)
-        self._total_wait_s.labels(engine).inc(receipt.wait_s)
-        self._preemptions.labels(engine).inc(receipt.preemptions or 0)
+        self._calls(call.outcome, call.identity_source, engine).inc()
+        self._duration_s(engine).observe(call.duration_s)
+        self._service_s(engine).inc(receipt.service_s)
+        self._total_wait_s(engine).inc(receipt.wait_s)
+        self._preemptions(engine).inc(receipt.preemptions or 0)
         if call.tenant:
-            self._tenant_calls.labels(call.tenant, call.outcome).inc()
-            self._tenant_service_s.labels(call.tenant).inc(receipt.service_s)
+            self._tenant_calls(call.tenant, call.outcome).inc()
+            self._tenant_service_s(call.tenant).inc(receipt.service_s)
         if receipt.level is not None:
-            self._wait_s.labels(str(receipt.level)).observe(receipt.wait_s)
+            self._wait_s(str(receipt.level)).observe(receipt.wait_s)
         if call.first_token_s is not None and call.outcome is Outcome.OK:
-            self._first_token_s.labels(engine).observe(call.first_token_s)
-        self._tokens.labels(engine, "prompt").inc(usage.prompt_tokens if usage else 0)
-        self._tokens.labels(engine, "cached").inc(usage.cached_tokens or 0 if usage else 0)
-        self._tokens.labels(engine, "output").inc(usage.output_tokens if usage else 0)
-        self._moves.labels(engine, "demotion").inc(receipt.demotions or 0)
-        self._moves.labels(engine, "promotion").inc(receipt.promotions or 0)
+            self._first_token_s(engine).observe(call.first_token_s)
+        self._tokens(engine, "prompt").inc(usage.prompt_tokens if usage else 0)
+        self._tokens(engine, "cached").inc(usage.cached_tokens or 0 if usage else 0)
+        self._tokens(engine, "output").inc(usage.output_tokens if usage else 0)
+        self._moves(engine, "demotion").inc(receipt.demotions or 0)
+        self._moves(engine, "promotion").inc(receipt.promotions or 0)
 
 
 class QueueMetrics:
@@ -275,6 +297,7 @@ class GatewayMetrics:
     def forget_engine(self, engine: str) -> None:
         """Remove the series of an engine that has left."""
         self.offload.forget(engine)
+        self.calls.forget()
         self._make.forget_engine(engine)
 
     def follow_store(self, failure: Callable[[], str | None]) -> None:

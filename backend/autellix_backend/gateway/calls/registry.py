@@ -14,6 +14,7 @@ import secrets
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 
 import msgspec
 
@@ -62,6 +63,8 @@ class CallRegistry:
         self._policy = make_policy(scheduler.policy)
         self._bounds = scheduler.bounds if self._policy.has_levels else ()
         self._metrics = metrics
+        # A look-up of labels costs more than counting.
+        self._reports = cache(metrics.reports.labels)
         self._clock = clock
         self._report_wait_s = report_wait_s
         self._wants_usage = wants_usage
@@ -209,9 +212,9 @@ class CallRegistry:
         """Match a report to its call; one that no call waits for is counted and dropped."""
         call = self._open.get(report.call_id)
         if call is None:
-            self._metrics.reports.labels("late").inc()
+            self._reports("late").inc()
             return
-        self._metrics.reports.labels("matched").inc()
+        self._reports("matched").inc()
         call.reports.append(report)
         if len(call.reports) >= call.request.body.record_count:
             call.has_reports.set()
@@ -229,7 +232,7 @@ class CallRegistry:
         With `has_reports` it waits for the engine's reports; `read_usage` returns what the answer states, and
         is called if that is needed.
         """
-        if has_reports and call.receipt is None:
+        if has_reports and call.receipt is None and not call.has_reports.is_set():
             try:
                 async with asyncio.timeout(self._report_wait_s):
                     await call.has_reports.wait()

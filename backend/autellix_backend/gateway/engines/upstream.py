@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from functools import lru_cache
 
 import aiohttp
 from multidict import CIMultiDictProxy
@@ -145,7 +146,7 @@ class Upstream:
             EngineTimeoutError: if it does not answer in time.
         """
         assert self._session is not None, "the app's lifespan has not begun"
-        url = URL(self._engine.base_url + target, encoded=True)
+        url = _url(self._engine.base_url + target)
         if not is_retry and not self._engine.is_alive():
             raise self._unavailable(ConnectionError("it is not running"), is_unsent=True)
         try:
@@ -179,7 +180,7 @@ class Upstream:
     async def chunks(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         """Iterate over a body as it arrives; raises as read() does."""
         try:
-            async for chunk in response.content.iter_any():
+            while chunk := await response.content.readany():
                 yield chunk
         except _FAILURES as error:
             raise self._translate(error) from error
@@ -199,6 +200,11 @@ class Upstream:
             return headers
         ours = {name: value for name, value in headers.items() if name.lower() not in KEY_HEADERS}
         return ours if self._authorization is None else {**ours, "authorization": self._authorization}
+
+
+@lru_cache(256)
+def _url(text: str) -> URL:
+    return URL(text, encoded=True)
 
 
 def request_headers(headers: Mapping[str, str]) -> dict[str, str]:

@@ -30,6 +30,11 @@ def error_response(error: GatewayError, path: str) -> Response:
     return Response(error.body(error_shape(path)), error.status, error.headers, "application/json")
 
 
+def crash_response(error: Exception, path: str) -> Response:
+    """Return the response to a request that failed by a fault of ours."""
+    return error_response(GatewayError(f"the gateway failed: {type(error).__name__}"), path)
+
+
 async def _on_gateway_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, GatewayError)
     return error_response(error, request.url.path)
@@ -54,7 +59,7 @@ async def _on_client_gone(_request: Request, _error: Exception) -> Response:
 
 
 async def _on_crash(request: Request, error: Exception) -> Response:
-    return error_response(GatewayError(f"the gateway failed: {type(error).__name__}"), request.url.path)
+    return crash_response(error, request.url.path)
 
 
 def _invalid_request(problem: dict[str, Any]) -> InvalidRequestError:

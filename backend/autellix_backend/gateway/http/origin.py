@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,6 +17,8 @@ from autellix_backend.gateway.errors import ForeignPageError
 from autellix_backend.gateway.http.errors import error_response
 
 _MARKS = frozenset({b"origin", b"host", b"sec-fetch-site"})
+MAX_HOST_CHARACTERS = 270
+"""A name of DNS, and a port."""
 _OTHER_SITES = ("cross-site", "same-site")
 """Values of Sec-Fetch-Site for pages of other origins."""
 
@@ -72,6 +75,11 @@ def is_loopback(host: str) -> bool:
 
 
 def _is_of_this_machine(host: str) -> bool:
+    return len(host) <= MAX_HOST_CHARACTERS and _names_this_machine(host)
+
+
+@lru_cache(256)
+def _names_this_machine(host: str) -> bool:
     try:
         name = urlsplit(f"//{host}").hostname
     except ValueError:
