@@ -20,6 +20,7 @@ import uvloop
 from fastapi import FastAPI
 
 from autellix_backend.cli.options import add_setting_options, settings_from_args
+from autellix_backend.cli.workers import Workers, check_workers
 from autellix_backend.engines.base import Engine, EngineUnreachableError
 from autellix_backend.engines.factory import make_engines
 from autellix_backend.engines.ray_replica import RayReplica
@@ -74,37 +75,68 @@ async def serve(settings: Settings) -> int:
             the tenants' file is malformed, the extra for traces is not installed, or no engine is described.
         EngineError: if an engine cannot be started.
     """
+    check_workers(settings)
     with contextlib.closing(bind(settings.gateway)) as listener:
         _check_outputs(settings)
-        tenants = load_tenants(settings)
-        engines: list[Engine] = []
-        pool: EnginePool | None = None
-        try:
-            task = asyncio.current_task()
-            assert task is not None
-            with _on_signals(task.cancel, *ENDS):
-                # In a thread: it may have to generate the demo model.
-                engines = await asyncio.to_thread(make_engines, settings)
-                await _start(engines, must_answer=settings.engine.must_answer)
-            app = create_app(_with_token_secret(settings), *engines, tenants=tenants)
-            pool = app.state.pool
-            pool.subscribe(_print_change)
-            make_ready_line = partial(_ready_line, settings, pool, listener)
-            server = _Server(_server_config(app), make_ready_line, app, settings.gateway.shutdown_grace_s)
-            # Without a tenants file SIGHUP ends the process, as it does when a terminal closes.
-            reloads = (signal.SIGHUP,) if tenants.has_keys else ()
-            with _on_signals(server.end, *ENDS), _on_signals(lambda: _reload(tenants), *reloads):
-                await server.serve(sockets=[listener])
-            if server.is_cut_short:
-                return EXIT_INTERRUPTED
-            return 0 if server.started else EXIT_FAILURE
-        except asyncio.CancelledError:
+        if settings.gateway.workers > 1:
+            # The workers' tokens are one another's.
+            return await Workers(_with_token_secret(settings), listener, serve_worker).run()
+        return await serve_on(settings, [listener], partial(print, flush=True))
+
+
+async def serve_worker(
+    settings: Settings, listeners: list[socket.socket], announce: Callable[[str], None]
+) -> int:
+    """Serve as one of several workers: the parent passes SIGINT on as SIGTERM."""
+    return await serve_on(settings, listeners, announce, ends=(signal.SIGTERM,))
+
+
+async def serve_on(
+    settings: Settings,
+    listeners: list[socket.socket],
+    announce: Callable[[str], None],
+    *,
+    ends: Sequence[int] = ENDS,
+) -> int:
+    """Start the engines, serve one gateway, and stop the engines; raises as serve() does.
+
+    Args:
+        settings: The settings.
+        listeners: The sockets; the ready line names the first.
+        announce: Is called with the ready line.
+        ends: The signals that end it.
+    """
+    tenants = load_tenants(settings)
+    engines: list[Engine] = []
+    pool: EnginePool | None = None
+    try:
+        task = asyncio.current_task()
+        assert task is not None
+        with _on_signals(task.cancel, *ends):
+            # In a thread: it may have to generate the demo model.
+            engines = await asyncio.to_thread(make_engines, settings)
+            await _start(engines, must_answer=settings.engine.must_answer)
+        app = create_app(_with_token_secret(settings), *engines, tenants=tenants)
+        pool = app.state.pool
+        pool.subscribe(_print_change)
+        make_ready_line = partial(_ready_line, settings, pool, listeners[0])
+        server = _Server(
+            _server_config(app), lambda: announce(make_ready_line()), app, settings.gateway.shutdown_grace_s
+        )
+        # Without a tenants file SIGHUP ends the process, as it does when a terminal closes.
+        reloads = (signal.SIGHUP,) if tenants.has_keys else ()
+        with _on_signals(server.end, *ends), _on_signals(lambda: _reload(tenants), *reloads):
+            await server.serve(sockets=listeners)
+        if server.is_cut_short:
             return EXIT_INTERRUPTED
-        finally:
-            if pool is not None:
-                # A server that was forced to exit has not done so.
-                await pool.close()
-            await asyncio.gather(*(engine.stop() for engine in engines))
+        return 0 if server.started else EXIT_FAILURE
+    except asyncio.CancelledError:
+        return EXIT_INTERRUPTED
+    finally:
+        if pool is not None:
+            # A server that was forced to exit has not done so.
+            await pool.close()
+        await asyncio.gather(*(engine.stop() for engine in engines))
 
 
 def _check_outputs(settings: Settings) -> None:
@@ -140,10 +172,10 @@ class _Server(uvicorn.Server):
     """Uvicorn without its own signal handling, which ends the process before the engine is stopped."""
 
     def __init__(
-        self, config: uvicorn.Config, make_ready_line: Callable[[], str], app: FastAPI, grace_s: float
+        self, config: uvicorn.Config, on_ready: Callable[[], None], app: FastAPI, grace_s: float
     ) -> None:
         super().__init__(config)
-        self._make_ready_line = make_ready_line
+        self._on_ready = on_ready
         self._app = app
         self._grace_s = grace_s
         self._drain: asyncio.Task[None] | None = None
@@ -158,7 +190,7 @@ class _Server(uvicorn.Server):
             for handle in pool:
                 _print_reporting(handle)
             pool.subscribe_links(_print_reporting)
-            print(self._make_ready_line(), flush=True)
+            self._on_ready()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

@@ -96,6 +96,9 @@ class GatewaySettings(Section):
     """address to listen on"""
     port: Annotated[int, between(0, MAX_PORT)] = 8000
     """port to listen on, 0 for any free one"""
+    workers: PositiveInt = 1
+    """processes that serve the address, each [a gateway](../gateway.md#several-processes) on its own core;
+    more than one need `store.url` and `engine.urls`"""
     heartbeat_s: PositiveFloat = 10.0
     """heartbeat period of clients, s; a session that misses three of them ends"""
     program_idle_s: PositiveFloat = 600.0

@@ -222,7 +222,7 @@ async def test_a_program_belongs_to_its_sessions_owner(serve: Serve) -> None:
         assert (await call(rig, session="mine", program="p", token=own))[0] == 200
         status, body, _ = await call(rig, session="theirs", program="p", token=foreign)
         assert (status, body["error"]["code"]) == (403, "foreign_program")
-        final = {**headers("theirs", "p", foreign), "X-Autellix-Final": "1"}
+        final = {**headers("theirs", "p", foreign), "X-Autellix-Final": "true"}
         async with rig.client.post(rig.url + CHAT, json=HELLO, headers=final) as answer:
             assert answer.status == 403
         assert await delete(rig, PROGRAMS + "/p", session="theirs", token=foreign) == 404

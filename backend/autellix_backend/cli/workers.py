@@ -1,0 +1,203 @@
+"""`autellix serve --workers N`: one process that holds the address, and N gateways that accept at it.
+
+The parent listens, keeps the number of workers, and passes signals on; it serves nothing itself. Each worker
+is a gateway of its own on the shared process table, so programs are the same at all of them. What belongs to
+one gateway (its metrics, event feed and limits) is read at the worker's own address, the next ports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+import uvloop
+
+from autellix_backend.settings import Settings, SettingsError
+
+RESTART_DELAY_S = 1.0
+"""A worker that dies at once would otherwise take a core by its starts."""
+EXIT_INTERRUPTED = 130
+EXIT_FAILURE = 1
+
+Serve = Callable[[Settings, list[socket.socket], Callable[[str], None]], Awaitable[int]]
+"""Serves one gateway on listening sockets, calls back with its ready line, and returns the exit code."""
+
+
+def check_workers(settings: Settings) -> None:
+    """Check that several gateways can share what they have to.
+
+    Raises:
+        SettingsError: if they cannot.
+    """
+    count = settings.gateway.workers
+    if count == 1:
+        return
+    if not settings.store.is_shared:
+        raise SettingsError(
+            "gateway.workers",
+            f"{count} processes need one process table, and {settings.store.url} is of one process",
+            "a Redis or Valkey in store.url (--store redis://HOST), or 1 worker",
+        )
+    if settings.engine.model is not None:
+        raise SettingsError(
+            "gateway.workers",
+            "an engine that the gateway starts reports to one process only",
+            "running engines in engine.urls (--engine URL) in place of engine.model, or 1 worker",
+        )
+    if settings.gateway.record_path is not None:
+        raise SettingsError(
+            "gateway.workers",
+            "a recording holds the calls of one gateway only",
+            "1 worker, or no gateway.record_path",
+        )
+
+
+@dataclass(slots=True)
+class _Worker:
+    number: int
+    process: SpawnProcess
+    link: Connection
+    """Tells the ready line; the worker ends when this end of it is closed."""
+
+
+class Workers:
+    """The workers of one address."""
+
+    def __init__(self, settings: Settings, listener: socket.socket, serve: Serve) -> None:
+        self._settings = settings
+        self._listener = listener
+        self._serve = serve
+        self._workers: dict[int, _Worker] = {}
+        self._is_ending = False
+        self._codes: list[int] = []
+
+    async def run(self) -> int:
+        """Keep the workers until SIGINT or SIGTERM; return the exit code."""
+        count = self._settings.gateway.workers
+        with self._signals():
+            try:
+                lines = await asyncio.gather(*(self._start(number) for number in range(1, count + 1)))
+                if None in lines:
+                    self._end()
+                else:
+                    port = self._listener.getsockname()[1]
+                    own = f"{port + 1} to {port + count}"
+                    print(f"{lines[0]}; {count} workers, each also at its own port, {own}", flush=True)
+                await asyncio.gather(*(self._keep(number) for number in list(self._workers)))
+            finally:
+                for worker in self._workers.values():
+                    worker.process.kill()
+        if None in lines:
+            return EXIT_INTERRUPTED if EXIT_INTERRUPTED in self._codes else EXIT_FAILURE
+        return next((code for code in self._codes if code), 0)
+
+    async def _start(self, number: int) -> str | None:
+        """Start a worker; return its ready line, None if it ends before."""
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        arguments = (self._settings, self._listener, number, self._serve, theirs)
+        process = context.Process(target=_work, args=arguments, name=f"autellix-worker-{number}")
+        process.start()
+        theirs.close()
+        self._workers[number] = _Worker(number, process, ours)
+        if self._is_ending:
+            self._signal(signal.SIGTERM)
+        await _readable(ours.fileno())
+        try:
+            line: str = ours.recv()
+        except (EOFError, ConnectionResetError):
+            return None
+        return line
+
+    async def _keep(self, number: int) -> None:
+        """Replace a worker whenever it ends, until all are to end."""
+        while True:
+            worker = self._workers[number]
+            await _readable(worker.process.sentinel)
+            worker.process.join()
+            worker.link.close()
+            code = worker.process.exitcode or 0
+            if self._is_ending:
+                self._codes.append(code if code >= 0 else EXIT_FAILURE)
+                return
+            print(
+                f"autellix: worker {number} ended with code {code}; starting another",
+                file=sys.stderr,
+                flush=True,
+            )
+            await asyncio.sleep(RESTART_DELAY_S)
+            await self._start(number)
+
+    def _end(self) -> None:
+        """Have the workers drain their calls; again, have them end sooner."""
+        self._is_ending = True
+        self._signal(signal.SIGTERM)
+
+    def _signal(self, number: int) -> None:
+        for worker in self._workers.values():
+            if worker.process.is_alive() and worker.process.pid is not None:
+                os.kill(worker.process.pid, number)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Generator[None, None, None]:
+        loop = asyncio.get_running_loop()
+        actions: dict[int, Callable[[], None]] = {signal.SIGINT: self._end, signal.SIGTERM: self._end}
+        if self._settings.gateway.tenants_file is not None:
+            actions[signal.SIGHUP] = lambda: self._signal(signal.SIGHUP)
+        for number, action in actions.items():
+            loop.add_signal_handler(number, action)
+        try:
+            yield
+        finally:
+            for number in actions:
+                loop.remove_signal_handler(number)
+
+
+def _work(settings: Settings, listener: socket.socket, number: int, serve: Serve, link: Connection) -> None:
+    """Run one worker."""
+    # A terminal sends Ctrl-C to all processes; the parent passes it on, once.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        sys.exit(runner.run(_serve(settings, listener, number, serve, link)))
+
+
+async def _serve(
+    settings: Settings, listener: socket.socket, number: int, serve: Serve, link: Connection
+) -> int:
+    host, port = listener.getsockname()[:2]
+    address = (host, port + number)
+    try:
+        own = socket.create_server(address, family=listener.family, reuse_port=False)
+    except OSError as error:
+        print(f"autellix: worker {number} cannot listen at {address[1]}: {error.strerror}", file=sys.stderr)
+        return EXIT_FAILURE
+    loop = asyncio.get_running_loop()
+
+    def on_parent_gone() -> None:
+        # The parent sends nothing: what can be read is its end.
+        loop.remove_reader(link.fileno())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    loop.add_reader(link.fileno(), on_parent_gone)
+    with contextlib.closing(own):
+        return await serve(settings, [listener, own], link.send)
+
+
+async def _readable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+    loop.add_reader(descriptor, lambda: None if future.done() else future.set_result(None))
+    try:
+        await future
+    finally:
+        loop.remove_reader(descriptor)
