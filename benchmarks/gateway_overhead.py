@@ -1,11 +1,15 @@
 """Measure the gateway's overhead per call beside a bare aiohttp proxy and ThunderAgent, in one run.
 
     python benchmarks/gateway_overhead.py [--engine fake|vllm|both] [--thunderagent CHECKOUT] [--json]
+    python benchmarks/gateway_overhead.py --levels 1,16,64 [--before CHECKOUT] [--thunderagent CHECKOUT]
 
 Every target is measured in turn within each round: one call at a time for latency, then many at once for
 throughput and for processor time. Added latency is a difference of percentiles against the engine itself. On
 a busy machine latency is mostly waiting for a core; a proxy's processor time per call and token is not, and
 its inverse is the number of calls that one core can carry in a second.
+
+With `--levels` the fake engine answers at once, and calls come from that many clients at a time: whole
+answers, and streams of 32 events. `--before` measures the gateway of another checkout in the same run.
 """
 
 from __future__ import annotations
@@ -74,6 +78,7 @@ class CallLoad:
         }
 
 
+LEVEL_LOADS = (CallLoad("answer", 16, stream=False), CallLoad("stream", 32, stream=True))
 LOADS = (
     CallLoad("answer", SHORT_TOKENS, stream=False),
     CallLoad("stream", SHORT_TOKENS, stream=True),
@@ -145,6 +150,98 @@ async def measure(ways: list[proxies.Proxy], model: str, options: argparse.Names
     return rows
 
 
+async def measure_levels(ways: list[proxies.Proxy], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure each number of clients, the targets in turn, in another order each time."""
+    rows: list[dict[str, Any]] = []
+    for load in LEVEL_LOADS:
+        body = load.body("fake")
+        for way in ways:
+            await loaded(way, body, WARM_UP_CALLS, 4)
+        for level in map(int, options.levels.split(",")):
+            calls = max(options.calls, level)
+            found: dict[str, list[Load]] = {way.name: [] for way in ways}
+            for batch in range(options.batches):
+                turn = batch % len(ways)
+                for way in ways[turn:] + ways[:turn]:
+                    found[way.name].append(await loaded(way, body, calls, level))
+            rows += [
+                {
+                    "load": load.name,
+                    "clients": level,
+                    "way": name,
+                    "calls": calls * options.batches,
+                    "processor_ms": 1e3 * sum(one.processor_s for one in batches) / (calls * len(batches)),
+                    "p50_ms": 1e3 * statistics.median(s.total_s for one in batches for s in one.samples),
+                    "p99_ms": _percentile_ms([s for one in batches for s in one.samples], "total", 99),
+                    "calls_per_s": statistics.median(calls / one.elapsed_s for one in batches),
+                }
+                for name, batches in found.items()
+            ]
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What many calls at once took."""
+
+    samples: list[Sample]
+    elapsed_s: float
+    processor_s: float
+    """Of the target's process."""
+
+
+async def loaded(way: proxies.Proxy, body: dict[str, Any], calls: int, at_once: int) -> Load:
+    """Make calls from many clients."""
+    numbers = iter(range(calls))
+    samples: list[Sample] = []
+
+    async def worker(client: aiohttp.ClientSession) -> None:
+        for number in numbers:
+            sample = await call(client, way, body, number)
+            samples.append(sample)
+
+    async with _client() as client:
+        before_s, start_s = way.processor_s(), time.perf_counter()
+        await asyncio.gather(*(worker(client) for _ in range(at_once)))
+        return Load(samples, time.perf_counter() - start_s, way.processor_s() - before_s)
+
+
+def print_levels(rows: list[dict[str, Any]]) -> None:
+    """Print one line per load, number of clients and target."""
+    print(
+        f"{'load':8} {'clients':>7} {'way':22} {'cpu ms':>8} {'calls/core-s':>12} {'p50 ms':>9} {'p99 ms':>9}"
+    )
+    for row in rows:
+        per_core = f"{1e3 / row['processor_ms']:12.0f}" if row["processor_ms"] else f"{'':12}"
+        line = f"{row['load']:8} {row['clients']:7} {row['way']:22} {row['processor_ms']:8.3f} {per_core}"
+        print(f"{line} {row['p50_ms']:9.2f} {row['p99_ms']:9.2f}")
+
+
+async def benchmark_levels(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """Measure the targets under more and more clients; each gateway has an engine of its own."""
+    async with AsyncExitStack() as stack:
+
+        async def engine(name: str) -> Engine:
+            place = folder / name
+            place.mkdir()
+            found, _ = await stack.enter_async_context(fake_engine(place, token_delay_s=0.0))
+            return found
+
+        plain = await engine("plain")
+        ways = [
+            proxies.Proxy("direct", plain.base_url, None),
+            await stack.enter_async_context(proxies.bare(plain)),
+        ]
+        if options.before is not None:
+            before = proxies.other_gateway(await engine("before"), options.before, "autellix before")
+            ways.append(await stack.enter_async_context(before))
+        ways.append(await stack.enter_async_context(proxies.gateway(await engine("now"))))
+        if options.thunderagent is not None:
+            other = proxies.thunderagent(plain, options.thunderagent, "default")
+            ways.append(await stack.enter_async_context(other))
+        return await measure_levels(ways, options)
+
+
 def _row(
     load: CallLoad,
     way: proxies.Proxy,
@@ -202,9 +299,9 @@ def _client() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(CALL_LIMIT_S))
 
 
-def _serve_fake(socket_path: Path, report: Connection) -> None:
+def _serve_fake(socket_path: Path, token_delay_s: float, report: Connection) -> None:
     async def run() -> None:
-        behaviour = FakeBehaviour(output_tokens=LONG_TOKENS, token_delay_s=TOKEN_DELAY_S)
+        behaviour = FakeBehaviour(output_tokens=LONG_TOKENS, token_delay_s=token_delay_s)
         engine = FakeEngine(behaviour, name="fake", report_socket=socket_path)
         await engine.start()
         report.send(engine.base_url)
@@ -215,12 +312,14 @@ def _serve_fake(socket_path: Path, report: Connection) -> None:
 
 
 @asynccontextmanager
-async def fake_engine(folder: Path) -> AsyncIterator[tuple[Engine, str]]:
+async def fake_engine(
+    folder: Path, token_delay_s: float = TOKEN_DELAY_S
+) -> AsyncIterator[tuple[Engine, str]]:
     """Start a fake engine in a process of its own; yield it and its model."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     path = folder / "accounts.sock"
-    process = context.Process(target=_serve_fake, args=(path, sender))
+    process = context.Process(target=_serve_fake, args=(path, token_delay_s, sender))
     process.start()
     try:
         yield proxies.RunningEngine("fake", await asyncio.to_thread(receiver.recv), path), "fake"
@@ -269,9 +368,15 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=300, help="calls of each batch, many at once")
     parser.add_argument("--at-once", type=int, default=16, help="how many at once")
     parser.add_argument("--batches", type=int, default=3, help="batches of each load, each way")
+    parser.add_argument("--levels", help="numbers of clients, by commas: measures these alone")
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="another checkout of this project")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        if options.levels is not None:
+            rows = asyncio.run(benchmark_levels(options, Path(folder)))
+            print(json.dumps(rows, indent=2)) if options.json else print_levels(rows)
+            return
         found = asyncio.run(benchmark(options, Path(folder)))
     if options.json:
         print(json.dumps(found, indent=2))

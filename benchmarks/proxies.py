@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
 import socket
 import subprocess
 import sys
@@ -93,6 +94,27 @@ async def gateway(engine: Engine, settings: Settings | None = None) -> AsyncIter
 
 
 @asynccontextmanager
+async def other_gateway(engine: Engine, checkout: Path, name: str) -> AsyncIterator[Proxy]:
+    """Start the gateway of another checkout of this project, on this interpreter's packages."""
+    environment = {**os.environ, "PYTHONPATH": f"{checkout / 'sdk'}:{checkout / 'backend'}"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        __file__,
+        engine.base_url,
+        str(engine.report_socket),
+        stdout=asyncio.subprocess.PIPE,
+        env=environment,
+    )
+    try:
+        assert process.stdout is not None
+        port = int(await process.stdout.readline())
+        yield Proxy(name, f"http://127.0.0.1:{port}", process.pid)
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+@asynccontextmanager
 async def bare(engine: Engine) -> AsyncIterator[Proxy]:
     """Start a minimal aiohttp proxy that only relays bytes."""
     async with _child("bare aiohttp", _serve_bare, engine.base_url) as proxy:
@@ -139,7 +161,7 @@ async def _child(name: str, serve: Callable[..., None], *arguments: object) -> A
         await asyncio.to_thread(process.join, END_S)
 
 
-def _serve_gateway(engine: RunningEngine, settings: Settings, report: Connection) -> None:
+def _serve_gateway(engine: RunningEngine, settings: Settings, report: Connection | _Printed) -> None:
     config = uvicorn.Config(
         create_app(settings, engine), port=0, http="httptools", ws="none", access_log=False, log_config=None
     )
@@ -213,3 +235,15 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+class _Printed:
+    """Takes the port in place of a pipe's end."""
+
+    def send(self, port: int) -> None:
+        """Print it."""
+        print(port, flush=True)
+
+
+if __name__ == "__main__":
+    _serve_gateway(RunningEngine("fake", sys.argv[1], Path(sys.argv[2])), Settings(), _Printed())

@@ -2,7 +2,8 @@
 
 The parent listens, keeps the number of workers, and passes signals on; it serves nothing itself. Each worker
 is a gateway of its own on the shared process table, so programs are the same at all of them. What belongs to
-one gateway (its metrics, event feed and limits) is read at the worker's own address, the next ports.
+one gateway (its metrics, event feed and limits) is read at the worker's own port: the next ones after the
+common port, or any free ones if that was any free one.
 """
 
 from __future__ import annotations
@@ -86,23 +87,25 @@ class Workers:
         count = self._settings.gateway.workers
         with self._signals():
             try:
-                lines = await asyncio.gather(*(self._start(number) for number in range(1, count + 1)))
-                if None in lines:
+                starts = await asyncio.gather(*(self._start(number) for number in range(1, count + 1)))
+                ready = [start for start in starts if start is not None]
+                if len(ready) < count:
                     self._end()
                 else:
-                    port = self._listener.getsockname()[1]
-                    own = f"{port + 1} to {port + count}"
-                    print(f"{lines[0]}; {count} workers, each also at its own port, {own}", flush=True)
+                    ports = ", ".join(str(port) for _, port in ready)
+                    print(
+                        f"{ready[0][0]}; {count} workers, each also at a port of its own: {ports}", flush=True
+                    )
                 await asyncio.gather(*(self._keep(number) for number in list(self._workers)))
             finally:
                 for worker in self._workers.values():
                     worker.process.kill()
-        if None in lines:
+        if len(ready) < count:
             return EXIT_INTERRUPTED if EXIT_INTERRUPTED in self._codes else EXIT_FAILURE
         return next((code for code in self._codes if code), 0)
 
-    async def _start(self, number: int) -> str | None:
-        """Start a worker; return its ready line, None if it ends before."""
+    async def _start(self, number: int) -> tuple[str, int] | None:
+        """Start a worker; return its ready line and own port, None if it ends before."""
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         arguments = (self._settings, self._listener, number, self._serve, theirs)
@@ -114,10 +117,10 @@ class Workers:
             self._signal(signal.SIGTERM)
         await _readable(ours.fileno())
         try:
-            line: str = ours.recv()
+            start: tuple[str, int] = ours.recv()
         except (EOFError, ConnectionResetError):
             return None
-        return line
+        return start
 
     async def _keep(self, number: int) -> None:
         """Replace a worker whenever it ends, until all are to end."""
@@ -136,7 +139,9 @@ class Workers:
                 flush=True,
             )
             await asyncio.sleep(RESTART_DELAY_S)
-            await self._start(number)
+            start = await self._start(number)
+            if start is not None:
+                print(f"autellix: worker {number} is back, at port {start[1]}", file=sys.stderr, flush=True)
 
     def _end(self) -> None:
         """Have the workers drain their calls; again, have them end sooner."""
@@ -175,9 +180,9 @@ async def _serve(
     settings: Settings, listener: socket.socket, number: int, serve: Serve, link: Connection
 ) -> int:
     host, port = listener.getsockname()[:2]
-    address = (host, port + number)
+    address = (host, port + number if settings.gateway.port else 0)
     try:
-        own = socket.create_server(address, family=listener.family, reuse_port=False)
+        own = socket.create_server(address, family=listener.family)
     except OSError as error:
         print(f"autellix: worker {number} cannot listen at {address[1]}: {error.strerror}", file=sys.stderr)
         return EXIT_FAILURE
@@ -190,7 +195,8 @@ async def _serve(
 
     loop.add_reader(link.fileno(), on_parent_gone)
     with contextlib.closing(own):
-        return await serve(settings, [listener, own], link.send)
+        own_port = own.getsockname()[1]
+        return await serve(settings, [listener, own], lambda line: link.send((line, own_port)))
 
 
 async def _readable(descriptor: int) -> None:

@@ -17,7 +17,14 @@ from autellix._faults import log_debug
 from autellix._sessions.backends import FOREIGN, KNOWN, UNKNOWN, backends
 from autellix._sessions.control_thread import ControlThread
 from autellix._sessions.exchange import SessionWatch, exchange, exchange_all
-from autellix._sessions.session import NEVER_S, PENDING, REGISTERED, UNREACHABLE, ClientSession
+from autellix._sessions.session import (
+    NEVER_S,
+    PENDING,
+    REGISTERED,
+    UNREACHABLE,
+    ClientSession,
+    session_proof,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -170,8 +177,11 @@ class SessionKeeper:
         from autellix_wire.sessions import SessionStart
 
         try:
-            body = SessionStart(session_id=registration.session_id, client=CLIENT).to_bytes()
-            answer = exchange(account, "POST", SESSIONS_PATH, body, proof=_proof(registration))
+            proof = session_proof()
+            start = SessionStart(session_id=registration.session_id, client=CLIENT, proof=proof)
+            answer = exchange(
+                account, "POST", SESSIONS_PATH, start.to_bytes(), proof=_proof(registration)
+            )
             self._conclude(account, registration, answer)
         finally:
             if registration.state == PENDING:

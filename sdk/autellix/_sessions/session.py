@@ -19,6 +19,7 @@ UNREACHABLE = "unreachable"
 FIRST_RETRY_S = 0.5
 MAX_RETRY_S = 5.0
 NEVER_S = float("inf")
+PROOF_VARIABLE = "AUTELLIX_SESSION_PROOF"
 MAX_ACCOUNTS = 256
 """Of a session: keys that change often must not fill the memory."""
 
@@ -72,6 +73,16 @@ class Registration:
         self.state, self.heartbeat_due_s = NEW, NEVER_S
         if self.watch is not None:
             self.watch.close()
+
+
+def session_proof() -> str:
+    """Return what shows a strict backend that a session is ours; child processes inherit it."""
+    import os
+
+    found = os.environ.get(PROOF_VARIABLE)
+    if not found:
+        found = os.environ.setdefault(PROOF_VARIABLE, os.urandom(16).hex())
+    return found
 
 
 class ClientSession:
