@@ -179,9 +179,7 @@ class SessionKeeper:
         try:
             proof = session_proof()
             start = SessionStart(session_id=registration.session_id, client=CLIENT, proof=proof)
-            answer = exchange(
-                account, "POST", SESSIONS_PATH, start.to_bytes(), proof=_proof(registration)
-            )
+            answer = exchange(account, "POST", SESSIONS_PATH, start.to_bytes(), proof=_proof(registration))
             self._conclude(account, registration, answer)
         finally:
             if registration.state == PENDING:
