@@ -116,13 +116,13 @@ async def serve_on(
             # In a thread: it may have to generate the demo model.
             engines = await asyncio.to_thread(make_engines, settings)
             await _start(engines, must_answer=settings.engine.must_answer)
-        app = create_app(_with_token_secret(settings), *engines, tenants=tenants)
+        connections = connection_limit()
+        app = create_app(_with_token_secret(settings), *engines, tenants=tenants, max_connections=connections)
         pool = app.state.pool
         pool.subscribe(_print_change)
         make_ready_line = partial(_ready_line, settings, pool, listeners[0])
-        server = _Server(
-            _server_config(app), lambda: announce(make_ready_line()), app, settings.gateway.shutdown_grace_s
-        )
+        config = _server_config(app, connections)
+        server = _Server(config, lambda: announce(make_ready_line()), app, settings.gateway.shutdown_grace_s)
         # Without a tenants file SIGHUP ends the process, as it does when a terminal closes.
         reloads = (signal.SIGHUP,) if tenants.has_keys else ()
         with _on_signals(server.end, *ends), _on_signals(lambda: _reload(tenants), *reloads):
@@ -299,11 +299,11 @@ def _with_token_secret(settings: Settings) -> Settings:
     return replace(settings, gateway=gateway)
 
 
-def _server_config(app: FastAPI) -> uvicorn.Config:
+def _server_config(app: FastAPI, max_connections: int) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         # A factory in place of a class: uvicorn only calls it.
-        http=cast(type[asyncio.Protocol], bounded_protocol(connection_limit())),
+        http=cast(type[asyncio.Protocol], bounded_protocol(max_connections)),
         ws="none",
         lifespan="on",
         log_level="warning",

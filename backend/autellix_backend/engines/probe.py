@@ -38,11 +38,16 @@ class CacheFacts:
     """Its data-parallel ranks, each with a cache of its own."""
 
 
-async def probe(base_url: str, timeout_s: float, paths: Sequence[str] = (HEALTH_PATH,)) -> Health:
+async def probe(
+    base_url: str,
+    timeout_s: float,
+    paths: Sequence[str] = (HEALTH_PATH,),
+    *,
+    authorization: str | None = None,
+) -> Health:
     """Probe the paths in turn until one answers; each may take the timeout."""
     health = Health(problem="does not answer")
-    timeout = aiohttp.ClientTimeout(total=timeout_s)
-    async with aiohttp.ClientSession(timeout=timeout) as client:
+    async with _client(timeout_s, authorization) as client:
         for path in paths:
             health = await _ask(client, base_url, path)
             if health.problem is None or health.is_silent:
@@ -62,9 +67,14 @@ async def _ask(client: aiohttp.ClientSession, base_url: str, path: str) -> Healt
         return Health(problem=f"does not answer ({type(error).__name__})")
 
 
-async def detect_kind(base_url: str, timeout_s: float) -> EngineKind:
+def _client(timeout_s: float, authorization: str | None) -> aiohttp.ClientSession:
+    headers = {} if authorization is None else {"authorization": authorization}
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s), headers=headers)
+
+
+async def detect_kind(base_url: str, timeout_s: float, authorization: str | None = None) -> EngineKind:
     """Return a server's kind by paths that only one kind answers; OPENAI if it answers none."""
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s)) as client:
+    async with _client(timeout_s, authorization) as client:
         for path in SGLANG_PATHS:
             if isinstance((await _object_at(client, base_url + path)).get(SGLANG_FIELD), str):
                 return EngineKind.SGLANG
@@ -73,12 +83,11 @@ async def detect_kind(base_url: str, timeout_s: float) -> EngineKind:
     return EngineKind.OPENAI
 
 
-async def read_cache(base_url: str, timeout_s: float) -> CacheFacts:
+async def read_cache(base_url: str, timeout_s: float, authorization: str | None = None) -> CacheFacts:
     """Return what a vLLM server states of its KV cache."""
-    timeout = aiohttp.ClientTimeout(total=timeout_s)
     try:
         async with (
-            aiohttp.ClientSession(timeout=timeout) as client,
+            _client(timeout_s, authorization) as client,
             client.get(base_url + METRICS_PATH, allow_redirects=False) as response,
         ):
             text = await response.text() if response.status == 200 else ""

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from autellix_backend.engines.base import EngineKind, EngineUnreachableError, Health
 from autellix_backend.engines.probe import HEALTH_PATH, detect_kind, probe, read_cache
+from autellix_backend.settings import without_credentials
 
 PROBE_PATHS = (HEALTH_PATH, "/v1/models")
 PROBE_PERIOD_S = 0.5
@@ -39,7 +40,9 @@ class RemoteEngine:
         """Note the address; a `kind` that is None is detected when the server first answers."""
         self._report_port = report_port
         self._kv_events_port = kv_events_port
-        self.base_url = url.rstrip("/").removesuffix("/v1")
+        plain, self.authorization = without_credentials(url)
+        self.base_url = plain.rstrip("/").removesuffix("/v1")
+        """Without the password that the address may have, so that it can be shown."""
         self.name = name
         self._patience_s = DEFAULT_PATIENCE_S if patience_s is None else patience_s
         self._given_kind = kind
@@ -73,10 +76,10 @@ class RemoteEngine:
                 raise EngineUnreachableError(self.base_url, problem)
             await asyncio.sleep(PROBE_PERIOD_S)
         if self._given_kind is None:
-            self.kind = await detect_kind(self.base_url, PROBE_TIMEOUT_S)
+            self.kind = await detect_kind(self.base_url, PROBE_TIMEOUT_S, self.authorization)
             logger.info("%s accepts the fields of %s", self.name, self.kind)
         if self.kind is EngineKind.VLLM:
-            cache = await read_cache(self.base_url, PROBE_TIMEOUT_S)
+            cache = await read_cache(self.base_url, PROBE_TIMEOUT_S, self.authorization)
             self.kv_tokens, self._ranks = cache.tokens, cache.ranks
         self._is_started = True
 
@@ -89,7 +92,7 @@ class RemoteEngine:
 
     async def probe(self, timeout_s: float) -> Health:
         """Probe its health path, and if it has none, its models path."""
-        return await probe(self.base_url, timeout_s, PROBE_PATHS)
+        return await probe(self.base_url, timeout_s, PROBE_PATHS, authorization=self.authorization)
 
     def is_alive(self) -> bool:
         """Return whether start() reached it; a later failure shows in probes and calls."""

@@ -14,7 +14,6 @@ from fastapi import FastAPI
 from autellix_backend.engines.base import Engine
 from autellix_backend.gateway.calls.dialects import DIALECTS
 from autellix_backend.gateway.calls.exchange import CallEndpoint
-from autellix_backend.gateway.errors import InvalidKeyError
 from autellix_backend.gateway.http import admin, classes, engines, events, programs, sessions
 from autellix_backend.gateway.http.authentication import Authentication
 from autellix_backend.gateway.http.call_paths import CallApp
@@ -23,6 +22,7 @@ from autellix_backend.gateway.http.mark import Mark
 from autellix_backend.gateway.http.openapi import AsgiRoute, describe_route, head_routes
 from autellix_backend.gateway.http.origin import SameOrigin, is_loopback
 from autellix_backend.gateway.http.passthrough import PassthroughEndpoint
+from autellix_backend.gateway.http.protocol import MAX_CONNECTIONS
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.gateway.wiring import Components
 from autellix_backend.settings import Settings
@@ -42,6 +42,7 @@ def create_app(
     store: ProgramStore | None = None,
     tenants: Tenants | None = None,
     clock: Callable[[], float] = time.monotonic,
+    max_connections: int = MAX_CONNECTIONS,
 ) -> FastAPI:
     """Build the gateway in front of engines, which the caller starts and stops.
 
@@ -54,6 +55,7 @@ def create_app(
         store: The store of programs and sessions; that of the settings if None.
         tenants: The tenants; those of the settings if None.
         clock: Monotonic seconds.
+        max_connections: How many connections the server takes, of which a tenant may have half.
 
     Raises:
         SettingsError: if the recording or the call log cannot be written, the tenants file is malformed, or
@@ -65,8 +67,12 @@ def create_app(
     )
     install_error_handlers(app)
     if components.tenants.has_keys:
-        on_refusal = components.metrics.refusals.labels("", InvalidKeyError.code).inc
-        app.add_middleware(Authentication, tenants=components.tenants, on_refusal=on_refusal)
+        app.add_middleware(
+            Authentication,
+            tenants=components.tenants,
+            on_refusal=components.count_refusal,
+            max_connections=max_connections,
+        )
     has_keys, host = components.tenants.has_keys, settings.gateway.host
     app.add_middleware(SameOrigin, is_local=not has_keys and is_loopback(host))
     app.add_middleware(Mark)
@@ -120,9 +126,12 @@ def _engine_routes(components: Components) -> list[AsgiRoute]:
         router=components.router,
         registry=components.registry,
         classes=components.classes,
+        intake=components.intake,
         max_body_bytes=max_body_bytes,
     )
-    passthrough = PassthroughEndpoint(components.pool, max_body_bytes=max_body_bytes)
+    passthrough = PassthroughEndpoint(
+        components.pool, components.tenants, components.intake, max_body_bytes=max_body_bytes
+    )
     return [
         AsgiRoute(
             dialect.path,
@@ -138,6 +147,7 @@ async def _reap(components: Components) -> None:
         await asyncio.sleep(REAP_PERIOD_S)
         try:
             components.resolver.expire(components.clock())
+            components.sessions.expire(components.clock())
             reaped = await components.store.reap(components.clock())
         except Exception:
             # A task's boundary: one failed round must not end the reaping.

@@ -15,9 +15,11 @@ GatewayError
 ├── TargetTooLongError        414  path and query exceed a limit
 ├── HeadTooLargeError         431  the headers exceed a limit
 ├── LimitError                429  a rate limit, quota or budget is reached
+├── EngineAnswerError         502  the engine's answer is no HTTP, no JSON, or too long
 ├── UnavailableError          503
 │   ├── EngineUnavailableError     no engine answers, or it died
 │   ├── OverloadedError            the engine's queue is full
+│   ├── IntakeFullError            too many bytes of bodies are on their way in
 │   ├── TooManySubscribersError    the event feed has as many subscribers as it may
 │   ├── TooManyConnectionsError    the gateway has as many connections as it may
 │   └── ShuttingDownError          the gateway is shutting down
@@ -293,22 +295,34 @@ class OverloadedError(UnavailableError):
         super().__init__(f"the queue of engine {engine} is full: the limit is {limit}")
 
 
+class IntakeFullError(UnavailableError):
+    """Too many bytes of request bodies are on their way in, of all tenants or of this one."""
+
+    code = "overloaded"
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(
+            f"the gateway receives too many bytes of request bodies at once: the limit is {limit_bytes}, "
+            "and half of that for one tenant (gateway.max_incoming_bytes)"
+        )
+
+
 class TooManySubscribersError(UnavailableError):
-    """The event feed has as many subscribers as it may."""
+    """The event feed has as many subscribers as it may, in all or of one tenant."""
 
     code = "too_many_subscribers"
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"the event feed already has {limit} subscribers, the maximum; close one first")
+    def __init__(self, limit: int, whose: str = "the event feed") -> None:
+        super().__init__(f"{whose} already has {limit} subscribers, the maximum; close one first")
 
 
 class TooManyConnectionsError(UnavailableError):
-    """The gateway has as many connections as it may, each with a request."""
+    """The gateway has as many connections as it may, each with a request; or one tenant has."""
 
     code = "too_many_connections"
 
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"the gateway already has {limit} connections, the maximum; all have requests")
+    def __init__(self, limit: int, whose: str = "the gateway") -> None:
+        super().__init__(f"{whose} already has {limit} connections, the maximum; all have requests")
 
 
 class ShuttingDownError(UnavailableError):
@@ -319,6 +333,16 @@ class ShuttingDownError(UnavailableError):
     def __init__(self) -> None:
         super().__init__("the gateway is shutting down; the call may be repeated")
         self.headers["connection"] = "close"
+
+
+class EngineAnswerError(GatewayError):
+    """The engine answered, but not with what a client could read; a retry would repeat all its work."""
+
+    status = HTTPStatus.BAD_GATEWAY
+    code = "bad_engine_answer"
+
+    def __init__(self, engine: str, problem: str) -> None:
+        super().__init__(f"engine {engine} {problem}", headers={"x-should-retry": "false"})
 
 
 class EngineTimeoutError(GatewayError):

@@ -31,6 +31,7 @@ _MAX_MARKS = 400_000
 T = TypeVar("T")
 
 _any_decoder = msgspec.json.Decoder()
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _items_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 
@@ -55,6 +56,20 @@ def decoded_or(default: T, decoder: msgspec.json.Decoder[T], raw: msgspec.Raw | 
         return decoder.decode(raw)
     except JSON_ERRORS:
         return default
+
+
+def is_object(text: bytes) -> bool:
+    """Return whether a text is a JSON object; of a long one only the two ends are looked at."""
+    ends = text.strip(_BLANKS)
+    if not (ends.startswith(b"{") and ends.endswith(b"}")):
+        return False
+    if len(ends) > MAX_READ_BYTES:
+        return True
+    try:
+        _fields_decoder.decode(ends)
+    except JSON_ERRORS:
+        return False
+    return True
 
 
 def whole_number(raw: msgspec.Raw | None) -> int | None:

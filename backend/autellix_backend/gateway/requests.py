@@ -9,7 +9,10 @@ from typing import Any
 from starlette.types import Message, Receive, Scope
 
 from autellix_backend.gateway.errors import BodyTooLargeError, GatewayError, RequestTimeoutError
+from autellix_backend.gateway.tenancy.intake import BodyHold
 
+MAX_LENGTH_DIGITS = 18
+"""Of a Content-Length: the parser refuses what needs more, so only zeros may stand before them."""
 BODY_GRACE_S = 30.0
 MIN_BODY_BYTES_PER_S = 8 * 1024
 """How fast a body must come after the grace: a slow one holds memory, and its connection."""
@@ -25,18 +28,30 @@ def read_headers(scope: Scope) -> dict[str, str]:
 
 
 async def read_body(
-    headers: Mapping[str, str], receive: Receive, max_bytes: int, setting: str | None = None
+    headers: Mapping[str, str], receive: Receive, hold: BodyHold, max_bytes: int, setting: str | None = None
 ) -> bytes:
-    """Read a request's body; `setting` is what holds the limit, if one does.
+    """Read a request's body.
+
+    Args:
+        headers: The request's, by their lower-case names.
+        receive: The request's.
+        hold: Counts the bytes as they come.
+        max_bytes: The most bytes of this body.
+        setting: What holds that limit, if a setting does.
 
     Raises:
-        BodyTooLargeError: as soon as it is known to exceed `max_bytes`.
+        BodyTooLargeError: as soon as it is known to exceed `max_bytes`, or what its tenant may send at all.
+        LimitError: as soon as it does with the tenant's other calls.
+        IntakeFullError: if too many bodies are on their way in.
         ClientGoneError: if the client leaves before its end.
         RequestTimeoutError: if it comes too slowly.
     """
-    declared = headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared) > max_bytes:
-        raise BodyTooLargeError(max_bytes, setting)
+    declared = headers.get("content-length", "")
+    if declared.isdecimal():
+        declared_bytes = int(declared[-MAX_LENGTH_DIGITS:])
+        if declared_bytes > max_bytes:
+            raise BodyTooLargeError(max_bytes, setting)
+        hold.expect(declared_bytes)
     parts: list[bytes] = []
     size_bytes = 0
     began_s = asyncio.get_running_loop().time()
@@ -46,10 +61,12 @@ async def read_body(
                 message: Message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGoneError
-                parts.append(message.get("body", b""))
-                size_bytes += len(parts[-1])
+                part = message.get("body", b"")
+                size_bytes += len(part)
                 if size_bytes > max_bytes:
                     raise BodyTooLargeError(max_bytes, setting)
+                hold.add(len(part))
+                parts.append(part)
                 if not message.get("more_body", False):
                     return b"".join(parts)
                 deadline.reschedule(began_s + BODY_GRACE_S + size_bytes / MIN_BODY_BYTES_PER_S)

@@ -13,6 +13,7 @@ from autellix_backend.engines.base import Engine
 from autellix_backend.engines.breaker import Breaker
 from autellix_backend.engines.datagrams import DatagramReceiver
 from autellix_backend.engines.kv_events import KvEventListener
+from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.engines.report_client import ReportClient
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
 from autellix_backend.gateway.calls.registry import CallRegistry
@@ -31,7 +32,9 @@ from autellix_backend.gateway.identity.identity import IdentityResolver
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
 from autellix_backend.gateway.recording.recorder import ProgramRecorder
 from autellix_backend.gateway.tenancy.file import load_tenants
+from autellix_backend.gateway.tenancy.intake import Intake
 from autellix_backend.gateway.tenancy.limiter import Limiter
+from autellix_backend.gateway.tenancy.open_sessions import OpenSessions
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.observe.call_log import make_call_log
 from autellix_backend.observe.metrics import GatewayMetrics
@@ -76,6 +79,10 @@ class Components:
         metrics.follow_store(self.store.failure)
         self.recorder = self._make_recorder()
         self.limiter = self._make_limiter()
+        self.intake = self._make_intake()
+        self.sessions = OpenSessions(
+            ttl_s=LOST_HEARTBEATS * gateway.heartbeat_s, on_refusal=self.count_refusal
+        )
         is_shared = settings.store.is_shared
         self.tokens = SessionTokens(
             gateway.token_secret,
@@ -107,7 +114,7 @@ class Components:
         metrics.event_subscribers.set_function(lambda: feed.subscriber_count)
         self.pool = EnginePool(self._make_handle, metrics.forget_engine)
         balancer = make_balancer(settings.balancer.name, settings.balancer.threshold_tokens)
-        self.router = Router(self.pool, balancer, self._count_refusal)
+        self.router = Router(self.pool, balancer, self._count_engine_refusal)
         self._subscribe()
         for engine in engines:
             self.pool.join(engine)
@@ -153,11 +160,14 @@ class Components:
     def _make_limiter(self) -> Limiter | None:
         if not self.tenants.has_keys and self.settings.limits == TenantLimits():
             return None
-        refusals = self.metrics.refusals
-        return Limiter(
-            epoch_s=time.time() - self.clock(),
-            on_refusal=lambda tenant, reason: refusals.labels(tenant, reason).inc(),
-        )
+        return Limiter(epoch_s=time.time() - self.clock(), on_refusal=self.count_refusal)
+
+    def _make_intake(self) -> Intake:
+        gateway = self.settings.gateway
+        max_bytes = max(gateway.max_incoming_bytes, gateway.max_body_bytes)
+        # Without tenants there is nobody to keep a half for.
+        share_bytes = max_bytes // 2 if self.tenants.has_keys else max_bytes
+        return Intake(max_bytes, max(share_bytes, gateway.max_body_bytes), self.limiter, self.count_refusal)
 
     def _make_handle(self, engine: Engine) -> EngineHandle:
         limits, metrics = self.settings.engine, self.metrics
@@ -169,12 +179,13 @@ class Components:
             queue=self._make_queue(engine, make_ordering(), supervisor),
             scheduler=self.settings.scheduler,
             make_ordering=make_ordering,
-            bounds=AdmissionBounds(engine.name, limits, self._count_refusal),
+            bounds=AdmissionBounds(engine.name, limits, self._count_engine_refusal),
             upstream=Upstream(
                 engine,
                 self.settings.gateway,
                 metrics.retries.labels(engine.name).inc,
                 api_key=limits.api_key,
+                authorization=engine.authorization if isinstance(engine, RemoteEngine) else None,
                 hides_keys=self.tenants.has_keys,
                 session_header=limits.session_header,
             ),
@@ -226,7 +237,7 @@ class Components:
             full=f"all {slots} slots of {engine.name} are taken",
             recovery_wait_s=self.settings.gateway.recovery_wait_s,
             wait_s=self.metrics.queues.queue_s.labels(engine.name),
-            on_refusal=self._count_refusal,
+            on_refusal=self._count_engine_refusal,
             clock=self.clock,
         )
 
@@ -245,8 +256,12 @@ class Components:
         )
         self.feed.engine_changed(change.engine, change.state.value, change.reason)
 
-    def _count_refusal(self, reason: str) -> None:
-        self.metrics.refusals.labels("", reason).inc()
+    def count_refusal(self, tenant: str, reason: str) -> None:
+        """Count a request that was refused; without a tenant if that is nobody's fault, or unknown."""
+        self.metrics.refusals.labels(tenant, reason).inc()
+
+    def _count_engine_refusal(self, reason: str) -> None:
+        self.count_refusal("", reason)
 
 
 def _by_id(on_ended: Callable[[str], None], end: ProgramEnd) -> None:

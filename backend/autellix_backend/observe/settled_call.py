@@ -18,6 +18,8 @@ class Outcome(enum.StrEnum):
     UNAVAILABLE = "unavailable"
     """No engine answered, or it died."""
     TIMEOUT = "timeout"
+    BAD_ANSWER = "bad_answer"
+    """The engine's answer could not be used."""
     ABORTED = "aborted"
     """The client went away."""
 

@@ -18,6 +18,7 @@ from autellix_backend.settings.load import (
     read_toml,
     settings_to_mapping,
 )
+from autellix_backend.settings.secrets import without_credentials
 from autellix_backend.settings.sections import (
     ANY_CLUSTER,
     AUTO_KIND,
@@ -66,4 +67,5 @@ __all__ = [
     "report_secret",
     "settings_to_mapping",
     "texts_of",
+    "without_credentials",
 ]

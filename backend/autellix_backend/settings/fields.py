@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from autellix_backend.settings.base import SettingsError
+from autellix_backend.settings.secrets import is_http_url, without_password
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,9 @@ class Rule:
     expected: str
     holds: Callable[[Any], bool]
     shown: Callable[[Any], object] | None = None
-    """Returns what is shown of a value that holds a secret."""
+    """Returns what is shown of a value that holds a secret, of a list item by item."""
+    shows_whole: bool = False
+    """Whether `shown` takes a whole list: an item may say what the next one is."""
 
     def check(self, name: str, value: object) -> None:
         """Raise a SettingsError of the field `name` if the value breaks the rule."""
@@ -38,7 +41,7 @@ class Rule:
 
 POSITIVE = Rule("a number above zero", lambda value: value > 0)
 NON_NEGATIVE = Rule("a number of zero or more", lambda value: value >= 0)
-HTTP_URL = Rule("an http:// or https:// address", lambda url: url.startswith(("http://", "https://")))
+HTTP_URL = Rule("an http:// or https:// address", is_http_url, shown=without_password)
 
 
 def at_least(low: float) -> Rule:

@@ -127,6 +127,8 @@ def _plain_values(section: str, values: Any) -> dict[str, object]:
 
 def _shown(value: Any, rule: Rule | None) -> object:
     if value is not None and rule is not None and rule.shown is not None:
+        if isinstance(value, tuple) and not rule.shows_whole:
+            return [rule.shown(item) for item in value]
         return rule.shown(value)
     if isinstance(value, Path):
         return str(value)

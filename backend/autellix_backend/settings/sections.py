@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, get_args
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import urlsplit
 
 from autellix_backend.core.balance import BALANCER_NAMES
 from autellix_backend.core.balance.locality import DEFAULT_THRESHOLD_TOKENS
@@ -27,6 +27,7 @@ from autellix_backend.settings.fields import (
     matches,
     one_of,
 )
+from autellix_backend.settings.secrets import HIDDEN, hidden_arguments, without_password
 
 MAX_PORT = 65535
 AUTO_KIND = "auto"
@@ -36,21 +37,8 @@ SUBAGENT_KINDS = ("thread", "program")
 ANY_CLUSTER = "auto"
 MEMORY_URL = "memory://"
 REDIS_SCHEMES = ("redis", "rediss", "unix")
-HIDDEN = "(hidden)"
-HIDDEN_PASSWORD = "***"
 MIN_LEASE_S = 3.0
 """A gateway renews its lease once a second."""
-
-
-def without_password(url: str) -> str:
-    """Return a store's address with its password hidden."""
-    parts = urlsplit(url)
-    user, _, host = parts.netloc.rpartition("@")
-    name, colon, _ = user.partition(":")
-    netloc = f"{name}{colon}{HIDDEN_PASSWORD if colon else ''}@{host}" if user else host
-    values = parse_qsl(parts.query)
-    shown = {key: HIDDEN_PASSWORD if key == "password" else value for key, value in values}
-    return f"{parts.scheme}://{netloc}{parts.path}" + (f"?{urlencode(shown, safe='*')}" if shown else "")
 
 
 PositiveInt = Annotated[int, POSITIVE]
@@ -83,6 +71,9 @@ StoreUrl = Annotated[
         shown=without_password,
     ),
 ]
+Arguments = Annotated[
+    tuple[str, ...], Rule("a list of words", lambda _: True, shown=hidden_arguments, shows_whole=True)
+]
 KeyPrefix = Annotated[str, matches(r"[A-Za-z0-9_.:-]{1,64}", "1 to 64 letters, digits, or any of _.:-")]
 
 
@@ -105,6 +96,10 @@ class GatewaySettings(Section):
     """time after which a program without a running call leaves the table, s"""
     max_body_bytes: PositiveInt = 64 * 2**20
     """the largest request body, bytes; a larger one is a 413"""
+    max_incoming_bytes: PositiveInt = 2**29
+    """the most bytes of bodies on their way in, all requests together, one tenant's at most half; then 503"""
+    max_answer_bytes: PositiveInt = 2**28
+    """the longest answer of an engine, bytes, and the longest last event of a stream; then 502"""
     upstream_timeout_s: PositiveFloat = 3600.0
     """the longest one call may take at the engine, s; then 504"""
     recovery_wait_s: NonNegativeFloat = 60.0
@@ -150,7 +145,7 @@ class EngineSettings(Section):
     the balancer; not through Ray"""
     kv_events_port: Annotated[int, between(1, MAX_PORT)] | None = None
     """port at which the vLLM servers at `urls` publish their KV events; unset does not subscribe"""
-    extra_args: tuple[str, ...] = ()
+    extra_args: Arguments = ()
     """further arguments for the vLLM server, as `--engine-args='--dtype float32'`; a list in the file"""
     replicas: PositiveInt = 1
     """number of engines of the model to start, each on its own cores or GPUs"""
@@ -258,10 +253,12 @@ class TenantLimits(Section):
 
     max_programs: PositiveInt | None = None
     """programs in the table at once"""
+    max_sessions: PositiveInt | None = 10_000
+    """sessions that run at once, at this gateway"""
     max_calls: PositiveInt | None = None
     """calls between arrival and settlement"""
     max_call_bytes: PositiveInt | None = None
-    """total bytes of the bodies of those calls"""
+    """total bytes of the bodies of those calls, from the first byte on"""
     requests_per_minute: PositiveFloat | None = None
     """requests per minute; the bucket holds one minute's worth"""
     tokens_per_minute: PositiveFloat | None = None

@@ -20,6 +20,8 @@ from autellix_backend.gateway.errors import RequestTimeoutError
 from autellix_backend.gateway.http import protocol
 from autellix_backend.gateway.http.errors import error_response
 from autellix_backend.gateway.requests import ClientGoneError, read_body, read_headers
+from autellix_backend.gateway.tenancy.intake import Intake
+from autellix_backend.gateway.tenancy.tenants import Tenant
 
 MIB = 2**20
 OK_HEAD = b"HTTP/1.1 200"
@@ -29,6 +31,7 @@ class EchoApp:
     """Answers with the number of bytes of the request's body, or with as many as `?N` asks for."""
 
     def __init__(self) -> None:
+        self.intake = Intake(2**30, 2**30, None, lambda *_: None)
         self.disconnected = asyncio.Event()
         self.has_request = asyncio.Event()
         self.paths: list[str] = []
@@ -42,7 +45,7 @@ class EchoApp:
             await self._answer(send, b"early")
             return
         try:
-            body = await read_body(read_headers(scope), receive, 64 * MIB)
+            body = await read_body(read_headers(scope), receive, self.intake.hold(Tenant()), 64 * MIB)
         except ClientGoneError:
             return
         except RequestTimeoutError as error:

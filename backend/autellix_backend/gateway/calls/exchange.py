@@ -19,13 +19,14 @@ from autellix_backend.gateway.calls.dialects import Dialect
 from autellix_backend.gateway.calls.open_call import CallRequest, OpenCall
 from autellix_backend.gateway.calls.outbound import engine_body
 from autellix_backend.gateway.calls.registry import CallRegistry
-from autellix_backend.gateway.calls.sse import StreamEndSplitter, error_event, holds_error
+from autellix_backend.gateway.calls.sse import StreamEndSplitter, begins_stream, error_event, holds_error
 from autellix_backend.gateway.calls.usage import StreamTail, read_usage
 from autellix_backend.gateway.classes import ProgramClasses, class_id
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.router import Assignment, Router
 from autellix_backend.gateway.engines.upstream import EngineResetError, engine_headers, response_headers
 from autellix_backend.gateway.errors import (
+    EngineAnswerError,
     EngineTimeoutError,
     EngineUnavailableError,
     GatewayError,
@@ -34,7 +35,9 @@ from autellix_backend.gateway.errors import (
 from autellix_backend.gateway.identity.identity import Identity, IdentityResolver, read_identity
 from autellix_backend.gateway.identity.program_class import prefix_id, program_class
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
+from autellix_backend.gateway.raw_json import is_object
 from autellix_backend.gateway.requests import read_body, read_headers, run_while_connected
+from autellix_backend.gateway.tenancy.intake import BodyHold, Intake
 from autellix_backend.gateway.tenancy.tenants import Tenant, Tenants
 from autellix_backend.observe.settled_call import Outcome
 from autellix_wire import CALL_ID, ENGINE, IDENTITY_SOURCE, PROGRAM_ID, QUEUE_LEVEL
@@ -54,6 +57,7 @@ class CallEndpoint:
         router: Router,
         registry: CallRegistry,
         classes: ProgramClasses,
+        intake: Intake,
         *,
         max_body_bytes: int,
     ) -> None:
@@ -64,6 +68,7 @@ class CallEndpoint:
         self._router = router
         self._registry = registry
         self._classes = classes
+        self._intake = intake
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,8 +78,12 @@ class CallEndpoint:
             GatewayError: if the call fails before its answer has begun.
             ClientGoneError: if the client leaves before the end of its request.
         """
+        with self._intake.hold(self._tenants.of(scope)) as hold:
+            await self._answer(scope, receive, send, hold)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, hold: BodyHold) -> None:
         headers = read_headers(scope)
-        data = await read_body(headers, receive, self._max_body_bytes, "gateway.max_body_bytes")
+        data = await read_body(headers, receive, hold, self._max_body_bytes, "gateway.max_body_bytes")
         tenant = self._tenants.of(scope)
         body = bounded(parse_body(data, self._dialect), tenant.limits, self._dialect)
         identity = await self._identify(tenant, headers, body)
@@ -88,6 +97,8 @@ class CallEndpoint:
         )
         prefix = self._prefix(tenant, identity, body)
         assignment = self._router.assign(identity.program, body.model, body.size_bytes, prefix)
+        # From here on it counts among the calls.
+        hold.release()
         try:
             call = await self._registry.begin(request, assignment.handle.name, assignment.prompt_tokens)
             # Only now: a call that the tenant's limits refuse leaves nothing that others would lose room to.
@@ -245,10 +256,13 @@ class Exchange:
 
     async def _relay_body(self, response: aiohttp.ClientResponse) -> None:
         content = await self._handle.upstream.read(response)
+        is_json = response.content_type == "application/json" and "content-encoding" not in response.headers
+        if is_json and not is_object(content):
+            raise self._handle.upstream.bad_answer("answered with what is no JSON object")
         receipt = await self._registry.settle(
             self._call, Outcome.OK, has_reports=self._has_reports, read_usage=partial(read_usage, content)
         )
-        if response.content_type == "application/json" and "content-encoding" not in response.headers:
+        if is_json:
             content = receipt.spliced_into(content)
         level = receipt.level or self._call.level
         await self._start(response, content_length=len(content), level=level)
@@ -269,8 +283,10 @@ class Exchange:
 
     async def _relay_events(self, response: aiohttp.ClientResponse, splitter: StreamEndSplitter) -> None:
         kept = StreamTail()
-        last_event = b""
+        last_event = bytearray()
         async for chunk in self._handle.upstream.chunks(response):
+            if not self._has_begun and not begins_stream(chunk):
+                raise self._handle.upstream.bad_answer("answered with what is no stream of events")
             if holds_error(chunk) and await self._has_died():
                 raise self._death()
             if not self._has_begun:
@@ -281,13 +297,14 @@ class Exchange:
                 self._call.streamed_events += head.count(EVENT_FIELD)
                 await self._send_part(head)
             last_event += found
+            self._handle.upstream.check_size(len(last_event))
         if not self._has_begun:
             await self._begin_stream(response)
         receipt = await self._registry.settle(
             self._call,
             Outcome.OK,
             has_reports=self._has_reports,
-            read_usage=partial(kept.usage, last_event),
+            read_usage=partial(kept.usage, bytes(last_event)),
         )
         await self._send_part(splitter.flush() + receipt.comment() + last_event, is_last=True)
 
@@ -308,7 +325,7 @@ class Exchange:
         if self._call.receipt is not None:
             return
         was_sent = self._call.sent_s is not None
-        did_run = was_sent and self._outcome in (Outcome.ABORTED, Outcome.TIMEOUT)
+        did_run = was_sent and self._outcome in (Outcome.ABORTED, Outcome.TIMEOUT, Outcome.BAD_ANSWER)
         await self._registry.settle(self._call, self._outcome, has_reports=did_run and self._has_reports)
 
     async def _answer_cut_off(self) -> None:
@@ -349,7 +366,7 @@ class Exchange:
     async def _start(
         self, response: aiohttp.ClientResponse, *, content_length: int | None, level: int
     ) -> None:
-        headers = [*response_headers(response.headers), *_encoded(self._receipt_headers(level))]
+        headers = [*response_headers(response.raw_headers), *_encoded(self._receipt_headers(level))]
         if content_length is not None:
             headers.append((b"content-length", str(content_length).encode()))
         self._has_begun = True
@@ -372,4 +389,6 @@ def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
 
 
 def _outcome_of(error: GatewayError) -> Outcome:
-    return Outcome.TIMEOUT if isinstance(error, EngineTimeoutError) else Outcome.UNAVAILABLE
+    if isinstance(error, EngineTimeoutError):
+        return Outcome.TIMEOUT
+    return Outcome.BAD_ANSWER if isinstance(error, EngineAnswerError) else Outcome.UNAVAILABLE

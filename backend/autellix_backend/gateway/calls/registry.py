@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import secrets
 import time
 from bisect import bisect_right
@@ -37,6 +38,9 @@ MAX_READABLE_ID = 200
 
 DRAIN_MARGIN_S = 1.0
 """How much longer than for reports the shutdown waits for cancelled calls."""
+
+
+logger = logging.getLogger(__name__)
 
 
 class CallRegistry:
@@ -268,7 +272,11 @@ class CallRegistry:
             self._is_idle.set()
         settled = call.settled(receipt, outcome, now, ended_at_s=time.time())
         for on_settled in self._on_settled:
-            on_settled(settled)
+            try:
+                on_settled(settled)
+            except Exception:
+                # The boundary to other parts: one that fails must not leave the call open in the table.
+                logger.exception("a subscriber to settled calls failed")
         await self._store.settle(call.end(receipt, outcome), now)
         return receipt
 

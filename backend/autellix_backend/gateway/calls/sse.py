@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from autellix_backend.gateway.errors import ErrorShape, GatewayError
 
+_FIELDS = (b"data", b"event", b"id", b"retry")
+_LONGEST_FIELD = 6
 ERROR_MARKS = (b'data: {"error":', b"event: error\n")
 
 
@@ -58,6 +60,13 @@ def error_event(error: GatewayError, shape: ErrorShape) -> bytes:
     """
     name = b"event: error\n" if shape is ErrorShape.ANTHROPIC else b""
     return b"\n\n" + name + b"data: " + error.body(shape, is_final=True) + b"\n\n"
+
+
+def begins_stream(chunk: bytes) -> bool:
+    """Return whether the first bytes of an answer may be those of server-sent events."""
+    start = chunk.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n")
+    name = start[:_LONGEST_FIELD].split(b":")[0].split(b"\r")[0].split(b"\n")[0]
+    return any(field.startswith(name) for field in _FIELDS)
 
 
 def holds_error(chunk: bytes) -> bool:

@@ -3,43 +3,47 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Annotated
 
 import msgspec
 
+from autellix_backend.gateway.raw_json import JSON_ERRORS
 from autellix_backend.observe.settled_call import Usage
 
 TAIL_BYTES = 16 * 1024
 """How much of a stream is kept before its last event; in some dialects the event before it has the usage."""
 
 _DATA = b"data:"
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+"""A usage with a count out of bounds counts as none."""
 
 
 class _Details(msgspec.Struct, frozen=True):
-    cached_tokens: int | None = None
+    cached_tokens: _Tokens | None = None
 
 
 class _Counts(msgspec.Struct, frozen=True):
     """The counts as chat completions, responses and messages name them; an answer has one kind."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int = 0
+    prompt_tokens: _Tokens | None = None
+    completion_tokens: _Tokens = 0
     prompt_tokens_details: _Details | None = None
-    input_tokens: int | None = None
-    output_tokens: int = 0
+    input_tokens: _Tokens | None = None
+    output_tokens: _Tokens = 0
     input_tokens_details: _Details | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
+    cache_read_input_tokens: _Tokens | None = None
+    cache_creation_input_tokens: _Tokens | None = None
 
     def usage(self) -> Usage | None:
         details = self.prompt_tokens_details or self.input_tokens_details
         cached_tokens = details.cached_tokens if details else self.cache_read_input_tokens
         if self.prompt_tokens is not None:
-            return Usage(self.prompt_tokens, self.completion_tokens, cached_tokens)
+            return _usage(self.prompt_tokens, self.completion_tokens, cached_tokens)
         if self.input_tokens is None:
             return None
         # A message's input_tokens leave out the tokens read from the cache or written to it.
         beside = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
-        return Usage(self.input_tokens + beside, self.output_tokens, cached_tokens)
+        return _usage(self.input_tokens + beside, self.output_tokens, cached_tokens)
 
 
 class _Response(msgspec.Struct, frozen=True):
@@ -59,10 +63,17 @@ def read_usage(content: bytes) -> Usage | None:
     """Return the usage of a whole answer or of one event's data, None without a readable one."""
     try:
         answer = _decoder.decode(content)
-    except (msgspec.DecodeError, RecursionError):
+    except JSON_ERRORS:
         return None
     counts = answer.usage or (answer.response.usage if answer.response else None)
     return counts.usage() if counts else None
+
+
+def _usage(prompt_tokens: int, output_tokens: int, cached_tokens: int | None) -> Usage:
+    """Return a usage; no more of a prompt was cached than there is."""
+    return Usage(
+        prompt_tokens, output_tokens, None if cached_tokens is None else min(cached_tokens, prompt_tokens)
+    )
 
 
 class StreamTail:

@@ -6,11 +6,17 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import lru_cache
 
 import aiohttp
-from multidict import CIMultiDictProxy
+from aiohttp.http_exceptions import BadHttpMessage, PayloadEncodingError
 from yarl import URL
 
 from autellix_backend.engines.base import Engine, EngineKind
-from autellix_backend.gateway.errors import EngineTimeoutError, EngineUnavailableError, GatewayError
+from autellix_backend.gateway.engines.body_watch import BodyWatch
+from autellix_backend.gateway.errors import (
+    EngineAnswerError,
+    EngineTimeoutError,
+    EngineUnavailableError,
+    GatewayError,
+)
 from autellix_backend.settings import GatewaySettings
 
 KEEPALIVE_TIMEOUT_S = 2.0
@@ -37,16 +43,18 @@ SESSION_HEADER = "x-session-id"
 
 _NOT_RETURNED = frozenset(
     {
-        "connection",
-        "content-length",
-        "date",
-        "keep-alive",
-        "server",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
+        b"connection",
+        b"content-length",
+        b"date",
+        b"keep-alive",
+        b"server",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
     }
 )
+_STATUSES = ((200, 300), (400, 600))
+"""Of answers: a redirect would send the client, with its key, elsewhere."""
 
 # After a reset the request may be sent again; without a connection the engine is not there.
 _UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
@@ -68,6 +76,7 @@ class Upstream:
         on_retry: Callable[[], None],
         *,
         api_key: str | None = None,
+        authorization: str | None = None,
         hides_keys: bool = False,
         session_header: str | None = None,
     ) -> None:
@@ -78,12 +87,13 @@ class Upstream:
             settings: Timeouts.
             on_retry: Is called for each request that is sent again.
             api_key: The key for the engine, in place of the client's.
+            authorization: What its address holds for that, without such a key.
             hides_keys: Whether clients' keys are the gateway's own, which no engine may see.
             session_header: The header that carries the program id, beside that of the engine's kind.
         """
         self._engine = engine
-        self._authorization = None if api_key is None else f"Bearer {api_key}"
-        self._hides_keys = hides_keys or api_key is not None
+        self._authorization = authorization if api_key is None else f"Bearer {api_key}"
+        self._hides_keys = hides_keys or self._authorization is not None
         self.session_header = session_header
         self._settings = settings
         self.on_retry = on_retry
@@ -144,13 +154,14 @@ class Upstream:
             EngineResetError: if the engine resets the connection, and the request may be sent once more.
             EngineUnavailableError: if the engine is gone, or resets the connection of a retry.
             EngineTimeoutError: if it does not answer in time.
+            EngineAnswerError: if its answer has no readable head, or a status that is no answer.
         """
         assert self._session is not None, "the app's lifespan has not begun"
         url = _url(self._engine.base_url + target)
         if not is_retry and not self._engine.is_alive():
             raise self._unavailable(ConnectionError("it is not running"), is_unsent=True)
         try:
-            return await self._session.request(
+            response = await self._session.request(
                 method, url, data=data, headers=self._with_our_key(headers), allow_redirects=False
             )
         except _UNSENT as error:
@@ -161,6 +172,10 @@ class Upstream:
             raise EngineResetError(f"engine {self._engine.name} reset the connection") from error
         except _FAILURES as error:
             raise self._translate(error) from error
+        if not any(first <= response.status < end for first, end in _STATUSES):
+            response.close()
+            raise self.bad_answer(f"answered with status {response.status}")
+        return response
 
     async def read(self, response: aiohttp.ClientResponse) -> bytes:
         """Read a whole body; close the connection of one that is cut short, so that the engine aborts it.
@@ -168,26 +183,51 @@ class Upstream:
         Raises:
             EngineUnavailableError: if the engine dies meanwhile.
             EngineTimeoutError: if it does not end in time.
+            EngineAnswerError: if it is too long, or breaks the rules of HTTP.
         """
+        parts: list[bytes] = []
+        size_bytes = response.content_length or 0
         try:
-            return await response.read()
+            self.check_size(size_bytes)
+            size_bytes = 0
+            with BodyWatch(response):
+                while part := await response.content.readany():
+                    size_bytes += len(part)
+                    self.check_size(size_bytes)
+                    parts.append(part)
+            return b"".join(parts)
         except _FAILURES as error:
             raise self._translate(error) from error
         finally:
             if not response.content.at_eof():
                 response.close()
 
+    def check_size(self, size_bytes: int) -> None:
+        """Raise an EngineAnswerError if so much may not be held of an answer."""
+        limit = self._settings.max_answer_bytes
+        if size_bytes > limit:
+            raise self.bad_answer(f"answered with more than {limit} bytes (gateway.max_answer_bytes)")
+
+    def bad_answer(self, problem: str) -> EngineAnswerError:
+        """Return the error of an answer that cannot be used."""
+        return EngineAnswerError(self._engine.name, problem)
+
     async def chunks(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         """Iterate over a body as it arrives; raises as read() does."""
         try:
-            while chunk := await response.content.readany():
-                yield chunk
+            with BodyWatch(response):
+                while chunk := await response.content.readany():
+                    yield chunk
         except _FAILURES as error:
             raise self._translate(error) from error
 
     def _translate(self, error: Exception) -> GatewayError:
         if isinstance(error, TimeoutError):
             return EngineTimeoutError(f"engine {self._engine.name} did not answer in time")
+        if isinstance(error, aiohttp.ClientResponseError):
+            return self.bad_answer(f"sent no HTTP: {error.message or type(error).__name__}")
+        if isinstance(error, aiohttp.ClientPayloadError) and _is_malformed(error):
+            return self.bad_answer(f"sent a body that is no HTTP: {error}")
         return self._unavailable(error)
 
     def _unavailable(self, error: Exception, *, is_unsent: bool = False) -> EngineUnavailableError:
@@ -205,6 +245,12 @@ class Upstream:
 @lru_cache(256)
 def _url(text: str) -> URL:
     return URL(text, encoded=True)
+
+
+def _is_malformed(error: aiohttp.ClientPayloadError) -> bool:
+    """Return whether a body broke HTTP's rules; one that ends too early is that of an engine that died."""
+    cause = error.__cause__
+    return isinstance(cause, BadHttpMessage) and not isinstance(cause, PayloadEncodingError)
 
 
 def request_headers(headers: Mapping[str, str]) -> dict[str, str]:
@@ -228,9 +274,9 @@ def engine_headers(
     return picked
 
 
-def response_headers(headers: CIMultiDictProxy[str]) -> Iterable[tuple[bytes, bytes]]:
-    """Pick the headers that go back to the client: those of the content, not of the connection."""
-    for name, value in headers.items():
-        lowered = name.lower()
-        if lowered not in _NOT_RETURNED:
-            yield lowered.encode("latin-1"), value.encode("latin-1")
+def response_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Pick the headers that go back to the client: those of the content, not of the connection.
+
+    They stay the bytes that they are: nothing says that an engine's are text.
+    """
+    return [(lowered, value) for name, value in headers if (lowered := name.lower()) not in _NOT_RETURNED]

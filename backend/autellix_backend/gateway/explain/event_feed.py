@@ -39,7 +39,7 @@ class Subscription:
     """One client's queue of events."""
 
     def __init__(self, viewer: Tenant, program_ids: tuple[str, ...] | None) -> None:
-        self._viewer = viewer
+        self.viewer = viewer
         self._program_ids = program_ids
         self._pending: deque[Event] = deque()
         self._arrived = asyncio.Event()
@@ -69,10 +69,10 @@ class Subscription:
     def _is_for(self, event: Event) -> bool:
         if event.program_id is None:
             # Only admins see engines.
-            return self._viewer.is_admin and self._program_ids is None
+            return self.viewer.is_admin and self._program_ids is None
         if self._program_ids is not None:
             return event.program_id in self._program_ids
-        return self._viewer.is_admin or self._viewer.owns(event.program_id)
+        return self.viewer.is_admin or self.viewer.owns(event.program_id)
 
 
 class EventFeed:
@@ -89,6 +89,10 @@ class EventFeed:
         self._wall_clock = wall_clock
         self._on_drop = on_drop
         self._subscriptions: set[Subscription] = set()
+
+    def count_of(self, viewer: Tenant) -> int:
+        """Return the number of a tenant's subscriptions."""
+        return sum(subscription.viewer.name == viewer.name for subscription in self._subscriptions)
 
     @property
     def subscriber_count(self) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from autellix_backend.gateway.errors import InvalidKeyError
+from autellix_backend.gateway.errors import GatewayError, InvalidKeyError, TooManyConnectionsError
 from autellix_backend.gateway.http.errors import error_response
 from autellix_backend.gateway.requests import read_headers
 from autellix_backend.gateway.tenancy.tenants import Tenants, set_tenant
@@ -16,20 +17,43 @@ OPEN_PATHS = frozenset({"/health", "/healthz", "/ping", "/readyz"})
 
 
 class Authentication:
-    """ASGI middleware that rejects requests without a known key; not installed without tenants."""
+    """ASGI middleware that rejects requests without a known key; not installed without tenants.
 
-    def __init__(self, app: ASGIApp, tenants: Tenants, on_refusal: Callable[[], None]) -> None:
+    It bounds the requests of each tenant too: with half of all connections, none can lock the others out.
+    """
+
+    def __init__(
+        self, app: ASGIApp, tenants: Tenants, on_refusal: Callable[[str, str], None], *, max_connections: int
+    ) -> None:
         self._app = app
         self._tenants = tenants
         self._on_refusal = on_refusal
+        self._max_requests = max(1, max_connections // 2)
+        self._open: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on with its tenant, or answer it with 401."""
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            try:
-                set_tenant(scope, self._tenants.authenticate(read_headers(scope)))
-            except InvalidKeyError as error:
-                self._on_refusal()
-                await error_response(error, scope["path"])(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        """Pass one request on with its tenant, or answer it with 401 or 503."""
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        try:
+            tenant = self._tenants.authenticate(read_headers(scope))
+        except InvalidKeyError as error:
+            await self._refuse(error, "", scope, receive, send)
+            return
+        if self._open[tenant.name] >= self._max_requests:
+            full = TooManyConnectionsError(self._max_requests, "the tenant")
+            await self._refuse(full, tenant.name, scope, receive, send)
+            return
+        set_tenant(scope, tenant)
+        self._open[tenant.name] += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._open[tenant.name] -= 1
+
+    async def _refuse(
+        self, error: GatewayError, tenant: str, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        self._on_refusal(tenant, error.code)
+        await error_response(error, scope["path"])(scope, receive, send)

@@ -18,6 +18,7 @@ from autellix_backend.gateway.http.origin import is_loopback
 from autellix_backend.gateway.http.watches import Watches
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
 from autellix_backend.gateway.requests import read_headers
+from autellix_backend.gateway.tenancy.open_sessions import OpenSessions
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.settings import Settings
@@ -65,6 +66,7 @@ Feed = Annotated[EventFeed, _component("feed")]
 Metrics = Annotated[GatewayMetrics, _component("metrics")]
 Pool = Annotated[EnginePool, _component("pool")]
 Routes = Annotated[Router, _component("router")]
+Sessions = Annotated[OpenSessions, _component("sessions")]
 SettingsTree = Annotated[Settings, _component("settings")]
 Store = Annotated[ProgramStore, _component("store")]
 Tokens = Annotated[SessionTokens, _component("tokens")]

@@ -24,6 +24,8 @@ KEEP_ALIVE_S = 15.0
 """How often a silent feed sends a comment, so that no proxy takes the connection for dead."""
 MAX_SUBSCRIBERS = 256
 """Feeds open at once: each may hold a thousand events in memory."""
+MAX_TENANT_SUBSCRIBERS = 32
+"""Of them one tenant's, where there are tenants."""
 FAREWELL_S = 1.0
 """How long the end of a feed may take, whose client does not read."""
 
@@ -45,6 +47,8 @@ class _EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - it is ASGI
         if self._feed.subscriber_count >= MAX_SUBSCRIBERS:
             raise TooManySubscribersError(MAX_SUBSCRIBERS)
+        if self._viewer.name and self._feed.count_of(self._viewer) >= MAX_TENANT_SUBSCRIBERS:
+            raise TooManySubscribersError(MAX_TENANT_SUBSCRIBERS, "the tenant")
         with self._feed.subscribe(self._viewer, self._program_ids) as subscription:
             headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})

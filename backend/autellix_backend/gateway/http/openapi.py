@@ -69,6 +69,7 @@ _STATUS_TEXTS = {
     413: "The body is too large",
     429: "A limit is reached; `Retry-After` holds the time until a retry",
     500: "The gateway failed",
+    502: "The engine's answer could not be used",
     503: "No engine answers, or the gateway is shutting down; the call may be repeated",
     504: "The engine did not answer in time",
 }
@@ -131,9 +132,10 @@ def json_body(model: type[Body]) -> Any:
         if content_type != JSON_TYPE:
             problem = f"Content-Type: is {content_type!r}; expected {JSON_TYPE}"
             raise InvalidRequestError(problem, param="Content-Type")
-        settings = request.app.state.components.settings.gateway
-        max_bytes = min(MAX_CONTROL_BYTES, settings.max_body_bytes)
-        data = await read_body(read_headers(request.scope), request.receive, max_bytes)
+        components = request.app.state.components
+        max_bytes = min(MAX_CONTROL_BYTES, components.settings.gateway.max_body_bytes)
+        with components.intake.hold(components.tenants.of(request.scope)) as hold:
+            data = await read_body(read_headers(request.scope), request.receive, hold, max_bytes)
         try:
             return adapter.validate_json(data)
         except ValidationError as error:
@@ -148,8 +150,8 @@ def describe_body(model: type[Any]) -> Schema:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-_CALL_STATUSES = (400, 401, 403, 413, 429, 500, 503, 504)
-_PASSED_STATUSES = (400, 401, 413, 500, 503, 504)
+_CALL_STATUSES = (400, 401, 403, 413, 429, 500, 502, 503, 504)
+_PASSED_STATUSES = (400, 401, 413, 429, 500, 502, 503, 504)
 _TEXT: Schema = {"type": "string"}
 _COUNT: Schema = {"type": "string", "pattern": "^0{0,3}[1-9][0-9]{0,8}$"}
 

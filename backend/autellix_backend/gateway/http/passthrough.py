@@ -12,21 +12,27 @@ from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.upstream import Upstream, request_headers, response_headers
 from autellix_backend.gateway.errors import GatewayError, InvalidRequestError, error_shape
 from autellix_backend.gateway.requests import read_body, read_headers, run_while_connected
+from autellix_backend.gateway.tenancy.intake import Intake
+from autellix_backend.gateway.tenancy.tenants import Tenants
 
 
 class PassthroughEndpoint:
     """ASGI app of the paths that are forwarded unread, streams included."""
 
-    def __init__(self, pool: EnginePool, *, max_body_bytes: int) -> None:
+    def __init__(self, pool: EnginePool, tenants: Tenants, intake: Intake, *, max_body_bytes: int) -> None:
         self._pool = pool
+        self._tenants = tenants
+        self._intake = intake
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request while its client is connected."""
         target = _target(scope)
         headers = read_headers(scope)
-        body = await read_body(headers, receive, self._max_body_bytes, "gateway.max_body_bytes")
-        await run_while_connected(self._relay(scope, target, headers, body, send), receive)
+        # It is no call, so its body counts until it is answered.
+        with self._intake.hold(self._tenants.of(scope)) as hold:
+            body = await read_body(headers, receive, hold, self._max_body_bytes, "gateway.max_body_bytes")
+            await run_while_connected(self._relay(scope, target, headers, body, send), receive)
 
     async def _relay(
         self, scope: Scope, target: str, headers: Mapping[str, str], body: bytes, send: Send
@@ -40,7 +46,7 @@ class PassthroughEndpoint:
     async def _answer(
         self, upstream: Upstream, response: aiohttp.ClientResponse, path: str, send: Send
     ) -> None:
-        head = list(response_headers(response.headers))
+        head = response_headers(response.raw_headers)
         if response.content_type == "text/event-stream":
             await _start(send, response.status, head)
             await self._relay_stream(upstream, response, path, send)

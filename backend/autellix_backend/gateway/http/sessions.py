@@ -14,6 +14,7 @@ from starlette.responses import Response
 from autellix_backend.gateway.errors import NotFoundError, SessionTakenError
 from autellix_backend.gateway.http.components import (
     Clock,
+    Sessions,
     SettingsTree,
     Store,
     Tokens,
@@ -65,12 +66,14 @@ async def start_session(
     store: Store,
     clock: Clock,
     tokens: Tokens,
+    open_sessions: Sessions,
     settings: SettingsTree,
     request: Request,
     response: Response,
 ) -> StartAnswer:
     """Start a session, or refresh the one of this id."""
     scoped_id = viewer.scoped(start.session_id)
+    open_sessions.admit(viewer, scoped_id, clock())
     owner = tokens.claim(scoped_id, read_headers(request.scope), start.proof)
     try:
         is_new = await store.open_session(scoped_id, clock(), owner if tokens.is_strict else None)
@@ -89,11 +92,18 @@ async def start_session(
 
 @router.post(ONE_SESSION + "/heartbeat", responses=refusals(404))
 async def heartbeat(
-    session_id: Id, viewer: Viewer, store: Store, clock: Clock, tokens: Tokens, request: Request
+    session_id: Id,
+    viewer: Viewer,
+    store: Store,
+    clock: Clock,
+    tokens: Tokens,
+    open_sessions: Sessions,
+    request: Request,
 ) -> dict[str, str]:
     """Keep a session alive."""
     tokens.check(viewer.scoped(session_id), read_headers(request.scope))
     await _refresh(session_id, viewer, store, clock)
+    open_sessions.keep(viewer, viewer.scoped(session_id), clock())
     return {}
 
 
@@ -119,12 +129,19 @@ async def watch(
 
 @router.delete(ONE_SESSION, status_code=204, responses=refusals(404))
 async def end_session(
-    session_id: Id, viewer: Viewer, store: Store, clock: Clock, tokens: Tokens, request: Request
+    session_id: Id,
+    viewer: Viewer,
+    store: Store,
+    clock: Clock,
+    tokens: Tokens,
+    open_sessions: Sessions,
+    request: Request,
 ) -> None:
     """End a session and its programs."""
     scoped_id = viewer.scoped(session_id)
     tokens.check(scoped_id, read_headers(request.scope))
     tokens.note_end(scoped_id)
+    open_sessions.end(viewer, scoped_id)
     if not await store.close_session(scoped_id, clock()):
         raise NotFoundError(f"there is no session {session_id!r}", param="session_id")
 

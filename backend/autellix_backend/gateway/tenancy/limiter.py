@@ -94,6 +94,11 @@ class Limiter:
         self._reservations[call_key] = reservation
         return reservation
 
+    def call_bytes(self, tenant: str) -> int:
+        """Return the bytes of a tenant's calls in flight."""
+        usage = self._tenants.get(tenant)
+        return 0 if usage is None else usage.call_bytes
+
     def cancel(self, reservation: Reservation, now: float) -> None:
         """Release the reservation of a call that could not start."""
         self._release(reservation, now, tokens=0, service_s=0.0, is_refunded=True)

@@ -123,9 +123,14 @@ def _caps(limits: TenantLimits, used: TenantUsage, body_bytes: int, *, is_new: b
     ):
         limit = getattr(limits, name)
         if limit is not None and value > limit:
-            message = f"at most {limit} {what} at once are allowed, and this would make {value}"
-            return LimitError(code, "rate_limit_error", name, message, SOON_S)
+            return too_many(name, code, what, limit, value)
     return None
+
+
+def too_many(name: str, code: str, what: str, limit: int, would_be: int) -> LimitError:
+    """Return the error of a cap that one more would exceed."""
+    message = f"at most {limit} {what} at once are allowed, and this would make {would_be}"
+    return LimitError(code, "rate_limit_error", name, message, SOON_S)
 
 
 def _rates(limits: TenantLimits, used: TenantUsage) -> LimitError | None:

@@ -26,6 +26,10 @@ class RecentMap(Generic[Key, Value]):
     def __len__(self) -> int:
         return self._size
 
+    def count(self, scope: str) -> int:
+        """Return the number of a scope's entries."""
+        return len(self._scopes.get(scope, ()))
+
     def has(self, scope: str, key: Key) -> bool:
         """Return whether a scope has a key."""
         return key in self._scopes.get(scope, ())

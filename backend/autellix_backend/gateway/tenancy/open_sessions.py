@@ -1,0 +1,51 @@
+"""The sessions that tenants keep open at this gateway, so that their number can be bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from autellix_backend.gateway.recent import RecentMap
+from autellix_backend.gateway.tenancy.quotas import too_many
+from autellix_backend.gateway.tenancy.tenants import Tenant
+
+MAX_KNOWN = 2**20
+"""Over all tenants; beyond it sessions are no longer counted, but still served."""
+
+
+class OpenSessions:
+    """The running sessions of each tenant; one without a heartbeat leaves when its session ends."""
+
+    def __init__(self, *, ttl_s: float, on_refusal: Callable[[str, str], None]) -> None:
+        """Start empty; `on_refusal` is called with the tenant and the code of each refusal."""
+        self._sessions: RecentMap[str, None] = RecentMap(ttl_s=ttl_s, max_entries=MAX_KNOWN)
+        self._on_refusal = on_refusal
+
+    def count(self, tenant: Tenant) -> int:
+        """Return the number of a tenant's sessions."""
+        return self._sessions.count(tenant.name)
+
+    def admit(self, tenant: Tenant, session_id: str, now: float) -> None:
+        """Count a session that starts or is refreshed.
+
+        Raises:
+            LimitError: if it is new and the tenant has as many as it may.
+        """
+        self._sessions.expire_of(tenant.name, now)
+        limit, running = tenant.limits.max_sessions, self.count(tenant)
+        if limit is not None and running >= limit and not self._sessions.has(tenant.name, session_id):
+            error = too_many("max_sessions", "too_many_sessions", "sessions", limit, running + 1)
+            self._on_refusal(tenant.name, error.code)
+            raise error
+        self._sessions.put(tenant.name, session_id, None, now)
+
+    def keep(self, tenant: Tenant, session_id: str, now: float) -> None:
+        """Count a session that had a heartbeat; another gateway may have started it."""
+        self._sessions.put(tenant.name, session_id, None, now)
+
+    def end(self, tenant: Tenant, session_id: str) -> None:
+        """Forget a session that has ended."""
+        self._sessions.discard(tenant.name, session_id)
+
+    def expire(self, now: float) -> None:
+        """Forget the sessions without a heartbeat."""
+        self._sessions.expire(now)

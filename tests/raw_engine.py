@@ -1,0 +1,70 @@
+"""An engine that answers calls with any bytes, and its health as a server should."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+PAUSE_S = 0.02
+"""Between two parts, so that they come apart."""
+
+
+def whole(body: bytes, head: bytes = OK) -> bytes:
+    """Return an answer with its length."""
+    return head + f"content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+def chunk(data: bytes) -> bytes:
+    """Return one chunk of a body."""
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
+
+
+class RawEngine:
+    """Answers every POST with `parts`, and then ends the connection unless it is to stay."""
+
+    def __init__(self) -> None:
+        self.parts: Sequence[bytes] = ()
+        self.stays = False
+        self.requests = 0
+        self.url = ""
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one connection's requests."""
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                if not head.startswith(b"POST"):
+                    writer.write(whole(b"{}"))
+                    continue
+                await reader.readexactly(_length(head))
+                self.requests += 1
+                await self._send(writer)
+                if not self.stays:
+                    break
+        writer.close()
+
+    async def _send(self, writer: asyncio.StreamWriter) -> None:
+        for part in self.parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(PAUSE_S)
+
+
+@contextlib.asynccontextmanager
+async def raw_engine() -> AsyncIterator[RawEngine]:
+    """Serve such an engine on the loopback address."""
+    engine = RawEngine()
+    server = await asyncio.start_server(engine.answer, "127.0.0.1", 0, limit=2**22)
+    engine.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server:
+        yield engine
+
+
+def _length(head: bytes) -> int:
+    for line in head.lower().split(b"\r\n"):
+        if line.startswith(b"content-length:"):
+            return int(line.partition(b":")[2])
+    return 0
