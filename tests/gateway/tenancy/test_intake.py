@@ -83,7 +83,8 @@ def tenants_file(tmp_path: Path) -> Path:
     path = tmp_path / "tenants.toml"
     path.write_text(
         f'[[tenant]]\nname = "hostile"\nkeys = ["{key_line("bad")}"]\n'
-        f'[tenant.limits]\nmax_call_bytes = 100000\n[[tenant]]\nname = "quiet"\nkeys = ["{key_line("good")}"]\n'
+        "[tenant.limits]\nmax_call_bytes = 100000\n"
+        f'[[tenant]]\nname = "quiet"\nkeys = ["{key_line("good")}"]\n'
     )
     return path
 

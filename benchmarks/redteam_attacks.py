@@ -1,0 +1,495 @@
+"""The red team's attacks: what a hostile tenant, or a client without a key, can send at a gateway.
+
+Each is a coroutine that attacks until it is cancelled or done, and notes the status of every answer that it
+reads. All draws come from one seeded generator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from redteam_engine import FAULTS
+
+CALL_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings")
+OTHER_PATHS = ("/v1/score", "/v1/rerank", "/classify", "/pooling", "/tokenize", "/v1/messages/count_tokens")
+CONTROL_PATHS = ("/autellix/v1/sessions", "/autellix/v1/engines")
+OUR_HEADERS = (
+    "Program-ID",
+    "Session-ID",
+    "Session-Token",
+    "Program-Name",
+    "Thread-ID",
+    "Call-ID",
+    "Parent-IDs",
+    "Flags",
+    "Final",
+    "Interceptions",
+    "Expected-Calls",
+    "Expected-Tokens",
+)
+OTHER_HEADERS = ("X-Session-ID", "session-id", "traceparent", "x-request-id", "Range")
+WIDTH = 16
+"""Requests of an attack at once."""
+ANSWER_S = 20.0
+"""How long an answer is waited for; a hostile client has time."""
+
+
+@dataclass(slots=True)
+class Target:
+    """The gateway under attack, and what it answered."""
+
+    url: str
+    key: str
+    client: aiohttp.ClientSession
+    draw: random.Random
+    answers: Counter[str] = field(default_factory=Counter)
+    """By attack and status; `no answer` for a connection that ended without one."""
+    surprises: list[str] = field(default_factory=list)
+    """Answers that no request may get, or errors in no client's format."""
+    attack: str = ""
+
+    @property
+    def port(self) -> int:
+        """The port of the gateway."""
+        return int(self.url.rpartition(":")[2])
+
+    def note(self, status: int | str, what: str, body: bytes = b"") -> None:
+        """Note an answer; one of 500 or an error of no known form is a surprise."""
+        self.answers[f"{self.attack}: {status}"] += 1
+        if isinstance(status, int) and status >= 400 and (status == 500 or not _is_error(body)):
+            self.surprises.append(f"{self.attack}: {what[:200]}: {status} {body[:200]!r}")
+
+    async def send(
+        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+    ) -> int | str:
+        """Send a request through an ordinary client; return the status of its answer."""
+        sent = {"authorization": f"Bearer {self.key}", "content-type": "application/json", **(headers or {})}
+        status: int | str
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                async with self.client.request(
+                    method, self.url + path, data=body or None, headers=sent
+                ) as response:
+                    status, content = response.status, await response.read()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            status, content = f"no answer ({type(error).__name__})", b""
+        is_engines = isinstance(status, int) and b"the red team" in content
+        self.note(200 if is_engines else status, f"{method} {path} {body[:120]!r} {headers}", content)
+        return status
+
+    async def send_raw(self, *parts: bytes, hold_s: float = 0.0) -> None:
+        """Send bytes on a connection of their own, and read what comes."""
+        received = b""
+        async with self.connection() as (reader, writer):
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                async with asyncio.timeout(ANSWER_S):
+                    for part in parts:
+                        writer.write(part)
+                        await writer.drain()
+                    await asyncio.sleep(hold_s)
+                    received = await reader.read(65536)
+        words = received.split(b" ", 2)
+        is_answer = len(words) > 1 and words[1].isdigit()
+        status = int(words[1]) if is_answer else "no answer"
+        self.note(status, repr(parts[0][:120]), received.partition(b"\r\n\r\n")[2])
+
+    @contextlib.asynccontextmanager
+    async def connection(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """Open a connection of its own; one that is refused is a connection that ends at once."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
+
+    def head(self, method: str, path: str, *lines: str, has_key: bool = True) -> bytes:
+        """Return a request's head."""
+        key = [f"authorization: Bearer {self.key}"] if has_key else []
+        return "\r\n".join([f"{method} {path} HTTP/1.1", "host: 127.0.0.1", *key, *lines, "\r\n"]).encode()
+
+
+def _is_error(body: bytes) -> bool:
+    """Return whether a body is an error object of OpenAI or Anthropic with a message, or was cut off."""
+    if not body:
+        return True
+    try:
+        error = json.loads(body)["error"]
+    except (ValueError, KeyError, TypeError):
+        return False
+    return bool(isinstance(error, dict) and error.get("message") and error.get("type"))
+
+
+async def heads(target: Target) -> None:
+    """Send heads of every excess, with and without a key."""
+    begin = b"GET /healthz HTTP/1.1\r\nhost: a\r\n"
+    await target.send_raw(begin + b"a: ", *[b"b" * 65536] * 64)
+    await target.send_raw(begin, *[b"a:b\r\n" * 10_000] * 32)
+    await target.send_raw(b"GET /", *[b"a" * 65536] * 64)
+    await target.send_raw(target.head("GET", "/v1/models?" + "a" * 60_000))
+    for _ in range(16):
+        await target.send_raw(target.draw.randbytes(200) + b"\r\n\r\n")
+        await target.send_raw(target.head("GET", "/v1/models", "a: " + "".join(_characters(target.draw, 50))))
+    await target.send_raw(
+        target.head("POST", "/v1/completions", "content-length: 4", "content-length: 5") + b"1"
+    )
+    both = target.head("POST", "/v1/completions", "content-length: 4", "transfer-encoding: chunked")
+    await target.send_raw(both + b"0\r\n\r\n")
+
+
+async def bodies(target: Target) -> None:
+    """Send bodies that take long to read, under each field that is read."""
+    size = 2 * 2**20
+    lists, deep = b"[" + b"[]," * (size // 3) + b"[]]", b"[" * 100_000
+    numbers = b"[" + b"1," * (size // 2) + b"1]"
+    for value in (lists, deep, numbers, b'"' + b"a" * size + b'"', b'{"a":' * 50_000):
+        for path, name in (
+            ("/v1/chat/completions", b"model"),
+            ("/v1/chat/completions", b"messages"),
+            ("/v1/completions", b"prompt"),
+            ("/v1/messages", b"metadata"),
+            ("/v1/responses", b"input"),
+            ("/autellix/v1/sessions", b"session_id"),
+        ):
+            await target.send("POST", path, b'{"' + name + b'": ' + value + b"}")
+
+
+async def fuzzed_bodies(target: Target) -> None:
+    """Send malformed bodies to every endpoint."""
+    paths = (*CALL_PATHS, *OTHER_PATHS, *CONTROL_PATHS)
+    cases = [(path, fuzzed_body(target.draw)) for path in paths for _ in range(40)]
+    await _side_by_side(lambda number: _post(target, *cases[number]), len(cases))
+
+
+async def fuzzed_headers(target: Target) -> None:
+    """Send malformed headers of ours and of other clients."""
+    body = b'{"model": "m", "messages": [{"role": "user", "content": "a"}], "prompt": "a", "input": "a"}'
+    for _ in range(40):
+        names = [f"X-Autellix-{name}" for name in target.draw.sample(OUR_HEADERS, 3)]
+        names.append(
+            target.draw.choice(["X-Session-ID", "session-id", "traceparent", "x-request-id", "Range"])
+        )
+        lines = [f"{name}: {fuzzed_header(target.draw)}" for name in names]
+        path = target.draw.choice(CALL_PATHS)
+        head = target.head("POST", path, f"content-length: {len(body)}", "connection: close", *lines)
+        await target.send_raw(head + body)
+
+
+async def partial_bodies(target: Target) -> None:
+    """Announce and send parts of large bodies, and never end them."""
+    part = b"10000\r\n" + b" " * 65536 + b"\r\n"
+
+    async def one(number: int) -> None:
+        framing = "content-length: 60000000" if number % 2 else "transfer-encoding: chunked"
+        path = CALL_PATHS[number % len(CALL_PATHS)]
+        parts = [part] * 160 if framing.startswith("transfer") else [b" " * 65536] * 160
+        await target.send_raw(target.head("POST", path, framing), *parts, hold_s=0.5)
+
+    await asyncio.gather(*(one(number) for number in range(24)))
+
+
+async def slow_readers(target: Target) -> None:
+    """Begin streams without an end and do not read them."""
+    body = b'{"model": "long", "stream": true, "messages": [{"role": "user", "content": "a"}]}'
+    head = target.head("POST", "/v1/chat/completions", f"content-length: {len(body)}")
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(48):
+            _, writer = await stack.enter_async_context(target.connection())
+            writer.write(head + body)
+        await asyncio.sleep(2.0)
+
+
+async def slow_writers(target: Target) -> None:
+    """Open connections that send a head byte by byte, and some that send nothing."""
+    head = target.head("POST", "/v1/chat/completions", "content-length: 100")
+    async with contextlib.AsyncExitStack() as stack:
+        writers = [(await stack.enter_async_context(target.connection()))[1] for _ in range(200)]
+        for byte in head[:20]:
+            for writer in writers[:100]:
+                with contextlib.suppress(ConnectionError):
+                    writer.write(bytes([byte]))
+            await asyncio.sleep(0.05)
+
+
+async def other_sites(target: Target) -> None:
+    """Act as pages of other sites, and as a tenant that is no operator."""
+    engine = b'{"url": "http://127.0.0.1:9"}'
+    for headers in ({"origin": "http://evil"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}):
+        status = await target.send("POST", "/autellix/v1/engines", engine, headers)
+        _expect(target, status, {403}, f"{headers}")
+    status = await target.send("POST", "/autellix/v1/engines", engine, {"content-type": "text/plain"})
+    _expect(target, status, {400, 403}, "text/plain")
+    for method, path in (
+        ("POST", "/autellix/v1/engines"),
+        ("POST", "/autellix/v1/engines/remote-0/drain"),
+        ("DELETE", "/autellix/v1/engines/remote-0"),
+        ("GET", "/autellix/v1/engines"),
+        ("GET", "/autellix/v1/config"),
+        ("GET", "/metrics"),
+    ):
+        _expect(target, await target.send(method, path, engine), {403}, path)
+
+
+async def others_programs(target: Target) -> None:
+    """Try to see, end and join what is another tenant's."""
+    for name in ("program-0", "quiet/program-0", "quiet%2Fprogram-0", "..%2Fquiet%2Fprogram-0"):
+        for method, rest in (("GET", ""), ("GET", "/why"), ("DELETE", "")):
+            status = await target.send(method, f"/autellix/v1/programs/{name}{rest}")
+            _expect(target, status, {404}, name)
+    for method, rest in (("DELETE", ""), ("POST", "/heartbeat"), ("GET", "/watch")):
+        status = await target.send(method, f"/autellix/v1/sessions/session-0{rest}")
+        _expect(target, status, {404}, rest)
+    body = b'{"model": "m", "messages": [{"role": "user", "content": "a"}]}'
+    names = {"X-Autellix-Program-ID": "quiet/program-0", "X-Autellix-Final": "true"}
+    await target.send("POST", "/v1/chat/completions", body, names)
+    await target.send("POST", "/v1/chat/completions", body, {"X-Autellix-Session-Token": "v1.AAAA"})
+    await target.send("POST", "/v1/chat/completions", body, {"X-Autellix-Interceptions": "a=1e308,b=1e308"})
+
+
+async def many_names(target: Target) -> None:
+    """Name a new program, class and agent in each call, with a transcript of its own."""
+
+    async def one(number: int) -> None:
+        messages = [{"role": "user", "content": f"{number}"}, {"role": "assistant", "content": "a"}]
+        body = json.dumps({"model": f"m{number}", "messages": messages}).encode()
+        headers = {} if number % 2 else {"X-Session-ID": f"s{number}", "X-Parent-Session-ID": f"p{number}"}
+        headers["X-Autellix-Program-Name"] = f"class-{number}"
+        await target.send("POST", "/v1/chat/completions", body, headers)
+
+    await _side_by_side(one, 400)
+
+
+async def output_limits(target: Target) -> None:
+    """Ask for more output than the limit of 64 tokens allows, in every way."""
+    said = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+    for more in (
+        {"max_tokens": 65},
+        {"max_completion_tokens": "300"},
+        {"max_tokens": 20, "n": 16},
+        {"max_tokens": 20, "best_of": 16},
+        {"n": 65},
+        {"max_tokens": 64, "max_completion_tokens": 8174},
+    ):
+        status = await target.send("POST", "/v1/chat/completions", json.dumps({**said, **more}).encode())
+        _expect(target, status, {400}, str(more))
+    many = {"model": "m", "prompt": ["a"] * 65}
+    _expect(target, await target.send("POST", "/v1/completions", json.dumps(many).encode()), {400}, "prompts")
+
+
+async def many_sessions(target: Target) -> None:
+    """Start more sessions than the 200 that are allowed."""
+    statuses: Counter[int | str] = Counter()
+
+    async def start(number: int) -> None:
+        body = json.dumps({"session_id": f"flood-{number}"}).encode()
+        statuses[await target.send("POST", "/autellix/v1/sessions", body)] += 1
+
+    async def end(number: int) -> None:
+        await target.send("DELETE", f"/autellix/v1/sessions/flood-{number}")
+
+    await _side_by_side(start, 240)
+    _expect(target, (statuses[201], statuses[429]), {(200, 40)}, "sessions started and refused")
+    await _side_by_side(end, 240)
+
+
+async def many_feeds(target: Target) -> None:
+    """Open event feeds and do not read them."""
+    head = target.head("GET", "/autellix/v1/events")
+    refused = 0
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def one(_: int) -> None:
+            nonlocal refused
+            reader, writer = await stack.enter_async_context(target.connection())
+            writer.write(head)
+            async with asyncio.timeout(ANSWER_S):
+                first = await reader.readexactly(12)
+            refused += first == b"HTTP/1.1 503"
+            target.note(int(first[9:12]), "feed")
+
+        await _side_by_side(one, 260)
+    _expect(target, refused, {260 - 32}, "refused feeds")
+
+
+async def listings(target: Target) -> None:
+    """Ask for long lists, several at once."""
+
+    async def ask() -> None:
+        for _ in range(5):
+            await target.send("GET", "/autellix/v1/programs?limit=10000")
+            await target.send("GET", "/autellix/v1/classes")
+
+    await asyncio.gather(*(ask() for _ in range(8)))
+
+
+async def many_connections(target: Target) -> None:
+    """Open connections, send requests on all of them, and leave without reading."""
+    head = target.head("GET", "/autellix/v1/programs?limit=1000")
+    for _ in range(3):
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(200):
+                _, writer = await stack.enter_async_context(target.connection())
+                writer.write(head)
+
+
+async def engine_answers(target: Target) -> None:
+    """Have the engine answer with every fault, in every dialect."""
+
+    async def one(path: str, name: str, *, is_streaming: bool) -> None:
+        said: dict[str, Any] = {"model": f"fault-{name}", "max_tokens": 8, "stream": is_streaming}
+        said["messages" if path in ("/v1/chat/completions", "/v1/messages") else "prompt"] = []
+        if name == "status-500":
+            # The engine's own errors pass unchanged.
+            return
+        status = await target.send("POST", path, json.dumps(said).encode())
+        _expect(target, status, {200, 502, 503}, f"{path} {name}")
+
+    for path in CALL_PATHS:
+        await asyncio.gather(
+            *(one(path, name, is_streaming=is_streaming) for name in FAULTS for is_streaming in (False, True))
+        )
+
+
+ATTACKS: Mapping[str, Callable[[Target], Awaitable[None]]] = {
+    "heads": heads,
+    "bodies": bodies,
+    "fuzzed_bodies": fuzzed_bodies,
+    "fuzzed_headers": fuzzed_headers,
+    "partial_bodies": partial_bodies,
+    "slow_readers": slow_readers,
+    "slow_writers": slow_writers,
+    "other_sites": other_sites,
+    "others_programs": others_programs,
+    "many_names": many_names,
+    "listings": listings,
+    "output_limits": output_limits,
+    "many_sessions": many_sessions,
+    "many_feeds": many_feeds,
+    "many_connections": many_connections,
+    "engine_answers": engine_answers,
+}
+
+_VALUES: tuple[bytes, ...] = (
+    b"null",
+    b"true",
+    b"-1",
+    b"0",
+    b"1e999",
+    b"1" * 5000,
+    b"NaN",
+    b'""',
+    b'"\xff\xfe"',
+    b'"\\ud800"',
+    b'"\\u0000"',
+    b"[]",
+    b"{}",
+    b"[[[]]]",
+    b"[" * 3000 + b"]" * 3000,
+    b'{"a":' * 3000 + b"1" + b"}" * 3000,
+    b'"{\\"session_id\\": ' + b"[" * 3000 + b'"',
+    b'[{"role": 1, "content": {}}]',
+    b'[{"role": "assistant", "content": [{"text": 7}]}, {"role": "user"}]',
+    b'"a b/../c\\n"',
+    b"tru",
+)
+_NAMES: tuple[bytes, ...] = (
+    b"model",
+    b"messages",
+    b"prompt",
+    b"input",
+    b"stream",
+    b"n",
+    b"best_of",
+    b"max_tokens",
+    b"max_completion_tokens",
+    b"max_output_tokens",
+    b"metadata",
+    b"user",
+    b"tools",
+    b"system",
+    b"instructions",
+    b"vllm_xargs",
+    b"extra_body",
+    b"cache_salt",
+    b"session_id",
+    b"program_id",
+    b"job_id",
+    b"is_last_step",
+    b"prompt_cache_key",
+    b"use_beam_search",
+    b"url",
+    b"name",
+    b"report_port",
+    b"pid",
+    b"client",
+    b"\xff",
+    b"a\\ud800",
+)
+
+
+def fuzzed_body(draw: random.Random) -> bytes:
+    """Return a body that is no JSON, or has values of any kind under the names that are read."""
+    kind = draw.random()
+    if kind < 0.1:
+        return draw.randbytes(draw.randrange(1, 400))
+    fields = [
+        b'"' + draw.choice(_NAMES) + b'": ' + _nested(draw, draw.choice(_VALUES))
+        for _ in range(draw.randrange(1, 6))
+    ]
+    body = b"{" + b", ".join(fields) + b"}"
+    return body[: draw.randrange(1, len(body))] if kind < 0.2 else body
+
+
+def fuzzed_header(draw: random.Random) -> str:
+    """Return a header's value of any kind."""
+    values = (
+        "",
+        " ",
+        "-",
+        ",",
+        "a,b,,c",
+        "a=1e308,b=1e308",
+        "a=nan",
+        "a=-1",
+        "1e999",
+        "0",
+        "9" * 400,
+        "true,false",
+    )
+    return draw.choice((*values, "x" * 5000, "".join(_characters(draw, 40))))
+
+
+def _nested(draw: random.Random, value: bytes) -> bytes:
+    names = (b"session_id", b"user_id", b"program_id")
+    return b'{"' + draw.choice(names) + b'": ' + value + b"}" if draw.random() < 0.3 else value
+
+
+def _characters(draw: random.Random, count: int) -> list[str]:
+    return [chr(draw.choice([draw.randrange(32, 127), draw.randrange(160, 256)])) for _ in range(count)]
+
+
+async def _post(target: Target, path: str, body: bytes) -> None:
+    await target.send("POST", path, body)
+
+
+async def _side_by_side(one: Callable[[int], Awaitable[None]], count: int) -> None:
+    """Do something with each number, some at a time."""
+    numbers = iter(range(count))
+
+    async def work() -> None:
+        for number in numbers:
+            await one(number)
+
+    await asyncio.gather(*(work() for _ in range(WIDTH)))
+
+
+def _expect(target: Target, found: object, expected: Any, what: str) -> None:
+    if found not in expected:
+        target.surprises.append(f"{target.attack}: {what}: {found}, expected {expected}")
