@@ -9,6 +9,7 @@ from typing import Annotated
 
 import msgspec
 
+from autellix_backend.reports.request_ids import args_in
 from autellix_wire import engine_args
 
 __all__ = ["MAX_ENDED", "MAX_ID_LENGTH", "CallIdentity", "read_identity"]
@@ -68,6 +69,8 @@ def read_identity(request_id: str, extra_args: object, session_id: object) -> Ca
     A request that names no program belongs to its session, else it is a program of its own.
     """
     args: Mapping[object, object] = extra_args if isinstance(extra_args, Mapping) else {}
+    if engine_args.PROGRAM not in args:
+        args = {**args_in(request_id), **args}
     program_id = _identifier(args.get(engine_args.PROGRAM)) or _identifier(session_id) or request_id
     return CallIdentity(
         call_id=_identifier(args.get(engine_args.CALL)) or request_id,

@@ -44,6 +44,8 @@ class CallBody:
     """The engine requests that it becomes: one for each prompt and choice."""
     model: str | None
     is_streaming: bool
+    is_beam_search: bool = False
+    """Whether its engine may make requests of it that lack its arguments."""
 
 
 def parse_body(data: bytes, dialect: Dialect) -> CallBody:
@@ -59,15 +61,17 @@ def parse_body(data: bytes, dialect: Dialect) -> CallBody:
     except JSON_ERRORS as error:
         raise InvalidRequestError(f"the body is not a JSON object: {error}") from error
     model = scalar(fields.get("model"))
+    is_beam_search = dialect.has_choices and bool(scalar(fields.get("use_beam_search")))
     prompt_count = _prompt_count(fields, dialect)
     return CallBody(
         fields=fields,
         xargs=_xargs(fields),
         size_bytes=len(data),
         prompt_count=prompt_count,
-        record_count=prompt_count * _choice_count(fields, dialect),
+        record_count=prompt_count * _request_count(fields, dialect, is_beam_search=is_beam_search),
         model=model[:MAX_MODEL_CHARACTERS] if isinstance(model, str) else None,
         is_streaming=scalar(fields.get("stream")) is True,
+        is_beam_search=is_beam_search,
     )
 
 
@@ -107,6 +111,17 @@ def _xargs(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
 def _choice_count(fields: Mapping[str, msgspec.Raw], dialect: Dialect) -> int:
     """Return the answers for each prompt; an invalid number, which the engine will refuse, counts as one."""
     return max(1, whole_number(fields.get("n")) or 1) if dialect.has_choices else 1
+
+
+def _request_count(fields: Mapping[str, msgspec.Raw], dialect: Dialect, *, is_beam_search: bool) -> int:
+    """Return the engine requests of each prompt; of a beam search the most that there may be."""
+    choices = _choice_count(fields, dialect)
+    if not is_beam_search:
+        return choices
+    stated = [whole_number(fields.get(name)) for name in dialect.output_fields]
+    tokens = next(filter(None, stated), 1)
+    # One for the first token, from which all beams begin.
+    return 1 + choices * max(0, tokens - 1)
 
 
 def _prompt_count(fields: Mapping[str, msgspec.Raw], dialect: Dialect) -> int:

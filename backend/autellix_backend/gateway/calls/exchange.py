@@ -14,17 +14,23 @@ from functools import partial
 import aiohttp
 from starlette.types import Receive, Scope, Send
 
+from autellix_backend.engines.base import EngineKind
 from autellix_backend.gateway.calls.body import CallBody, bounded, parse_body
 from autellix_backend.gateway.calls.dialects import Dialect
 from autellix_backend.gateway.calls.open_call import CallRequest, OpenCall
-from autellix_backend.gateway.calls.outbound import engine_body
+from autellix_backend.gateway.calls.outbound import engine_body, fan_out_id
 from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.gateway.calls.sse import StreamEndSplitter, begins_stream, error_event, holds_error
 from autellix_backend.gateway.calls.usage import StreamTail, read_usage
 from autellix_backend.gateway.classes import ProgramClasses, class_id
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.router import Assignment, Router
-from autellix_backend.gateway.engines.upstream import EngineResetError, engine_headers, response_headers
+from autellix_backend.gateway.engines.upstream import (
+    REQUEST_ID_HEADER,
+    EngineResetError,
+    engine_headers,
+    response_headers,
+)
 from autellix_backend.gateway.errors import (
     EngineAnswerError,
     EngineTimeoutError,
@@ -197,19 +203,13 @@ class Exchange:
     async def _send_call(self) -> aiohttp.ClientResponse:
         """Send the call, and once more after a reset of the connection; return the response at its head."""
         upstream, path = self._handle.upstream, self._dialect.path
-        headers = engine_headers(
-            self._call.request.headers,
-            upstream.kind,
-            self._call.start.program_id,
-            session_header=upstream.session_header,
-        )
         try:
-            return await upstream.send("POST", path, headers, self._encode())
+            return await upstream.send("POST", path, *self._encode())
         except EngineResetError:
             upstream.on_retry()
-            return await upstream.send("POST", path, headers, self._encode(), is_retry=True)
+            return await upstream.send("POST", path, *self._encode(), is_retry=True)
 
-    def _encode(self) -> bytes:
+    def _encode(self) -> tuple[Mapping[str, str], bytes]:
         # Each attempt has its own id in the engine, and so its own body.
         self._registry.on_sent(self._call)
         args: Mapping[str, str | float] = {}
@@ -217,8 +217,16 @@ class Exchange:
             self._ended = self._handle.ended.on_sent(self._call.start.program_id)
             is_linked = self._handle.link is not None
             args = self._registry.engine_args(self._call, self._ended, is_linked=is_linked)
-        request = self._call.request
-        return engine_body(request.body, self._handle.upstream.kind, args, tenant=request.tenant.name)
+        request, upstream = self._call.request, self._handle.upstream
+        headers = engine_headers(
+            request.headers,
+            upstream.kind,
+            self._call.start.program_id,
+            session_header=upstream.session_header,
+        )
+        if request.body.is_beam_search and args and upstream.kind is EngineKind.VLLM:
+            headers[REQUEST_ID_HEADER] = fan_out_id(args)
+        return headers, engine_body(request.body, upstream.kind, args, tenant=request.tenant.name)
 
     def _on_reached(self) -> None:
         self._handle.queue.on_reached(self._call.queued)

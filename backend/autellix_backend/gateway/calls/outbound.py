@@ -17,6 +17,8 @@ from autellix_backend.engines.base import EngineKind
 from autellix_backend.gateway.calls.body import XARGS, CallBody
 from autellix_backend.gateway.identity.aliases import ALIASES
 from autellix_backend.gateway.raw_json import MAX_SCALAR_BYTES, decoded_or
+from autellix_backend.reports.request_ids import marked_id
+from autellix_wire import engine_args
 
 SESSION_FIELD = "session_id"
 SALT_FIELD = "cache_salt"
@@ -71,6 +73,15 @@ def engine_body(
     if tenant and kind is not EngineKind.OPENAI:
         fields[SALT_FIELD] = _tenant_salt(tenant, body.fields.get(SALT_FIELD))
     return msgspec.json.encode(fields)
+
+
+def fan_out_id(args: Mapping[str, str | float]) -> str:
+    """Return the id of a call whose engine makes requests of it without its arguments.
+
+    It leaves out what holds for one request only: the end of the program, and the ends of others.
+    """
+    once = (engine_args.LAST, engine_args.ENDED)
+    return marked_id({name: value for name, value in args.items() if name not in once})
 
 
 def _allowed_args(xargs: Mapping[str, msgspec.Raw]) -> dict[str, Any]:

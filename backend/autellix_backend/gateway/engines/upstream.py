@@ -17,6 +17,7 @@ from autellix_backend.gateway.errors import (
     EngineUnavailableError,
     GatewayError,
 )
+from autellix_backend.reports.request_ids import MARK
 from autellix_backend.settings import GatewaySettings
 
 KEEPALIVE_TIMEOUT_S = 2.0
@@ -25,6 +26,7 @@ KEEPALIVE_TIMEOUT_S = 2.0
 CONNECT_TIMEOUT_S = 5.0
 """Within a data centre connecting takes milliseconds; a longer wait would only delay the retry elsewhere."""
 
+REQUEST_ID_HEADER = "x-request-id"
 FORWARDED_HEADERS = (
     "anthropic-beta",
     "anthropic-version",
@@ -33,7 +35,7 @@ FORWARDED_HEADERS = (
     "traceparent",
     "tracestate",
     "x-api-key",
-    "x-request-id",
+    REQUEST_ID_HEADER,
 )
 
 KEY_HEADERS = frozenset({"authorization", "x-api-key", "api-key"})
@@ -256,6 +258,9 @@ def _is_malformed(error: aiohttp.ClientPayloadError) -> bool:
 def request_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Pick the headers that go on to the engine; bodies must return unchanged, so no compression."""
     forwarded = {name: headers[name] for name in FORWARDED_HEADERS if name in headers}
+    if MARK in forwarded.get(REQUEST_ID_HEADER, ""):
+        # Such an id is an identity, which only the gateway may give.
+        del forwarded[REQUEST_ID_HEADER]
     return {"content-type": "application/json", **forwarded, "accept-encoding": "identity"}
 
 

@@ -1,0 +1,34 @@
+"""Identity in the ids of requests, for those that an engine makes of one call without the call's arguments.
+
+vLLM's beam search asks its scheduler for each token of each beam anew, without `vllm_xargs`, but under ids
+that begin with the call's. So the gateway names such a call by what the scheduler has to know of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+__all__ = ["MARK", "args_in", "marked_id"]
+
+MARK = "autellix-"
+_BEAM = re.compile(rf"{MARK}((?:[0-9a-f]{{2}})+)-[0-9a-f]+-beam-\d+")
+
+
+def marked_id(args: Mapping[str, str | float]) -> str:
+    """Return the id of a call that its engine makes several requests of."""
+    return MARK + msgspec.json.encode(args).hex()
+
+
+def args_in(request_id: str) -> Mapping[object, object]:
+    """Return the arguments in the id of one of these requests; none in any other id."""
+    found = _BEAM.search(request_id)
+    if found is None:
+        return {}
+    try:
+        args = msgspec.json.decode(bytes.fromhex(found[1]))
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return args if isinstance(args, dict) else {}

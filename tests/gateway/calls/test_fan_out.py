@@ -1,0 +1,55 @@
+"""Calls that an engine makes requests of by itself keep their identity."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from autellix_backend.gateway.calls.body import parse_body
+from autellix_backend.gateway.calls.dialects import BY_PATH
+from autellix_backend.reports.request_ids import args_in, marked_id
+from autellix_wire import engine_args
+
+CHAT = "/v1/chat/completions"
+
+
+async def test_a_beam_search_is_named_by_its_identity(serve: Any) -> None:
+    headers = {"X-Autellix-Program-ID": "p", "X-Autellix-Final": "true", "X-Request-ID": "mine"}
+    async with serve() as rig:
+        await rig.chat(headers, use_beam_search=True, n=2, max_tokens=2)
+        request = rig.engine.requests[-1]
+    args = args_in(f"chatcmpl-{request.headers['x-request-id']}-01-beam-0")
+    assert args[engine_args.PROGRAM] == "p"
+    assert args[engine_args.CALL] == request.xargs[engine_args.CALL]
+    # The program does not end with one of the beams' requests.
+    assert engine_args.LAST in request.xargs
+    assert engine_args.LAST not in args
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings", "/tokenize"])
+async def test_no_client_gives_such_a_name(serve: Any, path: str) -> None:
+    forged = marked_id({engine_args.PROGRAM: "other", engine_args.TENANT: "other"}) + "-01-beam-0"
+    body = {"model": "m", "messages": [], "input": "a", "prompt": "a"}
+    async with serve() as rig:
+        async with rig.client.post(rig.url + path, json=body, headers={"X-Request-ID": forged}) as response:
+            await response.read()
+        assert "x-request-id" not in rig.engine.requests[-1].headers
+        await rig.chat({"X-Request-ID": "mine"})
+        assert rig.engine.requests[-1].headers["x-request-id"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        ({"n": 4, "max_tokens": 10}, 37),
+        ({"n": 4, "max_completion_tokens": 10}, 37),
+        ({"n": 4}, 1),
+        ({"max_tokens": 1}, 1),
+        ({"n": 4, "use_beam_search": False}, 4),
+    ],
+)
+def test_a_beam_search_is_many_requests(fields: dict[str, Any], count: int) -> None:
+    data = json.dumps({"use_beam_search": True, **fields}).encode()
+    assert parse_body(data, BY_PATH[CHAT]).record_count == count
