@@ -27,7 +27,10 @@ def test_passwords_in_addresses_are_hidden() -> None:
     assert "hush" not in str(shown)
 
 
-@pytest.mark.parametrize("url", ["htp://me:hush@one", "http://me:hush@one:99999", "http://", "http://[::1"])
+@pytest.mark.parametrize(
+    "url",
+    ["htp://me:hush@one", "http://me:hush@one:99999", "htp:/me:hush@one", "http://me:hush@[::1"],
+)
 def test_a_bad_address_is_not_repeated(url: str) -> None:
     with pytest.raises(SettingsError, match=r"engine\.urls: cannot be used") as error:
         EngineSettings(urls=(url,))
@@ -51,6 +54,12 @@ def test_secret_arguments_are_hidden(arguments: list[str], shown: list[str] | No
     assert hidden_arguments(arguments) == (arguments if shown is None else shown)
     engine = settings_to_mapping(Settings(engine=EngineSettings(extra_args=tuple(arguments))))["engine"]
     assert engine["extra_args"] == (arguments if shown is None else shown)
+
+
+@pytest.mark.parametrize("url", ["http://", "http://[::1", "host:80"])
+def test_a_bad_address_without_a_password_is_shown(url: str) -> None:
+    with pytest.raises(SettingsError, match=r"engine\.urls: is '"):
+        EngineSettings(urls=(url,))
 
 
 def test_an_address_is_split_from_its_password() -> None:

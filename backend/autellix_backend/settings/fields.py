@@ -36,7 +36,8 @@ class Rule:
         if not self.holds(value):
             shown = repr(value) if isinstance(value, str) else value
             problem = "is empty" if value == "" else f"is {shown}"
-            raise SettingsError(name, "cannot be used" if self.shown else problem, self.expected)
+            is_secret = self.shown is not None and (self.shown(value) != value or "@" in str(value))
+            raise SettingsError(name, "cannot be used" if is_secret else problem, self.expected)
 
 
 POSITIVE = Rule("a number above zero", lambda value: value > 0)

@@ -16,7 +16,12 @@ _SECRET_ARGUMENT = re.compile(r"--(?:.*[-.])?(?:api-key|token|password|secret)|-
 
 def without_password(url: str) -> str:
     """Return an address with its password hidden."""
-    parts = urlsplit(url)
+    if "@" not in url and "password" not in url:
+        return url
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return HIDDEN
     user, _, host = parts.netloc.rpartition("@")
     name, colon, _ = user.partition(":")
     netloc = f"{name}{colon}{HIDDEN_PASSWORD if colon else ''}@{host}" if user else host
