@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from autellix._faults import log_debug
+from autellix._faults import log_debug, log_warning
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,9 +64,11 @@ def parse_base_urls(base_urls: str | Iterable[str]) -> dict[Origin, str]:
 
 
 def configured_backends() -> dict[Origin, str]:
-    """Parse `AUTELLIX_BASE_URL`; a malformed value is ignored, because an import must not raise."""
-    try:
-        return parse_base_urls(os.environ.get(BASE_URL_VARIABLE, ""))
-    except ValueError as error:
-        log_debug("%s is ignored: %s", BASE_URL_VARIABLE, error)
-        return {}
+    """Parse `AUTELLIX_BASE_URL`; a malformed address is ignored with a warning: an import must not raise."""
+    found: dict[Origin, str] = {}
+    for url in os.environ.get(BASE_URL_VARIABLE, "").split(","):
+        try:
+            found.update(parse_base_urls(url))
+        except ValueError as error:
+            log_warning("%s: %s; it is ignored", BASE_URL_VARIABLE, error)
+    return found

@@ -30,3 +30,13 @@ def log_debug(message: str, *args: object) -> None:
     import logging
 
     logging.getLogger("autellix").debug(message, *args)
+
+
+def log_warning(message: str, *args: object) -> None:
+    """Say what the user should know: once for each process, which is up to the caller."""
+    try:
+        import logging
+
+        logging.getLogger("autellix").warning(message, *args)
+    except Exception:  # noqa: BLE001 - the boundary to user code: a handler of the user's may fail
+        pass

@@ -77,6 +77,12 @@ class AutellixCallback(BaseCallbackHandler):
         """Record the tool and its duration, which count although it failed."""
         safely(open_runs.end_tool, run_id)
 
+    def on_interrupt(self, event: Any) -> None:
+        """Do nothing: LangGraph calls this where a graph pauses, on every handler."""
+
+    def on_resume(self, event: Any) -> None:
+        """Do nothing: LangGraph calls this where a graph continues, on every handler."""
+
 
 AUTOMATIC = AutellixCallback()
 """The handler of every callback manager."""

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 MAX_OPEN = 4096
 """How many runs, and how many tools, may be open; a run that never reports its end must not stay for ever."""
 MAX_ID_CHARACTERS = 256
+APPLICATION_VARIABLE = "AUTELLIX_APPLICATION"
+"""Tells applications apart that are started alike, such as in containers of one layout."""
 CALLBACK_MODULES = ("autellix.", "autellix_langchain.", "langchain_core.callbacks")
 """Modules between the code that starts a run and its handlers."""
 
@@ -78,9 +80,15 @@ def conversation_id(name: str | None, thread_id: str) -> str:
 
 @functools.cache
 def _application() -> str:
-    """Distinguish applications, whose graphs and threads often have the same names ("LangGraph", "1")."""
-    script = sys.argv[0] if getattr(sys, "argv", None) else ""
-    return hashlib.sha256(os.fsencode(Path(script).absolute())).hexdigest()[:8]
+    """Distinguish applications, whose graphs and threads often have the same names ("LangGraph", "1").
+
+    The script is not enough: many applications are started by one installed `uvicorn`, with their name as an
+    argument, or in a folder of their own.
+    """
+    script, *arguments = getattr(sys, "argv", None) or [""]
+    parts = [str(Path(script).absolute()), str(Path.cwd()), *arguments]
+    parts.append(os.environ.get(APPLICATION_VARIABLE, ""))
+    return hashlib.sha256("\0".join(parts).encode(errors="surrogatepass")).hexdigest()[:8]
 
 
 def _starting_frame() -> FrameType | None:

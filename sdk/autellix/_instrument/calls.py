@@ -123,9 +123,12 @@ def observe(response: Any) -> None:
         keeper().on_answer(
             call.account, session, response.status_code, is_ours=is_ours, is_refused=is_refused
         )
-    elif is_ours:
+    else:
         url = request.url
-        backends.discover(url.scheme, url.host, url.port, url.path)
+        if not is_ours:
+            backends.miss(url.host)
+        else:
+            backends.discover(url.scheme, url.host, url.port, url.path)
 
 
 def _value(headers: Any, name: bytes) -> bytes | None:
@@ -178,6 +181,7 @@ def _make_headers(account: Account) -> tuple[dict[str, str], ClientSession]:
     session = thread.session or process_session()
     call_id = ids.make("call")
     parents = thread.record_call(call_id)
+    backends.has_reached = True
     registration = session.registration(account)
     program.links.add((account, registration))
     headers = {

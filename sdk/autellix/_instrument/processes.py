@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from autellix._instrument.patches import Patches
 
+WORKER_MODULES = ("loky.backend.process",)
+"""Modules whose processes serve the jobs of many programs, and so must not inherit the first one's."""
 ATTRIBUTE = "_autellix_context"
 """The attribute of a process object that holds its propagation context."""
 
@@ -61,7 +63,11 @@ def _patch_set_result(original: Callable[..., Any]) -> Callable[..., Any]:
 def _patch_process_start(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def start(self: Any) -> None:
-        if propagation.is_on and not propagation.is_suppressed:
+        if (
+            propagation.is_on
+            and not propagation.is_suppressed
+            and not type(self).__module__.endswith(WORKER_MODULES)
+        ):
             safely(_attach_context, self)
         original(self)
 
@@ -110,7 +116,10 @@ def _link_to_processes(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def instrument_process_pool(patches: Patches, module: ModuleType) -> None:
-    future = module._base.Future
+    """Link the jobs of process pools, the standard library's and those of loky, which joblib uses."""
+    from concurrent.futures import Future
+
+    future: Any = Future
     if not hasattr(future.set_result, "__wrapped__"):
         # Never reverted: a job under way when the client is switched off must still return its plain result.
         future.set_result = _patch_set_result(future.set_result)

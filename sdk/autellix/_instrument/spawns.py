@@ -6,7 +6,7 @@ import functools
 
 from autellix._faults import safely
 from autellix._programs.branches import BranchCall, FanOut, create_task, link, new_branch
-from autellix._programs.running import watch_asyncio
+from autellix._programs.running import trio_carrier, watch_asyncio, watch_trio
 from autellix._propagation import Suppressed, propagation
 
 TYPE_CHECKING = False
@@ -22,6 +22,8 @@ POOL_MODULES = frozenset({"anyio._backends._asyncio", "concurrent.futures.proces
 """Modules whose threads serve many jobs, and so must not inherit the scope of the first."""
 WAKERS = frozenset({"asyncio.futures", "asyncio.timeouts", "_asyncio", None})
 """Modules whose callbacks only wake a waiter and run no user code."""
+COROUTINE_FLAG = 0x80
+"""Of code objects: coroutine functions."""
 TIMED_WAKERS = WAKERS | {"asyncio.tasks"}
 
 
@@ -107,6 +109,9 @@ def _patch_call_at(original: Callable[..., Any]) -> Callable[..., Any]:
 def _linked(callback: Callable[..., Any], wakers: frozenset[str | None]) -> Callable[..., Any]:
     if isinstance(callback, BranchCall) or getattr(callback, "__module__", None) in wakers:
         return callback
+    if getattr(getattr(callback, "__code__", None), "co_flags", 0) & COROUTINE_FLAG:
+        # A mistake, which a loop in debug mode refuses if it sees it.
+        return callback
     thread = safely(new_branch)
     return callback if thread is None else BranchCall(thread, callback)
 
@@ -158,6 +163,31 @@ def _patch_loop(patches: Patches, loop: type) -> None:
     patches.apply(loop, "create_task", _patch_create_task)
     patches.apply(loop, "call_soon_threadsafe", _patch_call_soon_threadsafe)
     patches.apply(loop, "call_at", _patch_call_at)
+
+
+def _patch_spawn(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def spawn_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
+        task = original(self, *args, **kwargs)
+        safely(_link_trio, task)
+        return task
+
+    return spawn_impl
+
+
+def _link_trio(task: Any) -> None:
+    link(trio_carrier(task))
+
+
+def instrument_trio(patches: Patches, module: ModuleType) -> None:
+    """Link trio's tasks to the task that starts them, and look for the program thread on them."""
+    watch_trio(module.GLOBAL_RUN_CONTEXT)
+    patches.apply(module.Runner, "spawn_impl", _patch_spawn)
+
+
+def instrument_trio_threads(patches: Patches, module: ModuleType) -> None:
+    """Link the jobs of trio's threads, which are reused, to the task that awaits them."""
+    patches.apply(module.ThreadCache, "start_thread_soon", _patch_submit)
 
 
 def instrument_anyio(patches: Patches, module: ModuleType) -> None:

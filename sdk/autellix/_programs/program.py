@@ -12,6 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from autellix._sessions.keeper import Link
 
+MAX_NAMED_THREADS = 4096
 REMOTE_THREAD_IDS = 4096
 """How many thread ids each further process of a program may use."""
 
@@ -51,7 +52,10 @@ class ClientProgram:
 
     def after_fork_in_child(self) -> None:
         """Become the child's own program; keep an id that the user has chosen."""
-        if not self.has_chosen_id:
+        if self.has_chosen_id:
+            # The parent goes on with it: it ends it, and the child's threads need numbers of their own.
+            self.is_remote = True
+        else:
             self.program_id = ids.make("program")
         self._reset()
 
@@ -63,9 +67,15 @@ class ClientProgram:
             return next(self._next_thread_id)
 
     def thread_id_of(self, name: str) -> int:
-        """Return the thread id of a thread that the user has named; it is never reused."""
+        """Return the thread id of a thread that the user has named; it is never reused.
+
+        The names used longest ago are forgotten: the implicit program of a server lasts for ever.
+        """
         with self.lock:
-            thread_id = self.named_thread_ids.get(name)
+            thread_id = self.named_thread_ids.pop(name, None)
             if thread_id is None:
-                thread_id = self.named_thread_ids[name] = self.take_thread_id()
+                thread_id = self.take_thread_id()
+            self.named_thread_ids[name] = thread_id
+            while len(self.named_thread_ids) > MAX_NAMED_THREADS:
+                del self.named_thread_ids[next(iter(self.named_thread_ids))]
             return thread_id

@@ -44,9 +44,40 @@ class RunningState:
         self.local = threading.local()
         self.running_loop: Any = None
         self.current_task: Any = None
+        self.trio: Any = None
+        """Trio's own state of each thread, once it is loaded; it has the running task."""
+        self.trio_carriers: weakref.WeakKeyDictionary[Any, TrioCarrier] = weakref.WeakKeyDictionary()
+
+
+class TrioCarrier:
+    """Stands for a task of trio, which takes no attributes of ours."""
+
+    def __init__(self, task: Any) -> None:
+        self._task = weakref.ref(task)
+
+    def done(self) -> bool:
+        """Return whether the task can run no more."""
+        return getattr(self.get_coro(), "cr_frame", None) is None
+
+    def get_coro(self) -> Any:
+        """Return its coroutine."""
+        return getattr(self._task(), "coro", None)
+
+
+def trio_carrier(task: Any) -> TrioCarrier:
+    """Return what a task of trio has instead of our attribute."""
+    carrier = state.trio_carriers.get(task)
+    if carrier is None:
+        carrier = state.trio_carriers[task] = TrioCarrier(task)
+    return carrier
 
 
 state = RunningState()
+
+
+def watch_trio(context: Any) -> None:
+    """Look on trio's tasks from now on; `context` is its own state of each thread."""
+    state.trio = context
 
 
 def watch_asyncio() -> None:
@@ -56,6 +87,8 @@ def watch_asyncio() -> None:
 
 
 def _task() -> Any:
+    if state.trio is not None and (task := getattr(state.trio, "task", None)) is not None:
+        return trio_carrier(task)
     if state.running_loop is None:
         return None
     loop = state.running_loop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from autellix._environment import PORTS
+from autellix._faults import log_warning
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ KEY_HEADERS = (b"authorization", b"x-api-key", b"api-key")
 """The headers that may carry an API key, in lower case."""
 NO_KEY: Credentials = (None, None, None)
 MAX_ACCOUNTS = 1024
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+MAX_MISSED = 20
+"""Calls after which it is said that none has reached a backend."""
 
 PRIVATE_NETWORKS = (
     "127.0.0.0/8",
@@ -125,6 +129,10 @@ class BackendRegistry:
     """The origins seen so far, and the rule that admits them."""
 
     def __init__(self) -> None:
+        self._missed = 0
+        self._is_told = False
+        self.has_reached = False
+        """Whether a call has carried an identity to a backend."""
         self.configure({})
 
     def configure(self, roots: dict[Origin, str]) -> None:
@@ -146,12 +154,18 @@ class BackendRegistry:
 
     def _admit(self, origin: Origin, path: str) -> Backend | None:
         if self._configured:
-            if origin not in self._configured:
-                return None
-            return Backend(origin, self._configured[origin], is_configured=True)
+            root = self._configured_root(origin)
+            return None if root is None else Backend(origin, root, is_configured=True)
         if origin[0] not in PORTS or not is_near(origin[1]):
             return None
         return self._make(origin, path)
+
+    def _configured_root(self, origin: Origin) -> str | None:
+        scheme, host, port = origin
+        # The names of this machine: which of them a client uses is chance.
+        names = LOOPBACK if host in LOOPBACK else (host,)
+        roots = (self._configured.get((scheme, name, port)) for name in (host, *names))
+        return next((root for root in roots if root is not None), None)
 
     def _make(self, origin: Origin, path: str) -> Backend:
         root, found, _ = path.partition("/v1/")
@@ -163,12 +177,40 @@ class BackendRegistry:
         backend = self._seen.get(origin)
         if backend is None:
             if self._configured or scheme not in PORTS:
+                self._warn_unlisted(origin)
                 return False
             backend = self._seen[origin] = self._make(origin, path)
             self.generation = object()
         if backend.state != KNOWN:
             backend.finish_probe(KNOWN)
         return True
+
+    def miss(self, host: str) -> None:
+        """Count a call to a host that gets no identity; say once if no call has ever reached a backend."""
+        if self._is_told or self.has_reached:
+            return
+        self._missed += 1
+        if self._missed >= MAX_MISSED:
+            self._is_told = True
+            origins = ", ".join(f"{scheme}://{name}:{port}" for scheme, name, port in self._configured)
+            log_warning(
+                "%d calls, and none to an Autellix backend (the last to %s): they are in no program. %s",
+                self._missed,
+                host,
+                f"AUTELLIX_BASE_URL or autellix.configure() name {origins}: is that the clients' base_url?"
+                if origins
+                else "If a gateway is there, set AUTELLIX_BASE_URL to its address; "
+                "if not, AUTELLIX_DISABLED=1 ends this.",
+            )
+
+    def _warn_unlisted(self, origin: Origin) -> None:
+        if not self._is_told:
+            self._is_told = True
+            log_warning(
+                "%s://%s:%s is an Autellix backend, but AUTELLIX_BASE_URL or configure() name others: its "
+                "calls are in no program",
+                *origin,
+            )
 
     def admitted(self) -> list[Backend]:
         """List the admitted origins."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import operator
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import pytest
@@ -22,7 +24,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
-from autellix_langchain import AutellixCallback
+from autellix_langchain import AutellixCallback, _runs
 from autellix_langchain._runs import MAX_OPEN, OpenRuns, conversation_id
 
 if TYPE_CHECKING:
@@ -282,7 +284,9 @@ def test_streamed_turns_of_a_thread(chat: ChatOpenAI, backend: RecordingBackend)
     assert len(backend.programs()) == 2
 
 
-def test_interrupted_run_continues_in_its_program(chat: ChatOpenAI, backend: RecordingBackend) -> None:
+def test_interrupted_run_continues_in_its_program(
+    chat: ChatOpenAI, backend: RecordingBackend, caplog: pytest.LogCaptureFixture
+) -> None:
     """A human in the loop: the run that resumes is a further turn of the same program."""
 
     def node(state: Parts) -> Parts:
@@ -301,6 +305,7 @@ def test_interrupted_run_continues_in_its_program(chat: ChatOpenAI, backend: Rec
     approved.invoke(Command(resume="yes"), config)
     assert backend.dag() == {"first": (), "second": ("first",)}
     assert len(backend.programs()) == 1
+    assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
 
 
 def test_a_session_of_the_users_stays(chat: ChatOpenAI, backend: RecordingBackend) -> None:
@@ -320,6 +325,26 @@ def test_ids_of_conversations() -> None:
         assert text.isascii()
         assert text.isprintable()
     assert conversation_id("a", "x") == conversation_id("a", "x") != conversation_id("b", "x")
+
+
+@pytest.mark.parametrize("difference", ["argument", "folder", "setting"])
+def test_applications_that_one_server_starts_share_no_conversation(
+    difference: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Both are `uvicorn` to the system, and their graphs and threads have the same names."""
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/uvicorn", "one:app"])
+    ids = []
+    for number in range(2):
+        _runs._application.cache_clear()
+        ids.append(conversation_id("LangGraph", "1"))
+        if number == 0 and difference == "argument":
+            monkeypatch.setattr(sys, "argv", ["/usr/bin/uvicorn", "two:app"])
+        elif number == 0 and difference == "folder":
+            monkeypatch.chdir(tmp_path)
+        elif number == 0:
+            monkeypatch.setenv("AUTELLIX_APPLICATION", "two")
+    _runs._application.cache_clear()
+    assert ids[0] != ids[1]
 
 
 # Results, errors, cancellations

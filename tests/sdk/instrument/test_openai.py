@@ -12,6 +12,7 @@ from tests.waiting import PATIENCE_S
 import autellix
 from autellix._instrument import calls, patches
 from autellix._instrument import openai as openai_patches
+from autellix._sessions import backends as origins
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -186,6 +187,65 @@ def test_far_backend_is_annotated_once_its_answer_is_marked(
             ask(client)
         ask(client)
     assert seen == [False, is_marked]
+
+
+class Network:
+    """A transport in the process, and a client at some address."""
+
+    def __init__(self, url: str, headers: dict[str, str]) -> None:
+        httpx: Any = OPENAI_MODULE.__dict__.get("httpx2") or OPENAI_MODULE.__dict__["httpx"]
+        self.seen: list[bool] = []
+
+        def answer(request: Any) -> Any:
+            self.seen.append("x-autellix-call-id" in request.headers)
+            return httpx.Response(200, json={"choices": []}, headers=headers)
+
+        http_client = httpx.Client(transport=httpx.MockTransport(answer))
+        self.client = openai.OpenAI(base_url=url, api_key="key", http_client=http_client, max_retries=0)
+
+
+@pytest.fixture
+def registry(sdk: None, monkeypatch: pytest.MonkeyPatch) -> origins.BackendRegistry:
+    """A registry that has said nothing yet."""
+    monkeypatch.setattr("autellix._sessions.keeper.exchange", lambda *_, **__: None)
+    registry = origins.backends
+    monkeypatch.setattr(registry, "_missed", 0)
+    monkeypatch.setattr(registry, "_is_told", False)
+    monkeypatch.setattr(registry, "has_reached", False)
+    return registry
+
+
+@pytest.mark.parametrize("configured", [None, "http://gateway.prod:8000"])
+def test_calls_that_never_reach_a_backend_are_mentioned_once(
+    registry: origins.BackendRegistry, caplog: pytest.LogCaptureFixture, configured: str | None
+) -> None:
+    autellix.configure(configured)
+    network = Network("https://llm.example.com/v1", {})
+    for _ in range(3 * origins.MAX_MISSED):
+        ask(network.client)
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert (configured or "AUTELLIX_BASE_URL") in record.getMessage()
+    assert not any(network.seen)
+
+
+def test_backend_beside_the_configured_ones_is_mentioned_once(
+    registry: origins.BackendRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    autellix.configure("http://gateway.prod:8000")
+    network = Network("http://other.prod:8000/v1", {"X-Autellix-Version": "1"})
+    for _ in range(2):
+        ask(network.client)
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "http://other.prod:8000 is an Autellix backend" in record.getMessage()
+    assert not any(network.seen)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
+def test_names_of_this_machine_are_one(registry: origins.BackendRegistry, host: str) -> None:
+    autellix.configure("http://localhost:8000/v1")
+    network = Network(f"http://{host}:8000/v1", {})
+    ask(network.client)
+    assert network.seen == [True]
 
 
 def test_redirected_call_by_absolute_url_is_judged_by_its_target(sdk: None) -> None:

@@ -79,6 +79,17 @@ def test_environment_configures(run_script: Callable[..., str]) -> None:
     assert run_script(script, AUTELLIX_BASE_URL="http://llm.example.com/v1") == "[False, True]\n"
 
 
+def test_malformed_address_is_mentioned(run_script: Callable[..., str]) -> None:
+    script = (
+        "import logging, sys; logging.basicConfig(stream=sys.stdout)\n"
+        "import autellix; from autellix._sessions.backends import backends\n"
+        "print(list(backends._configured))\n"
+    )
+    warning, found = run_script(script, AUTELLIX_BASE_URL="gateway:8000,http://other:1").splitlines()
+    assert "AUTELLIX_BASE_URL: base_url: 'gateway:8000' is not an address such as http://" in warning
+    assert found == "[('http', 'other', 1)]"
+
+
 def originals() -> list[Any]:
     import openai
     import uvloop

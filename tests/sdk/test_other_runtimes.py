@@ -1,0 +1,154 @@
+"""Task trees and process pools of other libraries; each test needs its library, and is skipped without."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.sdk.propagation import FORK_JOIN, run_file
+
+import autellix
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.sdk.conftest import Recording
+
+
+def name_here() -> str | None:
+    return autellix.current().name
+
+
+@pytest.fixture
+def trio(sdk: None) -> Any:
+    return pytest.importorskip("trio")
+
+
+def test_each_trio_task_keeps_its_program(trio: Any) -> None:
+    """Two tasks of one thread take turns inside their programs."""
+    seen: list[tuple[str, str | None]] = []
+
+    async def work(name: str) -> None:
+        with autellix.program(name):
+            for _ in range(5):
+                await trio.lowlevel.checkpoint()
+                seen.append((name, name_here()))
+        assert name_here() is None
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work, "a")
+            nursery.start_soon(work, "b")
+
+    trio.run(main)
+    assert len(seen) == 10
+    assert all(name == found for name, found in seen)
+
+
+def test_trio_tasks_inherit_where_they_are_started(trio: Any) -> None:
+    """Not from where their parent is when they run first."""
+    seen: dict[str, str | None] = {}
+
+    async def note(name: str) -> None:
+        seen[name] = name_here()
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            for name in ("a", "b"):
+                with autellix.program(name):
+                    nursery.start_soon(note, name)
+            nursery.start_soon(note, "none")
+            with autellix.program("later"):
+                await trio.sleep(0.01)
+
+    trio.run(main)
+    assert seen == {"a": "a", "b": "b", "none": None}
+
+
+def test_trio_runs_in_the_program_around_it(trio: Any) -> None:
+    async def main() -> str | None:
+        return name_here()
+
+    with autellix.program("outer"):
+        assert trio.run(main) == "outer"
+
+
+def test_threads_that_trio_keeps_remember_no_job(trio: Any) -> None:
+    seen: dict[str, str | None] = {}
+    threads = set()
+
+    def job(name: str) -> None:
+        threads.add(threading.get_ident())
+        seen[name] = name_here()
+
+    async def main() -> None:
+        for name in ("a", "b"):
+            with autellix.program(name):
+                await trio.to_thread.run_sync(job, name)
+        await trio.to_thread.run_sync(job, "none")
+
+    trio.run(main)
+    assert len(threads) == 1
+    assert seen == {"a": "a", "b": "b", "none": None}
+
+
+def test_dag_of_a_trio_nursery(trio: Any, backend: Recording) -> None:
+    openai = importlib.import_module("openai")
+    autellix.configure(backend.url)
+    client = openai.OpenAI(base_url=backend.url, api_key="key", max_retries=0)
+
+    def ask(name: str) -> None:
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": name}])
+
+    async def branch(name: str) -> None:
+        await trio.lowlevel.checkpoint()
+        ask(name)
+
+    async def main() -> None:
+        with autellix.program("agent"):
+            ask("root")
+            async with trio.open_nursery() as nursery:
+                for name in ("a", "b"):
+                    nursery.start_soon(branch, name)
+            ask("end")
+
+    trio.run(main)
+    # One thread runs both branches to their end in turn, and neither comes before the other.
+    assert backend.dag() == FORK_JOIN
+
+
+JOBLIB = """
+import sys
+import autellix
+from joblib import Parallel, delayed
+
+def job(number):
+    import autellix
+    return autellix.current().name
+
+if __name__ == "__main__":
+    for name in "AB":
+        with autellix.program(name):
+            found = Parallel(2)(delayed(job)(number) for number in range(4))
+        assert set(found) == {name}, (name, found)
+    assert set(Parallel(2)(delayed(job)(number) for number in range(4))) == {None}
+"""
+
+
+def test_processes_that_joblib_keeps_remember_no_job(tmp_path: Path) -> None:
+    pytest.importorskip("joblib")
+    run_file(tmp_path, JOBLIB)
+
+
+async def test_debug_loop_refuses_coroutine_functions_as_without_us(sdk: None) -> None:
+    async def mistake() -> None:
+        pass
+
+    loop = asyncio.get_running_loop()
+    loop.set_debug(True)
+    for call in (loop.call_later, loop.call_at):
+        with pytest.raises(TypeError, match="coroutines cannot be used"):
+            call(0, mistake)
