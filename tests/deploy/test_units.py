@@ -95,6 +95,15 @@ def test_an_engine_reports_where_gateways_ask() -> None:
     assert report_secret(engine) == settings.report_secret is not None
 
 
+def test_an_engine_may_write_where_vllm_keeps_its_caches() -> None:
+    """Its user's own home is hidden, and everything else read-only."""
+    unit = directives(ENGINE)
+    cache = f"/var/cache/{unit['CacheDirectory']}"
+    variables = dict(word.split("=", 1) for word in unit["Environment"].split())
+    assert {variables["HOME"], variables["HF_HOME"]} == {cache}
+    assert (unit["ProtectHome"], unit["ProtectSystem"]) == ("yes", "strict")
+
+
 def test_a_unit_uses_variables_that_its_file_has() -> None:
     used = set(VARIABLE.findall(directives(ENGINE)["ExecStart"]))
     assert used <= set(environment(UNITS / "engine.env"))

@@ -43,7 +43,8 @@ def lay_out(spec: dict[str, Any]) -> Path:
         points[path].chmod(0o777)
     mount("--bind", spec["hosts"], str(inside(root, "/etc/hosts")))
     mount("-t", "proc", "proc", str(root / "proc"))
-    mount("--rbind", "/dev", str(root / "dev"))
+    for name in ("dev", "sys"):
+        mount("--rbind", f"/{name}", str(root / name))
     if spec["is_read_only"]:
         mount("-o", "remount,ro", str(root))
     for path, (source, is_read_only) in spec["mounts"].items():

@@ -33,7 +33,7 @@ class Table:
             yield
         except Exception as error:
             logger.exception("%s", what)
-            self.note(what, False, f"{type(error).__name__}: {error}")
+            self.note(what, False, f"{type(error).__name__}: {error}".splitlines()[0])
         else:
             self.note(what, True)
 
