@@ -2,21 +2,54 @@
 
 from __future__ import annotations
 
+from autellix._instrument.calls import headers
 from autellix._instrument.switch import configure, instrument, start, uninstrument
 from autellix._scopes.api import current, program, propagate, session, thread
+from autellix._scopes.scope import CurrentIdentity as Identity
 from autellix._scopes.scopes import end_program
 
 __all__ = [
+    "Identity",
     "configure",
     "current",
     "end_program",
+    "headers",
     "instrument",
     "program",
     "propagate",
     "session",
+    "status",
     "thread",
     "uninstrument",
 ]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def status() -> dict[str, Any]:
+    """Return whether the client is on, its backends and sessions, and which libraries it has patched.
+
+    Returns:
+        `is_on`; `has_reached`, whether a call has carried an identity; `configured`, the addresses that get
+        headers, empty for the rule of nearby and marked hosts; `backends`, with their `state` ("known",
+        "unknown" or "foreign") and `sessions` (`id`, `state`, `failures` since the last success);
+        `libraries`, the patched modules that are loaded; `missing`, methods that they lack.
+    """
+    from autellix._instrument.status import describe
+
+    return describe()
+
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":
+        # Late: the metadata of packages takes longer to read than the rest of the import.
+        from importlib.metadata import version
+
+        return version("autellix")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 start()
 del start

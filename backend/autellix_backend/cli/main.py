@@ -33,6 +33,7 @@ COMMANDS = {
         "show the sizes of programs by class, and how well they are predicted",
     ),
     "top": ("autellix_backend.cli.top", "watch engines and programs"),
+    "doctor": ("autellix._doctor", "check whether this environment's calls would reach a gateway"),
     "config": (
         "autellix_backend.cli.config",
         "show the settings in force, or check a file of them",

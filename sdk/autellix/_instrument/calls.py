@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
+from autellix._faults import safely
 from autellix._ids import ids
 from autellix._programs.running import running_thread
 from autellix._propagation import propagation
@@ -106,6 +107,41 @@ def _add(
             raw = _RAW_NAMES[name] = (name.encode("ascii"), name.lower().encode("ascii"))
         if raw[1] not in present:
             entries.append((*raw, value.encode("ascii")))
+
+
+def headers(url: str, *, api_key: str | None = None) -> dict[str, str]:
+    """Return the headers of one call made here and now, for an HTTP client that the client does not patch.
+
+    Each result is one call: use it once, and again only to retry that call.
+
+    Args:
+        url: where the call will go; a host that is no backend gets no headers.
+        api_key: the key that the call will carry as `Authorization: Bearer`, if any.
+
+    Raises:
+        TypeError: if the address or the key is not text.
+    """
+    if not isinstance(url, str) or not isinstance(api_key, str | None):
+        raise TypeError("headers() takes an address and a key as text")
+    return safely(_headers_for, url, api_key) or {}
+
+
+def _headers_for(url: str, api_key: str | None) -> dict[str, str]:
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    backend = backends.find(parts.scheme, parts.hostname or "", parts.port, parts.path)
+    if backend is None or not propagation.is_on:
+        return {}
+    account = backend.account((None if api_key is None else f"Bearer {api_key}".encode(), None, None))
+    if backend.state == UNKNOWN:
+        keeper().on_call(account, process_session())
+        return {}
+    made, session = _make_headers(account)
+    registration = keeper().on_call(account, session)
+    if registration.state == REGISTERED and registration.token is not None:
+        made[names.SESSION_TOKEN] = registration.token
+    return made
 
 
 def observe(response: Any) -> None:

@@ -101,6 +101,11 @@ def uninstrument() -> None:
         keeper.keeper().stop()
 
 
+def missing_methods() -> list[str]:
+    """List the methods that the client would patch, and that the loaded versions of libraries lack."""
+    return _switch.patches.missing
+
+
 def configure(base_url: str | Iterable[str] | None = None) -> None:
     """Set the backends that get headers; None restores the rule for nearby hosts.
 

@@ -212,6 +212,10 @@ class BackendRegistry:
                 *origin,
             )
 
+    def configured(self) -> list[Origin]:
+        """List the origins that the user has set."""
+        return list(self._configured)
+
     def admitted(self) -> list[Backend]:
         """List the admitted origins."""
         return [backend for backend in list(self._seen.values()) if backend is not None]

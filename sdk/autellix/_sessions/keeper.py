@@ -148,23 +148,24 @@ class SessionKeeper:
 
     def resume(self) -> None:
         """Continue the heartbeats after a pause."""
-        if any(registration.state == REGISTERED for *_, registration in self._registrations()):
+        if any(registration.state == REGISTERED for *_, registration in self.registrations()):
             self._control.ensure_started()
 
     def leave(self, left: list[Backend]) -> None:
         """End the sessions at backends that get no more calls. Never blocks."""
-        if any(account.backend in left for _, account, _ in self._registrations()):
+        if any(account.backend in left for _, account, _ in self.registrations()):
             self._control.post(lambda: self._end_all(left))
 
     def close_watches(self) -> None:
         """Close this process's copies of its parent's watches."""
-        for *_, registration in self._registrations():
+        for *_, registration in self.registrations():
             registration.close()
 
     def _sessions(self) -> list[ClientSession]:
         return [self.process_session, *list(self._named.values())]
 
-    def _registrations(self) -> Iterator[tuple[ClientSession, Account, Registration]]:
+    def registrations(self) -> Iterator[tuple[ClientSession, Account, Registration]]:
+        """Iterate over all registrations of this process."""
         for session in self._sessions():
             for account, registration in list(session.registrations.items()):
                 yield session, account, registration
@@ -223,7 +224,7 @@ class SessionKeeper:
         """Send the heartbeats that are due, and with them those of the same backends that soon will be."""
         now_s = time.monotonic()
         due: dict[Account, list[tuple[ClientSession, Registration]]] = {}
-        for session, account, registration in self._registrations():
+        for session, account, registration in self.registrations():
             if registration.heartbeat_due_s == NEVER_S:
                 continue
             if self._is_idle(session, now_s):
@@ -235,7 +236,7 @@ class SessionKeeper:
                 for start in range(0, len(entries), BATCH):
                     self._send_batch(account, entries[start : start + BATCH])
         self._due_s = min(
-            (registration.heartbeat_due_s for *_, registration in self._registrations()), default=NEVER_S
+            (registration.heartbeat_due_s for *_, registration in self.registrations()), default=NEVER_S
         )
 
     def _send_batch(self, account: Account, entries: list[tuple[ClientSession, Registration]]) -> None:

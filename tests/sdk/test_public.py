@@ -1,0 +1,149 @@
+"""What users see of the client besides scopes: its state, headers for other clients, `autellix doctor`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import runpy
+import sys
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+from tests.waiting import wait_until
+
+import autellix
+from autellix import _doctor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.sdk.conftest import Recording
+
+
+def ask(backend: Recording) -> None:
+    with openai.OpenAI(base_url=backend.url, api_key="key", max_retries=0) as client:
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
+
+
+def test_version_is_that_of_the_package() -> None:
+    assert autellix.__version__ == importlib.metadata.version("autellix")
+    with pytest.raises(AttributeError, match="nothing"):
+        autellix.nothing  # noqa: B018 - it is looked up
+
+
+def test_status_tells_backends_and_sessions(sdk: None, backend: Recording) -> None:
+    autellix.configure(backend.url)
+    assert autellix.status()["backends"] == {}
+    ask(backend)
+    url = backend.url.removesuffix("/v1")
+
+    def sessions() -> Any:
+        return autellix.status()["backends"][url]["sessions"]
+
+    wait_until(lambda: sessions()[0]["state"] == "registered")
+    status = autellix.status()
+    assert status["is_on"]
+    assert status["has_reached"]
+    assert status["configured"] == [url]
+    assert status["backends"][url]["state"] == "known"
+    assert sessions() == [{"id": autellix.current().session_id, "state": "registered", "failures": 0}]
+    assert {"openai._base_client", "threading"} <= set(status["libraries"])
+    assert status["missing"] == []
+
+
+def test_headers_annotate_any_client(sdk: None, backend: Recording) -> None:
+    autellix.configure(backend.url)
+    url = backend.url + "/chat/completions"
+    with autellix.program("agent"):
+        for _ in range(2):
+            request = urllib.request.Request(
+                url, b'{"messages": []}', autellix.headers(url, api_key="key"), method="POST"
+            )
+            with urllib.request.urlopen(request) as response:
+                assert response.status == 200
+        ask(backend)
+    first, second, third = backend.calls
+    assert first["x-autellix-parent-ids"] == "-"
+    assert second["x-autellix-parent-ids"] == first["x-autellix-call-id"]
+    assert third["x-autellix-parent-ids"] == second["x-autellix-call-id"]
+    assert {call["x-autellix-program-name"] for call in backend.calls} == {"agent"}
+    backend.wait_for("DELETE", "/programs/")
+    assert backend.credentials == ["Bearer key"]
+
+
+def test_headers_are_for_backends_only(sdk: None) -> None:
+    assert autellix.headers("https://api.openai.com/v1/chat/completions") == {}
+    assert autellix.headers("http://[") == {}
+    with pytest.raises(TypeError, match="as text"):
+        autellix.headers(7)  # type: ignore[arg-type]
+
+
+def test_doctor_finds_a_backend(backend: Recording) -> None:
+    backend.token = "signed"
+    lines, code = _doctor.diagnose(backend.url, "key")
+    assert code == 0
+    assert lines[0] == "client: on after `import autellix`"
+    assert lines[1] == f"backend {backend.url}: answers, and starts sessions"
+    assert any(line.startswith("library: openai ") for line in lines)
+    assert [entry[0] for entry in backend.control] == ["POST", "DELETE"]
+    assert backend.credentials == ["Bearer key"]
+
+
+@pytest.mark.parametrize(
+    ("url", "finding"),
+    [
+        ("gateway:8000", "is not an address such as http://"),
+        ("http://127.0.0.1:9", "nobody answers"),
+    ],
+)
+def test_doctor_names_the_cure(url: str, finding: str) -> None:
+    lines, code = _doctor.diagnose(url, None)
+    assert code == 1
+    assert finding in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("status", "finding"), [(401, "refuses the key"), (404, "is not an Autellix gateway")]
+)
+def test_doctor_tells_refusals_apart(backend: Recording, status: int, finding: str) -> None:
+    backend.control_statuses = [status]
+    lines, code = _doctor.diagnose(backend.url, None)
+    assert code == 1
+    assert finding in lines[1]
+
+
+def test_doctor_sees_that_the_client_is_off(backend: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTELLIX_DISABLED", "1")
+    lines, code = _doctor.diagnose(backend.url, None)
+    assert (code, lines[0]) == (1, "client: off, by AUTELLIX_DISABLED")
+
+
+def test_module_is_the_command(
+    backend: Recording, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["autellix", "doctor", backend.url])
+    with pytest.raises(SystemExit) as exit_:
+        runpy.run_module("autellix", run_name="__main__")
+    assert exit_.value.code == 0
+    assert "answers, and starts sessions" in capsys.readouterr().out
+
+
+def test_command_line_needs_no_other_package(run_script: Callable[..., str]) -> None:
+    """`pip install autellix` brings the client alone: the command's help and its doctor work."""
+    script = """
+    import sys
+    sys.path[:] = [path for path in sys.path if "site-packages" not in path]
+    sys.path += sys.argv[1:]
+    from autellix_backend.cli.main import main
+    try:
+        main(["--help"])
+    except SystemExit as exit_:
+        print(exit_.code)
+    print(main(["doctor", "http://127.0.0.1:9"]))
+    """
+    root = Path(__file__).parents[2]
+    lines = run_script(script, str(root / "sdk"), str(root / "backend")).splitlines()
+    assert "0" in lines
+    assert lines[-1] == "1"
