@@ -19,6 +19,7 @@ import asyncio
 import json
 import multiprocessing
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -26,7 +27,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import aiohttp
 import proxies
@@ -153,7 +154,7 @@ async def measure(ways: list[proxies.Proxy], model: str, options: argparse.Names
 async def measure_levels(ways: list[proxies.Proxy], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure each number of clients, the targets in turn, in another order each time."""
     rows: list[dict[str, Any]] = []
-    for load in LEVEL_LOADS:
+    for load in (load for load in LEVEL_LOADS if load.name in options.loads.split(",")):
         body = load.body("fake")
         for way in ways:
             await loaded(way, body, WARM_UP_CALLS, 4)
@@ -164,7 +165,7 @@ async def measure_levels(ways: list[proxies.Proxy], options: argparse.Namespace)
                 turn = batch % len(ways)
                 for way in ways[turn:] + ways[:turn]:
                     found[way.name].append(await loaded(way, body, calls, level))
-            rows += [
+            fresh = [
                 {
                     "load": load.name,
                     "clients": level,
@@ -177,6 +178,9 @@ async def measure_levels(ways: list[proxies.Proxy], options: argparse.Namespace)
                 }
                 for name, batches in found.items()
             ]
+            # Under many clients a level takes long.
+            print_levels(fresh, sys.stderr)
+            rows += fresh
     return rows
 
 
@@ -206,15 +210,12 @@ async def loaded(way: proxies.Proxy, body: dict[str, Any], calls: int, at_once: 
         return Load(samples, time.perf_counter() - start_s, way.processor_s() - before_s)
 
 
-def print_levels(rows: list[dict[str, Any]]) -> None:
+def print_levels(rows: list[dict[str, Any]], file: TextIO) -> None:
     """Print one line per load, number of clients and target."""
-    print(
-        f"{'load':8} {'clients':>7} {'way':22} {'cpu ms':>8} {'calls/core-s':>12} {'p50 ms':>9} {'p99 ms':>9}"
-    )
     for row in rows:
         per_core = f"{1e3 / row['processor_ms']:12.0f}" if row["processor_ms"] else f"{'':12}"
         line = f"{row['load']:8} {row['clients']:7} {row['way']:22} {row['processor_ms']:8.3f} {per_core}"
-        print(f"{line} {row['p50_ms']:9.2f} {row['p99_ms']:9.2f}")
+        print(f"{line} {row['p50_ms']:9.2f} {row['p99_ms']:9.2f}", file=file, flush=True)
 
 
 async def benchmark_levels(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
@@ -369,13 +370,19 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=16, help="how many at once")
     parser.add_argument("--batches", type=int, default=3, help="batches of each load, each way")
     parser.add_argument("--levels", help="numbers of clients, by commas: measures these alone")
+    parser.add_argument("--loads", default="answer,stream", help="which loads with --levels, by commas")
     parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="another checkout of this project")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if options.levels is not None:
             rows = asyncio.run(benchmark_levels(options, Path(folder)))
-            print(json.dumps(rows, indent=2)) if options.json else print_levels(rows)
+            if options.json:
+                print(json.dumps(rows, indent=2))
+                return
+            head = f"{'load':8} {'clients':>7} {'way':22} {'cpu ms':>8} {'calls/core-s':>12}"
+            print(head + f" {'p50 ms':>9} {'p99 ms':>9}")
+            print_levels(rows, sys.stdout)
             return
         found = asyncio.run(benchmark(options, Path(folder)))
     if options.json:

@@ -106,7 +106,7 @@ class CallMetrics:
         self._duration_s(engine).observe(call.duration_s)
         self._service_s(engine).inc(receipt.service_s)
         self._total_wait_s(engine).inc(receipt.wait_s)
-        self._preemptions(engine).inc(receipt.preemptions or 0)
+        _add(self._preemptions(engine), receipt.preemptions)
         if call.tenant:
             self._tenant_calls(call.tenant, call.outcome).inc()
             self._tenant_service_s(call.tenant).inc(receipt.service_s)
@@ -114,11 +114,17 @@ class CallMetrics:
             self._wait_s(str(receipt.level)).observe(receipt.wait_s)
         if call.first_token_s is not None and call.outcome is Outcome.OK:
             self._first_token_s(engine).observe(call.first_token_s)
-        self._tokens(engine, "prompt").inc(usage.prompt_tokens if usage else 0)
-        self._tokens(engine, "cached").inc(usage.cached_tokens or 0 if usage else 0)
-        self._tokens(engine, "output").inc(usage.output_tokens if usage else 0)
-        self._moves(engine, "demotion").inc(receipt.demotions or 0)
-        self._moves(engine, "promotion").inc(receipt.promotions or 0)
+        _add(self._tokens(engine, "prompt"), usage.prompt_tokens if usage else 0)
+        _add(self._tokens(engine, "cached"), usage.cached_tokens if usage else 0)
+        _add(self._tokens(engine, "output"), usage.output_tokens if usage else 0)
+        _add(self._moves(engine, "demotion"), receipt.demotions)
+        _add(self._moves(engine, "promotion"), receipt.promotions)
+
+
+def _add(counter: Counter, amount: int | None) -> None:
+    """Count; nothing to count is the usual case, and the series is there all the same."""
+    if amount:
+        counter.inc(amount)
 
 
 class QueueMetrics:
