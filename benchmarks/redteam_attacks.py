@@ -323,7 +323,7 @@ async def listings(target: Target) -> None:
 
     async def ask() -> None:
         for _ in range(5):
-            await target.send("GET", "/autellix/v1/programs?limit=10000")
+            await target.send("GET", "/autellix/v1/programs?limit=1000")
             await target.send("GET", "/autellix/v1/classes")
 
     await asyncio.gather(*(ask() for _ in range(8)))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -80,6 +82,7 @@ class Components:
         self.recorder = self._make_recorder()
         self.limiter = self._make_limiter()
         self.intake = self._make_intake()
+        self.listing_turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.sessions = OpenSessions(
             ttl_s=LOST_HEARTBEATS * gateway.heartbeat_s, on_refusal=self.count_refusal
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from fastapi import Depends
@@ -63,6 +64,8 @@ def _is_on_this_machine(request: Request) -> bool:
 Classes = Annotated[ProgramClasses, _component("classes")]
 Clock = Annotated[Callable[[], float], _component("clock")]
 Feed = Annotated[EventFeed, _component("feed")]
+ListingTurns = Annotated[Mapping[str, asyncio.Lock], _component("listing_turns")]
+"""By tenant: who lists programs."""
 Metrics = Annotated[GatewayMetrics, _component("metrics")]
 Pool = Annotated[EnginePool, _component("pool")]
 Routes = Annotated[Router, _component("router")]
