@@ -122,7 +122,7 @@ async def use_commands(cluster: Cluster) -> None:
     commands: dict[str, tuple[str, ...]] = {
         "autellix engines": ("autellix", "engines"),
         "autellix ps": ("autellix", "ps"),
-        "autellix config": ("autellix", "config"),
+        "autellix config": ("autellix", "config", "show"),
     }
     for what, command in commands.items():
         done = await asyncio.to_thread(cluster.node.execute, gateway.name, command)
