@@ -60,6 +60,9 @@ STILL_S = 20.0
 RECOVERY_S = 60.0
 """How long after an engine is back calls may still be lost with it, or wait for it (`recovery_wait_s`)."""
 REST_S = 60.0
+TRACE_SIGNAL = signal.SIGUSR2
+TRACE_MODULE = f"import faulthandler; faulthandler.register({TRACE_SIGNAL:d}, chain=False)\n"
+"""As `sitecustomize` of all processes of the backend: on the signal they write where their threads are."""
 COMPLAINT = re.compile(r"Traceback|Autellix scheduling failed|\bCRITICAL\b")
 EXPECTED = re.compile(r"EngineDeadError|EngineCore died|died unexpectedly|Engine core proc")
 """In the log of a server whose engine core was killed."""
@@ -73,6 +76,16 @@ class Harm:
     kind: str
     at_s: float
     back_s: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Still:
+    """An engine with calls, since the step that it was last seen at."""
+
+    step: int
+    since_s: float
+    cpu_s: float
+    """Processor seconds of its core until then."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -139,19 +152,23 @@ class Soak:
         self._notes = Notes()
         self._watch = Watch()
         self._harms: list[Harm] = []
+        self._guard: int | None = None
         self._up_since_s = 0.0
-        self._still: dict[str, tuple[int, float]] = {}
+        self._still: dict[str, Still] = {}
         self._stuck: set[int] = set()
 
     async def run(self) -> Report:
         """Run it."""
+        (self._folder / "sitecustomize.py").write_text(TRACE_MODULE, encoding="utf-8")
+        paths = (str(self._folder), os.environ.get("PYTHONPATH"))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         with BackendProcess("soak", "demo", self._settings(), self._folder) as backend:
             backend.launch()
             await asyncio.to_thread(backend.wait_ready)
             print(f"ready at {backend.base_url}, logs in {self._folder}", file=sys.stderr)
-            guard = backend._process
-            assert guard is not None
-            return await self._play(backend.base_url, DEMO_MODEL_NAME, guard.pid)
+            assert backend._process is not None
+            self._guard = backend._process.pid
+            return await self._play(backend.base_url, DEMO_MODEL_NAME, self._guard)
 
     def _settings(self) -> dict[str, dict[str, Any]]:
         options = self._options
@@ -254,15 +271,23 @@ class Soak:
         self._see_step(name, row, now)
 
     def _see_step(self, name: str, row: Mapping[str, Any], now: float) -> None:
-        """Notice an engine that has calls and makes no step."""
+        """Notice an engine that has calls and makes no step; its log then says where it stands."""
         step = -1 if row["step"] is None else row["step"]
-        if row["open_calls"] <= row["queued_calls"] or self._still.get(name, (step, now))[0] != step:
+        still = self._still.get(name)
+        if row["open_calls"] <= row["queued_calls"] or (still is not None and still.step != step):
             self._still.pop(name, None)
             return
-        since_s = self._still.setdefault(name, (step, now))[1]
-        if now - since_s > STILL_S and not self._was_harmed(since_s, now, name):
-            self._watch.standstills.append(f"{name} made no step from {step} on for {STILL_S:g} s: {row}")
-            self._still[name] = (step, math.inf)
+        if still is None:
+            self._still[name] = Still(step, now, _core_cpu_s(self._guard, row))
+            return
+        if now - still.since_s > STILL_S and not self._was_harmed(still.since_s, now, name):
+            used_s = _core_cpu_s(self._guard, row) - still.cpu_s
+            _trace(self._guard, row)
+            self._watch.standstills.append(
+                f"{name} made no step from {step} on for {STILL_S:g} s, in which its core had {used_s:.1f} s"
+                f" of a processor: {row}"
+            )
+            self._still[name] = dataclasses.replace(still, since_s=math.inf)
 
     async def _see_stuck(self, http: aiohttp.ClientSession, url: str, now: float) -> None:
         """Ask why calls are open for longer than the bound."""
@@ -431,6 +456,30 @@ def _engine_processes(guard: int, port: str) -> dict[str, int]:
         if "EngineCore" in commands.get(pid, ""):
             found["core"] = pid
     return found
+
+
+def _core(guard: int | None, row: Mapping[str, Any]) -> int | None:
+    """Return the process of the engine's core, if it lives."""
+    if guard is None:
+        return None
+    with contextlib.suppress(StopIteration):
+        return _engine_processes(guard, row["base_url"].rpartition(":")[2]).get("core")
+    return None
+
+
+def _core_cpu_s(guard: int | None, row: Mapping[str, Any]) -> float:
+    """Return the processor seconds that the engine's core has had."""
+    with contextlib.suppress(OSError):
+        times = Path(f"/proc/{_core(guard, row)}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def _trace(guard: int | None, row: Mapping[str, Any]) -> None:
+    """Have the engine's core write where its threads are into its log."""
+    if (pid := _core(guard, row)) is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, TRACE_SIGNAL)
 
 
 def _descendants(root: int) -> list[int]:
