@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import chain, count
@@ -211,13 +211,13 @@ class WorkingSetAdmission:
         del own.calls[call.call_id]
         own.contexts.leave(call.call_id, context_tokens)
         self._rekey(own)
+        self._resize(own)
         if not own.calls and own.is_active:
             own.since_s = now
         elif not own.calls:
             self._inactive.remove(own)
         if program.is_ended and not own.calls:
             self.forget(call.program_id)
-        self._resize(own)
         self._is_dirty |= bool(self._inactive)
 
     def forget(self, program_id: str) -> None:
@@ -261,6 +261,16 @@ class WorkingSetAdmission:
     def _is_over(self) -> bool:
         return self.active.tokens > self.capacity_tokens
 
+    @property
+    def _is_full(self) -> bool:
+        """Whether not even the smallest program that waits could fit."""
+        if not self.active.contexts:
+            return False
+        leaving = self._leaving.values()
+        # A program's own running calls are no obstacle to it.
+        least = self._inactive.least_tokens + (sum(leaving) - max(leaving) if leaving else 0)
+        return self.active.tokens + least > self.capacity_tokens
+
     def _fits(self, own: ProgramContext) -> bool:
         if not self.active.contexts:
             return True
@@ -294,9 +304,9 @@ class WorkingSetAdmission:
 
     def _resize(self, own: ProgramContext) -> None:
         own_tokens = own.measure()
-        if own.is_active and own_tokens != own.own_tokens:
-            self.active.resize(own, own_tokens)
-        own.own_tokens = own_tokens
+        if own_tokens != own.own_tokens:
+            (self.active if own.is_active else self._inactive).resize(own, own_tokens)
+            own.own_tokens = own_tokens
 
     def _set_prefix(self, own: ProgramContext, shape: Context) -> None:
         if own.is_active:
@@ -369,13 +379,16 @@ class WorkingSetAdmission:
         return (-self._tenant_share(own), -own.key, -own.number, own)
 
     def _turn_in(self, own: ProgramContext) -> _Turn:
-        share = self._tenant_share(own) if self._inactive.is_shared else 0.0
-        return (share, own.key, own.number, own)
+        return (self._tenant_share(own), own.key, own.number, own)
 
     def _drop_idle(self, now: float) -> None:
         """Deactivate programs without a call for which others have waited long enough."""
         limits_s: dict[tuple[str, str], float] = {}
-        for own in [own for own in self.active.contexts.values() if not own.calls]:
+        least_s = min(self._max_idle_s, self._hold_s) if self.host_loads is None else 0.0
+        idle = [own for own in self.active.contexts.values() if not own.calls]
+        for own in idle:
+            if now - own.since_s <= least_s:
+                continue
             kind = (own.tenant, own.program.class_name)
             if kind not in limits_s:
                 limits_s[kind] = self._idle_limit_s(*kind)
@@ -416,13 +429,18 @@ class WorkingSetAdmission:
                 self._inactive.move(own, -math.inf)
 
     def _activate_in_order(self, now: float) -> None:
+        if self._is_full:
+            return
         patience_s = PATIENCE * self._statistics.response_s
-        walks = self._inactive.walks()
-        turns = [self._turn_in(next(walk)) for walk in walks.values()]
+        turns = [self._turn_in(own) for own in self._inactive.heads()]
         heapify(turns)
+        walks: dict[str, Iterator[ProgramContext]] = {}
         passed = 0
         while turns and passed <= MAX_PASSED:
             own = heappop(turns)[-1]
+            if own.tenant not in walks:
+                walks[own.tenant] = self._inactive.walk(own.tenant)
+                next(walks[own.tenant])
             following = next(walks[own.tenant], None)
             if self._fits(own):
                 self._activate(own)

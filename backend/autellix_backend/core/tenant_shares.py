@@ -34,6 +34,7 @@ from autellix_backend.core.queues.base import Queue
 __all__ = ["TenantShares"]
 
 _Tagged = tuple[float, int, float, int, Call]
+_Entry = tuple[float, int, float, int, Call | None, Iterator[_Tagged]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,8 +126,7 @@ class TenantShares:
     def order(self, admissible: Callable[[Call], bool] | None = None) -> Iterator[Call]:
         """Walk the active calls that are admissible, the next to run first."""
         if self.is_shared:
-            walks = [self._tagged(share, admissible) for share in self._shares.values()]
-            return (tagged[-1] for tagged in heapq.merge(*walks))
+            return self._merged(admissible)
         return _walk(admissible, next((share.queue for share in self._shares.values()), ()))
 
     def check(self) -> None:
@@ -142,14 +142,40 @@ class TenantShares:
         assert self._shares or not self._idle
         assert not any(share.active or share.waiting for share in self._idle.values())
 
+    def _merged(self, admissible: Callable[[Call], bool] | None) -> Iterator[Call]:
+        """Merge the walks of the tenants; one begins only when its first call may be the next of all."""
+        heap: list[_Entry] = [
+            # Of level 0, so that it precedes an equal tag.
+            (self._least_tag_s(share), 0, 0.0, number, None, self._tagged(share, admissible))
+            for number, share in enumerate(self._shares.values())
+        ]
+        heapq.heapify(heap)
+        while heap:
+            *_, call, walk = heap[0]
+            if call is not None:
+                yield call
+            following = next(walk, None)
+            if following is None:
+                heapq.heappop(heap)
+            else:
+                heapq.heapreplace(heap, (*following, walk))
+
+    def _least_tag_s(self, share: TenantShare) -> float:
+        """Return a bound below the tags of a tenant's calls."""
+        if share.waiting == share.active:
+            return share.virtual_s
+        return -math.inf if self._holds_slots else share.virtual_s - self.slice_s / share.weight
+
     def _tagged(self, share: TenantShare, admissible: Callable[[Call], bool] | None) -> Iterator[_Tagged]:
         """Walk a tenant's calls in the order of its queue, with their tags in the order of all calls."""
-        step_s = self.slice_s / share.weight
+        step_s, start_s = self.slice_s / share.weight, share.virtual_s
         for position, call in enumerate(_walk(admissible, share.queue)):
-            if call.is_running and self._holds_slots:
+            if not call.is_running:
+                tag_s = start_s + position * step_s
+            elif self._holds_slots:
                 tag_s = -math.inf
             else:
-                tag_s = share.virtual_s + (position - call.is_running) * step_s
+                tag_s = start_s + (position - 1) * step_s
             yield tag_s, call.level, call.key, call.seq, call
 
     def _floor_s(self, share: TenantShare) -> float:

@@ -123,6 +123,8 @@ class InactivePrograms:
         self.contexts: dict[str, ProgramContext] = {}
         """By id, the one that has waited longest first."""
         self._orders: dict[str, list[_Ranked]] = {}
+        self._sizes: list[int] = []
+        """Their own tokens, the least first."""
 
     def __len__(self) -> int:
         return len(self.contexts)
@@ -132,6 +134,7 @@ class InactivePrograms:
         context.since_s = now
         self.contexts[context.program.program_id] = context
         insort(self._orders.setdefault(context.tenant, []), (*context.rank, context))
+        insort(self._sizes, context.own_tokens)
 
     def remove(self, context: ProgramContext) -> None:
         """Remove a program."""
@@ -140,6 +143,12 @@ class InactivePrograms:
         del order[bisect_left(order, context.rank)]
         if not order:
             del self._orders[context.tenant]
+        del self._sizes[bisect_left(self._sizes, context.own_tokens)]
+
+    def resize(self, context: ProgramContext, own_tokens: int) -> None:
+        """Count another number of tokens for a program that waits, from now on."""
+        del self._sizes[bisect_left(self._sizes, context.own_tokens)]
+        insort(self._sizes, own_tokens)
 
     def move(self, context: ProgramContext, key: float) -> None:
         """Change the key of a program."""
@@ -149,17 +158,17 @@ class InactivePrograms:
         insort(order, (*context.rank, context))
 
     @property
-    def is_shared(self) -> bool:
-        """Whether programs of several tenants wait."""
-        return len(self._orders) > 1
+    def least_tokens(self) -> int:
+        """The least KV memory that a program that waits needs beside its prefix."""
+        return self._sizes[0]
 
     def heads(self) -> list[ProgramContext]:
         """Return the first program of each tenant."""
         return [order[0][-1] for order in self._orders.values()]
 
-    def walks(self) -> dict[str, Iterator[ProgramContext]]:
-        """Return, by tenant, its programs in their present order, of which some may be removed meanwhile."""
-        return {tenant: map(itemgetter(-1), list(order)) for tenant, order in self._orders.items()}
+    def walk(self, tenant: str) -> Iterator[ProgramContext]:
+        """Walk a tenant's programs in their present order; some may be removed meanwhile."""
+        return map(itemgetter(-1), list(self._orders[tenant]))
 
     def ranked(self) -> list[ProgramContext]:
         """Return all programs in the order of their keys."""
@@ -174,6 +183,7 @@ class InactivePrograms:
             assert own.calls, program_id
             assert not own.is_active, program_id
         assert sum(map(len, self._orders.values())) == len(waiting)
+        assert self._sizes == sorted(own.own_tokens for own in waiting)
         for tenant, order in self._orders.items():
             assert order, tenant
             assert order == sorted((*own.rank, own) for own in waiting if own.tenant == tenant)
