@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from tests.engine_groups import EngineGroups, put_in_order
 from tests.ray_cluster import running_cluster
 from tests.redis_server import RedisServer, find_server, own_all_slots
@@ -19,6 +20,12 @@ from autellix_backend.settings import EngineSettings, Settings
 from autellix_lab.demo.model import DEMO_MODEL_NAME, build_demo_model
 
 LIVE_STARTUP_S = 600.0
+
+# No example is judged by its time, for others may be busy beside it; each run has the same ones.
+settings.register_profile(
+    "autellix", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("autellix")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -22,7 +22,7 @@ from autellix_backend.core.machine import Machine
 from autellix_backend.core.policies import POLICY_NAMES
 from autellix_backend.core.working_set import ProgramContext
 
-quick = settings(max_examples=30, deadline=None)
+quick = settings(max_examples=30)
 
 CAPACITY = 100
 PREFIX_TOKENS = {"tools": 20, "manual": 45, None: 0}

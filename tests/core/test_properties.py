@@ -23,7 +23,7 @@ from autellix_backend.core.policies import POLICY_NAMES
 from autellix_backend.core.queues.levels import LevelQueue
 from autellix_backend.core.starvation import is_starving
 
-quick = settings(max_examples=25, deadline=None)
+quick = settings(max_examples=25)
 
 SECONDS = st.one_of(
     st.sampled_from((0.0, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)),
@@ -146,13 +146,13 @@ def drive(
     return driver
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(CONFIGS, EVENTS)
 def test_a_tick_equals_a_scan_of_every_call(config: SchedulerConfig, events: list[Any]) -> None:
     drive(config, events).tick()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(CONFIGS, EVENTS, st.sampled_from((1e6, 1.7e9)))
 def test_a_late_clock_changes_nothing(config: SchedulerConfig, events: list[Any], start: float) -> None:
     driver = Driver(machine=Machine(config), now=start)

@@ -332,7 +332,7 @@ def slack_s(backlog: Backlog) -> float:
     return backlog.config.share_slice_s + backlog.slots * holds_s
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(BACKLOGS)
 def test_weights_are_honoured_within_a_slice(backlog: Backlog) -> None:
     """The bound of start-time fair queueing, for any two tenants and any policy inside them."""
@@ -345,7 +345,7 @@ def test_weights_are_honoured_within_a_slice(backlog: Backlog) -> None:
         assert abs(of_one - of_other) <= slack_s(backlog) * (1 / one + 1 / other)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(BACKLOGS)
 def test_no_tenant_starves(backlog: Backlog) -> None:
     backlog.play(200)

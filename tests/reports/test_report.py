@@ -86,7 +86,7 @@ def test_a_field_of_another_type_is_refused(name: str, value: object) -> None:
 SHORT = st.text(max_size=12)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.builds(
         EngineReport,

@@ -313,7 +313,7 @@ class LimiterBesideStore(RuleBasedStateMachine):
 
 
 TestLimiterBesideStore = LimiterBesideStore.TestCase
-TestLimiterBesideStore.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLimiterBesideStore.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def test_without_a_prefix_cache_nothing_is_shared() -> None:
 
 @pytest.mark.parametrize("resume", ["recompute", "swap"])
 @given(data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_block_is_lost_or_counted_twice(data: st.DataObject, resume: str) -> None:
     """Calls with and without prefixes come, prefill in chunks, are preempted and go."""
     cache = blocks_of(24, resume=resume)

@@ -73,7 +73,7 @@ def play(
     beta=st.sampled_from((1.0, 8.0, math.inf)),
     demotes=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_call_is_admitted_and_finishes(
     programs: list[tuple[int, list[tuple[int, int]]]],
     policy: str,
@@ -99,7 +99,7 @@ def test_every_call_is_admitted_and_finishes(
     running=st.integers(min_value=1, max_value=64),
     demotes=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_running_call_can_be_preempted_after_a_bounded_time(
     bounds: tuple[float, ...], step_s: float, read_s: float, running: int, demotes: bool
 ) -> None:
@@ -122,7 +122,7 @@ def test_a_running_call_can_be_preempted_after_a_bounded_time(
     answer=st.integers(min_value=100, max_value=350),
     prefill_s=st.sampled_from((0.0005, 0.005, 0.05)),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_refused_call_is_admitted_next(prompt: int, answer: int, prefill_s: float) -> None:
     """The blocks hold two of five equal calls: the third waits for no more than one of them to leave.
 
