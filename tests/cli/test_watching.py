@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from tests.waiting import PATIENCE_S
 
 from autellix_backend.cli.classes import class_table
 from autellix_backend.cli.main import main
+from autellix_backend.cli.program_table import program_table
 from autellix_backend.cli.why import explanation
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.app import create_app
@@ -87,6 +89,67 @@ def test_ps_lists_programs(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
         assert capsys.readouterr().out == "No programs.\n"
         assert main(["ps", "--limit", "1"]) == 0
         assert "and more" in capsys.readouterr().out
+
+    at_work(use)
+
+
+def test_a_narrow_table_leaves_columns_out_and_cuts_no_id() -> None:
+    row = {
+        "program_id": "p" * 60,
+        "name": "react",
+        "state": "running",
+        "level": 1,
+        "service_s": 1.0,
+        "wait_s": 2.0,
+        "ratio": 2.0,
+        "active_calls": 1,
+        "finished_calls": 3,
+        "threads": 1,
+        "kv_share": None,
+        "prompt_tokens": 10,
+        "output_tokens": 20,
+        "idle_s": 0.0,
+        "age_s": 9.0,
+        "engines": ["replica-0"],
+    }
+    ended = {key: row[key] for key in ("name", "service_s", "wait_s", "prompt_tokens", "output_tokens")}
+    ended |= {"program_id": "q" * 120, "state": "ended", "duration_s": 7.0, "engines": [], "threads": 2}
+    ended |= {"finished_calls": 4}
+
+    def shown(rows: list[dict[str, object]], width: int) -> str:
+        console = Console(width=width, file=io.StringIO())
+        console.print(program_table(rows, has_more=False, width=width))
+        assert isinstance(console.file, io.StringIO)
+        return console.file.getvalue()
+
+    assert "KV" in shown([row], 200)
+    narrow = shown([row], 80)
+    assert "p" * 60 in narrow
+    assert narrow.split()[:3] == ["PROGRAM", "STATE", "AGE"]
+    assert all(len(line) <= 80 for line in narrow.splitlines())
+    assert shown([row, ended], 80).count("q") == 120, "an id that is wider than the terminal goes over lines"
+    assert "7.0 s" in shown([ended], 200)
+
+
+def test_ps_and_why_know_programs_that_have_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    def use(url: str) -> None:
+        body = json.dumps(BODY | {"max_tokens": 1}).encode()
+        headers = {
+            "X-Autellix-Program-ID": "gone",
+            "X-Autellix-Final": "true",
+            "Content-Type": "application/json",
+        }
+        request = urllib.request.Request(url + CHAT, data=body, headers=headers)
+        with urllib.request.urlopen(request) as response:
+            response.read()
+        assert main(["ps", "--all", "--url", url]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[0] for line in lines[1:]] == ["fast", "slow", "gone"]
+        assert "ended" in lines[3]
+        assert main(["ps", "--url", url]) == 0
+        assert "gone" not in capsys.readouterr().out
+        assert main(["why", "gone", "--url", url]) == 0
+        assert capsys.readouterr().out.startswith("Program gone has ended.\n  It took ")
 
     at_work(use)
 

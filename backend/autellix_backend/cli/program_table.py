@@ -20,7 +20,16 @@ _ENGINE_HEADINGS = (
 
 Shown = Mapping[str, Any]
 
-_STATE_STYLES = {"running": "green", "waiting": "yellow", "ending": "magenta", "idle": "dim"}
+_STATE_STYLES = {"running": "green", "waiting": "yellow", "ending": "magenta", "idle": "dim", "ended": "dim"}
+_OF_ENDED = {"level": "-", "ratio": None, "active_calls": 0, "kv_share": None, "idle_s": 0.0}
+"""What the table shows of a program that has ended, besides what is known of it."""
+_ID_HEADING = "PROGRAM"
+_PADDING = 2
+_LEAST_NEEDED = (
+    *("KV", "LEVEL", "RATIO", "THREADS", "IDLE", "TOKENS IN/OUT", "ENGINE"),
+    *("OPEN", "SERVICE", "DONE", "NAME", "WAIT"),
+)
+"""The columns that a narrow terminal does without, the first one first."""
 
 
 def make_console() -> Console:
@@ -29,14 +38,30 @@ def make_console() -> Console:
     return console if console.is_terminal else Console(width=PLAIN_WIDTH)
 
 
-def program_table(programs: list[dict[str, Any]], *, has_more: bool) -> Table:
-    """Return a table with one line per program."""
+def program_table(programs: list[dict[str, Any]], *, has_more: bool, width: int) -> Table:
+    """Return a table with one line per program; one of this width, unless the ids alone are wider.
+
+    Ids are never cut, because other commands need them.
+    """
+    rows = [{**_OF_ENDED, "age_s": program.get("duration_s"), **program} for program in programs]
+    columns = {heading: [cell(row) for row in rows] for heading, cell, _ in _COLUMNS}
+    widths = {heading: max(map(len, [heading, *cells])) + _PADDING for heading, cells in columns.items()}
+    for heading in _LEAST_NEEDED:
+        if sum(widths[shown] for shown in columns) <= width:
+            break
+        del columns[heading]
     table = Table(box=None, header_style="bold", caption="... and more (--limit)" if has_more else None)
-    for heading, _, is_number in _COLUMNS:
-        table.add_column(heading, justify="right" if is_number else "left", no_wrap=True)
-    for program in programs:
-        style = _STATE_STYLES.get(program["state"])
-        table.add_row(*(cell(program) for _, cell, _ in _COLUMNS), style=style)
+    numbers = {heading for heading, _, is_number in _COLUMNS if is_number}
+    for heading in columns:
+        is_id = heading == _ID_HEADING
+        table.add_column(
+            heading,
+            justify="right" if heading in numbers else "left",
+            no_wrap=not is_id,
+            overflow="fold" if is_id else "ellipsis",
+        )
+    for program, cells in zip(rows, zip(*columns.values(), strict=True), strict=True):
+        table.add_row(*cells, style=_STATE_STYLES.get(program["state"]))
     return table
 
 
@@ -93,7 +118,7 @@ def _ratio(program: Shown) -> str:
 
 
 _COLUMNS: tuple[tuple[str, Callable[[Shown], str], bool], ...] = (
-    ("PROGRAM", lambda program: str(program["program_id"]), False),
+    (_ID_HEADING, lambda program: str(program["program_id"]), False),
     ("NAME", lambda program: program["name"] or "-", False),
     ("STATE", lambda program: str(program["state"]), False),
     ("LEVEL", lambda program: str(program["level"]), True),

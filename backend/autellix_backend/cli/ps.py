@@ -1,21 +1,32 @@
-"""`autellix ps`: the programs of a gateway."""
+"""`autellix ps`: the programs of a gateway, and those that have ended."""
 
 from __future__ import annotations
 
 import argparse
+from typing import Any
+from urllib.parse import urlencode
+
+from rich.console import Console
 
 from autellix_backend.cli.arguments import count
-from autellix_backend.cli.program_table import make_console, program_table
+from autellix_backend.cli.program_table import PLAIN_WIDTH, make_console, program_table
 from autellix_backend.cli.remote import RemoteGateway, add_remote_options, print_json
 
 STATES = ("running", "waiting", "idle", "ending")
 DEFAULT_LIMIT = 50
+MAX_ENDED = 1000
+"""The gateway's limit for one answer."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options: the gateway, and which programs to show."""
     add_remote_options(parser)
-    parser.add_argument("--state", choices=STATES, help="only programs in this state")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--state", choices=STATES, help="only programs in this state")
+    shown.add_argument(
+        "--all", action="store_true", help="also the programs that have ended, the last one first"
+    )
+    parser.add_argument("--wide", action="store_true", help="all columns, however narrow the terminal is")
     parser.add_argument(
         "--limit", type=count, default=DEFAULT_LIMIT, metavar="N", help="how many (default: %(default)s)"
     )
@@ -23,11 +34,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table."""
-    answer = RemoteGateway.from_args(args).programs(args.limit, args.state)
+    gateway = RemoteGateway.from_args(args)
+    answer = gateway.programs(args.limit, args.state)
+    if args.all and len(answer["programs"]) < args.limit:
+        answer = _with_ended(answer, gateway, args.limit)
     if args.json:
         print_json(answer)
     elif answer["programs"]:
-        make_console().print(program_table(answer["programs"], has_more=answer["has_more"]))
+        console = Console(width=PLAIN_WIDTH) if args.wide else make_console()
+        console.print(program_table(answer["programs"], has_more=answer["has_more"], width=console.width))
     else:
         print("No programs.")
     return 0
+
+
+def _with_ended(answer: dict[str, Any], gateway: RemoteGateway, limit: int) -> dict[str, Any]:
+    """Add ended programs up to the limit."""
+    room = min(limit - len(answer["programs"]), MAX_ENDED)
+    ended = gateway.get(f"/history?{urlencode({'limit': room})}")
+    return {"programs": answer["programs"] + ended["programs"], "has_more": ended["has_more"]}

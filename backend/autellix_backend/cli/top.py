@@ -46,16 +46,16 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(_fetch(gateway, PLAIN_LIMIT))
     elif args.once or not console.is_terminal:
-        console.print(screen(gateway.url, _fetch(gateway, PLAIN_LIMIT)))
+        console.print(screen(gateway.url, _fetch(gateway, PLAIN_LIMIT), console.width))
     else:
         with contextlib.suppress(KeyboardInterrupt):
             _follow(gateway, console, args.period)
     return 0
 
 
-def screen(url: str, state: dict[str, Any]) -> RenderableType:
+def screen(url: str, state: dict[str, Any], width: int) -> RenderableType:
     """Return the screen for one state of the gateway."""
-    programs = program_table(state["programs"], has_more=state["has_more"])
+    programs = program_table(state["programs"], has_more=state["has_more"], width=width)
     title = Text(f"Autellix at {url}   {time.strftime('%H:%M:%S')}   q quits", style="bold")
     return Group(title, "", engine_table(state["engines"]), "", programs)
 
@@ -69,7 +69,8 @@ def _follow(gateway: RemoteGateway, console: Console, period_s: float) -> None:
     with Live(console=console, screen=True, auto_refresh=False) as live, _single_keys():
         while True:
             try:
-                shown = screen(gateway.url, _fetch(gateway, max(1, console.height - MARGIN_LINES)))
+                state = _fetch(gateway, max(1, console.height - MARGIN_LINES))
+                shown = screen(gateway.url, state, console.width)
             except RemoteError as error:
                 # Keep running: the gateway may return.
                 shown = Text(f"{error}", style="red")

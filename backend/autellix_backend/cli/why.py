@@ -32,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
 def explanation(why: dict[str, Any]) -> str:
     """Return a gateway's explanation as text for a terminal."""
     name = f" ({why['name']})" if why["name"] else ""
-    lines = [f"Program {why['program_id']}{name} is {why['state']}.", *_wrapped(why["text"], "  ")]
+    state = "has ended" if why["state"] == "ended" else f"is {why['state']}"
+    lines = [f"Program {why['program_id']}{name} {state}.", *_wrapped(why["text"], "  ")]
     for call in why["calls"]:
         lines += ["", f"Call {call['call_id']} of thread {call['thread_id']} is {call['state']}."]
         lines += _wrapped(call["text"], "  ")

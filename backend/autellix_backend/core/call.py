@@ -67,6 +67,8 @@ class CallRecord:
     promotions: int
     inherited_service_s: float
     is_aborted: bool
+    inactive_s: float = 0.0
+    """The part of its waiting in which its program was inactive."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -108,6 +110,9 @@ class Call:
     running_since_s: float | None = None
     """When it last got a slot."""
     wait_s: float = 0.0
+    inactive_since_s: float | None = None
+    """Since when it is kept out of its queue."""
+    inactive_s: float = 0.0
     wait_mark_s: float = 0.0
     service_s: float = 0.0
     service_mark_s: float = 0.0
@@ -144,6 +149,21 @@ class Call:
     def unpaid_wait_at(self, now: float) -> float:
         """Return the waiting since the last promotion: W_c."""
         return self.wait_at(now) - self.wait_mark_s
+
+    def inactive_at(self, now: float) -> float:
+        """Return the waiting up to now in which its program was inactive."""
+        since_s = self.inactive_since_s
+        return self.inactive_s if since_s is None else self.inactive_s + (now - since_s)
+
+    def enter(self, now: float) -> None:
+        """Let the call into its queue."""
+        self.inactive_s = self.inactive_at(now)
+        self.inactive_since_s = None
+
+    def withdraw(self, now: float) -> None:
+        """Keep the call out of its queue."""
+        self.inactive_since_s = now
+        self.level = 1
 
     def start(self, now: float) -> None:
         """Give the call a slot."""
@@ -186,6 +206,7 @@ class Call:
             promotions=self.promotions,
             inherited_service_s=self.inherited_service_s,
             is_aborted=is_aborted,
+            inactive_s=self.inactive_at(now),
         )
 
     def _move(self, move: str) -> CallState:

@@ -139,6 +139,8 @@ class Machine:
             self.admission.arrive(call, program, arrival.context, now)
         if call.is_admitted:
             self.shares.enter(call.tenant, call.weight).insert(call, program)  # Alg. 1, lines 12-13
+        else:
+            call.withdraw(now)
         self._review(program, now, arrived=call)
         return call
 
@@ -169,7 +171,7 @@ class Machine:
         admission = self.admission
         if admission is not None and not (call.is_pinned or admission.is_active(call.program_id)):
             call.is_admitted = False
-            self._withdraw(call)
+            self._withdraw(call, now)
         self.starvation.watch(call, self.table[call.program_id], now)
 
     def readmit(self, call_id: str, now: float) -> None:
@@ -181,10 +183,8 @@ class Machine:
         call = self.call(call_id)
         call.is_pinned = True
         if not call.is_admitted:
-            program = self.table[call.program_id]
             call.is_admitted = True
-            self.shares.enter(call.tenant, call.weight).insert(call, program)
-            self._review(program, now, arrived=call)
+            self._enter(call, now)
 
     def charge(
         self,
@@ -265,11 +265,9 @@ class Machine:
         changed = self.admission.review(now, step, tokens_of)
         for call in changed:
             if call.is_admitted:
-                program = self.table[call.program_id]
-                self.shares.enter(call.tenant, call.weight).insert(call, program)
-                self._review(program, now, arrived=call)
+                self._enter(call, now)
             else:
-                self._withdraw(call)
+                self._withdraw(call, now)
         return [call.call_id for call in changed]
 
     def tick(self, now: float) -> list[LevelChange]:
@@ -350,12 +348,19 @@ class Machine:
             self.admission.leave(call, program, context_tokens, now)
         return record
 
-    def _withdraw(self, call: Call) -> None:
+    def _enter(self, call: Call, now: float) -> None:
+        """Queue a waiting call whose program is active again, or that goes on all the same."""
+        program = self.table[call.program_id]
+        call.enter(now)
+        self.shares.enter(call.tenant, call.weight).insert(call, program)
+        self._review(program, now, arrived=call)
+
+    def _withdraw(self, call: Call, now: float) -> None:
         """Take a waiting call out of its queue, until its program is active again."""
         self.shares.leave(call)
         self.quanta.forget(call)
         self.starvation.forget(call)
-        call.level = 1
+        call.withdraw(now)
 
     def _program_key(self, program: Program) -> float:
         return self.policy.program_key(program, self.boost)

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from autellix_backend.engines.base import Engine
 from autellix_backend.gateway.calls.dialects import DIALECTS
 from autellix_backend.gateway.calls.exchange import CallEndpoint
-from autellix_backend.gateway.http import admin, classes, engines, events, programs, sessions
+from autellix_backend.gateway.http import admin, classes, engines, events, history, programs, sessions
 from autellix_backend.gateway.http.authentication import Authentication
 from autellix_backend.gateway.http.call_paths import CallApp
 from autellix_backend.gateway.http.errors import install_error_handlers
@@ -31,7 +31,7 @@ from autellix_backend.stores.base import ProgramStore
 REAP_PERIOD_S = 1.0
 CLOSE_TIMEOUT_S = 5.0
 """How long the end waits for the disk of the call log."""
-ROUTERS = (admin.router, classes.router, engines.router, events.router, programs.router, sessions.router)
+ROUTERS = tuple(room.router for room in (admin, classes, engines, events, history, programs, sessions))
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +104,10 @@ async def _lifespan(components: Components, _app: FastAPI) -> AsyncIterator[None
         if components.call_log is not None:
             components.call_log.open()
             stack.push_async_callback(asyncio.to_thread, components.call_log.close, CLOSE_TIMEOUT_S)
+        if components.history_file is not None:
+            for program in await asyncio.to_thread(components.history_file.load):
+                components.history.restore(program)
+            stack.push_async_callback(asyncio.to_thread, components.history_file.close)
         await components.store.open()
         stack.push_async_callback(components.store.close)
         components.classes.learn(await components.store.recent_ends())

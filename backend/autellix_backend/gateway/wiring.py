@@ -28,6 +28,8 @@ from autellix_backend.gateway.engines.report_receiver import ReportDecoder
 from autellix_backend.gateway.engines.router import Router
 from autellix_backend.gateway.engines.upstream import Upstream
 from autellix_backend.gateway.explain.event_feed import EventFeed
+from autellix_backend.gateway.history.file import HistoryFile
+from autellix_backend.gateway.history.history import ProgramHistory
 from autellix_backend.gateway.http.sessions import LOST_HEARTBEATS
 from autellix_backend.gateway.http.watches import Watches
 from autellix_backend.gateway.identity.identity import IdentityResolver
@@ -102,6 +104,9 @@ class Components:
         self.call_log = None if log_path is None else make_call_log(log_path, metrics.registry)
         self.tracer = None if otlp_endpoint is None else make_tracer(otlp_endpoint)
         self.classes = ProgramClasses()
+        observe = settings.observe
+        self.history = ProgramHistory(observe.history_programs, observe.history_age_s, clock=clock)
+        self.history_file = self._make_history_file()
         self.registry = CallRegistry(
             self.store,
             settings.scheduler,
@@ -136,6 +141,12 @@ class Components:
         if self.recorder is not None:
             registry.subscribe(on_begun=self.recorder.on_call_begun, on_settled=self.recorder.on_call_settled)
             self.store.subscribe(partial(_by_id, self.recorder.on_program_ended))
+        if self.settings.observe.history_programs:
+            history = self.history
+            registry.subscribe(on_begun=history.on_call_begun, on_settled=history.on_call_settled)
+            self.store.subscribe(partial(_by_id, history.on_program_ended))
+        if self.history_file is not None:
+            self.history.subscribe(self.history_file.put)
         registry.subscribe(on_begun=self.feed.on_call_begun, on_settled=self.feed.on_call_settled)
         self.store.subscribe(partial(_by_id, self.feed.on_program_ended))
         registry.subscribe(
@@ -159,6 +170,12 @@ class Components:
         if path is None:
             return None
         return ProgramRecorder(path, self.metrics.registry, origin_s=self.clock())
+
+    def _make_history_file(self) -> HistoryFile | None:
+        observe = self.settings.observe
+        if observe.history_file is None or not observe.history_programs:
+            return None
+        return HistoryFile(observe.history_file, observe.history_programs, self.metrics.registry)
 
     def _make_limiter(self) -> Limiter | None:
         if not self.tenants.has_keys and self.settings.limits == TenantLimits():

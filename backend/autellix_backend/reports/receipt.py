@@ -25,6 +25,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     finish_step: int | None = None
     engine_steps: int | None = None
     estimated: bool = False
+    inactive_s: float = 0.0
+    """The part of its waiting in which its program waited for KV memory."""
 
     def spliced_into(self, content: bytes) -> bytes:
         """Return a JSON object with the receipt as its last field; anything else stays as it is."""

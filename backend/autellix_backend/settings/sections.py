@@ -289,6 +289,12 @@ class ObserveSettings(Section):
     """file to which one JSON line per settled call is appended; `-` is standard error"""
     otlp_endpoint: HttpUrl | None = None
     """OpenTelemetry collector that receives one span per call over HTTP"""
+    history_programs: NonNegativeInt = 1000
+    """ended programs that `ps --all`, `why` and the API still know, with their calls; 0 keeps none"""
+    history_age_s: FiniteFloat = 86_400.0
+    """how long they are known, s"""
+    history_file: Path | None = None
+    """SQLite file that keeps them over a restart; unset keeps them in memory only"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

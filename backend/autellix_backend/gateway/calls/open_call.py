@@ -182,6 +182,7 @@ class OpenCall:
             wait_s=self.queued.wait_s,
             service_s=service_s,
             estimated=True,
+            inactive_s=self.queued.inactive_s,
         )
 
     def reported_receipt(self) -> Receipt:
@@ -203,6 +204,7 @@ class OpenCall:
             finish_step=max(report.finish_step for report in reports),
             engine_steps=max(report.engine_steps for report in reports),
             estimated=len(reports) < self.request.body.record_count,
+            inactive_s=self.queued.inactive_s + max(report.inactive_s for report in reports),
         )
 
     def end(self, receipt: Receipt, outcome: Outcome) -> CallEnd:

@@ -31,6 +31,8 @@ class Wait:
     wait_s: float
     counted_s: float
     """The part that counts for its program's wait/service ratio: the time since its last promotion."""
+    inactive_s: float = 0.0
+    """The part in which its program was inactive."""
 
 
 class Ordering(Protocol):
@@ -170,7 +172,9 @@ class PolicyOrdering:
     def send(self, key: str, now: float) -> Wait:
         """Give the call a slot."""
         call = self._machine.call(key)
-        wait = Wait(wait_s=call.wait_at(now), counted_s=call.unpaid_wait_at(now))
+        wait = Wait(
+            wait_s=call.wait_at(now), counted_s=call.unpaid_wait_at(now), inactive_s=call.inactive_at(now)
+        )
         self._machine.start(key, now)
         if not self._charged_until_s:
             self._cost_until_s = now
@@ -183,7 +187,7 @@ class PolicyOrdering:
         self._tokens.pop(key, None)
         if self._charged_until_s.pop(key, None) is None:
             record = self._machine.abort(key, now)
-            return Wait(wait_s=record.wait_s, counted_s=record.table_wait_s)
+            return Wait(wait_s=record.wait_s, counted_s=record.table_wait_s, inactive_s=record.inactive_s)
         self._finish(key, now, usage)
         return None
 

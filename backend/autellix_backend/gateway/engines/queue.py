@@ -33,8 +33,10 @@ class QueuedCall:
     arrival: Arrival
     wait_s: float = 0.0
     """Its time in queues, over all attempts."""
+    inactive_s: float = 0.0
+    """The part of it in which its program was inactive."""
     counted_wait_s: float = 0.0
-    """The part of it that counts for its program's wait/service ratio."""
+    """The part of its time in queues that counts for its program's wait/service ratio."""
     unreachable_since_s: float | None = None
     """Since when it has found no connection to an engine."""
     since_s: float = 0.0
@@ -275,5 +277,6 @@ class EngineQueue:
 
     def _note_wait(self, call: QueuedCall, wait: Wait) -> None:
         call.wait_s += wait.wait_s
+        call.inactive_s += wait.inactive_s
         call.counted_wait_s += wait.counted_s
         self._wait_s.observe(wait.wait_s)

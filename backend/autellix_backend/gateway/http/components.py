@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from fastapi import Depends
 from starlette.requests import Request
@@ -15,6 +15,7 @@ from autellix_backend.gateway.engines.router import Router
 from autellix_backend.gateway.errors import AdminOnlyError
 from autellix_backend.gateway.explain.event_feed import EventFeed
 from autellix_backend.gateway.explain.overview import Overview, engine_view
+from autellix_backend.gateway.history.history import ProgramHistory
 from autellix_backend.gateway.http.origin import is_loopback
 from autellix_backend.gateway.http.watches import Watches
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
@@ -23,7 +24,15 @@ from autellix_backend.gateway.tenancy.open_sessions import OpenSessions
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.settings import Settings
-from autellix_backend.stores.base import ProgramStore, ProgramView
+from autellix_backend.stores.base import ProgramStore
+
+
+class Owned(Protocol):
+    """A program, living or ended."""
+
+    @property
+    def owner(self) -> str | None:
+        """Who started its session; None without one."""
 
 
 def _component(name: str) -> Any:
@@ -48,7 +57,7 @@ async def _viewer(request: Request) -> Tenant:
     return tenant
 
 
-async def _is_shown(request: Request) -> Callable[[ProgramView], bool]:
+async def _is_shown(request: Request) -> Callable[[Owned], bool]:
     components = request.app.state.components
     tokens: SessionTokens = components.tokens
     if not tokens.is_strict or components.tenants.has_keys or _is_on_this_machine(request):
@@ -64,6 +73,7 @@ def _is_on_this_machine(request: Request) -> bool:
 Classes = Annotated[ProgramClasses, _component("classes")]
 Clock = Annotated[Callable[[], float], _component("clock")]
 Feed = Annotated[EventFeed, _component("feed")]
+History = Annotated[ProgramHistory, _component("history")]
 ListingTurns = Annotated[Mapping[str, asyncio.Lock], _component("listing_turns")]
 """By tenant: who lists programs."""
 Metrics = Annotated[GatewayMetrics, _component("metrics")]
@@ -76,7 +86,7 @@ Tokens = Annotated[SessionTokens, _component("tokens")]
 WatchRegistry = Annotated[Watches, _component("watches")]
 TakeOverview = Annotated[Callable[[], Overview], Depends(_take_overview)]
 """Returns the open calls and the engines of the moment."""
-IsShown = Annotated[Callable[[ProgramView], bool], Depends(_is_shown)]
+IsShown = Annotated[Callable[[Owned], bool], Depends(_is_shown)]
 """Whether the caller may see a program of its tenant.
 
 Where identity is strict and there are no keys, only its owner and clients on the gateway's machine may.

@@ -24,6 +24,7 @@ from autellix_backend.gateway.explain.views import (
 )
 from autellix_backend.gateway.explain.why import ProgramExplanation, explain_program
 from autellix_backend.gateway.http.components import (
+    History,
     IsShown,
     ListingTurns,
     Routes,
@@ -32,6 +33,7 @@ from autellix_backend.gateway.http.components import (
     TakeOverview,
     Viewer,
 )
+from autellix_backend.gateway.http.history import EndedExplanation, explain_ended, find_ended
 from autellix_backend.gateway.http.openapi import JSON_TYPE, refusals
 from autellix_backend.gateway.requests import ClientGoneError
 from autellix_backend.gateway.tenancy.tenants import Tenant
@@ -132,9 +134,15 @@ async def explain(
     settings: SettingsTree,
     routes: Routes,
     is_shown: IsShown,
-) -> ProgramExplanation:
-    """Explain why a program's calls wait or run."""
-    view = await _find(store, viewer, program_id, is_shown)
+    history: History,
+) -> ProgramExplanation | EndedExplanation:
+    """Explain why a program's calls wait or run, or where the time of one that has ended went."""
+    try:
+        view = await _find(store, viewer, program_id, is_shown)
+    except NotFoundError:
+        if (ended := find_ended(history, viewer, program_id, is_shown)) is None:
+            raise
+        return explain_ended(ended, viewer)
     placement = routes.placement(view.program_id)
     return explain_program(view, take_overview(), settings.scheduler, viewer, placement)
 

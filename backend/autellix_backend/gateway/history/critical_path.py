@@ -1,0 +1,136 @@
+"""Where a program's time went: the chain of calls that decided when it ended, and what they spent."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
+from autellix_backend.observe.durations import seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """A program's duration by what it was spent on (s), along its critical path; the parts add up to it."""
+
+    inactive_s: float
+    """Waiting for KV memory, its program being inactive."""
+    queue_s: float
+    """Waiting otherwise: for a batch slot or an engine."""
+    engine_s: float
+    """Calls that ran in their engine, and the way there and back."""
+    tools_s: float
+    """Between calls, as far as the client reported tools."""
+    client_s: float
+    """Between calls otherwise."""
+    critical_path: tuple[str, ...]
+    """The ids of its calls, in order."""
+
+    @property
+    def total_s(self) -> float:
+        """The program's duration."""
+        return self.inactive_s + self.queue_s + self.engine_s + self.tools_s + self.client_s
+
+
+def spent(program: EndedProgram) -> Spent:
+    """Return where the time of a program went.
+
+    The critical path is followed backwards from the last answer: before each call comes the one of its
+    parents (else of its thread's earlier calls, else of all) that was answered last before it arrived.
+    """
+    path = critical_path(program.calls)
+    inactive_s = queue_s = engine_s = tools_s = client_s = 0.0
+    clock_s = 0.0
+    for call in path:
+        gap_s = max(0.0, call.start_s - clock_s)
+        in_tools_s = min(gap_s, sum(seconds_ for _, seconds_ in call.tools))
+        tools_s += in_tools_s
+        client_s += gap_s - in_tools_s
+        duration_s = call.finish_s - max(clock_s, call.start_s)
+        waited_s = min(duration_s, call.wait_s)
+        of_memory_s = min(waited_s, call.inactive_s)
+        inactive_s += of_memory_s
+        queue_s += waited_s - of_memory_s
+        engine_s += duration_s - waited_s
+        clock_s = call.finish_s
+    return Spent(
+        inactive_s=inactive_s,
+        queue_s=queue_s,
+        engine_s=engine_s,
+        tools_s=tools_s,
+        client_s=client_s,
+        critical_path=tuple(call.call_id for call in path),
+    )
+
+
+def critical_path(calls: Iterable[EndedCall]) -> list[EndedCall]:
+    """Return the chain of calls that ended with the last answer, the first call first."""
+    by_finish = sorted(calls, key=attrgetter("finish_s"))
+    by_id = {call.call_id: call for call in by_finish}
+    by_thread: dict[str, list[EndedCall]] = {}
+    for call in by_finish:
+        by_thread.setdefault(call.thread_id, []).append(call)
+    path: list[EndedCall] = []
+    seen: set[str] = set()
+    following = by_finish[-1] if by_finish else None
+    # Calls without a length could name each other.
+    while following is not None and following.call_id not in seen:
+        path.append(following)
+        seen.add(following.call_id)
+        following = _waited_for(following, by_id, by_thread, by_finish)
+    return path[::-1]
+
+
+def _waited_for(
+    call: EndedCall,
+    by_id: Mapping[str, EndedCall],
+    by_thread: Mapping[str, Sequence[EndedCall]],
+    by_finish: Sequence[EndedCall],
+) -> EndedCall | None:
+    """Return the call that the given one most likely waited for."""
+    if call.parents == ():
+        return None
+    named = [by_id[parent] for parent in call.parents or () if parent in by_id]
+    before = [parent for parent in named if parent.finish_s <= call.start_s]
+    if before:
+        return max(before, key=attrgetter("finish_s"))
+    return _last_before(call.start_s, by_thread[call.thread_id]) or _last_before(call.start_s, by_finish)
+
+
+def _last_before(time_s: float, by_finish: Sequence[EndedCall]) -> EndedCall | None:
+    place = bisect_right(by_finish, time_s, key=attrgetter("finish_s"))
+    return by_finish[place - 1] if place else None
+
+
+def spent_text(program: EndedProgram) -> str:
+    """Say in one or two sentences where a program's time went."""
+    parts = spent(program)
+    named = [
+        f"{seconds(value)} {what}"
+        for value, what in (
+            (parts.inactive_s, "waiting for KV memory, inactive"),
+            (parts.queue_s, "waiting for a slot"),
+            (parts.engine_s, "in engines"),
+            (parts.tools_s, "in tools"),
+            (parts.client_s, "at its client between calls"),
+        )
+        if value >= 0.0005
+    ]
+    count = len(program.calls) + program.left_out
+    text = f"It took {seconds(parts.total_s)} for {count} {'call' if count == 1 else 'calls'}"
+    if named:
+        text += f": {', '.join(named)}"
+    text += f". Its critical path has {len(parts.critical_path)} of them"
+    path = set(parts.critical_path)
+    slowest = max((call for call in program.calls if call.call_id in path), key=_length_s, default=None)
+    if slowest is not None and len(program.calls) > 1:
+        text += f", the longest of which, {slowest.call_id}, took {seconds(_length_s(slowest))}"
+    if program.left_out:
+        text += f". {program.left_out} calls were too many to keep"
+    return text + "."
+
+
+def _length_s(call: EndedCall) -> float:
+    return call.finish_s - call.start_s

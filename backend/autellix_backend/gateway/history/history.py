@@ -1,0 +1,192 @@
+"""The last programs that ended, bounded by their number, their age and their memory, fairly among tenants."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from autellix_backend.gateway.calls.open_call import OpenCall
+from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram, ended_call
+from autellix_backend.observe.settled_call import SettledCall
+
+MAX_BYTES = 64 * 2**20
+"""What all of it may take, programs that still run included; roughly."""
+MAX_CALLS = 4096
+"""Calls of one program that are kept; further ones are only counted."""
+
+
+@dataclass(slots=True, eq=False)
+class LiveProgram:
+    """The calls of a program that has not ended."""
+
+    tenant: str
+    start_s: float
+    """The arrival of its first call, on the gateway's clock."""
+    name: str | None = None
+    owner: str | None = None
+    running: int = 0
+    calls: list[EndedCall] = field(default_factory=list)
+    size_bytes: int = 0
+    left_out: int = 0
+
+
+class ProgramHistory:
+    """Keeps what the calls of programs took, from their first call on, until a bound after their end.
+
+    Above a bound, the tenant that has the most loses first: its oldest ended program, or the calls of its
+    oldest living one.
+    """
+
+    def __init__(
+        self,
+        max_programs: int,
+        max_age_s: float,
+        *,
+        max_bytes: int = MAX_BYTES,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Keep nothing yet; the two clocks are those of calls, and of seconds since 1970."""
+        self._max_programs = max_programs
+        self._max_age_s = max_age_s
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._live: dict[str, LiveProgram] = {}
+        self._ended: dict[str, OrderedDict[str, EndedProgram]] = {}
+        """By tenant, the one that ended first at the front."""
+        self._count = 0
+        self._bytes: Counter[str] = Counter()
+        """By tenant."""
+        self.size_bytes = 0
+        """What all of it takes in memory, roughly."""
+        self._on_ended: list[Callable[[EndedProgram], None]] = []
+
+    def __len__(self) -> int:
+        """The number of ended programs."""
+        return self._count
+
+    def subscribe(self, on_ended: Callable[[EndedProgram], None]) -> None:
+        """Publish each program that ended; `on_ended` must not raise or block."""
+        self._on_ended.append(on_ended)
+
+    def restore(self, program: EndedProgram) -> None:
+        """Add a program that ended before the gateway started, before those that end from now on."""
+        self._keep(program)
+        self._trim()
+
+    def find(self, program_id: str) -> EndedProgram | None:
+        """Return the last ended program of an id."""
+        self._expire()
+        for programs in self._ended.values():
+            if program_id in programs:
+                return programs[program_id]
+        return None
+
+    def programs(self, prefix: str = "") -> Iterator[EndedProgram]:
+        """Iterate over the ended programs whose ids begin so, the last one first."""
+        self._expire()
+        found = [
+            program
+            for programs in self._ended.values()
+            for program in programs.values()
+            if program.program_id.startswith(prefix)
+        ]
+        return iter(sorted(found, key=lambda program: program.ended_at_s, reverse=True))
+
+    def on_call_begun(self, call: OpenCall) -> None:
+        """Note a call of a program."""
+        program = self._live.get(call.start.program_id)
+        if program is None:
+            program = LiveProgram(call.request.tenant.name, call.began_s)
+            self._live[call.start.program_id] = program
+        program.name = program.name or call.start.name
+        program.owner = program.owner or call.start.owner
+        program.running += 1
+
+    def on_call_settled(self, settled: SettledCall) -> None:
+        """Keep what a call took."""
+        program = self._live.get(settled.start.program_id)
+        if program is None:
+            return
+        program.running -= 1
+        if len(program.calls) >= MAX_CALLS:
+            program.left_out += 1
+            return
+        call = ended_call(settled, program.start_s)
+        program.calls.append(call)
+        program.size_bytes += call.size_bytes
+        self._count_bytes(program.tenant, call.size_bytes)
+        self._trim()
+
+    def on_program_ended(self, program_id: str) -> None:
+        """Keep a program, unless another one of its id has begun meanwhile."""
+        live = self._live.get(program_id)
+        if live is None or live.running:
+            return
+        del self._live[program_id]
+        self._count_bytes(live.tenant, -live.size_bytes)
+        now = self._wall_clock()
+        program = EndedProgram(
+            program_id=program_id,
+            tenant=live.tenant,
+            name=live.name,
+            owner=live.owner,
+            began_at_s=now - (self._clock() - live.start_s),
+            ended_at_s=now,
+            calls=tuple(sorted(live.calls, key=lambda call: call.start_s)),
+            left_out=live.left_out,
+        )
+        self._keep(program)
+        self._expire()
+        self._trim()
+        for on_ended in self._on_ended:
+            on_ended(program)
+
+    def _keep(self, program: EndedProgram) -> None:
+        programs = self._ended.setdefault(program.tenant, OrderedDict())
+        if program.program_id in programs:
+            self._drop(program.tenant, program.program_id)
+            programs = self._ended.setdefault(program.tenant, OrderedDict())
+        programs[program.program_id] = program
+        self._count += 1
+        self._count_bytes(program.tenant, program.size_bytes)
+
+    def _drop(self, tenant: str, program_id: str) -> None:
+        programs = self._ended[tenant]
+        self._count_bytes(tenant, -programs.pop(program_id).size_bytes)
+        self._count -= 1
+        if not programs:
+            del self._ended[tenant]
+
+    def _count_bytes(self, tenant: str, size_bytes: int) -> None:
+        self._bytes[tenant] += size_bytes
+        self.size_bytes += size_bytes
+
+    def _expire(self) -> None:
+        least_s = self._wall_clock() - self._max_age_s
+        for tenant, programs in list(self._ended.items()):
+            while programs and (first := next(iter(programs.values()))).ended_at_s < least_s:
+                self._drop(tenant, first.program_id)
+
+    def _trim(self) -> None:
+        while self._count > self._max_programs:
+            tenant = max(self._ended, key=lambda name: len(self._ended[name]))
+            self._drop(tenant, next(iter(self._ended[tenant])))
+        while self.size_bytes > self._max_bytes:
+            tenant = max(self._bytes, key=self._bytes.__getitem__)
+            if tenant in self._ended:
+                self._drop(tenant, next(iter(self._ended[tenant])))
+            else:
+                self._leave_out(next(self._with_calls(tenant)))
+
+    def _with_calls(self, tenant: str) -> Iterator[LiveProgram]:
+        return (program for program in self._live.values() if program.tenant == tenant and program.calls)
+
+    def _leave_out(self, program: LiveProgram) -> None:
+        self._count_bytes(program.tenant, -program.size_bytes)
+        program.left_out += len(program.calls)
+        program.calls.clear()
+        program.size_bytes = 0

@@ -1,0 +1,210 @@
+"""Programs that have ended, for operators: where their time went, and their calls."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from autellix_backend.gateway.errors import NotFoundError
+from autellix_backend.gateway.explain.why import CallExplanation
+from autellix_backend.gateway.history.critical_path import Spent, spent, spent_text
+from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
+from autellix_backend.gateway.history.history import ProgramHistory
+from autellix_backend.gateway.http.components import History, IsShown, Viewer
+from autellix_backend.gateway.http.openapi import refusals
+from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_wire import API_PREFIX
+
+HISTORY_PATH = API_PREFIX + "/history"
+DEFAULT_LIMIT = 200
+MAX_LIMIT = 1000
+ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedRow:
+    """One ended program; unknown numbers of its calls count as zero."""
+
+    program_id: str
+    name: str | None
+    state: str
+    """Always `ended`."""
+    engines: tuple[str, ...]
+    threads: int
+    finished_calls: int
+    began_at_s: float
+    """Seconds since 1970."""
+    ended_at_s: float
+    """When it left the process table, seconds since 1970."""
+    duration_s: float
+    """From its first arrival to its last answer."""
+    wait_s: float
+    """Over all calls, as the next three."""
+    inactive_s: float
+    service_s: float
+    preemptions: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    failed_calls: int
+    """Those that were not answered."""
+    left_out: int
+    """Calls that were too many to keep."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedTable:
+    """Ended programs, the last one first."""
+
+    programs: list[EndedRow]
+    has_more: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedCallRow:
+    """One call; times count from its program's first arrival, and unknown values are null."""
+
+    call_id: str
+    thread_id: str
+    parents: tuple[str, ...] | None
+    tools: tuple[tuple[str, float], ...]
+    engine: str
+    outcome: str
+    start_s: float
+    finish_s: float
+    first_token_s: float | None
+    wait_s: float
+    inactive_s: float
+    service_s: float
+    level: int | None
+    preemptions: int
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    estimated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedDetail(EndedRow):
+    """One ended program with its calls, and where its time went."""
+
+    text: str
+    spent: Spent
+    calls: tuple[EndedCallRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedExplanation:
+    """Where the time of an ended program went, in the form of an explanation of a living one."""
+
+    program_id: str
+    name: str | None
+    state: str
+    """Always `ended`."""
+    text: str
+    spent: Spent
+    snapshot_age_s: None = None
+    calls: tuple[CallExplanation, ...] = ()
+    """None is open."""
+
+
+router = APIRouter(tags=["operators"], responses=refusals(401, 500))
+
+
+@router.get(HISTORY_PATH, responses=refusals(400))
+async def list_ended(
+    viewer: Viewer,
+    history: History,
+    is_shown: IsShown,
+    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
+) -> EndedTable:
+    """List the programs that ended, the last one first: the tenant's own, or all for an admin."""
+    programs = filter(is_shown, history.programs(viewer.visible_prefix))
+    found = list(itertools.islice(programs, limit + 1))
+    rows = [ended_row(program, viewer) for program in found[:limit]]
+    return EndedTable(programs=rows, has_more=len(found) > limit)
+
+
+@router.get(HISTORY_PATH + "/{program_id:path}", responses=refusals(404))
+async def show_ended(program_id: str, viewer: Viewer, history: History, is_shown: IsShown) -> EndedDetail:
+    """Show an ended program with its calls."""
+    program = find_ended(history, viewer, program_id, is_shown)
+    if program is None:
+        raise NotFoundError(f"the history has no program {program_id!r}", param="program_id")
+    return EndedDetail(
+        **asdict(ended_row(program, viewer)),
+        text=spent_text(program),
+        spent=spent(program),
+        calls=tuple(map(_call_row, program.calls)),
+    )
+
+
+def find_ended(
+    history: ProgramHistory, viewer: Tenant, program_id: str, is_shown: Callable[[EndedProgram], bool]
+) -> EndedProgram | None:
+    """Return the last ended program of an id, as the viewer knows it; None if there is none to be shown."""
+    found = (history.find(scoped_id) for scoped_id in viewer.candidates(program_id))
+    return next((program for program in found if program is not None and is_shown(program)), None)
+
+
+def explain_ended(program: EndedProgram, viewer: Tenant) -> EndedExplanation:
+    """Say where the time of an ended program went."""
+    return EndedExplanation(
+        program_id=viewer.shown(program.program_id),
+        name=program.name,
+        state=ENDED,
+        text=spent_text(program),
+        spent=spent(program),
+    )
+
+
+def ended_row(program: EndedProgram, viewer: Tenant) -> EndedRow:
+    """Return an ended program's line in a table, with its id as the viewer knows it."""
+    calls = program.calls
+    return EndedRow(
+        program_id=viewer.shown(program.program_id),
+        name=program.name,
+        state=ENDED,
+        engines=tuple(dict.fromkeys(call.engine for call in calls)),
+        threads=len({call.thread_id for call in calls}),
+        finished_calls=len(calls) + program.left_out,
+        began_at_s=program.began_at_s,
+        ended_at_s=program.ended_at_s,
+        duration_s=program.duration_s,
+        wait_s=sum(call.wait_s for call in calls),
+        inactive_s=sum(call.inactive_s for call in calls),
+        service_s=sum(call.service_s for call in calls),
+        preemptions=sum(call.preemptions for call in calls),
+        prompt_tokens=sum(call.prompt_tokens or 0 for call in calls),
+        cached_tokens=sum(call.cached_tokens or 0 for call in calls),
+        output_tokens=sum(call.output_tokens or 0 for call in calls),
+        failed_calls=sum(call.outcome != "ok" for call in calls),
+        left_out=program.left_out,
+    )
+
+
+def _call_row(call: EndedCall) -> EndedCallRow:
+    return EndedCallRow(
+        call_id=call.call_id,
+        thread_id=call.thread_id,
+        parents=call.parents,
+        tools=call.tools,
+        engine=call.engine,
+        outcome=call.outcome,
+        start_s=call.start_s,
+        finish_s=call.finish_s,
+        first_token_s=call.first_token_s,
+        wait_s=call.wait_s,
+        inactive_s=call.inactive_s,
+        service_s=call.service_s,
+        level=call.level,
+        preemptions=call.preemptions,
+        prompt_tokens=call.prompt_tokens,
+        cached_tokens=call.cached_tokens,
+        output_tokens=call.output_tokens,
+        estimated=call.is_estimated,
+    )

@@ -1,0 +1,96 @@
+"""Where the time of an ended program went."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autellix_backend.gateway.history.critical_path import critical_path, spent, spent_text
+from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
+
+
+def call(call_id: str, start_s: float, finish_s: float, **fields: Any) -> EndedCall:
+    defaults = {"thread_id": "0", "engine": "e", "outcome": "ok"}
+    return EndedCall(call_id=call_id, start_s=start_s, finish_s=finish_s, **{**defaults, **fields})
+
+
+def program(*calls: EndedCall, left_out: int = 0) -> EndedProgram:
+    return EndedProgram(program_id="p", began_at_s=0.0, ended_at_s=9.0, calls=calls, left_out=left_out)
+
+
+def path_of(*calls: EndedCall) -> list[str]:
+    return [found.call_id for found in critical_path(calls)]
+
+
+def test_the_path_follows_parents_then_the_thread_then_what_ended_last() -> None:
+    a = call("a", 0, 1)
+    quick = call("quick", 1, 2, thread_id="1", parents=("a",))
+    slow = call("slow", 1, 5, thread_id="2", parents=("a",))
+    joined = call("joined", 5, 6, parents=("quick", "slow"))
+    assert path_of(a, quick, slow, joined) == ["a", "slow", "joined"]
+
+    # Without parents, a call follows its thread; a new thread follows what was answered last.
+    assert path_of(a, call("other", 0, 1.5, thread_id="9"), call("b", 2, 3)) == ["a", "b"]
+    assert path_of(a, call("b", 2, 3, thread_id="7")) == ["a", "b"]
+
+
+def test_a_call_without_parents_by_its_own_word_begins_the_path() -> None:
+    assert path_of(call("a", 0, 1), call("b", 2, 3, parents=())) == ["b"]
+
+
+def test_calls_without_a_length_that_name_each_other_end_the_walk() -> None:
+    assert sorted(path_of(call("a", 1, 1, parents=("b",)), call("b", 1, 1, parents=("a",)))) == ["a", "b"]
+
+
+def test_the_parts_are_those_of_the_path() -> None:
+    found = spent(
+        program(
+            call("a", 0, 4, wait_s=3.0, inactive_s=2.0),
+            call("b", 7, 9, wait_s=0.5, tools=(("search", 2.5),)),
+        )
+    )
+    assert (found.inactive_s, found.queue_s, found.engine_s) == (2.0, 1.5, 2.5)
+    assert (found.tools_s, found.client_s, found.critical_path) == (2.5, 0.5, ("a", "b"))
+
+
+def test_the_words_name_what_there_was() -> None:
+    text = spent_text(program(call("a", 0, 4, wait_s=3.0, inactive_s=2.0), call("b", 7, 9)))
+    assert text == (
+        "It took 9.0 s for 2 calls: 2.0 s waiting for KV memory, inactive, 1.0 s waiting for a slot,"
+        " 3.0 s in engines, 3.0 s at its client between calls."
+        " Its critical path has 2 of them, the longest of which, a, took 4.0 s."
+    )
+    assert spent_text(program(left_out=3)).endswith("has 0 of them. 3 calls were too many to keep.")
+
+
+SECONDS = st.floats(0, 30)
+PARENTS = st.none() | st.lists(st.integers(0, 9), max_size=3)
+DRAWN_CALL = st.tuples(
+    st.integers(0, 20), st.integers(0, 9), st.integers(0, 3), SECONDS, SECONDS, PARENTS
+)  # fmt: skip
+CALLS = st.lists(DRAWN_CALL, min_size=1, max_size=10)
+
+
+@given(CALLS)
+def test_the_parts_add_up_to_the_duration(drawn: list[Any]) -> None:
+    calls = [
+        call(
+            str(number),
+            float(start),
+            float(start + length),
+            thread_id=str(thread),
+            wait_s=wait_s,
+            inactive_s=inactive_s,
+            parents=None if parents is None else tuple(map(str, parents)),
+            tools=(("t", 1.0),),
+        )
+        for number, (start, length, thread, wait_s, inactive_s, parents) in enumerate(drawn)
+    ]
+    ended = program(*calls)
+    found = spent(ended)
+
+    assert found.total_s == pytest.approx(ended.duration_s)
+    assert min(found.inactive_s, found.queue_s, found.engine_s, found.tools_s, found.client_s) >= 0

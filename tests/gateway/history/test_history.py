@@ -1,0 +1,195 @@
+"""The history's bounds: by number, age and memory, fairly among tenants."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from tests.gateway.open_calls import open_call
+
+from autellix_backend.gateway.calls.open_call import OpenCall
+from autellix_backend.gateway.history import history as history_module
+from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
+from autellix_backend.gateway.history.file import HistoryFile
+from autellix_backend.gateway.history.history import ProgramHistory
+from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.observe.settled_call import Outcome
+from autellix_backend.reports.receipt import Receipt
+from autellix_backend.settings import SettingsError
+
+
+class Rig:
+    """A history with clocks that stand until they are moved."""
+
+    def __init__(self, max_programs: int = 100, max_age_s: float = 1000.0, **bounds: Any) -> None:
+        self.now = 10.0
+        self.count = 0
+        self.history = ProgramHistory(
+            max_programs, max_age_s, clock=lambda: self.now, wall_clock=lambda: 1e9 + self.now, **bounds
+        )
+
+    def begin(self, program: str, tenant: str = "", call_id: str | None = None) -> OpenCall:
+        self.count += 1
+        named = {"x-autellix-program-id": program, "x-autellix-call-id": call_id or f"call-{self.count}"}
+        call = open_call(named, key=str(self.count), began_s=self.now)
+        call.request = replace(call.request, tenant=Tenant(name=tenant))
+        self.history.on_call_begun(call)
+        return call
+
+    def settle(self, call: OpenCall, took_s: float = 1.0, **receipt: Any) -> None:
+        self.now += took_s
+        values = {"call_id": "c", "program_id": "p", "wait_s": 0.0, "service_s": 0.0, **receipt}
+        settled = call.settled(Receipt(**values), Outcome.OK, self.now, ended_at_s=0.0)
+        self.history.on_call_settled(settled)
+
+    def play(self, program: str, tenant: str = "", calls: int = 1, call_id: str | None = None) -> None:
+        for _ in range(calls):
+            self.settle(self.begin(program, tenant, call_id))
+        self.history.on_program_ended(program)
+
+    def shown(self, prefix: str = "") -> list[str]:
+        return [program.program_id for program in self.history.programs(prefix)]
+
+
+def test_a_program_is_kept_with_what_its_calls_took() -> None:
+    rig = Rig()
+    first = rig.begin("p")
+    rig.settle(first, 2.0, wait_s=1.5, inactive_s=1.0, service_s=0.4, preemptions=2, level=3)
+    rig.now += 1.0
+    second = rig.begin("p")
+    rig.history.on_program_ended("p")
+    assert rig.history.find("p") is None, "a call of it is open"
+    rig.settle(second)
+    rig.history.on_program_ended("p")
+
+    kept = rig.history.find("p")
+    assert kept is not None
+    assert (kept.duration_s, kept.ended_at_s, kept.began_at_s) == (4.0, 1e9 + 14.0, 1e9 + 10.0)
+    one, two = kept.calls
+    assert (one.start_s, one.finish_s, one.wait_s, one.inactive_s, one.service_s) == (0.0, 2.0, 1.5, 1.0, 0.4)
+    assert (one.preemptions, one.level, two.start_s, two.finish_s) == (2, 3, 3.0, 4.0)
+
+
+def test_an_unknown_program_and_a_late_call_change_nothing() -> None:
+    rig = Rig()
+    rig.history.on_program_ended("p")
+    call = Rig().begin("p")
+    rig.settle(call)
+    assert (len(rig.history), rig.history.size_bytes) == (0, 0)
+
+
+def test_the_last_end_of_an_id_replaces_the_one_before() -> None:
+    rig = Rig()
+    rig.play("a")
+    rig.play("b")
+    rig.play("a", calls=2)
+    assert rig.shown() == ["a", "b"]
+    kept = rig.history.find("a")
+    assert kept is not None
+    assert len(kept.calls) == 2
+
+
+def test_the_number_is_bounded_and_the_tenant_with_the_most_loses_first() -> None:
+    rig = Rig(max_programs=4)
+    rig.play("quiet:1", "quiet")
+    for number in range(9):
+        rig.play(f"loud:{number}", "loud")
+    assert rig.shown() == ["loud:8", "loud:7", "loud:6", "quiet:1"]
+    assert rig.shown("quiet:") == ["quiet:1"]
+
+
+def test_old_programs_are_forgotten() -> None:
+    rig = Rig(max_age_s=50.0)
+    rig.play("old")
+    rig.now += 40.0
+    rig.play("new")
+    rig.now += 20.0
+    assert rig.shown() == ["new"]
+    assert rig.history.find("old") is None
+    rig.now += 60.0
+    assert (rig.shown(), len(rig.history), rig.history.size_bytes) == ([], 0, 0)
+
+
+def test_memory_is_bounded_and_the_tenant_with_the_most_loses_first() -> None:
+    rig = Rig(max_bytes=12_000)
+    rig.play("quiet:1", "quiet", calls=3)
+    for number in range(20):
+        rig.play(f"loud:{number}", "loud", call_id="x" * 250)
+    assert rig.history.size_bytes <= 12_000
+    assert "quiet:1" in rig.shown()
+    assert rig.shown()[0] == "loud:19"
+
+
+def test_living_programs_count_and_lose_their_calls_where_nothing_else_is_left() -> None:
+    rig = Rig(max_bytes=6_000)
+    rig.play("quiet:1", "quiet")
+    for number in range(10):
+        rig.settle(rig.begin(f"loud:{number}", "loud", "x" * 250))
+    assert rig.history.size_bytes <= 6_000
+    assert rig.shown() == ["quiet:1"]
+    # The last calls came when others had gone.
+    rig.history.on_program_ended("loud:1")
+    assert [(p.left_out, len(p.calls)) for p in rig.history.programs("loud:")] in ([(1, 0)], [])
+
+
+def test_a_program_with_too_many_calls_is_kept_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_module, "MAX_CALLS", 3)
+    rig = Rig()
+    rig.play("p", calls=5)
+    kept = rig.history.find("p")
+    assert kept is not None
+    assert (len(kept.calls), kept.left_out) == (3, 2)
+
+
+def ended(program_id: str) -> EndedProgram:
+    call = EndedCall(call_id="c", thread_id="0", engine="e", outcome="ok", start_s=0.0, finish_s=1.0)
+    return EndedProgram(program_id=program_id, began_at_s=1.0, ended_at_s=2.0, calls=(call,))
+
+
+def test_the_file_keeps_the_last_programs_over_a_restart(tmp_path: Path) -> None:
+    path, registry = tmp_path / "history.db", CollectorRegistry()
+    file = HistoryFile(path, 3, registry)
+    for number in range(5):
+        file.put(ended(f"p{number}"))
+    file.close()
+    with sqlite3.connect(path) as database:
+        database.execute("INSERT INTO programs (ended_at_s, record) VALUES (3, x'7b7d')")
+    again = HistoryFile(path, 3, CollectorRegistry())
+    found = again.load()
+    again.close()
+
+    assert found == [ended("p2"), ended("p3"), ended("p4")]
+    assert registry.get_sample_value("autellix_history_programs_total", {"result": "written"}) == 5
+    rig = Rig()
+    for program in found:
+        rig.history.restore(replace_end(program, rig))
+    assert rig.shown() == ["p2", "p3", "p4"]
+
+
+def replace_end(program: EndedProgram, rig: Rig) -> EndedProgram:
+    return EndedProgram(
+        program_id=program.program_id, began_at_s=1e9, ended_at_s=1e9 + rig.now, calls=program.calls
+    )
+
+
+def test_a_file_that_is_no_database_is_refused_at_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    path.write_text(
+        "this is no database, and long enough to be taken for one if only its size counted\n" * 20
+    )
+    with pytest.raises(SettingsError, match=r"observe\.history_file: .*expected a SQLite file"):
+        HistoryFile(path, 3, CollectorRegistry())
+
+
+def test_a_disk_that_fails_is_counted_and_harms_nothing(tmp_path: Path) -> None:
+    path, registry = tmp_path / "history.db", CollectorRegistry()
+    file = HistoryFile(path, 3, registry)
+    with sqlite3.connect(path) as database:
+        database.execute("DROP TABLE programs")
+    file.put(ended("p"))
+    file.close()
+    assert registry.get_sample_value("autellix_history_programs_total", {"result": "failed"}) == 1
