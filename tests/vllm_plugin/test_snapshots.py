@@ -15,6 +15,7 @@ from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot,
 from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.settings import PluginSettings
 from autellix_backend.vllm_plugin.snapshots import (
+    MAX_PERIOD_S,
     MAX_SHARE,
     MAX_STANDINGS,
     PERIOD_S,
@@ -168,13 +169,26 @@ def test_a_snapshot_is_due_each_period_and_once_when_the_engine_empties(tracker:
 
 def test_slow_snapshots_are_sent_less_often(tracker: CallTracker) -> None:
     """A snapshot of 10 ms may come again after 2 s: half a percent of the time."""
-    reporter = SnapshotReporter(tracker)
+    cpu_times = iter((1.0, 1.01, 2.0, 3.0))
+    reporter = SnapshotReporter(tracker, cpu_clock=lambda: next(cpu_times))
     arrive(tracker, "r")
-    moments = iter((1.0, 1.01))
-    reporter.send(lambda: next(moments), LOAD, held_blocks)
+    reporter.send(at(1.0), LOAD, held_blocks)
     assert MAX_SHARE == 0.005
     assert not reporter.is_due(at(2.9))
     assert reporter.is_due(at(3.1))
+
+    # However long it took, the engine is not silent for longer than this.
+    reporter.send(at(3.1), LOAD, held_blocks)
+    assert not reporter.is_due(at(3.0 + MAX_PERIOD_S))
+    assert reporter.is_due(at(3.2 + MAX_PERIOD_S))
+
+
+def test_a_snapshot_during_which_others_had_the_processor_comes_again_in_time(tracker: CallTracker) -> None:
+    reporter = SnapshotReporter(tracker, cpu_clock=lambda: 1.0)
+    arrive(tracker, "r")
+    moments = iter((1.0, 21.0))
+    reporter.send(lambda: next(moments, 21.0), LOAD, held_blocks)
+    assert reporter.is_due(at(1.0 + PERIOD_S))
 
 
 def test_calls_between_two_snapshots_need_no_final_snapshot(tracker: CallTracker) -> None:

@@ -1,11 +1,14 @@
 """Sends snapshots of the engine's queues to the gateway: at most every PERIOD_S, and when they empty.
 
 A snapshot is made between two steps. For a long queue it takes milliseconds: the longer it took, the later
-the next one is due, so that snapshots never take more than MAX_SHARE of the engine's time.
+the next one is due, up to MAX_PERIOD_S, so that snapshots take no more than MAX_SHARE of the engine's time. The
+time of the processor counts: by the clock, one during which another process had the processor would silence a
+busy machine for long.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any, TypedDict
@@ -25,6 +28,7 @@ from autellix_backend.vllm_plugin.tracker import CallTracker
 __all__ = ["MAX_SHARE", "MAX_STANDINGS", "PERIOD_S", "SchedulerLoad", "SnapshotReporter", "load_of"]
 
 PERIOD_S = 0.5
+MAX_PERIOD_S = 5.0
 MAX_SHARE = 0.005
 MAX_STANDINGS = 256
 """The most calls in one snapshot, the first in queue order; it bounds the cost to the engine."""
@@ -63,8 +67,18 @@ def load_of(scheduler: Any, tracker: CallTracker, free_slots: int, *, is_block_s
 class SnapshotReporter:
     """Makes the snapshots of one engine, and sends those that are due."""
 
-    def __init__(self, tracker: CallTracker, rank: int = 0) -> None:
+    def __init__(
+        self, tracker: CallTracker, rank: int = 0, cpu_clock: Callable[[], float] = time.thread_time
+    ) -> None:
+        """Make no snapshot yet.
+
+        Args:
+            tracker: The engine's calls.
+            rank: The engine's data-parallel rank.
+            cpu_clock: The processor time (s) of the thread that makes the snapshots.
+        """
         self._tracker = tracker
+        self._cpu_clock = cpu_clock
         self._rank = rank
         self._next_s = 0.0
         self._had_calls = False
@@ -94,10 +108,11 @@ class SnapshotReporter:
             load: The engine's load.
             held_blocks: Returns the number of KV blocks of a running request.
         """
-        now = clock()
+        now, began_s = clock(), self._cpu_clock()
         self._tracker.sender.offer(self.snapshot(now, load, held_blocks).to_bytes())
         self._had_calls = bool(len(self._tracker))
-        self._next_s = now + max(PERIOD_S, (clock() - now) / MAX_SHARE)
+        period_s = (self._cpu_clock() - began_s) / MAX_SHARE
+        self._next_s = now + min(max(PERIOD_S, period_s), MAX_PERIOD_S)
         self._steps, self._steps_s = 0, 0.0
 
     def snapshot(self, now: float, load: SchedulerLoad, held_blocks: Callable[[str], int]) -> EngineSnapshot:
