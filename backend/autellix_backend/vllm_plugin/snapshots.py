@@ -1,9 +1,9 @@
 """Sends snapshots of the engine's queues to the gateway: at most every PERIOD_S, and when they empty.
 
 A snapshot is made between two steps. For a long queue it takes milliseconds: the longer it took, the later
-the next one is due, up to MAX_PERIOD_S, so that snapshots take no more than MAX_SHARE of the engine's time. The
-time of the processor counts: by the clock, one during which another process had the processor would silence a
-busy machine for long.
+the next one is due, up to MAX_PERIOD_S, so that snapshots take no more than MAX_SHARE of the engine's time.
+What counts is processor time: by the clock, a snapshot during which another process had the processor would
+silence the engine of a busy machine for long.
 """
 
 from __future__ import annotations
