@@ -135,18 +135,22 @@ def guidellm(way: Way, model: str, seed: int, options: argparse.Namespace, folde
     found = json.loads(path.read_text())["benchmarks"][0]
     metrics = found["metrics"]
     totals = metrics["request_totals"]
-    mean = {name: metrics[name]["successful"] for name in metrics if name != "request_totals"}
+
+    def successful(name: str) -> dict[str, float]:
+        values: dict[str, float] = metrics[name]["successful"]
+        return values
+
     return Run(
         client="guidellm",
         way=way.name,
         seed=seed,
         done=totals["successful"],
         failed=totals["errored"],
-        prompt_tokens=round(mean["prompt_token_count"]["total_sum"]),
-        output_tokens=round(mean["output_token_count"]["total_sum"]),
-        tokens_per_s=mean["output_tokens_per_second"]["mean"],
-        first_token_ms=mean["time_to_first_token_ms"]["mean"],
-        token_ms=mean["inter_token_latency_ms"]["mean"],
+        prompt_tokens=round(successful("prompt_token_count")["total_sum"]),
+        output_tokens=round(successful("output_token_count")["total_sum"]),
+        tokens_per_s=successful("output_tokens_per_second")["mean"],
+        first_token_ms=successful("time_to_first_token_ms")["mean"],
+        token_ms=successful("inter_token_latency_ms")["mean"],
     )
 
 
