@@ -10,12 +10,12 @@ import pytest
 
 from autellix_backend.gateway.identity.program_class import (
     MAX_HASHED_BYTES,
-    MAX_READ_BYTES,
     MIN_PREFIX_BYTES,
     UNNAMED,
     prefix_id,
     program_class,
 )
+from autellix_backend.gateway.raw_json import MAX_READ_BYTES
 
 SYSTEM = {"role": "system", "content": "You are a pirate."}
 USER = {"role": "user", "content": "hello"}
