@@ -5,6 +5,7 @@ Used by gateway_overhead.py. ThunderAgent is not a dependency: name a checkout o
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import multiprocessing
 import os
@@ -245,5 +246,14 @@ class _Printed:
         print(port, flush=True)
 
 
+def main() -> None:
+    """Serve a gateway before a running engine until it is ended; print its port."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("url", help="address of the engine")
+    parser.add_argument("report_socket", type=Path, help="socket of the engine's reports")
+    args = parser.parse_args()
+    _serve_gateway(RunningEngine("fake", args.url, args.report_socket), Settings(), _Printed())
+
+
 if __name__ == "__main__":
-    _serve_gateway(RunningEngine("fake", sys.argv[1], Path(sys.argv[2])), Settings(), _Printed())
+    main()

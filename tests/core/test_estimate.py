@@ -57,6 +57,13 @@ def test_a_class_has_an_estimate_after_enough_programs() -> None:
     assert estimator.expect("", "tree", 1.0) is None
 
 
+def test_a_hint_that_has_run_out_says_nothing() -> None:
+    estimator = SizeEstimator()
+    estimator.observe_call("", "chat", 2.0, 10)
+    assert estimator.expect("", "chat", 1.0, Hint(calls=3.0)) == 6.0
+    assert estimator.expect("", "chat", 1.0, Hint(calls=3.0).less(3.0, 0.0)) is None
+
+
 def test_classes_are_bounded() -> None:
     estimator = SizeEstimator()
     for _ in range(LEAST_PROGRAMS):

@@ -18,14 +18,14 @@ _CURSOR = re.compile(r"([ai])(\d{1,15})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ListingPlace:
     """A place in the listing: among the active programs or the idle ones, which come next, by arrival."""
 
     is_active: bool
     number: int
 
     @classmethod
-    def read(cls, cursor: str | None, *, is_active: bool | None) -> Place:
+    def read(cls, cursor: str | None, *, is_active: bool | None) -> ListingPlace:
         """Return the place of a cursor, or the beginning.
 
         Raises:
@@ -43,9 +43,9 @@ class Place:
         """The cursor of a page that begins behind this place."""
         return f"{'a' if self.is_active else 'i'}{self.number}"
 
-    def next_kind(self, *, is_active: bool | None) -> Place | None:
+    def next_kind(self, *, is_active: bool | None) -> ListingPlace | None:
         """Return the beginning of the idle programs if they follow, else None."""
-        return Place(is_active=False, number=0) if self.is_active and is_active is None else None
+        return ListingPlace(is_active=False, number=0) if self.is_active and is_active is None else None
 
 
 class ArrivalOrder:

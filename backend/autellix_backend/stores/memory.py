@@ -26,7 +26,7 @@ from autellix_backend.stores.base import (
     tenant_of,
 )
 from autellix_backend.stores.deadlines import Deadlines
-from autellix_backend.stores.listing import ArrivalOrder, Place, all_pages
+from autellix_backend.stores.listing import ArrivalOrder, ListingPlace, all_pages
 
 MAX_FLAGS = 8
 HISTORY_CALLS = 512
@@ -221,7 +221,7 @@ class MemoryStore:
         self, *, prefix: str = "", is_active: bool | None = None, after: str | None = None, limit: int
     ) -> ProgramPage:
         """Return some programs without their calls."""
-        place: Place | None = Place.read(after, is_active=is_active)
+        place: ListingPlace | None = ListingPlace.read(after, is_active=is_active)
         shown: list[ProgramView] = []
         passed = 0
         while place is not None:
@@ -234,7 +234,7 @@ class MemoryStore:
                         return ProgramPage(programs=shown, cursor=place.cursor)
                     shown.append(_view(self._table[program_id], entry))
                 passed += 1
-                place = Place(place.is_active, number)
+                place = ListingPlace(place.is_active, number)
             place = place.next_kind(is_active=is_active)
         return ProgramPage(programs=shown, cursor=None)
 

@@ -33,7 +33,7 @@ from autellix_backend.stores.base import (
     program_work,
     tenant_of,
 )
-from autellix_backend.stores.listing import Place, all_pages
+from autellix_backend.stores.listing import ListingPlace, all_pages
 from autellix_backend.stores.memory import HISTORY_CALLS, MAX_FLAGS
 from autellix_backend.stores.redis_link import RedisLink
 from autellix_backend.stores.redis_records import (
@@ -263,8 +263,8 @@ class RedisStore:
         self, *, prefix: str = "", is_active: bool | None = None, after: str | None = None, limit: int
     ) -> ProgramPage:
         """Return some programs without their calls."""
-        place: Place | None = Place.read(after, is_active=is_active)
-        found: list[tuple[Place, str]] = []
+        place: ListingPlace | None = ListingPlace.read(after, is_active=is_active)
+        found: list[tuple[ListingPlace, str]] = []
         passes = 0
         # One more than is shown tells whether any follow.
         while place is not None and len(found) <= limit and passes < MAX_PASSES:
@@ -281,17 +281,17 @@ class RedisStore:
         return ProgramPage(programs=views, cursor=None if place is None else place.cursor)
 
     async def _names(
-        self, place: Place, prefix: str, *, is_active: bool | None
-    ) -> tuple[list[tuple[Place, str]], Place | None]:
+        self, place: ListingPlace, prefix: str, *, is_active: bool | None
+    ) -> tuple[list[tuple[ListingPlace, str]], ListingPlace | None]:
         """Return the next names behind a place, and the place behind which to go on; None at the end."""
         kind = "active" if place.is_active else "idle"
         last, names = await self._link.run("page", self._gateway, kind, place.number, MAX_NAMES, prefix)
         found = [
-            (Place(place.is_active, int(number)), name.decode())
+            (ListingPlace(place.is_active, int(number)), name.decode())
             for name, number in zip(names[::2], names[1::2], strict=True)
         ]
         if last:
-            return found, Place(place.is_active, int(last))
+            return found, ListingPlace(place.is_active, int(last))
         return found, place.next_kind(is_active=is_active)
 
     async def counts(self) -> Counts:

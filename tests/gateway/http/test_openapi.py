@@ -63,6 +63,8 @@ ENDPOINTS = """
     GET /autellix/v1/programs/{program_id}/why
     DELETE /autellix/v1/programs/{program_id}
     GET /autellix/v1/classes
+    GET /autellix/v1/history
+    GET /autellix/v1/history/{program_id}
     GET /autellix/v1/events
     GET /autellix/v1/engines
     POST /autellix/v1/engines

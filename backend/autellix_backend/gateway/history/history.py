@@ -18,7 +18,7 @@ MAX_CALLS = 4096
 
 
 @dataclass(slots=True, eq=False)
-class LiveProgram:
+class OpenProgram:
     """The calls of a program that has not ended."""
 
     tenant: str
@@ -54,7 +54,7 @@ class ProgramHistory:
         self._max_bytes = max_bytes
         self._clock = clock
         self._wall_clock = wall_clock
-        self._live: dict[str, LiveProgram] = {}
+        self._live: dict[str, OpenProgram] = {}
         self._ended: dict[str, OrderedDict[str, EndedProgram]] = {}
         """By tenant, the one that ended first at the front."""
         self._count = 0
@@ -100,7 +100,7 @@ class ProgramHistory:
         """Note a call of a program."""
         program = self._live.get(call.start.program_id)
         if program is None:
-            program = LiveProgram(call.request.tenant.name, call.began_s)
+            program = OpenProgram(call.request.tenant.name, call.began_s)
             self._live[call.start.program_id] = program
         program.name = program.name or call.start.name
         program.owner = program.owner or call.start.owner
@@ -182,10 +182,10 @@ class ProgramHistory:
             else:
                 self._leave_out(next(self._with_calls(tenant)))
 
-    def _with_calls(self, tenant: str) -> Iterator[LiveProgram]:
+    def _with_calls(self, tenant: str) -> Iterator[OpenProgram]:
         return (program for program in self._live.values() if program.tenant == tenant and program.calls)
 
-    def _leave_out(self, program: LiveProgram) -> None:
+    def _leave_out(self, program: OpenProgram) -> None:
         self._count_bytes(program.tenant, -program.size_bytes)
         program.left_out += len(program.calls)
         program.calls.clear()
