@@ -26,6 +26,7 @@ def headers(session: str, program: str = "p", token: str | None = None) -> dict[
 
 SESSIONS = "/autellix/v1/sessions"
 PROGRAMS = "/autellix/v1/programs"
+HISTORY = "/autellix/v1/history"
 
 
 async def start(rig: Rig, session: str, proof: str | None = None) -> str:
@@ -282,3 +283,22 @@ async def test_another_machine_lists_only_its_own_programs(
                 f"{rig.url}{PROGRAMS}/{program}", headers=headers("theirs", token=foreign)
             ) as answer:
                 assert answer.status == expected
+
+
+async def test_another_machine_learns_only_of_its_own_ended_programs(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve(strict_identity=True) as rig:
+        own, foreign = await start(rig, "mine", "own"), await start(rig, "theirs", "other")
+        await call(rig, session="mine", program="p", token=own)
+        await call(rig, session="theirs", program="q", token=foreign)
+        await delete(rig, SESSIONS + "/mine", session="mine", token=own)
+        _, listed = await rig.get(HISTORY)
+        assert [row["program_id"] for row in listed["programs"]] == ["p"]
+
+        monkeypatch.setattr(components, "is_loopback", lambda _host: False)
+        for path in (HISTORY, HISTORY + "/p", PROGRAMS + "/p/why"):
+            assert (await rig.get(path))[0] == 401
+            async with rig.client.get(rig.url + path, headers=headers("theirs", token=foreign)) as answer:
+                shown = await answer.json()
+                assert answer.status == 404 or shown["programs"] == []
