@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import autellix
+from autellix._programs import registry
 from autellix._programs.program import ClientProgram
 from autellix._programs.thread import ProgramThread
 from autellix_wire.ids import is_header_value
@@ -324,6 +325,8 @@ def test_fault_at_a_scopes_ends_does_not_reach_the_block(sdk: None, monkeypatch:
     with autellix.program("a"):
         pass
     assert name_here() is None
+    # The program that could not be closed.
+    registry.programs._open.clear()
 
 
 async def test_a_thousand_nested_tasks(agent: Agent) -> None:
