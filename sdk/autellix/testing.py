@@ -215,6 +215,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.rfile.read(1)
             self.server.backend.control.append(("GONE", self.path, ""))
             self.close_connection = True
+        elif self.path.endswith("/models"):
+            model = {"id": "recording", "object": "model", "created": 1, "owned_by": "autellix"}
+            self._answer(200, json.dumps({"object": "list", "data": [model]}).encode())
         else:
             self._answer(404, b'{"detail":"Not Found"}')
 
@@ -265,7 +268,14 @@ class _Handler(BaseHTTPRequestHandler):
         if body.get("stream") and path.endswith("/chat/completions"):
             self._answer(200, _chat_events(message), "text/event-stream")
         else:
-            self._answer(200, json.dumps(_body(path, message)).encode())
+            receipt = {"autellix": _receipt(call)} if backend.is_autellix else {}
+            self._answer(200, json.dumps({**_body(path, message), **receipt}).encode())
+
+
+def _receipt(call: RecordedCall) -> dict[str, Any]:
+    """Return the receipt of a call that cost nothing."""
+    ids = {"call_id": call.call_id, "program_id": call.program_id}
+    return {**ids, "wait_s": 0.0, "inactive_s": 0.0, "service_s": 0.0, "preemptions": 0, "estimated": True}
 
 
 def _content(body: Mapping[str, Any]) -> str:

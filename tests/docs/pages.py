@@ -10,7 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
+    ROOT / "examples/README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 SHELLS = ("console", "bash", "sh")

@@ -1,4 +1,4 @@
-"""The Python of the guides runs as it is typed, against a recording backend."""
+"""The Python of README and guides runs as it is typed, against a recording backend."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ import pytest
 
 from autellix.testing import RecordedCall, RecordingBackend
 
-GUIDES = Path(__file__).parents[2] / "docs/guides"
+ROOT = Path(__file__).parents[2]
 BASE_URL = "http://127.0.0.1:8000/v1"
 
 
-def run_guide(name: str, backend: RecordingBackend) -> dict[str, list[RecordedCall]]:
+def run_page(path: str, backend: RecordingBackend) -> dict[str, list[RecordedCall]]:
     """Run all Python of a page in one process; return the calls by program name."""
-    page = (GUIDES / f"{name}.md").read_text(encoding="utf-8")
+    page = (ROOT / path).read_text(encoding="utf-8")
     script = "\n".join(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
     assert BASE_URL in script
     done = subprocess.run(
         [sys.executable, "-c", script.replace(BASE_URL, backend.url)],
+        input="\n",  # the quickstart waits for Enter
         capture_output=True,
         text=True,
         timeout=100,
@@ -35,10 +36,33 @@ def run_guide(name: str, backend: RecordingBackend) -> dict[str, list[RecordedCa
     return calls
 
 
+def test_every_page_with_python_is_run() -> None:
+    """Each page is run below, or its Python is for another process: Ray Serve's, or a model of a policy."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    found = {str(page.relative_to(ROOT)) for page in pages if "```python" in page.read_text("utf-8")}
+    run = set(re.findall(r'run_page\("(.+?)"', Path(__file__).read_text("utf-8")))
+    assert found == run | {"docs/guides/cluster.md", "docs/scheduling.md"}
+
+
+def test_readme() -> None:
+    """It asks the server which model it has, so that it runs with the demo model and with any other."""
+    with RecordingBackend() as backend:
+        calls = run_page("README.md", backend)
+    assert [call.content for call in calls["research"]] == ["Where do swallows winter?", "How far is that?"]
+    assert {call.body["model"] for call in calls["research"]} == {"recording"}
+
+
+def test_quickstart() -> None:
+    with RecordingBackend() as backend:
+        calls = run_page("docs/quickstart.md", backend)
+    plan, answer = calls["research"]
+    assert answer.parents == (plan.call_id,)
+
+
 def test_client_guide() -> None:
     pytest.importorskip("fastapi")
     with RecordingBackend() as backend:
-        calls = run_guide("sdk", backend)
+        calls = run_page("docs/guides/sdk.md", backend)
     assert [call.content for call in calls["react"]] == ["Hello"]
     plan, write = calls["research"]
     assert (write.parents, write.session_id) == ((plan.call_id,), "conversation-7")
@@ -49,7 +73,7 @@ def test_langchain_guide() -> None:
     pytest.importorskip("langchain_openai")
     pytest.importorskip("langgraph")
     with RecordingBackend() as backend:
-        calls = run_guide("langchain", backend)
+        calls = run_page("docs/guides/langchain.md", backend)
     assert {name: len(of_program) for name, of_program in calls.items()} == {"chat": 2}
     assert len({call.program_id for call in calls["chat"]}) == 2
 
@@ -57,7 +81,7 @@ def test_langchain_guide() -> None:
 def test_autogen_guide() -> None:
     pytest.importorskip("autogen_agentchat")
     with RecordingBackend() as backend:
-        calls = run_guide("autogen", backend)
+        calls = run_page("docs/guides/autogen.md", backend)
     assert {name: len(of_program) for name, of_program in calls.items()} == {"essay": 4}
     writer, *middle, editor = calls["essay"]
     assert [call.parents for call in middle] == [(writer.call_id,)] * 2

@@ -1,0 +1,29 @@
+"""A chat of several turns: one session and one program, that later turns continue by its id."""
+
+import os
+
+from openai import OpenAI
+
+import autellix
+
+client = OpenAI(
+    base_url=os.environ.get("AUTELLIX_BASE_URL", "http://127.0.0.1:8000/v1"),
+    api_key=os.environ.get("AUTELLIX_API_KEY", "unused"),
+)
+MODEL = os.environ.get("MODEL", "autellix.demo-model")
+
+
+def take_turn(conversation, history, text):
+    """Answer one message; the turns of a conversation may come from different requests or threads."""
+    history.append({"role": "user", "content": text})
+    # `ends=False`: the program stays open between turns, and its service counts over all of them.
+    with autellix.session(conversation), autellix.program("chat", id=f"{conversation}-chat", ends=False):
+        answer = client.chat.completions.create(model=MODEL, messages=history, max_tokens=32)
+    history.append({"role": "assistant", "content": answer.choices[0].message.content})
+    return history[-1]["content"]
+
+
+history = []
+for text in ("Hello! Who are you?", "What can you do?", "Goodbye."):
+    print(text, "->", take_turn("conversation-7", history, text))
+autellix.end_program("conversation-7-chat")  # else it ends when it has been idle for ten minutes
