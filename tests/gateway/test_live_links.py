@@ -6,9 +6,9 @@ import asyncio
 import json
 import os
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ SECRET_VARIABLE = "AUTELLIX_ENGINE_REPORT_SECRET"
 SLOTS = 2
 OFFSET = 1000
 LONG, SHORT = 150, 8
+HOLDING = 1500
+"""Output tokens of a call that lasts for several of the engine's snapshots."""
 PATIENCE_S = 120.0
 
 
@@ -172,32 +174,36 @@ async def test_receipts_have_the_engines_own_numbers(gateways: list[Server]) -> 
 
 async def test_short_programs_end_before_long_ones(gateways: list[Server]) -> None:
     """As with an engine of the gateway's own; and while they wait, `ps` and `why` show it."""
-    ends: dict[str, float] = {}
+    ends: list[str] = []
+    seen: list[dict[str, Any]] = []
 
-    async def run(name: str, gateway: Server, calls: int, tokens: int) -> None:
-        for _ in range(calls):
-            await chat(session, gateway, name, tokens)
-        ends[name] = time.monotonic()
+    async def long(at: int) -> None:
+        """Call until some call was seen waiting, and once more, beside the short programs."""
+        for _ in chain(iter(lambda: bool(seen), True), [True]):
+            await chat(session, gateways[at % 2], f"report-{at}", HOLDING)
+        ends.append("long")
+
+    async def short(at: int) -> None:
+        for _ in range(3):
+            await chat(session, gateways[at % 2], f"react-{at}", SHORT)
+        ends.append("short")
+
+    async def look() -> bool:
+        """Whether `ps` shows a program waiting at a gateway, whose calls `why` shows too."""
+        for gateway in gateways:
+            programs = (await get(session, gateway, "/autellix/v1/programs"))["programs"]
+            for program_id in [each["program_id"] for each in programs if each["state"] == "waiting"]:
+                why = await get(session, gateway, f"/autellix/v1/programs/{program_id}/why")
+                seen.extend(call for call in why.get("calls", ()) if call["state"] == "waiting")
+        return bool(seen)
 
     async with client() as session:
-        gateway = gateways[0]
-        long = [asyncio.create_task(run(f"report-{at}", gateways[at % 2], 2, LONG)) for at in range(4)]
-
-        async def waits() -> bool:
-            programs = (await get(session, gateway, "/autellix/v1/programs"))["programs"]
-            found = {each["program_id"]: each["state"] for each in programs}
-            mine = {found.get("report-0"), found.get("report-2")}
-            return "waiting" in mine
-
-        await until_true(waits)
-        whys = [await get(session, gateway, f"/autellix/v1/programs/report-{at}/why") for at in (0, 2)]
-        waiting = [call for why in whys for call in why["calls"] if call["state"] == "waiting"]
-        assert all(call["position"] is not None for call in waiting)
-        short = [asyncio.create_task(run(f"react-{at}", gateways[at % 2], 3, SHORT)) for at in range(4)]
-        await asyncio.gather(*long, *short)
-    last_short = max(end for name, end in ends.items() if name.startswith("react"))
-    first_long = min(end for name, end in ends.items() if name.startswith("report"))
-    assert last_short < first_long
+        # Twice as many as slots, so that two always wait.
+        running = [asyncio.create_task(long(at)) for at in range(4)]
+        await until_true(look)
+        await asyncio.gather(*running, *map(short, range(4)))
+    assert all(call["position"] is not None for call in seen)
+    assert ends == ["short"] * 4 + ["long"] * 4
 
 
 async def test_a_killed_gateway_leaves_the_other_alone_and_returns(gateways: list[Server]) -> None:
