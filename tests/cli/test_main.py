@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from autellix_backend.cli import main as cli
+from autellix_backend.cli.commands import GROUPS
 from autellix_backend.engines.base import EngineStartError
 from autellix_lab.demo.model import MARKER
 
@@ -120,7 +123,18 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["--help"])
 
     text = capsys.readouterr().out
-    assert all(name in text for name in cli.COMMANDS)
+    assert all(f"\n  {name} " in text for name in cli.all_commands())
+    assert all(f"\n{heading}:" in text for heading in GROUPS.values())
+
+
+@pytest.mark.parametrize("name", cli.all_commands())
+def test_each_command_has_an_example_that_parses(name: str) -> None:
+    """The help of every command ends with a command line that works."""
+    command = cli.all_commands()[name]
+    words = shlex.split(re.sub(r'^eval "\$\((.*)\)"$', r"\1", command.example))
+    assert words[:2] == ["autellix", name]
+    assert command.group in GROUPS
+    cli.make_parser([name]).parse_args(words[1:])
 
 
 def test_help_of_serve_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,11 +31,11 @@ def autellix_parser(subcommand: str) -> argparse.ArgumentParser:
     Raises:
         BadCommandError: if there is none.
     """
-    commands = cli._commands()
+    commands = cli.all_commands()
     if subcommand not in commands:
         raise BadCommandError(f"autellix has no subcommand {subcommand!r}")
     parser = argparse.ArgumentParser(prog=f"autellix {subcommand}")
-    importlib.import_module(commands[subcommand][0]).add_arguments(parser)
+    importlib.import_module(commands[subcommand].module).add_arguments(parser)
     return parser
 
 

@@ -10,42 +10,23 @@ import argparse
 import importlib
 import importlib.metadata
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import cast
 
+from autellix_backend.cli.commands import COMMANDS, GROUPS, Command
 from autellix_backend.errors import CommandError
 
 EXIT_INTERRUPTED = 130
 PACKAGE = "autellix"
 
-COMMANDS = {
-    "serve": ("autellix_backend.cli.serve", "serve a model behind program-aware scheduling"),
-    "keys": ("autellix_backend.cli.keys", "make API keys for tenants"),
-    "engines": (
-        "autellix_backend.cli.engines",
-        "list, add, drain, undrain and remove the engines of a gateway",
-    ),
-    "ps": ("autellix_backend.cli.ps", "list the programs of a gateway"),
-    "why": ("autellix_backend.cli.why", "explain why a program waits"),
-    "classes": (
-        "autellix_backend.cli.classes",
-        "show the sizes of programs by class, and how well they are predicted",
-    ),
-    "top": ("autellix_backend.cli.top", "watch engines and programs"),
-    "doctor": ("autellix._doctor", "check whether this environment's calls would reach a gateway"),
-    "config": (
-        "autellix_backend.cli.config",
-        "show the settings in force, or check a file of them",
-    ),
-}
-"""Module and one-line help by name of the subcommand.
-
-A module has `add_arguments(parser)` and `run(args)`, which returns the exit code.
-"""
-
 COMMAND_GROUP = "autellix.commands"
-"""Entry points of other packages: each names a mapping like COMMANDS."""
+"""Entry points of other packages: each names a mapping like `commands.COMMANDS`."""
+
+
+NAME_WIDTH, HELP_WIDTH = 12, 100
+"""Columns of the names of commands, and of the whole overview."""
 
 
 class NotInstalledError(CommandError):
@@ -77,27 +58,60 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(chosen: str, arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog=PACKAGE, description="Program-aware serving for LLM agents.")
-    parser.add_argument("--version", action="version", version=f"{PACKAGE} {_version()}")
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, (module, summary) in _commands().items():
-        subparser = subparsers.add_parser(
-            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}."
-        )
-        if name == chosen:
-            command = _load(module)
-            command.add_arguments(subparser)
-            subparser.set_defaults(run=command.run)
+    parser = make_parser([chosen])
     args = parser.parse_args(arguments)
     return cast("int", args.run(args))
 
 
-def _commands() -> Mapping[str, tuple[str, str]]:
+def make_parser(chosen: Sequence[str]) -> argparse.ArgumentParser:
+    """Return the parser of the command line, with the arguments of the chosen subcommands only."""
+    commands = all_commands()
+    parser = argparse.ArgumentParser(
+        prog=PACKAGE,
+        description="Program-aware serving for LLM agents.",
+        epilog=_overview(commands),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"{PACKAGE} {_version()}")
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True, help="one of those below")
+    for name, command in commands.items():
+        subparser = subparsers.add_parser(
+            name,
+            description=f"{command.summary[0].upper()}{command.summary[1:]}.",
+            epilog=f"example:\n  $ {command.example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        if name in chosen:
+            module = _load(command.module)
+            module.add_arguments(subparser)
+            subparser.set_defaults(run=module.run)
+    return parser
+
+
+def all_commands() -> Mapping[str, Command]:
     """Return the product's commands and those of the other installed packages."""
     commands = dict(COMMANDS)
     for entry in importlib.metadata.entry_points(group=COMMAND_GROUP):
         commands.update(entry.load())
     return commands
+
+
+def _overview(commands: Mapping[str, Command]) -> str:
+    """Return the commands by group, each with its summary and example."""
+    lines = []
+    for group, heading in GROUPS.items():
+        lines += [f"{heading}:"]
+        for name, command in commands.items():
+            if command.group == group:
+                lines += textwrap.wrap(
+                    f"{name:<{NAME_WIDTH}}{command.summary}",
+                    HELP_WIDTH,
+                    initial_indent="  ",
+                    subsequent_indent=" " * (NAME_WIDTH + 2),
+                )
+                lines += [f"{'':<{NAME_WIDTH + 2}}$ {command.example}"]
+        lines += [""]
+    return "\n".join([*lines, f"`{PACKAGE} COMMAND --help` shows the options of a command."])
 
 
 def _load(module: str) -> ModuleType:

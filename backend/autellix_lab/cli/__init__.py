@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+from autellix_backend.cli.commands import LABORATORY, Command
+
 COMMANDS = {
-    "demo": ("autellix_lab.cli.demo", "compare scheduling policies on a real engine"),
-    "bench": ("autellix_lab.cli.bench", "replay programs against a live endpoint, and compare results"),
-    "sim": ("autellix_lab.cli.sim", "simulate engines and policies in virtual time"),
-    "workload": ("autellix_lab.cli.workload", "convert, generate and describe program traces"),
-    "demo-model": ("autellix_lab.cli.demo_model", "write the tiny demo model into a folder"),
+    "demo": Command(
+        "autellix_lab.cli.demo",
+        "compare scheduling policies on a real engine",
+        "autellix demo",
+        LABORATORY,
+    ),
+    "bench": Command(
+        "autellix_lab.cli.bench",
+        "replay programs against a live endpoint, and compare results",
+        "autellix bench replay traffic.jsonl --url http://127.0.0.1:8000 --out fcfs.json",
+        LABORATORY,
+    ),
+    "sim": Command(
+        "autellix_lab.cli.sim",
+        "simulate engines and policies in virtual time",
+        "autellix sim run mixed --policy boost --rho 1.2",
+        LABORATORY,
+    ),
+    "workload": Command(
+        "autellix_lab.cli.workload",
+        "convert, generate and describe program traces",
+        "autellix workload describe traffic.jsonl",
+        LABORATORY,
+    ),
+    "demo-model": Command(
+        "autellix_lab.cli.demo_model",
+        "write the tiny demo model into a folder",
+        "autellix demo-model demo-model-folder",
+        LABORATORY,
+    ),
 }
-"""Module and one-line help by name of the subcommand."""
+"""The laboratory's subcommands by name."""
