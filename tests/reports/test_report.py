@@ -43,6 +43,8 @@ REPORT = EngineReport(
     engine_steps=21,
     finish_reason="stop",
     dropped_records=4,
+    runs=((0.5, 1.0), (2.0, 4.0)),
+    prefilled_s=0.75,
 )
 
 

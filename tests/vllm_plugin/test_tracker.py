@@ -10,6 +10,7 @@ import pytest
 from autellix_backend.core.boost import work_of
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.vllm_plugin.identity import CallIdentity
+from autellix_backend.vllm_plugin.runs import MAX_RUNS
 from autellix_backend.vllm_plugin.settings import PluginSettings
 from autellix_backend.vllm_plugin.tracker import PROGRAM_IDLE_S, UNRANKED, CallTracker
 
@@ -57,6 +58,38 @@ def test_report_of_a_call(tracker: CallTracker) -> None:
     assert (account.prompt_tokens, account.output_tokens, account.cached_tokens) == (10, 3, 8)
     assert (account.finish_reason, account.is_aborted) == ("stop", False)
     assert len(tracker) == 0
+
+
+def test_a_report_names_the_runs_of_a_call_and_the_end_of_its_prefill(tracker: CallTracker) -> None:
+    tracker.arrive("r", identity(), 10.0)
+    tracker.start("r", 11.0, cached_tokens=0)
+    tracker.charge({"r": 9}, 0.5, 11.5)
+    tracker.charge({"r": 1}, 0.5, 12.0)
+    tracker.preempt("r", 12.0)
+    tracker.start("r", 14.0, cached_tokens=0)
+    tracker.charge({"r": 10}, 0.5, 14.5)
+    account = tracker.close("r", 15.0, **DONE)
+
+    assert account.runs == ((1.0, 2.0), (4.0, 5.0))
+    assert account.prefilled_s == 1.5
+
+
+def test_a_call_that_never_ran_has_no_runs(tracker: CallTracker) -> None:
+    tracker.arrive("r", identity(), 10.0)
+    account = tracker.close("r", 15.0, **DONE)
+
+    assert (account.runs, account.prefilled_s) == ((), None)
+
+
+def test_the_last_runs_of_many_are_one(tracker: CallTracker) -> None:
+    tracker.arrive("r", identity(), 0.0)
+    for second in range(MAX_RUNS + 2):
+        tracker.start("r", second, cached_tokens=0)
+        tracker.preempt("r", second + 0.5)
+    runs = tracker.close("r", 100.0, **DONE).runs
+
+    assert len(runs) == MAX_RUNS
+    assert runs[-2:] == ((MAX_RUNS - 2.0, MAX_RUNS - 1.5), (MAX_RUNS - 1.0, MAX_RUNS + 1.5))
 
 
 def test_children_of_a_call_are_tracked_apart(tracker: CallTracker) -> None:

@@ -14,7 +14,17 @@ from fastapi import FastAPI
 from autellix_backend.engines.base import Engine
 from autellix_backend.gateway.calls.dialects import DIALECTS
 from autellix_backend.gateway.calls.exchange import CallEndpoint
-from autellix_backend.gateway.http import admin, classes, engines, events, history, programs, sessions
+from autellix_backend.gateway.http import (
+    admin,
+    classes,
+    engines,
+    events,
+    history,
+    page,
+    programs,
+    sessions,
+    timeline,
+)
 from autellix_backend.gateway.http.authentication import Authentication
 from autellix_backend.gateway.http.call_paths import CallApp
 from autellix_backend.gateway.http.errors import install_error_handlers
@@ -31,7 +41,7 @@ from autellix_backend.stores.base import ProgramStore
 REAP_PERIOD_S = 1.0
 CLOSE_TIMEOUT_S = 5.0
 """How long the end waits for the disk of the call log."""
-ROUTERS = tuple(room.router for room in (admin, classes, engines, events, history, programs, sessions))
+ROOMS = (admin, classes, engines, events, history, timeline, programs, sessions)
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +89,10 @@ def create_app(
     routes = _engine_routes(components)
     app.calls.update({route.path: route.app for route in routes if isinstance(route.app, CallEndpoint)})
     app.router.routes.extend(routes)
-    for router in ROUTERS:
-        app.router.routes.extend(router.routes)
+    for room in ROOMS:
+        app.router.routes.extend(room.router.routes)
+    if page.has_page(settings.gateway, has_keys=has_keys, is_loopback=is_loopback(host)):
+        app.router.routes.extend(page.router.routes)
     app.router.routes.extend(head_routes(app))
     app.state.components = components
     app.state.watches = components.watches

@@ -66,6 +66,10 @@ class SettledCall:
     """From its arrival to the first bytes of a streamed answer."""
     sent_for_s: float
     """From its last sending to its settlement."""
+    runs: tuple[tuple[float, float], ...] = ()
+    """When it got and lost its slot, from its arrival (s), by its engine's clock; empty if unknown."""
+    prefilled_s: float | None = None
+    """From its arrival to the end of its prefill; None if unknown, or without one."""
     inherited_service_s: float
     """The service that the policy started it with."""
     stated_usage: Usage | None

@@ -31,6 +31,10 @@ class EngineReport(CallRecord):
     finish_reason: str | None
     dropped_records: int = 0
     """Reports that this engine has failed to send so far."""
+    runs: tuple[tuple[float, float], ...] = ()
+    """When it got a slot and when it lost it, in seconds from its arrival; the last ones of many are one."""
+    prefilled_s: float | None = None
+    """When its first prefill ended, in seconds from its arrival; None if it did not."""
 
     def to_bytes(self) -> bytes:
         """Return the report as one datagram."""

@@ -33,6 +33,7 @@ MAX_PORT = 65535
 AUTO_KIND = "auto"
 EngineKindChoice = Literal["auto", "vllm", "sglang", "openai"]
 ENGINE_KINDS: tuple[str, ...] = get_args(EngineKindChoice)
+PAGE_CHOICES = ("auto", "on", "off")
 SUBAGENT_KINDS = ("thread", "program")
 ANY_CLUSTER = "auto"
 MEMORY_URL = "memory://"
@@ -87,6 +88,9 @@ class GatewaySettings(Section):
     """address to listen on"""
     port: Annotated[int, between(0, MAX_PORT)] = 8000
     """port to listen on, 0 for any free one"""
+    page: Annotated[str, one_of(PAGE_CHOICES)] = "auto"
+    """whether the [live page](../guides/page.md) is at `/autellix/`: `on`, `off`, or `auto`, where only this
+    machine reaches it or keys are needed"""
     workers: PositiveInt = 1
     """processes that serve the address, each [a gateway](../gateway.md#several-processes) on its own core;
     more than one need `store.url` and `engine.urls`"""

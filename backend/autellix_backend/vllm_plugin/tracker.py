@@ -18,6 +18,7 @@ from autellix_backend.reports.report import EngineReport
 from autellix_backend.vllm_plugin.context import ContextIndex
 from autellix_backend.vllm_plugin.identity import CallIdentity
 from autellix_backend.vllm_plugin.report_outlet import ReportOutlet
+from autellix_backend.vllm_plugin.runs import CallRuns
 from autellix_backend.vllm_plugin.settings import PluginSettings
 
 __all__ = ["MAX_PROGRAMS", "PROGRAM_IDLE_S", "UNRANKED", "CallTracker"]
@@ -43,6 +44,7 @@ UNRANKED = 1 << (_SEQUENCE_BITS + _KEY_BITS + 16)
 class _Tracked:
     identity: CallIdentity
     arrival_step: int
+    runs: CallRuns
     engine_steps: int = 0
     cached_tokens: int | None = None
     """Those of its first start."""
@@ -149,13 +151,16 @@ class CallTracker:
             ),
             now,
         )
-        self._calls[request_id] = _Tracked(identity=identity, arrival_step=self.step)
+        self._calls[request_id] = _Tracked(
+            identity=identity, arrival_step=self.step, runs=CallRuns(arrival_s=now)
+        )
 
     def start(self, request_id: str, now: float, cached_tokens: int) -> None:
         """Give a waiting call a slot; its cached tokens are those of its first start."""
         self.machine.start(request_id, now)
         self.machine.call(request_id).is_pinned = False
         call = self._calls[request_id]
+        call.runs.start(now)
         if call.cached_tokens is None:
             call.cached_tokens = cached_tokens
 
@@ -166,6 +171,7 @@ class CallTracker:
     def preempt(self, request_id: str, now: float) -> None:
         """Preempt a running call."""
         self.machine.preempt(request_id, now)
+        self._calls[request_id].runs.stop(now)
 
     def readmit(self, request_id: str, now: float) -> None:
         """Let a preempted call go on to its end, even if admission has withdrawn it."""
@@ -185,6 +191,7 @@ class CallTracker:
             call = self._calls.get(request_id)
             if call is not None:
                 call.engine_steps += 1
+                call.runs.step(now, is_prefill=tokens > 1)
                 if not is_measured:
                     cost_s = self.machine.config.nominal_service_s(
                         *((tokens, 0) if tokens > 1 else (0, tokens))
@@ -232,6 +239,7 @@ class CallTracker:
             context_tokens: What the prefix cache may keep of its context, for the next call of its program.
         """
         call = self._calls.pop(request_id)
+        call.runs.stop(now)
         self._places.pop(request_id, None)
         # A call without a start has not prefilled anything.
         cached_tokens = prompt_tokens if call.cached_tokens is None else call.cached_tokens
@@ -255,6 +263,8 @@ class CallTracker:
             engine_steps=call.engine_steps,
             finish_reason=finish_reason,
             dropped_records=self.sender.dropped_records,
+            runs=tuple(call.runs.ended),
+            prefilled_s=call.runs.prefilled_s,
         )
         if self.sender.is_enabled:
             self.sender.send(report.to_bytes(), call.identity.gateway)

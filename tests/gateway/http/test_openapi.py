@@ -61,6 +61,7 @@ ENDPOINTS = """
     GET /autellix/v1/programs
     GET /autellix/v1/programs/{program_id}
     GET /autellix/v1/programs/{program_id}/why
+    GET /autellix/v1/programs/{program_id}/timeline
     DELETE /autellix/v1/programs/{program_id}
     GET /autellix/v1/classes
     GET /autellix/v1/history
@@ -79,6 +80,10 @@ ENDPOINTS = """
     POST /ping
     GET /metrics
     GET /openapi.json
+    GET /
+    GET /autellix
+    GET /autellix/
+    GET /autellix/page/{name}
 """
 
 

@@ -235,6 +235,7 @@ class OpenCall:
     def settled(self, receipt: Receipt, outcome: Outcome, now: float, *, ended_at_s: float) -> SettledCall:
         """Return the record of the settled call."""
         request, identity, body = self.request, self.request.identity, self.request.body
+        runs, prefilled_s = self._runs()
         return SettledCall(
             start=self.start,
             receipt=receipt,
@@ -253,8 +254,19 @@ class OpenCall:
             duration_s=now - self.began_s,
             first_token_s=None if self.first_bytes_s is None else self.first_bytes_s - self.began_s,
             sent_for_s=0.0 if self.sent_s is None else now - self.sent_s,
+            runs=runs,
+            prefilled_s=prefilled_s,
             inherited_service_s=self.entry_service_s,
             stated_usage=self.usage,
             is_final=identity.is_final,
             traceparent=request.headers.get("traceparent"),
         )
+
+    def _runs(self) -> tuple[tuple[tuple[float, float], ...], float | None]:
+        """Return its runs in the engine, and the end of its prefill, in seconds from its arrival here."""
+        # Parallel choices run at times of their own, which make no one line.
+        if len(self.reports) != 1 or self.sent_s is None:
+            return (), None
+        [report], sent_for_s = self.reports, self.sent_s - self.began_s
+        prefilled_s = None if report.prefilled_s is None else sent_for_s + report.prefilled_s
+        return tuple((sent_for_s + start, sent_for_s + end) for start, end in report.runs), prefilled_s

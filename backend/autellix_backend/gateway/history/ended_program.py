@@ -8,6 +8,8 @@ from autellix_backend.observe.settled_call import SettledCall
 
 CALL_BYTES = 600
 """What a call takes in memory besides its texts, roughly."""
+RUN_BYTES = 104
+"""What one of its runs takes: a pair of floats."""
 
 
 class EndedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -29,6 +31,10 @@ class EndedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     inactive_s: float = 0.0
     """The part of its waiting in which its program waited for KV memory."""
     service_s: float = 0.0
+    runs: tuple[tuple[float, float], ...] = ()
+    """When it got and lost its slot, from its arrival; empty if its engine did not report that."""
+    prefilled_s: float | None = None
+    """From its arrival to the end of its prefill."""
     level: int | None = None
     preemptions: int = 0
     prompt_tokens: int | None = None
@@ -40,7 +46,7 @@ class EndedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def size_bytes(self) -> int:
         """What it takes in memory, roughly."""
         texts = (self.call_id, self.thread_id, *(self.parents or ()), *(tool for tool, _ in self.tools))
-        return CALL_BYTES + sum(map(len, texts))
+        return CALL_BYTES + sum(map(len, texts)) + RUN_BYTES * len(self.runs)
 
 
 class EndedProgram(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -88,6 +94,8 @@ def ended_call(settled: SettledCall, program_start_s: float) -> EndedCall:
         wait_s=receipt.wait_s,
         inactive_s=receipt.inactive_s,
         service_s=receipt.service_s,
+        runs=settled.runs,
+        prefilled_s=settled.prefilled_s,
         level=receipt.level,
         preemptions=receipt.preemptions or 0,
         prompt_tokens=None if usage is None else usage.prompt_tokens,

@@ -85,6 +85,10 @@ class ProgramHistory:
                 return programs[program_id]
         return None
 
+    def living(self, program_id: str) -> OpenProgram | None:
+        """Return the settled calls of a program that has not ended."""
+        return self._live.get(program_id)
+
     def programs(self, prefix: str = "") -> Iterator[EndedProgram]:
         """Iterate over the ended programs whose ids begin so, the last one first."""
         self._expire()

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from autellix_backend.gateway.errors import GatewayError, InvalidKeyError, TooManyConnectionsError
 from autellix_backend.gateway.http.errors import error_response
+from autellix_backend.gateway.http.page import is_page_path
 from autellix_backend.gateway.requests import read_headers
 from autellix_backend.gateway.tenancy.tenants import Tenants, set_tenant
 
@@ -33,7 +34,7 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on with its tenant, or answer it with 401 or 503."""
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or is_page_path(scope["path"]):
             await self._app(scope, receive, send)
             return
         try:

@@ -70,6 +70,7 @@ class EngineRow:
     slots: int | None = None
     kv_share: float | None = None
     kv_total_blocks: int | None = None
+    kv_block_tokens: int | None = None
     level_calls: tuple[int, ...] | None = None
     step: int | None = None
     mean_step_s: float | None = None
@@ -80,6 +81,8 @@ class EngineRow:
     working_set_tokens: int | None = None
     """The contexts of the active programs, and what they may fill."""
     working_set_capacity_tokens: int | None = None
+    inactive_tokens: int | None = None
+    """What the programs that wait for activation would add."""
     memory_wait_s: float | None = None
     """How long a program with a mean context would wait there for memory, as the balancer sees it."""
     boost_strength_s: float | None = None
@@ -192,6 +195,7 @@ def _row(member: EngineHandle) -> EngineRow:
         slots=snapshot.slots if snapshot else None,
         kv_share=_share(snapshot.kv_used_blocks, snapshot.kv_total_blocks) if snapshot else None,
         kv_total_blocks=snapshot.kv_total_blocks if snapshot else None,
+        kv_block_tokens=snapshot.kv_block_tokens if snapshot else None,
         level_calls=snapshot.level_calls if snapshot else None,
         step=snapshot.step if snapshot else None,
         mean_step_s=snapshot.mean_step_s if snapshot else None,
@@ -199,6 +203,7 @@ def _row(member: EngineHandle) -> EngineRow:
         inactive_programs=working_set.inactive_programs if working_set else None,
         working_set_tokens=working_set.working_set_tokens if working_set else None,
         working_set_capacity_tokens=working_set.capacity_tokens if working_set else None,
+        inactive_tokens=snapshot.demand.inactive_tokens if snapshot and snapshot.demand else None,
         memory_wait_s=member.memory.mean_wait_s if member.memory else None,
         boost_strength_s=snapshot.boost.strength_s if snapshot and snapshot.boost else None,
         engine_version=facts.vllm if facts else None,

@@ -15,8 +15,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from autellix_backend.gateway.errors import ForeignPageError
 from autellix_backend.gateway.http.errors import error_response
+from autellix_backend.gateway.http.page import is_page_path
 
-_MARKS = frozenset({b"origin", b"host", b"sec-fetch-site"})
+_MARKS = frozenset({b"origin", b"host", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"})
 MAX_HOST_CHARACTERS = 270
 """A name of DNS, and a port."""
 _OTHER_SITES = ("cross-site", "same-site")
@@ -39,19 +40,21 @@ class SameOrigin:
         """Pass one request on, or answer it with 403."""
         if scope["type"] == "http":
             marks = {name: value.decode("latin-1") for name, value in scope["headers"] if name in _MARKS}
-            problem = foreign_page(marks, is_local=self._is_local)
+            is_page = is_page_path(scope["path"])
+            problem = foreign_page(marks, is_local=self._is_local, is_page=is_page)
             if problem is not None:
                 await error_response(ForeignPageError(problem), scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
-def foreign_page(marks: Mapping[bytes, str], *, is_local: bool) -> str | None:
+def foreign_page(marks: Mapping[bytes, str], *, is_local: bool, is_page: bool = False) -> str | None:
     """Return what shows that a request comes from another site's page, None if nothing does.
 
     Args:
-        marks: The headers Host, Origin and Sec-Fetch-Site, as far as they are there.
+        marks: The headers Host, Origin and Sec-Fetch-*, as far as they are there.
         is_local: Whether only names and addresses of this machine are its own.
+        is_page: Whether it asks for a file of our page, to which a link of another site may lead.
     """
     host = marks.get(b"host", "")
     if is_local and host and not _is_of_this_machine(host):
@@ -59,7 +62,9 @@ def foreign_page(marks: Mapping[bytes, str], *, is_local: bool) -> str | None:
     origin = marks.get(b"origin")
     if origin is not None and _authority(origin) != host.lower():
         return f"Origin: is {origin!r}; expected the gateway's own, {host!r}"
-    if origin is None and marks.get(b"sec-fetch-site") in _OTHER_SITES:
+    how = (marks.get(b"sec-fetch-mode"), marks.get(b"sec-fetch-dest"))
+    is_link = is_page and how == ("navigate", "document")
+    if origin is None and marks.get(b"sec-fetch-site") in _OTHER_SITES and not is_link:
         return "Sec-Fetch-Site: the request comes from another site's page"
     return None
 

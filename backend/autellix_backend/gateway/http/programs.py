@@ -138,7 +138,7 @@ async def explain(
 ) -> ProgramExplanation | EndedExplanation:
     """Explain why a program's calls wait or run, or where the time of one that has ended went."""
     try:
-        view = await _find(store, viewer, program_id, is_shown)
+        view = await find_living(store, viewer, program_id, is_shown)
     except NotFoundError:
         if (ended := find_ended(history, viewer, program_id, is_shown)) is None:
             raise
@@ -157,7 +157,7 @@ async def show_program(
     is_shown: IsShown,
 ) -> ProgramDetail:
     """Show one program with its latest calls."""
-    view = await _find(store, viewer, program_id, is_shown)
+    view = await find_living(store, viewer, program_id, is_shown)
     overview = take_overview()
     return ProgramDetail(
         **asdict(program_row(view, overview, settings.scheduler, viewer)),
@@ -166,9 +166,14 @@ async def show_program(
     )
 
 
-async def _find(
+async def find_living(
     store: ProgramStore, viewer: Tenant, program_id: str, is_shown: Callable[[ProgramView], bool]
 ) -> ProgramView:
+    """Return a program of the process table.
+
+    Raises:
+        NotFoundError: if there is none of that id that the viewer may see.
+    """
     for scoped_id in viewer.candidates(program_id):
         view = await store.program(scoped_id)
         if view is not None and is_shown(view):

@@ -1,0 +1,88 @@
+"""The live page: its files, which hold no data. What it shows it asks the API for, with the visitor's key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from autellix_backend.gateway.errors import NotFoundError
+from autellix_backend.gateway.http.openapi import refusals
+from autellix_backend.page.assets import INDEX, Asset, assets
+from autellix_backend.settings import GatewaySettings
+
+ROOT = "/autellix"
+PAGE_PATH = ROOT + "/"
+FILES_PATH = PAGE_PATH + "page/"
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-frame-options": "DENY",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    # A gateway of another version may answer at this address the next time.
+    "cache-control": "no-cache",
+}
+
+router = APIRouter(tags=["page"], responses=refusals(500))
+_PUBLIC: dict[str, Any] = {"security": []}
+
+
+class _AnyFile(Response):
+    """A file of the page."""
+
+    media_type = "text/javascript"
+
+
+def is_page_path(path: str) -> bool:
+    """Return whether a path is one of the page's, which hold no data and need no key."""
+    return path in ("/", ROOT, PAGE_PATH) or path.startswith(FILES_PATH)
+
+
+def has_page(gateway: GatewaySettings, *, has_keys: bool, is_loopback: bool) -> bool:
+    """Return whether a gateway serves the page: by default not where anybody on a network could read it."""
+    return gateway.page == "on" or (gateway.page == "auto" and (has_keys or is_loopback))
+
+
+@router.get("/", status_code=307, response_class=RedirectResponse, openapi_extra=_PUBLIC)
+@router.get(ROOT, status_code=307, response_class=RedirectResponse, openapi_extra=_PUBLIC)
+async def redirect_to_page() -> Response:
+    """Send a browser to the live page."""
+    # From either path, also behind a proxy that adds a path of its own.
+    return RedirectResponse("autellix/", headers=HEADERS)
+
+
+@router.get(PAGE_PATH, response_class=HTMLResponse, openapi_extra=_PUBLIC)
+async def show_page() -> Response:
+    """Return the live page."""
+    return _response(assets()[INDEX])
+
+
+@router.get(FILES_PATH + "{name}", response_class=_AnyFile, responses=refusals(404), openapi_extra=_PUBLIC)
+async def show_file(name: str) -> Response:
+    """Return a file of the live page: a script, a style sheet or a picture."""
+    asset = assets().get(name)
+    if asset is None or name == INDEX:
+        raise NotFoundError(f"the page has no file {name!r}", param="name")
+    return _response(asset)
+
+
+def _response(asset: Asset) -> Response:
+    return Response(asset.content, media_type=asset.media_type, headers=HEADERS)

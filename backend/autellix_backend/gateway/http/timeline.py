@@ -1,0 +1,246 @@
+"""A program over time, for a picture: its calls with what each did when, living or ended."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from autellix_backend.gateway.calls.open_call import OpenCall
+from autellix_backend.gateway.errors import NotFoundError
+from autellix_backend.gateway.explain.overview import OpenCallState, Overview
+from autellix_backend.gateway.history.critical_path import Spent, spent
+from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
+from autellix_backend.gateway.history.history import OpenProgram
+from autellix_backend.gateway.history.spans import Span, SpanKind, spans
+from autellix_backend.gateway.http.components import History, IsShown, Store, TakeOverview, Viewer
+from autellix_backend.gateway.http.history import ENDED, find_ended
+from autellix_backend.gateway.http.openapi import JSON_TYPE, refusals
+from autellix_backend.gateway.http.programs import ONE_PROGRAM, find_living
+from autellix_backend.stores.base import ProgramView
+
+FINISHED = "finished"
+MAX_OPEN_CALLS = 1024
+"""Open calls of one program that are shown, the oldest ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineCall:
+    """One call; times count from its program's first arrival, and unknown values are null."""
+
+    call_id: str
+    thread_id: str
+    parents: tuple[str, ...] | None
+    tools: tuple[tuple[str, float], ...]
+    """Tools that ran at the client before it: name, seconds."""
+    engine: str
+    state: str
+    """`finished`, or where it is: `queued`, `waiting`, `running`, `sent`."""
+    outcome: str | None
+    start_s: float
+    finish_s: float | None
+    spans: tuple[Span, ...]
+    """Without gaps up to its end in the engine."""
+    level: int | None
+    preemptions: int
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    estimated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramTimeline:
+    """One program with its calls, in the order of their arrival, as far as this gateway served them."""
+
+    program_id: str
+    name: str | None
+    state: str
+    began_at_s: float
+    """Seconds since 1970."""
+    duration_s: float
+    """Up to its last answer, or to now while it has open calls."""
+    left_out: int
+    """Calls that were too many to keep, or to show."""
+    spent: Spent
+    """What its duration so far was spent on, along its critical path."""
+    calls: tuple[TimelineCall, ...]
+
+
+router = APIRouter(tags=["operators"], responses=refusals(401, 500))
+
+
+@router.get(ONE_PROGRAM + "/timeline", response_model=ProgramTimeline, responses=refusals(404))
+async def show_timeline(
+    program_id: str,
+    viewer: Viewer,
+    store: Store,
+    take_overview: TakeOverview,
+    history: History,
+    is_shown: IsShown,
+) -> Response:
+    """Show what each call of a program did when, while it runs or after it ended."""
+    try:
+        view = await find_living(store, viewer, program_id, is_shown)
+    except NotFoundError:
+        ended = find_ended(history, viewer, program_id, is_shown)
+        if ended is None:
+            raise
+        timeline = ended_timeline(ended, viewer.shown(ended.program_id))
+    else:
+        overview = take_overview()
+        living = history.living(view.program_id)
+        timeline = living_timeline(view, living, overview, viewer.shown(view.program_id), time.time())
+    # As the list of programs: no look at each value of thousands of calls.
+    return Response(msgspec.json.encode(timeline), media_type=JSON_TYPE)
+
+
+def ended_timeline(program: EndedProgram, shown_id: str) -> ProgramTimeline:
+    """Return the timeline of an ended program."""
+    return ProgramTimeline(
+        program_id=shown_id,
+        name=program.name,
+        state=ENDED,
+        began_at_s=program.began_at_s,
+        duration_s=program.duration_s,
+        left_out=program.left_out,
+        spent=spent(program),
+        calls=tuple(_finished_row(call) for call in program.calls),
+    )
+
+
+def living_timeline(
+    view: ProgramView, living: OpenProgram | None, overview: Overview, shown_id: str, wall_s: float
+) -> ProgramTimeline:
+    """Return the timeline of a program in the process table.
+
+    Args:
+        view: The program.
+        living: Its settled calls; None if the history is off, or another gateway served them.
+        overview: The open calls and engines of the moment.
+        shown_id: Its id as the viewer knows it.
+        wall_s: The moment in seconds since 1970.
+    """
+    origin_s = view.first_arrival_s if living is None else living.start_s
+    finished = [] if living is None else sorted(living.calls, key=lambda call: call.start_s)
+    opened = overview.calls_of(view.program_id)
+    shown = opened[:MAX_OPEN_CALLS]
+    program = EndedProgram(
+        program_id=shown_id,
+        name=view.name,
+        began_at_s=wall_s - (overview.now - origin_s),
+        ended_at_s=wall_s,
+        calls=(*finished, *(_as_ended(call, overview, origin_s) for call in shown)),
+        left_out=(0 if living is None else living.left_out) + len(opened) - len(shown),
+    )
+    return ProgramTimeline(
+        program_id=shown_id,
+        name=program.name,
+        state=overview.program_state(view),
+        began_at_s=program.began_at_s,
+        duration_s=program.duration_s,
+        left_out=program.left_out,
+        spent=spent(program),
+        calls=(
+            *map(_finished_row, finished),
+            *(_open_row(call, overview, origin_s) for call in shown),
+        ),
+    )
+
+
+def _finished_row(call: EndedCall) -> TimelineCall:
+    return TimelineCall(
+        call_id=call.call_id,
+        thread_id=call.thread_id,
+        parents=call.parents,
+        tools=call.tools,
+        engine=call.engine,
+        state=FINISHED,
+        outcome=call.outcome,
+        start_s=call.start_s,
+        finish_s=call.finish_s,
+        spans=spans(call),
+        level=call.level,
+        preemptions=call.preemptions,
+        prompt_tokens=call.prompt_tokens,
+        cached_tokens=call.cached_tokens,
+        output_tokens=call.output_tokens,
+        estimated=call.is_estimated,
+    )
+
+
+def _open_row(call: OpenCall, overview: Overview, origin_s: float) -> TimelineCall:
+    entry = overview.in_engine(call)
+    return TimelineCall(
+        call_id=call.start.call_id,
+        thread_id=call.start.thread_id,
+        parents=call.start.parents,
+        tools=call.start.interceptions,
+        engine=call.engine,
+        state=overview.call_state(call),
+        outcome=None,
+        start_s=call.began_s - origin_s,
+        finish_s=None,
+        spans=open_spans(call, overview, origin_s),
+        level=call.level if entry is None else entry.level,
+        preemptions=0 if entry is None else entry.preemptions,
+        prompt_tokens=None,
+        cached_tokens=None,
+        output_tokens=call.streamed_events or None,
+        estimated=True,
+    )
+
+
+def open_spans(call: OpenCall, overview: Overview, origin_s: float) -> tuple[Span, ...]:
+    """Return what an open call did so far, by its engine's last snapshot."""
+    state, entry = overview.call_state(call), overview.in_engine(call)
+    engine = overview.engines.get(call.engine)
+    start_s, now_s = call.began_s - origin_s, overview.now - origin_s
+    if entry is None:
+        is_waiting = state is not OpenCallState.SENT
+        moves = [(SpanKind.WAITING, now_s if is_waiting else start_s + call.queued.wait_s)]
+    else:
+        age_s = 0.0 if engine is None else engine.age_s or 0.0
+        since_s = min(now_s, max(start_s, now_s - age_s - entry.since_s))
+        # When it ran before its last preemption is not in a snapshot.
+        moves = [(SpanKind.ENGINE if entry.preemptions else SpanKind.WAITING, since_s)]
+        if not entry.is_running:
+            waits = SpanKind.PREEMPTED if entry.preemptions else SpanKind.WAITING
+            moves.append((SpanKind.INACTIVE if entry.inactive_place is not None else waits, now_s))
+    if call.first_bytes_s is not None and moves[-1][1] < now_s and not (entry and entry.preemptions):
+        moves.append((SpanKind.PREFILL, call.first_bytes_s - origin_s))
+        moves.append((SpanKind.DECODE, now_s))
+    else:
+        moves.append((SpanKind.ENGINE, now_s))
+    found: list[Span] = []
+    clock_s = start_s
+    for kind, end_s in moves:
+        if end_s <= clock_s:
+            continue
+        if found and found[-1].kind is kind:
+            found[-1] = replace(found[-1], finish_s=end_s)
+        else:
+            found.append(Span(kind=kind, start_s=clock_s, finish_s=end_s))
+        clock_s = end_s
+    return tuple(found)
+
+
+def _as_ended(call: OpenCall, overview: Overview, origin_s: float) -> EndedCall:
+    """Return an open call as if it ended at this moment."""
+    parts = open_spans(call, overview, origin_s)
+    waits = {SpanKind.WAITING, SpanKind.INACTIVE, SpanKind.PREEMPTED}
+    return EndedCall(
+        call_id=call.start.call_id,
+        thread_id=call.start.thread_id,
+        parents=call.start.parents,
+        tools=call.start.interceptions,
+        engine=call.engine,
+        outcome=overview.call_state(call),
+        start_s=call.began_s - origin_s,
+        finish_s=overview.now - origin_s,
+        wait_s=sum(part.finish_s - part.start_s for part in parts if part.kind in waits),
+        inactive_s=sum(part.finish_s - part.start_s for part in parts if part.kind is SpanKind.INACTIVE),
+    )

@@ -1,0 +1,35 @@
+"""The page's files, as they are in this package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+
+INDEX = "index.html"
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """One file of the page."""
+
+    content: bytes
+    media_type: str
+
+
+@cache
+def assets() -> Mapping[str, Asset]:
+    """Return the page's files by their names."""
+    found = {
+        entry.name: Asset(entry.read_bytes(), _TYPES[entry.name.rpartition(".")[2]])
+        for entry in files(__package__).joinpath("static").iterdir()
+    }
+    return MappingProxyType(found)

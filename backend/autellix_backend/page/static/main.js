@@ -1,0 +1,100 @@
+// The page: which view the address names, and the sign-in where the gateway wants a key.
+
+import { CompareView } from "./compare.js";
+import { el, setText } from "./dom.js";
+import { EnginesView } from "./engines.js";
+import { ProgramView } from "./program.js";
+import { ProgramsView } from "./programs.js";
+import { GatewaySource, ReportSource } from "./source.js";
+
+const embedded = document.getElementById("report-data");
+const source = embedded ? new ReportSource(JSON.parse(embedded.textContent)) : new GatewaySource();
+const main = document.getElementById("main");
+const nav = document.getElementById("nav");
+const statusLine = document.getElementById("status");
+const signOut = document.getElementById("sign-out");
+let view = null;
+
+const VIEWS = [
+  ["engines", "Engines", () => new EnginesView(source, showStatus, askForKey), source.isLive],
+  ["programs", "Programs", () => new ProgramsView(source, showStatus, askForKey), source.isLive || source.data.programs.length > 0],
+  ["compare", "Compare", () => new CompareView(source), source.isLive || source.runs.length > 0],
+].filter(([, , , isThere]) => isThere);
+
+function showStatus(text, isBad) {
+  setText(statusLine, text);
+  statusLine.classList.toggle("bad", isBad);
+}
+
+function chosenView() {
+  const [name, ...rest] = location.hash.replace(/^#\//, "").split("/");
+  if (name === "program" && rest.length) {
+    return ["programs", () => new ProgramView(source, decodeId(rest.join("/")), showStatus, askForKey), "Program"];
+  }
+  const [key, title, make] = VIEWS.find(([each]) => each === name) ?? VIEWS[0] ?? ["", "Nothing", () => new CompareView(source)];
+  return [key, make, title];
+}
+
+function decodeId(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+function showView() {
+  const [name, make, title] = chosenView();
+  for (const link of nav.children) {
+    if (link.dataset.view === name) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  replaceView(make());
+  document.title = `${title} · ${source.title || "Autellix"}`;
+}
+
+function replaceView(next) {
+  view?.close();
+  view = next;
+  showStatus("", false);
+  main.replaceChildren(view.node);
+  view.open?.();
+}
+
+function askForKey(error) {
+  const isWrong = source.key !== null;
+  source.key = null;
+  signOut.hidden = true;
+  const input = el("input", { type: "password", id: "key", autocomplete: "off", required: true, spellcheck: "false" });
+  const form = el("form", { class: "card sign-in", submit: (event) => {
+    event.preventDefault();
+    source.key = input.value.trim();
+    signOut.hidden = false;
+    showView();
+  } },
+    el("h1", {}, "Sign in"), el("p", {}, "This gateway serves tenants. The page shows what the key's tenant may see; an admin's key shows all."),
+    isWrong ? el("p", { class: "bad", role: "alert" }, error.message) : null,
+    el("label", { for: "key" }, "API key"), input, el("p", { class: "soft" }, "Kept until this tab is closed."),
+    el("button", { type: "submit" }, "Sign in"));
+  replaceView({ node: form, close() {} });
+  input.focus();
+}
+
+signOut.addEventListener("click", () => {
+  source.key = null;
+  signOut.hidden = true;
+  showView();
+});
+document.querySelector(".skip").addEventListener("click", (event) => {
+  // The address names the view, so the link must not change it.
+  event.preventDefault();
+  main.focus();
+});
+window.addEventListener("hashchange", () => {
+  showView();
+  main.focus();
+});
+signOut.hidden = !source.isLive || source.key === null;
+if (source.title) setText(document.getElementById("brand"), source.title);
+nav.append(...VIEWS.map(([name, title]) => el("a", { href: `#/${name}`, "data-view": name }, title)));
+showView();

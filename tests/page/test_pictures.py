@@ -1,0 +1,50 @@
+"""A picture of each view: in the light, in the dark, and on a narrow screen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.page.browser import BrowserThread, picture
+from tests.page.stage import Stage, telling_program, wide_program
+
+if TYPE_CHECKING:
+    from playwright.async_api import Page
+
+pytestmark = pytest.mark.browser
+
+LOOKS: dict[str, dict[str, Any]] = {
+    "light": {"color_scheme": "light"},
+    "dark": {"color_scheme": "dark"},
+    "narrow": {"color_scheme": "light", "viewport": {"width": 390, "height": 844}},
+}
+VIEWS = {
+    "engines": ("#/engines", ".engine .k-decode"),
+    "programs": ("#/programs", "tbody tr:nth-child(9)"),
+    "program": ("#/program/research-7", ".gantt [data-call=write]"),
+}
+
+
+@pytest.fixture
+def busy(stage: Stage) -> Stage:
+    for number in range(14):
+        stage.call(f"chat-{number}", **{"x-autellix-program-name": "chat"})
+    stage.hang(*[(f"react-{number}", "0", f"step-{number}") for number in range(5)])
+    stage.hang(*[("report-7", f"section-{number}", f"draft-{number}") for number in range(6)])
+    stage.tell_busy()
+    stage.restore(telling_program(), wide_program("batch-1", 300))
+    return stage
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_each_view_has_its_picture(busy: Stage, browser: BrowserThread, pictures: Path, look: str) -> None:
+    async def take(page: Page) -> None:
+        for name, (address, shown) in VIEWS.items():
+            await page.goto(f"{busy.url}/autellix/{address}")
+            await page.locator(shown).first.wait_for(state="attached")
+            wide = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert wide <= 0, f"{name} scrolls sideways by {wide} px"
+            await picture(page, pictures / f"{name}-{look}.png")
+
+    browser.visit(busy.url + "/autellix/", take, **LOOKS[look])
