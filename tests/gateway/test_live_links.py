@@ -87,21 +87,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine(demo_model: Path, folder: Path) -> Iterator[Server]:
     pytest.importorskip("vllm")
     server = Server(engine_spec(demo_model, folder))
-    server.start()
-    yield server
-    server.kill()
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
 
 
 @pytest.fixture(scope="module")
 def gateways(engine: Server, folder: Path) -> Iterator[list[Server]]:
     servers = [Server(gateway_spec(f"gateway-{number}", engine, folder)) for number in range(2)]
-    for server in servers:
-        server.launch()
-    for server in servers:
-        server.await_ready()
-    yield servers
-    for server in servers:
-        server.kill()
+    try:
+        for server in servers:
+            server.launch()
+        for server in servers:
+            server.await_ready()
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()
 
 
 @asynccontextmanager

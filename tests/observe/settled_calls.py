@@ -27,6 +27,7 @@ def settled_call(**fields: Any) -> SettledCall:
         "call_id": "c",
         "program_id": "p",
         "wait_s": 0.25,
+        "inactive_s": 0.0,
         "service_s": 1.5,
         "level": 2,
         "preemptions": 1,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 import msgspec
+import pytest
 from prometheus_client import CollectorRegistry
 from tests.observe.settled_calls import settled_call
 
 from autellix_backend.observe.metrics import (
+    MAX_MODELS,
     AdmissionMetrics,
     CallMetrics,
     GatewayMetrics,
@@ -16,7 +19,7 @@ from autellix_backend.observe.metrics import (
     OffloadMetrics,
     SnapshotMetrics,
 )
-from autellix_backend.observe.settled_call import Outcome
+from autellix_backend.observe.settled_call import Outcome, Usage
 from autellix_backend.reports.snapshot import (
     AdmissionSnapshot,
     BoostSnapshot,
@@ -33,34 +36,90 @@ def counted(**fields: Any) -> CollectorRegistry:
 
 def test_a_call_is_counted_by_its_level_and_engine() -> None:
     registry = counted()
-    engine = {"engine": "replica-0"}
+    engine = {"engine": "replica-0", "model": "m"}
 
     assert registry.get_sample_value("autellix_engine_wait_seconds_sum", {"level": "2"}) == 0.25
     assert registry.get_sample_value("autellix_time_to_first_token_seconds_sum", engine) == 0.5
     for kind, tokens in (("prompt", 10), ("cached", 4), ("output", 20)):
         assert registry.get_sample_value("autellix_tokens_total", {**engine, "kind": kind}) == tokens
     for kind, moves in (("demotion", 2), ("promotion", 3)):
-        assert registry.get_sample_value("autellix_level_changes_total", {**engine, "kind": kind}) == moves
+        labels = {"engine": "replica-0", "kind": kind}
+        assert registry.get_sample_value("autellix_level_changes_total", labels) == moves
+
+
+def test_waiting_is_counted_by_its_reason() -> None:
+    registry = counted(wait_s=0.75, inactive_s=0.5)
+
+    for reason, seconds in (("inactive", 0.5), ("slot", 0.25)):
+        labels = {"engine": "replica-0", "reason": reason}
+        assert registry.get_sample_value("autellix_wait_seconds_total", labels) == seconds
+
+
+def output_token_s(**fields: Any) -> float | None:
+    name = "autellix_time_per_output_token_seconds_sum"
+    return counted(**fields).get_sample_value(name, {"engine": "replica-0", "model": "m"})
+
+
+def test_time_per_output_token_is_that_after_the_first() -> None:
+    assert output_token_s(duration_s=2.5, first_token_s=0.5, output_tokens=21) == pytest.approx(0.1)
+    assert output_token_s(first_token_s=None) is None
+    assert output_token_s(output_tokens=1) is None
+    assert output_token_s(outcome=Outcome.ABORTED) is None
+
+
+def test_time_per_output_token_of_parallel_choices_is_that_of_each() -> None:
+    stated = Usage(prompt_tokens=10, output_tokens=42)
+    assert output_token_s(record_count=2, stated_usage=stated, duration_s=2.5) == pytest.approx(0.1)
+
+
+def test_models_that_never_answered_have_no_series_of_their_own() -> None:
+    make = MetricFactory()
+    metrics = CallMetrics(make)
+    for at in range(MAX_MODELS + 8):
+        metrics.take(settled_call(model=f"missing-{at}", outcome=Outcome.REJECTED))
+        metrics.take(settled_call(model=f"adapter-{at}"))
+    metrics.take(settled_call(model=None))
+
+    samples = [sample for metric in make.registry.collect() for sample in metric.samples]
+    models = {sample.labels["model"] for sample in samples if "model" in sample.labels}
+    assert models == {f"adapter-{at}" for at in range(MAX_MODELS)} | {"other"}
+
+
+def test_programs_are_counted_by_the_names_that_the_operator_chose() -> None:
+    metrics = GatewayMetrics(["react"])
+    metrics.programs.take("react", {"queue": 2.0, "engine": 4.0}, output_tokens=60)
+    metrics.programs.take("<stranger>", {"queue": 1.0, "engine": 0.0}, output_tokens=0)
+    metrics.programs.take(None, {"queue": 1.0, "engine": 0.0}, output_tokens=0)
+
+    value = metrics.registry.get_sample_value
+    assert value("autellix_program_duration_seconds_sum", {"name": "react"}) == 6.0
+    assert value("autellix_program_token_seconds_sum", {"name": "react"}) == pytest.approx(0.1)
+    assert value("autellix_program_part_seconds_total", {"name": "react", "part": "queue"}) == 2.0
+    assert value("autellix_program_duration_seconds_count", {"name": "other"}) == 2
+    assert value("autellix_program_token_seconds_count", {"name": "other"}) is None
+
+
+def test_the_process_and_the_release_are_told() -> None:
+    text = GatewayMetrics().render().decode()
+
+    assert "\nprocess_resident_memory_bytes " in text
+    assert f'autellix_build_info{{version="{version("autellix")}"}} 1.0' in text
 
 
 def test_unknown_values_are_not_counted() -> None:
     registry = counted(level=None, first_token_s=None, prompt_tokens=None, promotions=None)
+    engine = {"engine": "replica-0", "model": "m"}
 
     assert registry.get_sample_value("autellix_engine_wait_seconds_count", {"level": "2"}) is None
-    assert (
-        registry.get_sample_value("autellix_time_to_first_token_seconds_count", {"engine": "replica-0"})
-        is None
-    )
-    assert registry.get_sample_value("autellix_tokens_total", {"engine": "replica-0", "kind": "prompt"}) == 0
+    assert registry.get_sample_value("autellix_time_to_first_token_seconds_count", engine) is None
+    assert registry.get_sample_value("autellix_tokens_total", {**engine, "kind": "prompt"}) == 0
 
 
 def test_a_broken_stream_has_no_time_to_its_first_token() -> None:
     registry = counted(outcome=Outcome.ABORTED)
 
-    assert (
-        registry.get_sample_value("autellix_time_to_first_token_seconds_count", {"engine": "replica-0"})
-        is None
-    )
+    engine = {"engine": "replica-0", "model": "m"}
+    assert registry.get_sample_value("autellix_time_to_first_token_seconds_count", engine) is None
 
 
 SNAPSHOT = EngineSnapshot(

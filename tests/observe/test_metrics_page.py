@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics import MetricWrapperBase
 
 from autellix_backend.gateway.history.file import HistoryFile
@@ -16,6 +16,8 @@ from autellix_backend.observe.metrics import GatewayMetrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 ROW = re.compile(r"^\| `(autellix_\w+)` \| (\w+) \| (.*?) ?\| \S.* \|$", re.MULTILINE)
+
+SUFFIXES = {"counter": "_total", "info": "_info"}
 
 Row = tuple[str, tuple[str, ...]]
 
@@ -28,9 +30,11 @@ def documented() -> dict[str, Row]:
 def registered(registry: CollectorRegistry) -> dict[str, Row]:
     found: dict[str, Row] = {}
     for collector in list(registry._collector_to_names):
+        if isinstance(collector, ProcessCollector):
+            continue
         assert isinstance(collector, MetricWrapperBase)
         assert collector._type is not None
-        name = collector._name + ("_total" if collector._type == "counter" else "")
+        name = collector._name + SUFFIXES.get(collector._type, "")
         found[name] = (collector._type, tuple(collector._labelnames))
     return found
 
@@ -64,6 +68,9 @@ def test_no_label_is_an_id(registry: CollectorRegistry) -> None:
         "source",
     } | {
         "direction",
+        "model",
+        "name",
+        "part",
         "state",
         "tenant",
     }

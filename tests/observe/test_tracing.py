@@ -7,8 +7,14 @@ import sys
 import pytest
 from tests.observe.settled_calls import TRACEPARENT, settled_call
 
-from autellix_backend.observe.settled_call import Outcome
-from autellix_backend.observe.tracing import CallTracer, attributes_of, check_installed, make_tracer
+from autellix_backend.observe.settled_call import Outcome, Usage
+from autellix_backend.observe.tracing import (
+    ProgramTracer,
+    attributes_of,
+    check_installed,
+    endpoint_of,
+    make_tracer,
+)
 from autellix_backend.settings import SettingsError
 
 pytest.importorskip("opentelemetry.sdk.trace", reason="the extra otel is not installed")
@@ -21,7 +27,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 def span_of(**fields: object) -> ReadableSpan:
     exporter = InMemorySpanExporter()
-    tracer = CallTracer(SimpleSpanProcessor(exporter))
+    tracer = ProgramTracer(SimpleSpanProcessor(exporter))
     tracer.take(settled_call(**fields))
     (span,) = exporter.get_finished_spans()
     tracer.close()
@@ -42,6 +48,76 @@ def test_a_span_lasts_as_long_as_its_call_below_the_clients_span() -> None:
     assert span.resource.attributes["service.name"] == "autellix"
 
 
+def spans_of_a_program(**fields: object) -> tuple[ReadableSpan, ReadableSpan]:
+    """Return the spans of a call and of its program, which ended."""
+    exporter = InMemorySpanExporter()
+    tracer = ProgramTracer(SimpleSpanProcessor(exporter))
+    for _ in range(2):
+        tracer.begin_program("acme~p", "p", "react", 1_700_000_000.0)
+    tracer.take(settled_call(program_id="acme~p", **fields))
+    tracer.end_program("acme~p", 1_700_000_000.5, {"queue": 0.25, "engine": 0.5})
+    tracer.end_program("acme~p", 1_700_000_001.0, {})
+    call, program = exporter.get_finished_spans()
+    tracer.close()
+    return call, program
+
+
+def test_a_program_is_a_span_above_its_calls() -> None:
+    call, program = spans_of_a_program(traceparent=None)
+
+    assert (program.name, program.parent) == ("invoke_agent react", None)
+    assert program.context is not None and call.parent is not None
+    assert call.parent.span_id == program.context.span_id
+    assert (program.start_time, program.end_time) == (1_700_000_000_000_000_000, 1_700_000_000_500_000_000)
+    assert program.attributes == {
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.provider.name": "autellix",
+        "gen_ai.agent.name": "react",
+        "autellix.program.id": "p",
+        "autellix.program.queue_s": 0.25,
+        "autellix.program.engine_s": 0.5,
+    }
+
+
+def test_a_call_below_its_clients_span_is_linked_to_its_program() -> None:
+    call, program = spans_of_a_program(traceparent=TRACEPARENT)
+
+    assert call.parent is not None and program.context is not None
+    assert f"{call.parent.span_id:016x}" == TRACEPARENT.split("-")[2]
+    assert [link.context.span_id for link in call.links] == [program.context.span_id]
+
+
+def test_the_environments_name_and_attributes_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
+
+    attributes = span_of().resource.attributes
+
+    assert (attributes["service.name"], attributes["deployment.environment"]) == ("mine", "test")
+
+
+@pytest.mark.parametrize(
+    ("setting", "environment", "expected"),
+    [
+        (None, {}, None),
+        ("http://a:1/", {}, "http://a:1/v1/traces"),
+        ("http://a:1/v1/traces", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://b:1"}, "http://a:1/v1/traces"),
+        (None, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://b:1/"}, "http://b:1/v1/traces"),
+        (None, {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://b:1/x"}, "http://b:1/x"),
+        ("http://a:1", {"OTEL_SDK_DISABLED": "true"}, None),
+        ("http://a:1", {"OTEL_TRACES_EXPORTER": "none"}, None),
+    ],
+)
+def test_the_environment_says_where_spans_go_if_the_setting_does_not(
+    setting: str | None, environment: dict[str, str], expected: str | None
+) -> None:
+    assert endpoint_of(setting, environment) == expected
+
+
+def test_without_an_endpoint_there_is_no_tracer() -> None:
+    assert make_tracer(None, {}) is None
+
+
 def test_attributes_follow_the_conventions_and_hold_no_content() -> None:
     attributes = attributes_of(settled_call())
 
@@ -54,6 +130,7 @@ def test_attributes_follow_the_conventions_and_hold_no_content() -> None:
     assert attributes["autellix.program.id"] == "p"
     assert attributes["autellix.level"] == 2
     assert attributes["autellix.parent.ids"] == ("a", "b")
+    assert "gen_ai.response.finish_reasons" not in attributes
     assert "error.type" not in attributes
     assert "autellix.tenant" not in attributes
 
@@ -65,6 +142,14 @@ def test_names_of_attributes_are_those_of_the_conventions() -> None:
     ours = {name for name in attributes_of(settled_call()) if name.startswith("gen_ai.")}
 
     assert ours <= known
+
+
+def test_why_a_call_ended_is_told_where_the_answer_states_it() -> None:
+    stated = Usage(prompt_tokens=10, output_tokens=20, finish_reasons=("stop", "length"))
+
+    attributes = attributes_of(settled_call(stated_usage=stated))
+
+    assert attributes["gen_ai.response.finish_reasons"] == ("stop", "length")
 
 
 def test_a_call_that_failed_is_an_error_without_a_parent_if_none_is_named() -> None:
@@ -80,7 +165,9 @@ def test_a_malformed_traceparent_is_ignored() -> None:
 
 
 def test_the_exporter_is_made_of_the_endpoint() -> None:
-    make_tracer("http://127.0.0.1:9").close()
+    tracer = make_tracer("http://127.0.0.1:9", {})
+    assert tracer is not None
+    tracer.close()
 
 
 def test_without_the_extra_the_setting_is_an_error_that_names_it(

@@ -145,7 +145,7 @@ def _check_outputs(settings: Settings) -> None:
         check_writable(settings.gateway.record_path, "gateway.record_path")
     if settings.observe.call_log is not None:
         check_writable(settings.observe.call_log, "observe.call_log")
-    if settings.observe.otlp_endpoint is not None:
+    if tracing.endpoint_of(settings.observe.otlp_endpoint, os.environ) is not None:
         tracing.check_installed()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -18,6 +19,7 @@ from autellix_backend.engines.kv_events import KvEventListener
 from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.engines.report_client import ReportClient
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
+from autellix_backend.gateway.calls.open_call import OpenCall
 from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.gateway.classes import ProgramClasses
 from autellix_backend.gateway.engines.handle import AdmissionBounds, EngineHandle
@@ -28,6 +30,8 @@ from autellix_backend.gateway.engines.report_receiver import ReportDecoder
 from autellix_backend.gateway.engines.router import Router
 from autellix_backend.gateway.engines.upstream import Upstream
 from autellix_backend.gateway.explain.event_feed import EventFeed
+from autellix_backend.gateway.history.critical_path import spent
+from autellix_backend.gateway.history.ended_program import EndedProgram
 from autellix_backend.gateway.history.file import HistoryFile
 from autellix_backend.gateway.history.history import ProgramHistory
 from autellix_backend.gateway.http.sessions import LOST_HEARTBEATS
@@ -42,7 +46,7 @@ from autellix_backend.gateway.tenancy.open_sessions import OpenSessions
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.observe.call_log import make_call_log
 from autellix_backend.observe.metrics import GatewayMetrics
-from autellix_backend.observe.tracing import make_tracer
+from autellix_backend.observe.tracing import ProgramTracer, make_tracer
 from autellix_backend.reports.snapshot import EngineSnapshot
 from autellix_backend.settings import Settings, TenantLimits
 from autellix_backend.stores.base import ProgramEnd, ProgramStore
@@ -78,7 +82,7 @@ class Components:
         self.clock = clock
         self.watches = Watches()
         self.tenants = tenants or load_tenants(settings)
-        self.metrics = metrics = GatewayMetrics()
+        self.metrics = metrics = GatewayMetrics(settings.observe.program_names)
         self.store = store or self._make_store()
         metrics.follow_store(self.store.failure)
         self.recorder = self._make_recorder()
@@ -100,9 +104,9 @@ class Components:
             grace_s=0.0 if is_shared else LOST_HEARTBEATS * gateway.heartbeat_s,
         )
         self.resolver = IdentityResolver(gateway, metrics, clock=clock)
-        log_path, otlp_endpoint = settings.observe.call_log, settings.observe.otlp_endpoint
+        log_path = settings.observe.call_log
         self.call_log = None if log_path is None else make_call_log(log_path, metrics.registry)
-        self.tracer = None if otlp_endpoint is None else make_tracer(otlp_endpoint)
+        self.tracer = make_tracer(settings.observe.otlp_endpoint, os.environ)
         self.classes = ProgramClasses()
         observe = settings.observe
         self.history = ProgramHistory(observe.history_programs, observe.history_age_s, clock=clock)
@@ -116,7 +120,7 @@ class Components:
             limiter=self.limiter,
             classes=self.classes,
             # A report has better numbers than the answer, but for a call of several choices.
-            wants_usage=self.recorder is not None or self.limiter is not None,
+            wants_usage=any(each is not None for each in (self.recorder, self.limiter, self.tracer)),
         )
         self.feed = feed = EventFeed(self.registry.find, time.time, metrics.events_dropped.inc)
         metrics.event_subscribers.set_function(lambda: feed.subscriber_count)
@@ -145,6 +149,10 @@ class Components:
             history = self.history
             registry.subscribe(on_begun=history.on_call_begun, on_settled=history.on_call_settled)
             self.store.subscribe(partial(_by_id, history.on_program_ended))
+            history.subscribe(self._count_program)
+            if self.tracer is not None:
+                registry.subscribe(on_begun=partial(_begin_trace, self.tracer))
+                history.subscribe(partial(_end_trace, self.tracer))
         if self.history_file is not None:
             self.history.subscribe(self.history_file.put)
         registry.subscribe(on_begun=self.feed.on_call_begun, on_settled=self.feed.on_call_settled)
@@ -276,12 +284,25 @@ class Components:
         )
         self.feed.engine_changed(change.engine, change.state.value, change.reason)
 
+    def _count_program(self, program: EndedProgram) -> None:
+        output_tokens = sum(call.output_tokens or 0 for call in program.calls)
+        self.metrics.programs.take(program.name, spent(program).parts_s, output_tokens)
+
     def count_refusal(self, tenant: str, reason: str) -> None:
         """Count a request that was refused; without a tenant if that is nobody's fault, or unknown."""
         self.metrics.refusals.labels(tenant, reason).inc()
 
     def _count_engine_refusal(self, reason: str) -> None:
         self.count_refusal("", reason)
+
+
+def _begin_trace(tracer: ProgramTracer, call: OpenCall) -> None:
+    tracer.begin_program(call.start.program_id, call.shown_program, call.start.name, time.time())
+
+
+def _end_trace(tracer: ProgramTracer, program: EndedProgram) -> None:
+    ended_at_s = program.began_at_s + program.duration_s
+    tracer.end_program(program.program_id, ended_at_s, spent(program).parts_s)
 
 
 def _by_id(on_ended: Callable[[str], None], end: ProgramEnd) -> None:

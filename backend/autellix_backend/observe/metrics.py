@@ -1,24 +1,39 @@
 """The gateway's Prometheus metrics.
 
-Labels take values from fixed sets only, so the number of series is bounded.
+Labels take values from bounded sets only, so the number of series is bounded.
 `docs/reference/metrics.md` lists them; a test compares the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import _lru_cache_wrapper, cache
+from importlib.metadata import version
 from typing import Any, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics import MetricWrapperBase
 
+from autellix_backend.observe.bounded_labels import KnownLabels, LearnedLabels
 from autellix_backend.observe.settled_call import Outcome, SettledCall
 from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot, KvOffloadTotals
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 LATENCY_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+TOKEN_BUCKETS_S = (0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0)
+"""Of the time that one output token takes."""
+PROGRAM_BUCKETS_S = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0)
+MAX_MODELS = 32
+"""Models with series of their own; the gateway may relay adapters without number."""
 
 _NOTHING = KvOffloadTotals(0, 0, 0.0, 0, 0, 0.0, 0, 0)
 
@@ -40,11 +55,11 @@ class MetricFactory:
         """Create `autellix_NAME`."""
         return self._add(Gauge("autellix_" + name, text, labels, registry=self.registry), labels)
 
-    def latency(self, name: str, text: str, *labels: str) -> Histogram:
-        """Create the histogram `autellix_NAME`."""
-        histogram = Histogram(
-            "autellix_" + name, text, labels, buckets=LATENCY_BUCKETS_S, registry=self.registry
-        )
+    def latency(
+        self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = LATENCY_BUCKETS_S
+    ) -> Histogram:
+        """Create the histogram `autellix_NAME`, of seconds."""
+        histogram = Histogram("autellix_" + name, text, labels, buckets=buckets, registry=self.registry)
         return self._add(histogram, labels)
 
     def forget_engine(self, engine: str) -> None:
@@ -65,11 +80,14 @@ class CallMetrics:
         # Looking up labels costs more than counting, so the series are kept.
         self._series: list[_lru_cache_wrapper[Any]] = []
         counter, latency = make.counter, make.latency
-        self._calls = self._of(counter("calls", "Settled calls.", "outcome", "source", "engine"))
+        self._models = LearnedLabels(MAX_MODELS)
+        self._calls = self._of(counter("calls", "Settled calls.", "outcome", "source", "engine", "model"))
         self._duration_s = self._of(
-            latency("call_duration_seconds", "Arrival of a call to settlement.", "engine")
+            latency("call_duration_seconds", "Arrival of a call to settlement.", "engine", "model")
         )
-        self._total_wait_s = self._of(counter("wait_seconds", "Waiting, by the engines' reports.", "engine"))
+        self._total_wait_s = self._of(
+            counter("wait_seconds", "Waiting, by the engines' reports.", "engine", "reason")
+        )
         self._service_s = self._of(counter("service_seconds", "Service, by the engines' reports.", "engine"))
         self._preemptions = self._of(counter("preemptions", "Preemptions in engines.", "engine"))
         self._tenant_calls = self._of(
@@ -82,9 +100,25 @@ class CallMetrics:
             )
         )
         self._first_token_s = self._of(
-            latency("time_to_first_token_seconds", "Arrival of a streamed call to its first bytes.", "engine")
+            latency(
+                "time_to_first_token_seconds",
+                "Arrival of a streamed call to its first bytes.",
+                "engine",
+                "model",
+            )
         )
-        self._tokens = self._of(counter("tokens", "Prompt, cached and output tokens.", "engine", "kind"))
+        self._output_token_s = self._of(
+            latency(
+                "time_per_output_token_seconds",
+                "Time between the output tokens of a streamed call, after the first.",
+                "engine",
+                "model",
+                buckets=TOKEN_BUCKETS_S,
+            )
+        )
+        self._tokens = self._of(
+            counter("tokens", "Prompt, cached and output tokens.", "engine", "model", "kind")
+        )
         self._moves = self._of(
             counter("level_changes", "Demotions and promotions of calls.", "engine", "kind")
         )
@@ -102,10 +136,12 @@ class CallMetrics:
     def take(self, call: SettledCall) -> None:
         """Count a call."""
         engine, receipt, usage = call.engine, call.receipt, call.engine_usage
-        self._calls(call.outcome, call.identity_source, engine).inc()
-        self._duration_s(engine).observe(call.duration_s)
+        model = self._models.of(call.model, is_known=call.outcome is Outcome.OK)
+        self._calls(call.outcome, call.identity_source, engine, model).inc()
+        self._duration_s(engine, model).observe(call.duration_s)
         self._service_s(engine).inc(receipt.service_s)
-        self._total_wait_s(engine).inc(receipt.wait_s)
+        self._total_wait_s(engine, "inactive").inc(receipt.inactive_s)
+        self._total_wait_s(engine, "slot").inc(max(0.0, receipt.wait_s - receipt.inactive_s))
         _add(self._preemptions(engine), receipt.preemptions)
         if call.tenant:
             self._tenant_calls(call.tenant, call.outcome).inc()
@@ -113,10 +149,12 @@ class CallMetrics:
         if receipt.level is not None:
             self._wait_s(str(receipt.level)).observe(receipt.wait_s)
         if call.first_token_s is not None and call.outcome is Outcome.OK:
-            self._first_token_s(engine).observe(call.first_token_s)
-        _add(self._tokens(engine, "prompt"), usage.prompt_tokens if usage else 0)
-        _add(self._tokens(engine, "cached"), usage.cached_tokens if usage else 0)
-        _add(self._tokens(engine, "output"), usage.output_tokens if usage else 0)
+            self._first_token_s(engine, model).observe(call.first_token_s)
+        if (output_token_s := call.output_token_s) is not None:
+            self._output_token_s(engine, model).observe(output_token_s)
+        _add(self._tokens(engine, model, "prompt"), usage.prompt_tokens if usage else 0)
+        _add(self._tokens(engine, model, "cached"), usage.cached_tokens if usage else 0)
+        _add(self._tokens(engine, model, "output"), usage.output_tokens if usage else 0)
         _add(self._moves(engine, "demotion"), receipt.demotions)
         _add(self._moves(engine, "promotion"), receipt.promotions)
 
@@ -125,6 +163,37 @@ def _add(counter: Counter, amount: int | None) -> None:
     """Count; nothing to count is the usual case, and the series is there all the same."""
     if amount:
         counter.inc(amount)
+
+
+class ProgramMetrics:
+    """Counts programs that have ended, by the names that the operator wants to tell apart."""
+
+    def __init__(self, make: MetricFactory, names: Iterable[str]) -> None:
+        self._names = KnownLabels(names)
+        self._duration_s = make.latency(
+            "program_duration_seconds",
+            "First arrival of an ended program to its last answer.",
+            "name",
+            buckets=PROGRAM_BUCKETS_S,
+        )
+        self._token_s = make.latency(
+            "program_token_seconds",
+            "Duration of an ended program over its output tokens.",
+            "name",
+            buckets=TOKEN_BUCKETS_S,
+        )
+        self._part_s = make.counter(
+            "program_part_seconds", "Durations of ended programs by what they were spent on.", "name", "part"
+        )
+
+    def take(self, name: str | None, spent_s: Mapping[str, float], output_tokens: int) -> None:
+        """Count a program by the parts of its duration (s)."""
+        label, duration_s = self._names.of(name), sum(spent_s.values())
+        self._duration_s.labels(label).observe(duration_s)
+        if output_tokens:
+            self._token_s.labels(label).observe(duration_s / output_tokens)
+        for part, seconds in spent_s.items():
+            self._part_s.labels(label, part).inc(seconds)
 
 
 class QueueMetrics:
@@ -256,10 +325,16 @@ class OffloadMetrics:
 class GatewayMetrics:
     """The metrics of one gateway, in their own registry."""
 
-    def __init__(self) -> None:
+    def __init__(self, program_names: Iterable[str] = ()) -> None:
+        """Create them; programs are told apart by these names."""
         self._make = make = MetricFactory()
         self.registry = make.registry
+        ProcessCollector(registry=make.registry)
+        Info("autellix_build", "The release of Autellix.", registry=make.registry).info(
+            {"version": version("autellix")}
+        )
         self.calls = CallMetrics(make)
+        self.programs = ProgramMetrics(make, program_names)
         self.refusals = make.counter(
             "refusals", "Requests refused for a limit or their key.", "tenant", "reason"
         )

@@ -26,12 +26,14 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The tokens of one call."""
+    """What the answer to one call states of itself: its tokens, and why it ended."""
 
     prompt_tokens: int
     output_tokens: int = 0
     cached_tokens: int | None = None
     """The prompt tokens found in the prefix cache; None if unknown."""
+    finish_reasons: tuple[str, ...] = ()
+    """Why its choices ended, in the words of the answer, where they stand near its usage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,18 @@ class SettledCall:
     def engine_time_s(self) -> float:
         """The engine's time for it as reported, else the time since it was sent."""
         return self.sent_for_s if self.receipt.prompt_tokens is None else self.receipt.service_s
+
+    @property
+    def output_token_s(self) -> float | None:
+        """Mean time between the output tokens of a whole stream, after the first; None for other calls."""
+        usage = self.answer_usage
+        if self.outcome is not Outcome.OK or self.first_token_s is None or usage is None:
+            return None
+        following = usage.output_tokens - self.record_count
+        if following <= 0:
+            return None
+        # Parallel choices write at the same time.
+        return (self.duration_s - self.first_token_s) / (following / self.record_count)
 
     @property
     def trace_id(self) -> str | None:

@@ -292,7 +292,10 @@ class ObserveSettings(Section):
     call_log: Path | None = None
     """file to which one JSON line per settled call is appended; `-` is standard error"""
     otlp_endpoint: HttpUrl | None = None
-    """OpenTelemetry collector that receives one span per call over HTTP"""
+    """OpenTelemetry collector that receives spans of programs and calls over HTTP; unset follows
+    `OTEL_EXPORTER_OTLP_ENDPOINT` and `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`"""
+    program_names: tuple[str, ...] = ()
+    """names of programs that have [metrics](metrics.md#programs) of their own; others count as `other`"""
     history_programs: NonNegativeInt = 1000
     """ended programs that `ps --all`, `why` and the API still know, with their calls; 0 keeps none"""
     history_age_s: FiniteFloat = 86_400.0

@@ -82,8 +82,8 @@ def test_a_streamed_call_is_logged_and_measured(serve: Any, tmp_path: Path) -> N
     assert (line["output_tokens"], line["is_estimated"]) == (3, False)
     assert 0.01 <= line["first_token_s"] < line["duration_s"]
     assert line["trace_id"] == TRACEPARENT.split("-")[1]
-    assert 'autellix_time_to_first_token_seconds_count{engine="fake-0"} 1.0' in metrics
-    assert 'autellix_tokens_total{engine="fake-0",kind="output"} 3.0' in metrics
+    assert 'autellix_time_to_first_token_seconds_count{engine="fake-0",model="m"} 1.0' in metrics
+    assert 'autellix_tokens_total{engine="fake-0",kind="output",model="m"} 3.0' in metrics
     assert 'autellix_engine_wait_seconds_count{level="1"} 1.0' in metrics
 
 

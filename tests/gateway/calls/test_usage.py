@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autellix_backend.gateway.calls.usage import TAIL_BYTES, StreamTail, read_usage
+from autellix_backend.gateway.calls.usage import MAX_REASON, TAIL_BYTES, StreamTail, read_usage
 from autellix_backend.observe.settled_call import Usage
 
 USAGE = b'{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3}}'
@@ -56,3 +56,29 @@ def test_every_dialects_counts_mean_the_same(content: bytes) -> None:
 def test_the_usage_may_be_in_the_last_event() -> None:
     last = b'event: response.completed\ndata: {"response":' + USAGE + b"}\n\n"
     assert StreamTail().usage(last) == Usage(prompt_tokens=7, output_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("content", "reasons"),
+    [
+        (
+            b'{"choices":[{"finish_reason":"stop"},{"finish_reason":"length"}],' + USAGE[14:],
+            ("stop", "length"),
+        ),
+        (b'{"stop_reason":"end_turn","usage":{"input_tokens":7,"output_tokens":3}}', ("end_turn",)),
+        (b'{"choices":[{"finish_reason":' + b'"' + b"x" * 999 + b'"}],' + USAGE[14:], ("x" * MAX_REASON,)),
+        (b'{"choices":[{"finish_reason":null}],' + USAGE[14:], ()),
+        (b'{"choices":"none",' + USAGE[14:], ()),
+    ],
+)
+def test_an_answer_says_why_it_ended(content: bytes, reasons: tuple[str, ...]) -> None:
+    usage = read_usage(content)
+    assert usage is not None and usage.finish_reasons == reasons
+
+
+def test_a_stream_says_why_it_ended_before_its_usage() -> None:
+    tail = StreamTail()
+    tail.feed(b'data: {"choices":[{"finish_reason":"length"}]}\n\ndata: {"choices":[{"delta":{}}]}\n\n')
+    tail.feed(b'data: {"choices":[{"finish_reason":"stop"}]}\n\ndata: ' + USAGE + b"\n\n")
+    usage = tail.usage(b"data: [DONE]\n\n")
+    assert usage is not None and usage.finish_reasons == ("length", "stop")

@@ -71,7 +71,8 @@ async def test_engines_config_and_metrics_are_shown(serve: Any) -> None:
         assert (await rig.get("/autellix/v1/config"))[1]["scheduler"]["policy"] == "atlas"
         async with rig.client.get(rig.url + "/metrics") as response:
             text = await response.text()
-        assert 'autellix_calls_total{engine="fake-0",outcome="ok",source="request"} 1.0' in text
+        labels = 'engine="fake-0",model="autellix.fake-model",outcome="ok",source="request"'
+        assert f"autellix_calls_total{{{labels}}} 1.0" in text
         assert 'autellix_stored{kind="active_calls"} 0.0' in text
         assert 'autellix_reports_total{result="matched"} 1.0' in text
 

@@ -1,8 +1,9 @@
-"""The token counts that engines state in their answers (`usage`), for calls without reports."""
+"""What engines state in their answers: token counts, for calls without reports, and why they ended."""
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import Annotated
 
 import msgspec
@@ -12,6 +13,11 @@ from autellix_backend.observe.settled_call import Usage
 
 TAIL_BYTES = 16 * 1024
 """How much of a stream is kept before its last event; in some dialects the event before it has the usage."""
+
+REASON_EVENTS = 4
+"""How many events before the usage are asked why the stream ended: parallel choices end one by one."""
+MAX_REASON = 64
+"""Characters of a reason that are kept."""
 
 _DATA = b"data:"
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
@@ -56,17 +62,51 @@ class _Answer(msgspec.Struct, frozen=True):
     """The place of the usage in the last event of a streamed response."""
 
 
+class _Choice(msgspec.Struct, frozen=True):
+    finish_reason: str | None = None
+
+
+class _Delta(msgspec.Struct, frozen=True):
+    stop_reason: str | None = None
+
+
+class _Ended(msgspec.Struct, frozen=True):
+    """Why an answer ended, as completions, messages and a message's last event say it."""
+
+    choices: tuple[_Choice, ...] = ()
+    stop_reason: str | None = None
+    delta: _Delta | None = None
+
+    def reasons(self) -> tuple[str, ...]:
+        reasons = (*(choice.finish_reason for choice in self.choices), self.stop_reason)
+        of_delta = None if self.delta is None else self.delta.stop_reason
+        return tuple(reason[:MAX_REASON] for reason in (*reasons, of_delta) if reason)
+
+
 _decoder = msgspec.json.Decoder(_Answer)
+_ended_decoder = msgspec.json.Decoder(_Ended)
 
 
 def read_usage(content: bytes) -> Usage | None:
-    """Return the usage of a whole answer or of one event's data, None without a readable one."""
+    """Return what a whole answer states of itself, None without a readable usage."""
+    usage = _read_counts(content)
+    return None if usage is None else replace(usage, finish_reasons=_read_reasons(content))
+
+
+def _read_counts(content: bytes) -> Usage | None:
     try:
         answer = _decoder.decode(content)
     except JSON_ERRORS:
         return None
     counts = answer.usage or (answer.response.usage if answer.response else None)
     return counts.usage() if counts else None
+
+
+def _read_reasons(content: bytes) -> tuple[str, ...]:
+    try:
+        return _ended_decoder.decode(content).reasons()
+    except JSON_ERRORS:
+        return ()
 
 
 def _usage(prompt_tokens: int, output_tokens: int, cached_tokens: int | None) -> Usage:
@@ -91,8 +131,15 @@ class StreamTail:
             self._size -= len(self._parts.popleft())
 
     def usage(self, last_event: bytes = b"") -> Usage | None:
-        """Return the last usage in the kept bytes and the stream's last event."""
-        for line in reversed(b"".join((*self._parts, last_event)).splitlines()):
-            if line.startswith(_DATA) and (usage := read_usage(line.removeprefix(_DATA))) is not None:
-                return usage
+        """Return the last usage in the kept bytes and the stream's last event.
+
+        The reasons of its end stand in the same event, or in one of the last before it.
+        """
+        lines = b"".join((*self._parts, last_event)).splitlines()
+        events = [line.removeprefix(_DATA) for line in lines if line.startswith(_DATA)]
+        for at in reversed(range(len(events))):
+            if (usage := _read_counts(events[at])) is not None:
+                near = events[max(0, at - REASON_EVENTS) : at + 1]
+                reasons = tuple(reason for event in near for reason in _read_reasons(event))
+                return replace(usage, finish_reasons=reasons)
         return None

@@ -29,9 +29,20 @@ class Spent:
     """The ids of its calls, in order."""
 
     @property
+    def parts_s(self) -> dict[str, float]:
+        """The parts by their names."""
+        return {
+            "inactive": self.inactive_s,
+            "queue": self.queue_s,
+            "engine": self.engine_s,
+            "tools": self.tools_s,
+            "client": self.client_s,
+        }
+
+    @property
     def total_s(self) -> float:
         """The program's duration."""
-        return self.inactive_s + self.queue_s + self.engine_s + self.tools_s + self.client_s
+        return sum(self.parts_s.values())
 
 
 def spent(program: EndedProgram) -> Spent:
