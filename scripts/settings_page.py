@@ -27,11 +27,12 @@ HEAD = """# Settings
 Every setting has one name, `section.field`, and four sources. Later ones win: the default, the TOML file
 (`--config FILE`, `field` under `[section]`), the environment (`AUTELLIX_SECTION_FIELD`), the option. A value
 that cannot be used ends the command with exit code 2 and a message that names the field, its source and the
-expected value.
+expected value. `autellix config check` finds more without starting anything: files that are missing or cannot
+be written, packages, and `AUTELLIX_` variables that mean nothing, with the nearest name that does.
 
 ```console
 $ autellix config show --config autellix.toml    # each setting in force and its source; --json
-$ autellix config check autellix.toml            # whether the file can be used; exit code 2 if not
+$ autellix config check autellix.toml            # all that `serve` would refuse; exit code 2 if anything
 ```
 
 `GET /autellix/v1/config` shows the values of a running gateway. Secrets are shown as `(hidden)` everywhere.

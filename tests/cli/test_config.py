@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,17 @@ from autellix_backend.settings import Settings, settings_to_mapping
 SECRET = "a secret of twenty characters"
 
 
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's own variables have no part in these tests."""
+    for name in [name for name in os.environ if name.startswith("AUTELLIX_")]:
+        monkeypatch.delenv(name)
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "autellix.toml"
-    path.write_text(f'[gateway]\nheartbeat_s = 2\nport = 1\ntoken_secret = "{SECRET}"\n')
+    path.write_text(f'[gateway]\nheartbeat_s = 2\nport = 0\ntoken_secret = "{SECRET}"\n')
     return path
 
 
@@ -70,10 +79,83 @@ def test_an_unusable_file_is_an_error_that_names_the_field(
     assert field in capsys.readouterr().err
 
 
-def test_the_check_of_a_file_ignores_the_environment(
+def test_the_check_reads_the_environment_as_serve_does(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AUTELLIX_GATEWAY_PORT", "x")
-    assert main(["config", "check", str(file)]) == 0
-    assert main(["config", "show"]) == 2
-    assert "AUTELLIX_GATEWAY_PORT" in capsys.readouterr().err
+    monkeypatch.setenv("AUTELLIX_GATEWAY_HEARTBEAT_S", "x")
+    assert main(["config", "check", str(file)]) == 2
+    assert "AUTELLIX_GATEWAY_HEARTBEAT_S" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variable", "nearest"),
+    [
+        ("AUTELLIX_LIMIT_MAX_CALLS", "; did you mean AUTELLIX_LIMITS_MAX_CALLS?"),
+        ("AUTELLIX_BASEURL", "; did you mean AUTELLIX_BASE_URL?"),
+        ("AUTELLIX_QUITE_DIFFERENT", "\n"),
+    ],
+)
+def test_a_misspelt_variable_is_a_problem(
+    file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    nearest: str,
+) -> None:
+    """It would have no effect, and nobody would notice."""
+    monkeypatch.setenv(variable, "1")
+    assert main(["config", "check", str(file)]) == 2
+    assert f"problem: {variable} is not a variable of Autellix{nearest}" in capsys.readouterr().out
+
+
+def test_a_misspelt_setting_names_the_nearest(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text("[gateway]\nprot = 1")
+    assert main(["config", "check", str(file)]) == 2
+    assert "gateway.prot" in (error := capsys.readouterr().err)
+    assert "did you mean gateway.port?" in error
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[gateway]\ntenants_file = '/nowhere/t.toml'", "gateway.tenants_file: cannot read /nowhere/t.toml"),
+        ("[gateway]\nrecord_path = '/nowhere/r.jsonl'", "gateway.record_path: there is no folder /nowhere"),
+        ("[observe]\nhistory_file = '/'", "observe.history_file: / is a folder"),
+        ("[gateway]\nworkers = 2", "gateway.workers: 2 processes need one process table"),
+        ("[gateway]\nhost = 'nowhere.invalid'", "gateway.host: 'nowhere.invalid' is unknown"),
+        ("[engine]\nmodel = '/nowhere'\nextra_args = ['--port=1']", "engine.extra_args: --port is set by"),
+        ("[engine]\nkv_host_gib = 1", "engine.kv_host_gib: is given without engine.model"),
+    ],
+)
+def test_the_check_finds_what_serve_would_refuse(
+    file: Path, capsys: pytest.CaptureFixture[str], text: str, problem: str
+) -> None:
+    file.write_text(text)
+    assert main(["config", "check", str(file)]) == 2
+    text = capsys.readouterr().out
+    assert f"problem: {problem}" in text
+    assert "problems: 1" in text
+
+
+def test_all_problems_are_listed_at_once(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text("[gateway]\nworkers = 2\nrecord_path = '/nowhere/r.jsonl'\n[observe]\ncall_log = '/'")
+    assert main(["config", "check", str(file)]) == 2
+    assert capsys.readouterr().out.count("problem: ") == 3
+
+
+def test_the_check_makes_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "autellix.toml"
+    path.write_text(
+        f"[gateway]\nrecord_path = '{tmp_path}/r.jsonl'\n[observe]\nhistory_file = '{tmp_path}/h'"
+    )
+    assert main(["config", "check", str(path)]) == 0
+    assert [entry.name for entry in tmp_path.iterdir()] == ["autellix.toml"]
+    assert "note: no model and no engine is named" in capsys.readouterr().out
+
+
+def test_the_check_notes_what_listens_already(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A gateway may run already with this file: no problem."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        file.write_text(f"[gateway]\nport = {taken.getsockname()[1]}")
+        assert main(["config", "check", str(file)]) == 0
+    assert "note: something listens on 127.0.0.1:" in capsys.readouterr().out

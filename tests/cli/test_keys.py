@@ -1,4 +1,4 @@
-"""`autellix keys new` makes keys that the tenants file takes."""
+"""`autellix keys` makes keys that the tenants file takes, lists them, and takes them out."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from autellix_backend.cli.main import main
+from autellix_backend.gateway.errors import InvalidKeyError
 from autellix_backend.gateway.tenancy.file import read_tenants
-from autellix_backend.gateway.tenancy.tenants import Tenants
+from autellix_backend.gateway.tenancy.tenants import Tenants, key_line, new_key
 from autellix_backend.settings import TenantLimits
 
 
@@ -33,3 +34,83 @@ def test_an_invalid_tenant_name_is_refused(capsys: pytest.CaptureFixture[str]) -
     """The error names the argument."""
     assert main(["keys", "new", "Re/search"]) == 2
     assert "TENANT: is 'Re/search'; expected 1 to 32 of" in capsys.readouterr().err
+
+
+KEYS = tuple(new_key() for _ in range(3))
+FILE = f"""# The tenants.
+[[tenant]]
+name = "research"   # a comment
+weight = 2.0
+keys = [
+    "{key_line(KEYS[0])}",
+    "{key_line(KEYS[1])}"
+]
+
+[[tenant]]
+name = "operators"
+admin = true
+keys = ["{key_line(KEYS[2])}"]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tenants.toml"
+    path.write_text(FILE)
+    path.chmod(0o640)
+    return path
+
+
+def test_list_shows_whose_keys_there_are(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the beginning of each digest."""
+    assert main(["keys", "list", "--tenants", str(file)]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    digests = [key_line(key)[: len("sha256:") + 12] for key in KEYS]
+    assert rows == [
+        ["research", digests[0], "-", "2"],
+        ["research", digests[1], "-", "2"],
+        ["operators", digests[2], "yes", "1"],
+    ]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("is_key", [True, False])
+def test_a_revoked_key_is_gone_and_the_rest_stays(file: Path, number: int, is_key: bool) -> None:
+    """By the key itself or by digits of its digest; comments and permissions stay."""
+    named = KEYS[number] if is_key else key_line(KEYS[number])[:20]
+
+    assert main(["keys", "revoke", named, "--tenants", str(file)]) == 0
+
+    tenants = Tenants(read_tenants(file, TenantLimits()))
+    assert tenants.authenticate({"x-api-key": KEYS[1 - number]}).name == "research"
+    assert tenants.authenticate({"x-api-key": KEYS[2]}).name == "operators"
+    with pytest.raises(InvalidKeyError):
+        tenants.authenticate({"x-api-key": KEYS[number]})
+    assert "# a comment" in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert [entry.name for entry in file.parent.iterdir()] == [file.name]
+
+
+@pytest.mark.parametrize(
+    ("named", "problem"),
+    [
+        (KEYS[2], 'is the only key of tenant "operators"; expected a further key first'),
+        (new_key(), "is in no tenant's list"),
+        ("abc", "is neither a key nor a digest"),
+    ],
+    ids=["the only one", "of nobody", "too short"],
+)
+def test_what_cannot_be_revoked_changes_nothing(
+    file: Path, capsys: pytest.CaptureFixture[str], named: str, problem: str
+) -> None:
+    assert main(["keys", "revoke", named, "--tenants", str(file)]) == 2
+    assert problem in capsys.readouterr().err
+    assert file.read_text() == FILE
+
+
+def test_list_and_revoke_need_a_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AUTELLIX_GATEWAY_TENANTS_FILE", raising=False)
+    assert main(["keys", "list"]) == 2
+    assert "gateway.tenants_file: is not given; expected --tenants FILE" in capsys.readouterr().err

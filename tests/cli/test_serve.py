@@ -17,6 +17,7 @@ import aiohttp
 import pytest
 from tests.waiting import PATIENCE_S
 
+from autellix_backend.cli import serve as serve_module
 from autellix_backend.cli.main import main
 from autellix_backend.cli.options import settings_from_args
 from autellix_backend.cli.serve import add_arguments, serve
@@ -267,6 +268,26 @@ def test_the_demo_model_is_generated_on_demand(tmp_path: Path, monkeypatch: pyte
     assert replica.served_model_name == "autellix.demo-model"
     assert command[command.index("--max-num-seqs") + 1] == "3"
     assert replica.log_path == tmp_path / "logs" / "replica-0.log"
+
+
+@pytest.mark.parametrize(("model", "is_noise"), [("demo", True), ("Qwen/Qwen3-8B", False), (None, False)])
+def test_the_answers_of_a_generated_model_are_said_to_be_noise(
+    capsys: pytest.CaptureFixture[str], model: str | None, is_noise: bool
+) -> None:
+    serve_module.print_noise(EngineSettings(model=model))
+    assert ("its answers are noise" in capsys.readouterr().err) is is_noise
+
+
+def test_a_misspelt_variable_is_named_at_the_start(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ignored, and the command goes on."""
+    monkeypatch.setenv("AUTELLIX_LIMIT_MAX_CALLS", "1")
+    assert main(["serve"]) == 2
+    expected = (
+        "AUTELLIX_LIMIT_MAX_CALLS is not a variable of Autellix; did you mean AUTELLIX_LIMITS_MAX_CALLS?"
+    )
+    assert expected in capsys.readouterr().err
 
 
 def test_an_unreachable_remote_engine_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

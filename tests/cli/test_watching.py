@@ -16,6 +16,7 @@ import tempfile
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -26,7 +27,8 @@ from tests.waiting import PATIENCE_S
 
 from autellix_backend.cli.classes import class_table
 from autellix_backend.cli.main import main
-from autellix_backend.cli.program_table import program_table
+from autellix_backend.cli.program_table import engine_table, program_table
+from autellix_backend.cli.remote import RemoteError, RemoteGateway
 from autellix_backend.cli.why import explanation
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.app import create_app
@@ -191,6 +193,44 @@ def test_top_prints_once_without_a_terminal(capsys: pytest.CaptureFixture[str]) 
         assert (len(look["engines"]), len(look["programs"])) == (1, 2)
 
     at_work(use)
+
+
+def test_top_shows_a_tenant_its_programs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engines are an admin's to see; any other refusal ends the command."""
+    status = 403
+
+    def get(_self: RemoteGateway, path: str) -> dict[str, object]:
+        if path == "/engines":
+            raise RemoteError("not yours", status)
+        return {"programs": [], "has_more": False, "next": None}
+
+    monkeypatch.setattr(RemoteGateway, "get", get)
+    assert main(["top", "--once"]) == 0
+    assert "engines are shown to admins" in capsys.readouterr().out
+
+    status = 500
+    assert main(["top", "--once"]) == 1
+    assert "not yours" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_a_narrow_table_of_engines_cuts_no_name(width: int) -> None:
+    """It leaves columns out; state and the name stay."""
+    engine = dict.fromkeys(
+        ("open_calls", "running", "slots", "waiting", "kv_share", "active_programs", "inactive_programs")
+    )
+    engine |= dict.fromkeys(("working_set_tokens", "working_set_capacity_tokens", "memory_wait_s"))
+    engine |= dict.fromkeys(("mean_step_s", "snapshot_age_s"))
+    row: dict[str, Any] = {**engine, "name": "an-engine-of-a-pod-0", "state": "up", "reporting": "local"}
+    console = Console(width=width, file=io.StringIO())
+    console.print(engine_table([row], width=width))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert all(len(line) <= width for line in text.splitlines())
+    assert "an-engine-of-a-pod-0" in text
+    assert "…" not in text
 
 
 @pytest.mark.parametrize("ending", [b"q", b"\x03"])

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from autellix_backend.cli.program_table import make_console
+from autellix_backend.cli.program_table import add_wide_option, make_console
 from autellix_backend.cli.remote import RemoteGateway, add_remote_options, print_json
 
 SHOWN_CALLS = (1, 2, 4, 8)
@@ -17,6 +17,7 @@ SHOWN_CALLS = (1, 2, 4, 8)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options: the gateway."""
     add_remote_options(parser)
+    add_wide_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -25,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(answer)
     elif answer["classes"]:
-        make_console().print(class_table(answer["classes"]))
+        make_console(is_wide=args.wide).print(class_table(answer["classes"]))
     else:
         print("No classes: no program has begun since the gateway started.")
     return 0
@@ -36,8 +37,15 @@ def class_table(classes: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=None, header_style="bold", caption="errors at the arrival of a call; * is predicted")
     headings = ("CLASS", "TENANT", "PROGRAMS", "MEDIAN", "P90", "SPREAD")
     for heading in (*headings, *(f"CALL {call}" for call in SHOWN_CALLS), "DRIFTS"):
-        table.add_column(heading, justify="left" if heading in headings[:2] else "right", no_wrap=True)
-    table.add_column("PREDICTIONS", no_wrap=True)
+        is_name = heading in headings[:2]
+        # Names are folded in a narrow terminal, never cut.
+        table.add_column(
+            heading,
+            justify="left" if is_name else "right",
+            no_wrap=not is_name,
+            overflow="fold" if is_name else "ellipsis",
+        )
+    table.add_column("PREDICTIONS")
     for row in classes:
         errors = {error["call"]: error for error in row["errors"]}
         table.add_row(

@@ -1,4 +1,4 @@
-"""`autellix config`: `show` prints the settings in force and their sources, `check` checks a file."""
+"""`autellix config`: `show` prints the settings in force and their sources, `check` what is wrong."""
 
 from __future__ import annotations
 
@@ -11,9 +11,16 @@ from rich.console import Console
 from rich.table import Table
 
 from autellix_backend.cli.options import add_setting_options, layer_from_args
-from autellix_backend.settings import Layer, build_settings, load_settings, settings_to_mapping
+from autellix_backend.settings import (
+    Layer,
+    build_settings,
+    load_settings,
+    settings_to_mapping,
+    unknown_variables,
+)
 
 DEFAULT = "default"
+EXIT_UNUSABLE = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,32 +30,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show.add_argument("--json", action="store_true", help="print JSON")
     add_setting_options(show)
     show.set_defaults(act=_show)
-    check = actions.add_parser("check", help="check a file of settings; exit code 2 if it cannot be used")
-    check.add_argument("file", type=Path, metavar="FILE", help="TOML file of settings")
+    check = actions.add_parser(
+        "check", help="check all that `serve` would refuse or ignore; exit code 2 if there is anything"
+    )
+    check.add_argument("file", type=Path, metavar="FILE", nargs="?", help="TOML file of settings")
     check.set_defaults(act=_check)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the chosen action."""
-    args.act(args)
-    return 0
+    code: int = args.act(args)
+    return code
 
 
-def _show(args: argparse.Namespace) -> None:
+def _show(args: argparse.Namespace) -> int:
     shown = effective(layer_from_args(args))
     if args.json:
         print(json.dumps(shown, indent=2))
-        return
+        return 0
     table = Table("setting", "value", "source", box=None, pad_edge=False)
     for name, entry in shown.items():
         table.add_row(name, json.dumps(entry["value"]), str(entry["source"]))
     # A pipe gets whole values, not lines cut to a terminal's width.
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else 500, highlight=False).print(table)
+    return 0
 
 
-def _check(args: argparse.Namespace) -> None:
-    load_settings(file=args.file, environ={})
-    print(f"{args.file} can be used")
+def _check(args: argparse.Namespace) -> int:
+    """Print each problem and note of the file and the environment; 2 if there is a problem."""
+    from autellix_backend.cli.config_check import notes_on, problems_of
+
+    problems = unknown_variables()
+    settings = load_settings(file=args.file)
+    problems += problems_of(settings)
+    for problem in problems:
+        print(f"problem: {problem}")
+    for note in notes_on(settings):
+        print(f"note: {note}")
+    where = "the environment" if args.file is None else f"{args.file} and the environment"
+    print(f"{where}: {f'problems: {len(problems)}' if problems else 'can be used'}")
+    return EXIT_UNUSABLE if problems else 0
 
 
 def effective(layer: Layer) -> dict[str, dict[str, object]]:

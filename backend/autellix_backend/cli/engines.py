@@ -7,7 +7,7 @@ import time
 from typing import Any
 from urllib.parse import quote
 
-from autellix_backend.cli.program_table import engine_table, make_console
+from autellix_backend.cli.program_table import add_wide_option, engine_table, make_console
 from autellix_backend.cli.remote import RemoteGateway, add_remote_options, print_json
 from autellix_backend.settings import ENGINE_KINDS
 
@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kind", choices=ENGINE_KINDS, help="add: kind of the server")
     parser.add_argument("--report-port", type=int, help="add: report port of an engine with our scheduler")
     parser.add_argument("--no-wait", action="store_true", help="remove: return before the engine has left")
+    add_wide_option(parser)
     parser.set_defaults(usage_error=parser.error)
 
 
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         args.usage_error(f"{args.action}: expected {expected}")
     gateway = RemoteGateway.from_args(args)
     if args.action == "list":
-        return _list(gateway, is_json=args.json)
+        return _list(gateway, is_json=args.json, is_wide=args.wide)
     answer = _change(gateway, args)
     if args.action == "remove" and not args.no_wait:
         _wait_until_gone(gateway, args.engine)
@@ -54,12 +55,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _list(gateway: RemoteGateway, *, is_json: bool) -> int:
+def _list(gateway: RemoteGateway, *, is_json: bool, is_wide: bool) -> int:
     answer = gateway.get(ENGINES)
     if is_json:
         print_json(answer)
     else:
-        make_console().print(engine_table(answer["engines"]))
+        console = make_console(is_wide=is_wide)
+        console.print(engine_table(answer["engines"], width=console.width))
         for engine in answer["engines"]:
             if engine["reporting"] != "local":
                 print(f"{engine['name']}: {engine['scheduling']}")

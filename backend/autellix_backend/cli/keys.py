@@ -1,24 +1,121 @@
-"""`autellix keys new TENANT`: print a new API key and its line for the tenants file."""
+"""`autellix keys`: make an API key, list the keys of the tenants file, and take one out of it.
+
+The file holds digests only: nobody can read a key from it, and a key that is lost cannot be shown again.
+"""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import os
+import re
+import tempfile
+from pathlib import Path
 
-from autellix_backend.gateway.tenancy.file import check_name
-from autellix_backend.gateway.tenancy.tenants import key_line, new_key
+from rich.table import Table
+
+from autellix_backend.cli.options import add_setting_options, settings_from_args
+from autellix_backend.cli.program_table import make_console
+from autellix_backend.gateway.tenancy.file import check_name, read_tenants
+from autellix_backend.gateway.tenancy.tenants import DIGEST_PREFIX, KEY_PREFIX, key_line, new_key
+from autellix_backend.settings import SettingsError, TenantLimits
+
+SHOWN_DIGITS = 12
+"""Hexadecimal digits of a digest in the list: enough to name one key."""
+MIN_DIGITS = 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the action and the tenant."""
-    parser.add_argument("action", choices=("new",), help="make a key")
-    parser.add_argument("tenant", metavar="TENANT", help="whose key: the tenant's name in the tenants file")
+    """Declare the actions."""
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    make = actions.add_parser("new", help="print a new key, once, and its line for the tenants file")
+    make.add_argument("tenant", metavar="TENANT", help="whose key: the tenant's name in the tenants file")
+    make.set_defaults(act=_new)
+    listing = actions.add_parser("list", help="list the keys of the tenants file by their digests")
+    add_setting_options(listing, "--tenants")
+    listing.set_defaults(act=_list)
+    revoke = actions.add_parser("revoke", help="take a key out of the tenants file")
+    revoke.add_argument("key", metavar="KEY|DIGEST", help="the key, or the first digits of its digest")
+    add_setting_options(revoke, "--tenants")
+    revoke.set_defaults(act=_revoke)
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the action."""
+    args.act(args)
+    return 0
+
+
+def _new(args: argparse.Namespace) -> None:
     """Print a key and its line; nothing is written anywhere."""
     check_name(args.tenant, "TENANT")
     key = new_key()
     print(f"Key for the clients of {args.tenant} (not stored anywhere, and not shown again):\n\n  {key}\n")
     print("Line for gateway.tenants_file (a further key goes into the list of the tenant that is there):\n")
     print(f'  [[tenant]]\n  name = "{args.tenant}"\n  keys = ["{key_line(key)}"]')
-    return 0
+
+
+def _list(args: argparse.Namespace) -> None:
+    tenants = read_tenants(_file(args), TenantLimits())
+    table = Table("TENANT", "KEY (SHA-256)", "ADMIN", "WEIGHT", box=None, header_style="bold")
+    for digest, tenant in tenants.items():
+        table.add_row(
+            tenant.name,
+            f"{DIGEST_PREFIX}{digest.hex()[:SHOWN_DIGITS]}",
+            "yes" if tenant.is_admin else "-",
+            f"{tenant.weight:g}",
+        )
+    make_console().print(table)
+
+
+def _revoke(args: argparse.Namespace) -> None:
+    """Take the key's digest out of the file, and leave everything else in it as it is."""
+    path = _file(args)
+    tenants = read_tenants(path, TenantLimits())
+    wanted = _digest_of(args.key)
+    found = [digest for digest in tenants if digest.hex().startswith(wanted)]
+    if len(found) != 1:
+        problem = f"begins the digests of {len(found)} keys" if found else "is in no tenant's list"
+        raise SettingsError("KEY", f"{DIGEST_PREFIX}{wanted[:SHOWN_DIGITS]} {problem}", "a key of this file")
+    (digest,) = found
+    tenant = tenants[digest]
+    if sum(other is tenant for other in tenants.values()) == 1:
+        problem = f'is the only key of tenant "{tenant.name}"'
+        raise SettingsError("KEY", problem, "a further key first, or the whole [[tenant]] taken out by hand")
+    text = path.read_text(encoding="utf-8")
+    _replace(path, re.sub(rf'"{DIGEST_PREFIX}{digest.hex()}"\s*,?', "", text))
+    print(f'{path}: a key of tenant "{tenant.name}" is gone; `kill -HUP` makes a running gateway read it')
+
+
+def _digest_of(text: str) -> str:
+    """Return the digits that a digest must begin with."""
+    if text.startswith(KEY_PREFIX):
+        return hashlib.sha256(text.encode()).hexdigest()
+    digits = text.removeprefix(DIGEST_PREFIX)
+    if not re.fullmatch(rf"[0-9a-f]{{{MIN_DIGITS},64}}", digits):
+        # Not shown: it may be a key that was copied in part.
+        raise SettingsError("KEY", "is neither a key nor a digest", f"{MIN_DIGITS} or more of its hex digits")
+    return digits
+
+
+def _file(args: argparse.Namespace) -> Path:
+    path = settings_from_args(args).gateway.tenants_file
+    if path is None:
+        raise SettingsError("gateway.tenants_file", "is not given", "--tenants FILE")
+    return path
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file that must never be half there, with the permissions that it has."""
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new = Path(file.name)
+    try:
+        read_tenants(new, TenantLimits())
+        new.chmod(path.stat().st_mode)
+        new.replace(path)
+    except BaseException:
+        new.unlink()
+        raise

@@ -6,10 +6,8 @@ import argparse
 from typing import Any
 from urllib.parse import urlencode
 
-from rich.console import Console
-
 from autellix_backend.cli.arguments import count
-from autellix_backend.cli.program_table import PLAIN_WIDTH, make_console, program_table
+from autellix_backend.cli.program_table import add_wide_option, make_console, program_table
 from autellix_backend.cli.remote import RemoteGateway, add_remote_options, print_json
 
 STATES = ("running", "waiting", "idle", "ending")
@@ -26,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown.add_argument(
         "--all", action="store_true", help="also the programs that have ended, the last one first"
     )
-    parser.add_argument("--wide", action="store_true", help="all columns, however narrow the terminal is")
+    add_wide_option(parser)
     parser.add_argument(
         "--limit", type=count, default=DEFAULT_LIMIT, metavar="N", help="how many (default: %(default)s)"
     )
@@ -41,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(answer)
     elif answer["programs"]:
-        console = Console(width=PLAIN_WIDTH) if args.wide else make_console()
+        console = make_console(is_wide=args.wide)
         console.print(program_table(answer["programs"], has_more=answer["has_more"], width=console.width))
     else:
         print("No programs.")

@@ -24,6 +24,11 @@ class RemoteError(CommandError):
 
     exit_code = 1
 
+    def __init__(self, message: str, status: int | None = None) -> None:
+        """Set the message, and the status of the answer if there was one."""
+        super().__init__(message)
+        self.status = status
+
 
 class RemoteGateway:
     """A running gateway."""
@@ -72,7 +77,9 @@ class RemoteGateway:
                 answer = json.load(response)
         except urllib.error.HTTPError as error:
             with error:
-                raise RemoteError(f"{self.url} answers {error.code}: {_message(error)}") from error
+                raise RemoteError(
+                    f"{self.url} answers {error.code}: {_message(error)}", error.code
+                ) from error
         except (OSError, HTTPException, ValueError) as error:
             reason = getattr(error, "reason", None) or error
             raise RemoteError(

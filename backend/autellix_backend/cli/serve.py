@@ -20,11 +20,12 @@ import uvloop
 from fastapi import FastAPI
 
 from autellix_backend.cli.options import add_setting_options, settings_from_args
+from autellix_backend.cli.start_progress import showing_progress
 from autellix_backend.cli.workers import Workers, check_workers
 from autellix_backend.engines.base import Engine, EngineUnreachableError
 from autellix_backend.engines.factory import make_engines
 from autellix_backend.engines.ray_replica import RayReplica
-from autellix_backend.engines.replica import VllmReplica
+from autellix_backend.engines.replica import VllmReplica, generated_model
 from autellix_backend.engines.report_client import LinkState
 from autellix_backend.engines.supervisor import EngineChange, EngineState
 from autellix_backend.gateway.app import create_app
@@ -35,7 +36,14 @@ from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.observe import tracing
 from autellix_backend.observe.line_writer import check_writable
-from autellix_backend.settings import GatewaySettings, RawValue, Settings, SettingsError
+from autellix_backend.settings import (
+    EngineSettings,
+    GatewaySettings,
+    RawValue,
+    Settings,
+    SettingsError,
+    unknown_variables,
+)
 
 EXIT_INTERRUPTED = 130
 EXIT_FAILURE = 1
@@ -63,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM."""
     model = {"engine.model": RawValue(args.model, "MODEL")} if args.model is not None else {}
     settings = settings_from_args(args, model)
+    for sentence in unknown_variables():
+        print(f"autellix: {sentence}; it is ignored", file=sys.stderr)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(settings))
 
@@ -122,7 +132,12 @@ async def serve_on(
         pool.subscribe(_print_change)
         make_ready_line = partial(_ready_line, settings, pool, listeners[0])
         config = _server_config(app, connections)
-        server = _Server(config, lambda: announce(make_ready_line()), app, settings.gateway.shutdown_grace_s)
+
+        def on_ready() -> None:
+            announce(make_ready_line())
+            print_noise(settings.engine)
+
+        server = _Server(config, on_ready, app, settings.gateway.shutdown_grace_s)
         # Without a tenants file SIGHUP ends the process, as it does when a terminal closes.
         reloads = (signal.SIGHUP,) if tenants.has_keys else ()
         with _on_signals(server.end, *ends), _on_signals(lambda: _reload(tenants), *reloads):
@@ -238,8 +253,10 @@ async def _start(engines: Sequence[Engine], *, must_answer: bool) -> None:
         asyncio.ensure_future(engine.start() if engine.is_owned or must_answer else _start_if_there(engine))
         for engine in engines
     ]
+    logs = [(engine.name, engine.log_path) for engine in engines if isinstance(engine, VllmReplica)]
     try:
-        await asyncio.gather(*starts)
+        async with showing_progress(logs, sys.stderr):
+            await asyncio.gather(*starts)
     finally:
         for start in starts:
             start.cancel()
@@ -321,6 +338,16 @@ def _ready_line(settings: Settings, pool: EnginePool, listener: socket.socket) -
         what += f" on {len(pool)} engines, {settings.balancer.name}"
     policy = _policy_in_force(settings, pool)
     return f"Autellix is ready: {what} at http://{shown}:{port}/v1 (policy {policy}); Ctrl-C ends it"
+
+
+def print_noise(engine: EngineSettings) -> None:
+    """Print that a generated model answers noise, before somebody takes it for a fault."""
+    if engine.model is not None and generated_model(engine.model) is not None:
+        print(
+            f"autellix: the weights of {engine.model} are random: its answers are noise, its timing is real",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _policy_in_force(settings: Settings, pool: EnginePool) -> str:

@@ -25,6 +25,7 @@ MARGIN_LINES = 8
 """Lines of the screen without programs."""
 PLAIN_LIMIT = 50
 QUIT_KEYS = "qQ"
+FORBIDDEN = 403
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,13 +57,26 @@ def run(args: argparse.Namespace) -> int:
 def screen(url: str, state: dict[str, Any], width: int) -> RenderableType:
     """Return the screen for one state of the gateway."""
     programs = program_table(state["programs"], has_more=state["has_more"], width=width)
+    engines = state["engines"]
+    shown = Text("engines are shown to admins") if engines is None else engine_table(engines, width=width)
     title = Text(f"Autellix at {url}   {time.strftime('%H:%M:%S')}   q quits", style="bold")
-    return Group(title, "", engine_table(state["engines"]), "", programs)
+    return Group(title, "", shown, "", programs)
 
 
 def _fetch(gateway: RemoteGateway, limit: int) -> dict[str, Any]:
     listed = gateway.programs(limit)
-    return {"engines": gateway.get("/engines")["engines"], **listed}
+    return {"engines": _engines(gateway), **listed}
+
+
+def _engines(gateway: RemoteGateway) -> list[dict[str, Any]] | None:
+    """Return the engines; None where the key is a tenant's, which sees its own programs only."""
+    try:
+        engines: list[dict[str, Any]] = gateway.get("/engines")["engines"]
+    except RemoteError as error:
+        if error.status != FORBIDDEN:
+            raise
+        return None
+    return engines
 
 
 def _follow(gateway: RemoteGateway, console: Console, period_s: float) -> None:

@@ -34,7 +34,7 @@ def make_engines(settings: Settings) -> list[Engine]:
         EngineError: if the demo model cannot be generated.
     """
     engine = settings.engine
-    _check_host_memory(settings, _physical_bytes())
+    check_host_memory(settings)
     engines: list[Engine] = []
     if settings.ray.address is not None:
         engines += _ray_replicas(settings)
@@ -74,6 +74,15 @@ def _report_port(url: str, offset: int) -> int | None:
         # The address is wrong, as its first use will show.
         return None
     return port + offset if offset and port + offset <= MAX_PORT else None
+
+
+def check_host_memory(settings: Settings) -> None:
+    """Check that this machine has the memory that KV blocks are to have.
+
+    Raises:
+        SettingsError: if it has not, or if that memory is set for remote engines only.
+    """
+    _check_host_memory(settings, _physical_bytes())
 
 
 def _check_host_memory(settings: Settings, physical_bytes: int) -> None:

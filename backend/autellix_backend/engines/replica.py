@@ -240,10 +240,16 @@ class VllmReplica:
             process.wait()
 
 
+def generated_model(model: str) -> importlib.metadata.EntryPoint | None:
+    """Return the entry point of a model that an installed package generates; None for any other."""
+    return next(iter(importlib.metadata.entry_points(group=MODEL_GROUP, name=model)), None)
+
+
 def _model(engine: EngineSettings) -> tuple[str, str | None]:
     if engine.model is None:
         raise SettingsError("engine.model", "is not given", "a model, 'demo', or an engine's address instead")
-    for generated in importlib.metadata.entry_points(group=MODEL_GROUP, name=engine.model):
+    generated = generated_model(engine.model)
+    if generated is not None:
         directory, name = generated.load()(engine.state_dir)
         return str(directory), engine.served_model_name or name
     return engine.model, engine.served_model_name

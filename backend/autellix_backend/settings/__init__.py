@@ -34,6 +34,7 @@ from autellix_backend.settings.sections import (
     StoreSettings,
     TenantLimits,
 )
+from autellix_backend.settings.variables import unknown_variables
 
 __all__ = [
     "ANY_CLUSTER",
@@ -67,5 +68,6 @@ __all__ = [
     "report_secret",
     "settings_to_mapping",
     "texts_of",
+    "unknown_variables",
     "without_credentials",
 ]

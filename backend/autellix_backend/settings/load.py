@@ -6,6 +6,7 @@ Later sources win: defaults, TOML file, environment, command line. A field has o
 
 from __future__ import annotations
 
+import difflib
 import os
 import tomllib
 import typing
@@ -105,7 +106,9 @@ def build_settings(layer: Mapping[str, RawValue]) -> Settings:
     for name, raw in layer.items():
         section, _, key = name.partition(".")
         if key not in settings_of(section):
-            raise SettingsError(name, "is unknown", f"one of {', '.join(settings_of(section))}", raw.source)
+            nearest = difflib.get_close_matches(key, settings_of(section), n=1)
+            problem = f"is unknown; did you mean {section}.{nearest[0]}?" if nearest else "is unknown"
+            raise SettingsError(name, problem, f"one of {', '.join(settings_of(section))}", raw.source)
         values[section][key] = convert(name, raw, types_of(SECTIONS[section])[key])
     sections = {section: _build_section(section, values[section], layer) for section in SECTIONS}
     return Settings(**sections)

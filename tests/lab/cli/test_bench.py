@@ -140,6 +140,28 @@ def test_an_endpoint_without_receipts_has_the_available_metrics(
     assert lines["programs without a lost call"].split("│")[3].strip() == "2"
 
 
+@pytest.mark.parametrize("is_relative", [True, False])
+def test_a_trace_that_is_being_recorded_is_not_replayed(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_relative: bool,
+) -> None:
+    """Its own programs would be appended to it; another trace on the same server is played."""
+    monkeypatch.chdir(tmp_path)
+    recorded, other = tmp_path / "recorded.jsonl", tmp_path / "other.jsonl"
+    for path in (recorded, other):
+        write_traces(path, [program("a")])
+
+    def play(url: str) -> int:
+        assert main(["bench", "replay", recorded.name, "--url", url, "--arrivals", "at_once"]) == 2
+        assert "records into recorded.jsonl" in capsys.readouterr().err
+        return main(["bench", "replay", str(other), "--url", url, "--arrivals", "at_once"])
+
+    record_path = Path(recorded.name) if is_relative else recorded
+    assert with_fake_engine(FakeBehaviour(), play, record_path=record_path) == 0
+
+
 def test_lost_calls_give_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace.jsonl"
     write_traces(trace, [program("a")])

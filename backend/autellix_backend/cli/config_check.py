@@ -1,0 +1,106 @@
+"""What `autellix serve` would refuse, or ignore without a word, found without starting anything."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from autellix_backend.cli.workers import check_workers
+from autellix_backend.core.policies import make_policy
+from autellix_backend.engines.factory import check_host_memory
+from autellix_backend.engines.models import check_model
+from autellix_backend.engines.replica import generated_model
+from autellix_backend.engines.vllm_command import check_arguments, check_engine_installed
+from autellix_backend.errors import CommandError
+from autellix_backend.gateway.tenancy.file import load_tenants
+from autellix_backend.observe import tracing
+from autellix_backend.observe.line_writer import STANDARD_ERROR
+from autellix_backend.settings import GatewaySettings, Settings, SettingsError
+from autellix_backend.stores.factory import make_store
+
+__all__ = ["notes_on", "problems_of"]
+
+
+def problems_of(settings: Settings) -> Iterator[str]:
+    """Return a sentence for each thing that `serve` would refuse with these settings."""
+    checks: tuple[Callable[[], object], ...] = (
+        partial(check_workers, settings),
+        partial(load_tenants, settings),
+        partial(_check_host, settings.gateway),
+        partial(_check_output, settings.gateway.record_path, "gateway.record_path"),
+        partial(_check_output, settings.observe.call_log, "observe.call_log"),
+        partial(_check_output, settings.observe.history_file, "observe.history_file"),
+        partial(_check_traces, settings),
+        partial(_check_store, settings),
+        partial(_check_engine, settings),
+    )
+    for check in checks:
+        try:
+            check()
+        except CommandError as error:
+            yield str(error)
+
+
+def notes_on(settings: Settings) -> Iterator[str]:
+    """Return a sentence for each thing that may be right, and that the operator should know."""
+    if settings.engine.model is None and not settings.engine.urls:
+        yield "no model and no engine is named: give one as `autellix serve MODEL` or `--engine URL`"
+    if settings.gateway.port and _is_taken(settings.gateway):
+        yield f"something listens on {settings.gateway.host}:{settings.gateway.port}, perhaps this gateway"
+
+
+def _check_host(gateway: GatewaySettings) -> None:
+    try:
+        socket.getaddrinfo(gateway.host, gateway.port, type=socket.SOCK_STREAM)
+    except socket.gaierror:
+        raise SettingsError(
+            "gateway.host", f"{gateway.host!r} is unknown", "an address of this host"
+        ) from None
+
+
+def _is_taken(gateway: GatewaySettings) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((gateway.host, gateway.port), timeout=1):
+        return True
+    return False
+
+
+def _check_output(path: Path | None, setting: str) -> None:
+    """Check that a file can be written, without making it."""
+    if path is None or path == STANDARD_ERROR:
+        return
+    folder = path.parent
+    if path.is_dir():
+        raise SettingsError(setting, f"{path} is a folder", "a file")
+    if not folder.is_dir():
+        raise SettingsError(setting, f"there is no folder {folder}", "a file in a folder that exists")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise SettingsError(setting, f"cannot write {path}", "a file that can be written")
+
+
+def _check_traces(settings: Settings) -> None:
+    if settings.observe.otlp_endpoint is not None:
+        tracing.check_installed()
+
+
+def _check_store(settings: Settings) -> None:
+    """Check that the store's packages are installed; nothing is opened."""
+    make_policy(settings.scheduler.policy)
+    make_store(settings, session_ttl_s=1.0, clock=float, on_fallback=lambda: None)
+
+
+def _check_engine(settings: Settings) -> None:
+    engine = settings.engine
+    check_host_memory(settings)
+    if engine.model is None or settings.ray.address is not None:
+        # Ray's machines have their own packages and models.
+        return
+    check_arguments(
+        engine.extra_args, offloads_kv=engine.kv_host_gib is not None, publishes_kv=engine.kv_events
+    )
+    check_engine_installed()
+    if generated_model(engine.model) is None:
+        check_model(engine.model)

@@ -1,0 +1,68 @@
+"""How far the engines are that `autellix serve` starts: the last line of their logs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import shutil
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from autellix_backend.engines.server_log import ServerLog
+
+TERMINAL_PERIOD_S, PLAIN_PERIOD_S = 1.0, 15.0
+"""Seconds between two looks: on a terminal the line is written over, elsewhere each is a line of its own."""
+
+# vLLM's own: "(EngineCore pid=7) INFO 11-23 15:04:05 [core.py:58] ".
+_PREFIX = re.compile(r"^(\(\S+ pid=\d+\) )*([A-Z]+ \d\d-\d\d \S+ )?(\[\S+:\d+\] )?")
+
+
+def progress_line(name: str, elapsed_s: float, log_tail: str, width: int) -> str:
+    """Return one line about an engine that is starting, no wider than a terminal."""
+    lines = [line.strip() for line in log_tail.splitlines() if line.strip()]
+    last = _PREFIX.sub("", lines[-1]) if lines else "no output yet"
+    line = f"{name}: {elapsed_s:.0f} s, {last}"
+    return line if len(line) <= width else f"{line[: width - 1]}…"
+
+
+@contextlib.asynccontextmanager
+async def showing_progress(
+    logs: Sequence[tuple[str, Path]], out: TextIO, *, period_s: float | None = None
+) -> AsyncIterator[None]:
+    """Show how far the engines are while the block runs.
+
+    Args:
+        logs: Name and log of each engine.
+        out: Where to write.
+        period_s: Seconds between two looks; by default those of a terminal, or of a file.
+    """
+    if not logs:
+        yield
+        return
+    follower = asyncio.create_task(_follow(logs, out, period_s))
+    try:
+        yield
+    finally:
+        follower.cancel()
+        await asyncio.gather(follower, return_exceptions=True)
+        if out.isatty():
+            # The line gives way to what follows.
+            print("\r\033[K", end="", file=out, flush=True)
+
+
+async def _follow(logs: Sequence[tuple[str, Path]], out: TextIO, period_s: float | None) -> None:
+    started_s = time.monotonic()
+    is_terminal = out.isatty()
+    period_s = period_s or (TERMINAL_PERIOD_S if is_terminal else PLAIN_PERIOD_S)
+    width = shutil.get_terminal_size().columns if is_terminal else 160
+    turn = 0
+    while True:
+        await asyncio.sleep(period_s)
+        name, path = logs[turn % len(logs)]
+        turn += 1
+        line = progress_line(name, time.monotonic() - started_s, ServerLog(path).tail(), width)
+        before, after = ("\r\033[K", "") if is_terminal else ("", "\n")
+        print(before, line, sep="", end=after, file=out, flush=True)
