@@ -106,20 +106,25 @@ class Load:
         self._random = random.Random(11)
         self._working = RESIDENTS + VISITORS
         self._is_over = False
+        self._has_ended = False
         self._has_rested = asyncio.Event()
         self._may_leave = asyncio.Event()
 
     async def run(self) -> None:
         """Work until the drill lets the residents leave."""
         residents = [self._reside(name, has_session=at % 2 == 0) for at, name in enumerate(self.residents)]
-        await asyncio.gather(
-            *residents, *(self._visit(f"{self._name}-visitor-{at}") for at in range(VISITORS))
-        )
+        visitors = [self._visit(f"{self._name}-visitor-{at}") for at in range(VISITORS)]
+        try:
+            await asyncio.gather(*residents, *visitors)
+        finally:
+            self._has_ended = True
+            self._has_rested.set()
 
     async def more(self, calls: int, gateway: Server | None = None) -> None:
         """Return once so many further calls are answered, through one gateway or any."""
         goal = self._answers(gateway) + calls
-        while self._answers(gateway) < goal:  # noqa: ASYNC110 - any of many tasks may make it so
+        while self._answers(gateway) < goal:
+            assert not self._has_ended, "a client has failed"
             await asyncio.sleep(PAUSE_S)
 
     async def rest(self) -> None:

@@ -35,7 +35,10 @@ def lay_out(spec: dict[str, Any]) -> Path:
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(target)
     for path in spec["removed"]:
-        inside(root, path).unlink(missing_ok=True)
+        target = inside(root, path)
+        if not target.parent.resolve().is_relative_to(root.resolve()):
+            raise ValueError(f"{path} leads out of the container")
+        target.unlink(missing_ok=True)
     points = {path: inside(root, path) for path in (*spec["mounts"], *spec["homes"])}
     for point in points.values():
         point.mkdir(parents=True, exist_ok=True)

@@ -13,15 +13,15 @@ from typing import Any, Protocol
 import aiohttp
 
 from autellix_lab.demo.model import DEMO_MODEL_NAME
-from autellix_wire import API_PREFIX, PROGRAM_ID, PROGRAMS_PATH
+from autellix_wire import API_PREFIX, FINAL, PROGRAM_ID, PROGRAMS_PATH
 
 ENGINES_PATH = f"{API_PREFIX}/engines"
-PATIENCE_S = 120.0
+PATIENCE_S = 600.0
 LOOK_PERIOD_S = 0.05
 SHORT_CALLS, SHORT_TOKENS = 3, 6
-LONG_CALLS, LONG_TOKENS = 2, 120
-ROUNDS = 2
-"""The first one shows the engines how sizes spread."""
+LONG_CALLS, LONG_TOKENS = 2, 400
+ROUNDS = 3
+"""The first one shows the engines how sizes spread: policy `boost` learns it from programs that end."""
 UNKNOWN = "unknown"
 
 
@@ -100,9 +100,15 @@ async def get(session: aiohttp.ClientSession, gateway: Address, path: str) -> An
 
 
 async def chat(
-    session: aiohttp.ClientSession, gateway: Address, program: str, tokens: int, text: str = "Good day."
+    session: aiohttp.ClientSession,
+    gateway: Address,
+    program: str,
+    tokens: int,
+    *,
+    text: str = "Good day.",
+    is_last: bool = False,
 ) -> dict[str, Any]:
-    """Make a call; return the answer with its receipt."""
+    """Make a call, the program's last one or not; return the answer with its receipt."""
     body = {
         "model": DEMO_MODEL_NAME,
         "messages": [{"role": "user", "content": text}],
@@ -110,7 +116,7 @@ async def chat(
         "ignore_eos": True,
         "temperature": 0,
     }
-    headers = {PROGRAM_ID: program}
+    headers = {PROGRAM_ID: program, **({FINAL: "true"} if is_last else {})}
     async with session.post(gateway.url + "/v1/chat/completions", json=body, headers=headers) as response:
         answer: dict[str, Any] = await response.json()
         assert response.status == 200, answer
@@ -119,10 +125,17 @@ async def chat(
 
 async def until(what: str, condition: Callable[[], Awaitable[bool]], patience_s: float = PATIENCE_S) -> None:
     """Wait for what a gateway says."""
+    assert await comes_true(condition, patience_s), f"{what}: not within {patience_s:g} s"
+
+
+async def comes_true(condition: Callable[[], Awaitable[bool]], patience_s: float = PATIENCE_S) -> bool:
+    """Return whether a condition comes to hold."""
     deadline = time.monotonic() + patience_s
     while not await _holds(condition):
-        assert time.monotonic() < deadline, f"{what}: not within {patience_s:g} s"
+        if time.monotonic() > deadline:
+            return False
         await asyncio.sleep(LOOK_PERIOD_S)
+    return True
 
 
 async def _holds(condition: Callable[[], Awaitable[bool]]) -> bool:
@@ -204,7 +217,8 @@ async def _compete(session: aiohttp.ClientSession, backend: Backend, prefix: str
     async def run(name: str, at: int, calls: int, tokens: int, ends_s: list[float]) -> None:
         gateway = backend.gateways[at % len(backend.gateways)]
         for number in range(calls):
-            await chat(session, gateway, name, tokens, text=f"{name}, step {number}")
+            is_last = number == calls - 1
+            await chat(session, gateway, name, tokens, text=f"{name}, step {number}", is_last=is_last)
         ends_s.append(time.monotonic() - begun_s)
 
     count = 4 * backend.engines

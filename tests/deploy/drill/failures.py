@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
 import aiohttp
 from tests.deploy.drill.cluster import START_S, Cluster
-from tests.deploy.drill.contract import chat, client, get, reporting, until
+from tests.deploy.drill.contract import chat, client, comes_true, get, reporting
 from tests.deploy.drill.pods import Part, Pod, of_part
 from tests.drills.load import Fate, Load, working
 
@@ -65,9 +64,7 @@ async def _check_service(cluster: Cluster, session: aiohttp.ClientSession, load:
         shares.update({each: told.get(each, 0.0) / load.ledger.service_s[each] for each in load.residents})
         return all(abs(share - 1) <= TOLERANCE for share in shares.values())
 
-    with contextlib.suppress(AssertionError):
-        await until("the table agrees", agrees, SETTLE_S)
-    holds = all(abs(share - 1) <= TOLERANCE for share in shares.values())
+    holds = await comes_true(agrees, SETTLE_S)
     low, high = min(shares.values()), max(shares.values())
     cluster.table.note(
         f"{name}: the table has the service of the receipts", holds, f"{low:.3f} to {high:.3f} of it"

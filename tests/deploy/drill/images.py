@@ -21,7 +21,8 @@ from tests.redis_server import find_server
 
 ROOT = Path(__file__).parents[3]
 DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
-ENVIRONMENT = Path(sys.prefix)
+ENVIRONMENT = Path(sys.prefix).resolve()
+"""Without links: those of a container's root would lead out of it."""
 PACKAGES = "/opt/autellix/packages"
 """Stands for the site-packages of our image."""
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"

@@ -11,7 +11,6 @@ import argparse
 import json
 import logging
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -48,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the drill; print its table, and return 1 if anything did not hold."""
     options = _options(arguments)
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)7.0f ms %(message)s", stream=sys.stderr)
-    folder = Path(tempfile.mkdtemp(prefix="drill-"))
+    folder: Path = options.folder.resolve()
+    # Containers run as other users.
     folder.chmod(0o755)
     model = build_demo_model(options.model or folder / "model")
     size = Size(engines=options.engines, gateways=options.gateways, policy=options.policy, model=model)
@@ -81,6 +81,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=list(SCENES),
         metavar="SCENE",
         help=f"of {', '.join(SCENES)}; `-` reads them from standard input",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        required=True,
+        help="an empty one for disks and logs, which is kept (default: one that is removed)",
     )
     parser.add_argument("--model", type=Path, help="where the generated model is, or is made")
     parser.add_argument("--json", type=Path, help="write the table's rows there")

@@ -88,6 +88,7 @@ class Node:
         _run("mount", "-t", "tmpfs", "tmpfs", str(self._disks))
         self._images = images
         self._played: dict[str, _Played] = {}
+        self._urls: dict[str, str] = {}
         self._numbers = iter(range(10, 250))
         self._lock = threading.RLock()
         self._is_over = False
@@ -123,9 +124,8 @@ class Node:
         return Playing(self, name)
 
     def url(self, name: str) -> str:
-        """Return the address of a pod's probed port."""
-        played = self._played[name]
-        return f"http://{played.address}:{played.pod.probe.port}"
+        """Return the address of a pod's probed port; while it is replaced, the one that it had."""
+        return self._urls[name]
 
     def is_ready(self, name: str) -> bool:
         """Return whether a pod is ready."""
@@ -150,9 +150,13 @@ class Node:
                 raise NodeError(f"{missing} not ready in time:\n{self.log(missing[0])[-3000:]}")
             time.sleep(LOOK_PERIOD_S)
 
-    def log(self, name: str) -> str:
-        """Return what a pod's containers have printed."""
-        return self._log_path(name).read_text(errors="replace")
+    def log(self, name: str, since: int = 0) -> str:
+        """Return what a pod's containers have printed, or of that what came after `log_size`."""
+        return self._log_path(name).read_bytes()[since:].decode(errors="replace")
+
+    def log_size(self, name: str) -> int:
+        """Return how much a pod's containers have printed (bytes); its name keeps its log."""
+        return self._log_path(name).stat().st_size
 
     def kill(self, name: str) -> None:
         """Kill a container as `kill -9` of its first process does; the node starts it again."""
@@ -235,6 +239,7 @@ class Node:
             )
         with self._lock:
             self._played[pod.name] = played
+            self._urls[pod.name] = f"http://{address}:{pod.probe.port}"
             self._write_hosts()
         for container in pod.first:
             process = self._launch(played, container)

@@ -38,6 +38,7 @@ def reference(stage: Stage) -> None:
             name="one machine", gateways=[stage.one_machine], engines=stage.cluster.backend.engines
         )
         stage.reference = asyncio.run(_examine(backend, "local"))
+        logger.info("one machine: %s", "; ".join(map(str, stage.reference.orders)))
     finally:
         stage.one_machine.stop()
 
