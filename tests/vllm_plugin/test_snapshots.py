@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot, KvOffloadTotals
@@ -226,3 +227,20 @@ def test_a_gateway_that_does_not_read_gets_reports_but_no_backlog_of_snapshots(
     assert 1 <= received < 200
     assert tracker.sender.dropped_records == 0
     assert tracker.sender.offer(b"after")
+
+
+def test_the_snapshot_of_empty_queues_waits_for_room(tracker: CallTracker, receiver: socket.socket) -> None:
+    """None replaces it until the next call."""
+    arrive(tracker, "r")
+    reporter = SnapshotReporter(tracker)
+    for number in range(200):
+        reporter.send(at(float(number)), LOAD, held_blocks)
+    tracker.close("r", 200.0, **DONE)
+    idle: SchedulerLoad = {**LOAD, "running": 0}
+    reporter.send(at(200.0), idle, held_blocks)
+    receiver.settimeout(PATIENCE_S)
+    calls = None
+    while calls != ():
+        datagram = receiver.recv(65536)
+        if EngineSnapshot.is_one(datagram):
+            calls = EngineSnapshot.from_bytes(datagram).calls

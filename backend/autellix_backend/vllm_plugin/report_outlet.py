@@ -39,13 +39,17 @@ class ReportOutlet:
             return self.server.send(gateway, report)
         return self._local.send(report)
 
-    def offer(self, snapshot: bytes) -> bool:
+    def offer(self, snapshot: bytes, *, is_last: bool = False) -> bool:
         """Send a snapshot to all gateways that have room for it, as the next one replaces it.
+
+        Args:
+            snapshot: The message.
+            is_last: Whether none comes soon that replaces it: then it waits for room.
 
         Returns:
             Whether any may get it.
         """
-        is_sent = self._local.offer(snapshot)
+        is_sent = self._local.send(snapshot) if is_last else self._local.offer(snapshot)
         if self.server is not None and self.server.has_gateways:
             is_sent |= self.server.broadcast(snapshot)
         return is_sent

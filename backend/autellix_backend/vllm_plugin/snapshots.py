@@ -101,7 +101,7 @@ class SnapshotReporter:
     def send(
         self, clock: Callable[[], float], load: SchedulerLoad, held_blocks: Callable[[str], int]
     ) -> None:
-        """Send a snapshot, if the gateway has room for it; the next one replaces it anyway.
+        """Send a snapshot, if the gateway has room for it: the next one replaces it, unless the queues are empty.
 
         Args:
             clock: The tracker's clock.
@@ -109,8 +109,9 @@ class SnapshotReporter:
             held_blocks: Returns the number of KV blocks of a running request.
         """
         now, began_s = clock(), self._cpu_clock()
-        self._tracker.sender.offer(self.snapshot(now, load, held_blocks).to_bytes())
         self._had_calls = bool(len(self._tracker))
+        snapshot = self.snapshot(now, load, held_blocks).to_bytes()
+        self._tracker.sender.offer(snapshot, is_last=not self._had_calls)
         period_s = (self._cpu_clock() - began_s) / MAX_SHARE
         self._next_s = now + min(max(PERIOD_S, period_s), MAX_PERIOD_S)
         self._steps, self._steps_s = 0, 0.0
