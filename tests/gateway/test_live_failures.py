@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.waiting import PATIENCE_S
 
 from autellix_lab.demo.model import DEMO_MODEL_NAME
 
@@ -28,7 +29,8 @@ STARTUP_S = 600.0
 RETURN_S = 1200.0
 LONG_TOKENS = 1000
 """So many that a call is still open when the engine has been seen to have it."""
-ENDLESS_TOKENS = 6000
+ENDLESS_TOKENS = 7900
+"""As many as the model's context holds: the call outlasts whatever the test does meanwhile."""
 SETTINGS = f"""
 [gateway]
 port = 0
@@ -100,7 +102,7 @@ def backend(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield Backend(process, line.partition(" at ")[2].partition("/v1")[0])
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=2 * PATIENCE_S)
 
 
 @dataclass(slots=True)
@@ -132,7 +134,7 @@ class Client:
             lines = (await response.text()).splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(start))
 
-    async def until(self, condition: Callable[[], Awaitable[bool]], timeout_s: float = 60.0) -> None:
+    async def until(self, condition: Callable[[], Awaitable[bool]], timeout_s: float = PATIENCE_S) -> None:
         async with asyncio.timeout(timeout_s):
             while not await condition():  # noqa: ASYNC110 - the backend tells when asked
                 await asyncio.sleep(0.1)
@@ -212,7 +214,9 @@ async def test_an_engine_dies_between_calls(backend: Backend) -> None:
     """The next call waits for the engine's return."""
     async with drill(backend) as client:
         for pid in backend.engine_pids():
-            os.kill(pid, signal.SIGKILL)
+            # With one of them others may have ended.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         answers = await asyncio.gather(*(client.chat(f"p{number}") for number in range(3)))
         assert [status for status, _ in answers] == [200] * 3
         assert all(answer["autellix"]["wait_s"] > 1 for _, answer in answers)
@@ -223,7 +227,7 @@ async def test_the_gateway_ends_under_load(backend: Backend) -> None:
     async with aiohttp.ClientSession() as http:
         client = Client(backend, http)
         has_begun = asyncio.Event()
-        stream = asyncio.create_task(client.stream("ending", has_begun, max_tokens=LONG_TOKENS))
+        stream = asyncio.create_task(client.stream("ending", has_begun, max_tokens=ENDLESS_TOKENS))
         await has_begun.wait()
         programs = [f"ending-{number}" for number in range(6)]
         calls = [asyncio.create_task(client.chat(program, max_tokens=LONG_TOKENS)) for program in programs]
@@ -239,9 +243,7 @@ async def test_the_gateway_ends_under_load(backend: Backend) -> None:
         assert (status, answer["error"]["code"]) == (503, "shutting_down")
         assert (await stream).endswith(b"data: [DONE]\n\n")
         assert [status for status, _ in await asyncio.gather(*calls)] == [200] * 6
-    started_s = time.monotonic()
-    assert await asyncio.to_thread(backend.process.wait, 60) == 0
-    assert time.monotonic() - started_s < 30
-    async with asyncio.timeout(10):
+    assert await asyncio.to_thread(backend.process.wait, 2 * PATIENCE_S) == 0
+    async with asyncio.timeout(PATIENCE_S):
         while any(map(_runs, engine)):  # noqa: ASYNC110 - they are nobody's children now
             await asyncio.sleep(0.1)

@@ -14,7 +14,7 @@ from tests.waiting import PATIENCE_S
 from autellix_backend.engines.replica import VllmReplica
 from autellix_lab.demo.model import DEMO_MODEL_NAME
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 SLOTS = 4
 LONG_TOKENS = 240
@@ -63,6 +63,18 @@ async def post(client: aiohttp.ClientSession, url: str, **query: str) -> dict[st
         return answer
 
 
+async def begin_twice_as_many_as_slots(
+    client: aiohttp.ClientSession, url: str, group: asyncio.TaskGroup
+) -> list[asyncio.Task[str]]:
+    """Return calls that have all begun: the first half has lost its slots to the other."""
+    reading: list[asyncio.Task[str]] = []
+    for name, max_tokens, service_s in (("old", LONG_TOKENS, 100.0), ("new", SHORT_TOKENS, 0.0)):
+        streams = [Stream(f"{name}-{number}", max_tokens, service_s) for number in range(SLOTS)]
+        reading += [group.create_task(stream.read(client, url)) for stream in streams]
+        await asyncio.gather(*(stream.begun.wait() for stream in streams))
+    return reading
+
+
 async def test_a_pause_that_waits_ends_with_the_calls_that_were_parked(live_engine: VllmReplica) -> None:
     """Eight calls have begun on four slots: the pause lets all end, and a ninth begins after it."""
     url = live_engine.base_url
@@ -74,14 +86,11 @@ async def test_a_pause_that_waits_ends_with_the_calls_that_were_parked(live_engi
         alone = [Stream(f"old-{number}", LONG_TOKENS, 0.0) for number in range(SLOTS)]
         expected = await asyncio.gather(*(stream.read(client, url) for stream in alone))
 
-        old = [Stream(f"old-{number}", LONG_TOKENS, 100.0) for number in range(SLOTS)]
-        reading = [group.create_task(stream.read(client, url)) for stream in old]
-        await asyncio.gather(*(stream.begun.wait() for stream in old))
-        new = [Stream(f"new-{number}", SHORT_TOKENS, 0.0) for number in range(SLOTS)]
-        reading += [group.create_task(stream.read(client, url)) for stream in new]
-        await asyncio.gather(*(stream.begun.wait() for stream in new))
-        # Twice as many as there are slots: so half of them have lost theirs.
-        assert not any(task.done() for task in reading)
+        reading = await begin_twice_as_many_as_slots(client, url, group)
+        while any(task.done() for task in reading):
+            # This process was too slow: nobody waits for a slot any more.
+            await asyncio.gather(*reading)
+            reading = await begin_twice_as_many_as_slots(client, url, group)
 
         pausing = group.create_task(post(client, url + "/pause", mode="wait"))
         late = Stream("late", 8, 0.0)
