@@ -13,7 +13,7 @@ import itertools
 import json
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,8 +92,15 @@ class Load:
     """Steady work for a cluster's gateways."""
 
     def __init__(
-        self, client: aiohttp.ClientSession, gateways: Sequence[Server], *, name: str, model: str
+        self,
+        client: aiohttp.ClientSession,
+        gateways: Sequence[Server],
+        *,
+        name: str,
+        model: str,
+        is_offered: Callable[[Server], bool] = lambda _: True,
     ) -> None:
+        """Work through these gateways, as long as they are offered; one of them always is."""
         self.ledger = Ledger()
         self.residents = [f"{name}-resident-{at}" for at in range(RESIDENTS)]
         self.visits = 0
@@ -102,6 +109,7 @@ class Load:
         self._client = client
         self._gateways = gateways
         self._model = model
+        self._is_offered = is_offered
         self._turns = itertools.count()
         self._random = random.Random(11)
         self._working = RESIDENTS + VISITORS
@@ -217,7 +225,9 @@ class Load:
             return _streamed_receipt(content) if is_stream else dict(json.loads(content)["autellix"])
 
     def _next_gateway(self) -> Server:
-        return self._gateways[next(self._turns) % len(self._gateways)]
+        turn = next(self._turns) % len(self._gateways)
+        in_turn = [*self._gateways[turn:], *self._gateways[:turn]]
+        return next(filter(self._is_offered, in_turn), in_turn[0])
 
     @asynccontextmanager
     async def _session(self, name: str) -> AsyncIterator[None]:
@@ -273,13 +283,19 @@ def _failure(where: str, content: bytes) -> _FailedError:
 
 
 @asynccontextmanager
-async def working(gateways: Sequence[Server], *, name: str, model: str) -> AsyncIterator[Load]:
+async def working(
+    gateways: Sequence[Server],
+    *,
+    name: str,
+    model: str,
+    is_offered: Callable[[Server], bool] = lambda _: True,
+) -> AsyncIterator[Load]:
     """Yield a load whose programs bear the name; it must rest and leave before the end."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
     async with aiohttp.ClientSession(
         connector=connector, timeout=aiohttp.ClientTimeout(total=HANG_S + 5)
     ) as client:
-        load = Load(client, gateways, name=name, model=model)
+        load = Load(client, gateways, name=name, model=model, is_offered=is_offered)
         task = asyncio.create_task(load.run())
         try:
             yield load

@@ -19,7 +19,7 @@ ENGINES_PATH = f"{API_PREFIX}/engines"
 PATIENCE_S = 600.0
 LOOK_PERIOD_S = 0.05
 SHORT_CALLS, SHORT_TOKENS = 3, 6
-LONG_CALLS, LONG_TOKENS = 2, 400
+LONG_CALLS, LONG_TOKENS = 6, 120
 ROUNDS = 3
 """The first one shows the engines how sizes spread: policy `boost` learns it from programs that end."""
 UNKNOWN = "unknown"

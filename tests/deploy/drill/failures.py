@@ -19,7 +19,8 @@ from autellix_wire import PROGRAMS_PATH
 CALLS = 40
 TOLERANCE = 0.05
 SETTLE_S = 20.0
-CUT_STREAM = "failed: in a stream: engine_unavailable"
+CLEAR = ("failed: in a stream: engine_unavailable", "failed: status 503: shutting_down")
+"""Errors that a client understands: its stream was cut, or it should call another gateway."""
 
 
 class Scene(Protocol):
@@ -30,17 +31,31 @@ class Scene(Protocol):
 
 
 @asynccontextmanager
-async def loaded(cluster: Cluster, name: str) -> AsyncIterator[Load]:
-    """Load the cluster; then check that nothing was lost, and that reports are back."""
+async def loaded(cluster: Cluster, name: str, *, has_service: bool = False) -> AsyncIterator[Load]:
+    """Load the cluster; then check that nothing was lost, and that reports are back.
+
+    Args:
+        cluster: What is loaded.
+        name: Of the scene.
+        has_service: Whether clients reach ready gateways alone, as through a Service or a load balancer;
+            else they call a dead one as well.
+    """
     gateways: Any = cluster.backend.gateways
-    async with client() as session, working(gateways, name=name, model=DEMO_MODEL_NAME) as load:
+
+    def is_offered(gateway: Any) -> bool:
+        return not has_service or cluster.node.is_ready(gateway.name)
+
+    async with (
+        client() as session,
+        working(gateways, name=name, model=DEMO_MODEL_NAME, is_offered=is_offered) as load,
+    ):
         await load.more(CALLS)
         yield load
         await cluster.is_well(session)
         await load.rest()
         fates, reasons = load.ledger.fates, dict(load.ledger.reasons)
         lost = fates[Fate.HUNG] + fates[Fate.UNCLEAR]
-        unexpected = [why for why in reasons if why.startswith(Fate.FAILED.value) and why != CUT_STREAM]
+        unexpected = [why for why in reasons if why.startswith(Fate.FAILED.value) and why not in CLEAR]
         seen = f"{fates[Fate.ANSWERED]} answered; others: {reasons or 'none'}"
         cluster.table.note(
             f"{name}: every call is answered or refused clearly", not lost + len(unexpected), seen
@@ -101,7 +116,7 @@ async def _kill(cluster: Cluster, victim: Pod, name: str) -> None:
 async def replace_pods(cluster: Cluster) -> None:
     """Replace a gateway, then an engine, as an upgrade does: no call may notice, and addresses change."""
     name = "pods replaced"
-    async with loaded(cluster, name) as load:
+    async with loaded(cluster, name, has_service=True) as load:
         for pod in (cluster.last(Part.GATEWAY), cluster.last(Part.ENGINE)):
             if len(of_part(cluster.pods, pod.part)) < 2:
                 continue

@@ -128,8 +128,9 @@ class Node:
         return self._urls[name]
 
     def is_ready(self, name: str) -> bool:
-        """Return whether a pod is ready."""
-        return self._played[name].is_ready
+        """Return whether a pod is ready; one that is just replaced is not."""
+        played = self._played.get(name)
+        return played is not None and played.is_ready
 
     def starts(self, name: str) -> int:
         """Return how often a pod's container was started."""
@@ -294,7 +295,7 @@ class Node:
 
     def _environment(self, container: Container) -> dict[str, str]:
         image = self._images[container.image]
-        return {"PATH": image.path, "HOME": image.home, **container.environment}
+        return {"PATH": image.path, "HOME": image.home, **image.environment, **container.environment}
 
     def _user(self, container: Container) -> int | None:
         """Return whom a container runs as, where the drill may change that."""
