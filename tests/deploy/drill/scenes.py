@@ -85,9 +85,11 @@ SCENES: Mapping[str, Callable[[Stage], None]] = {
 
 
 def play(stage: Stage, names: Iterable[str]) -> None:
-    """Play scenes; one that breaks down is a row of the table."""
+    """Play scenes; one that breaks down is a row of the table, and without a start there are no others."""
     for name in names:
         begun_s = time.monotonic()
         with stage.cluster.table.noting(f"the scene {name!r} was played to its end"):
             SCENES[name](stage)
+        if name == "start" and not stage.cluster.table.rows[-1]["holds"]:
+            return
         logger.info("scene %s: over after %.0f s", name, time.monotonic() - begun_s)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tests.deploy.chart import DEPLOY, NAMESPACE, render
 from tests.deploy.drill import from_chart, from_compose, from_units
 from tests.deploy.drill.images import Image, make_images
-from tests.deploy.drill.pods import Container, Part, Pod, Probe
+from tests.deploy.drill.pods import Container, Mount, Part, Pod, Probe, Volume
 
 from autellix_backend.engines.vllm_command import environment_defaults
 from autellix_lab.demo.model import DEMO_MODEL_NAME
@@ -110,7 +110,7 @@ def by_units(size: Size, folder: Path) -> Played:
         "report_address": f"tcp://0.0.0.0:{ENGINE_PORT + 1000}",
     }
     engine = from_units.environment_file((units / "engine.env").read_text()) | {
-        "ENGINE_MODEL": str(size.model),
+        "ENGINE_MODEL": MODEL_MOUNT,
         "ENGINE_ADDITIONAL_CONFIG": json.dumps({"autellix": scheduler}),
         "ENGINE_ARGS": " ".join(["--served-model-name", DEMO_MODEL_NAME, *size.engine_arguments]),
         "VLLM_API_KEY": PASSWORD,
@@ -127,13 +127,16 @@ def by_units(size: Size, folder: Path) -> Played:
         "AUTELLIX_SCHEDULER_POLICY": size.policy,
     }
     pods = [
-        from_units.pod_of(
-            units / "autellix-engine@.service",
-            Part.ENGINE,
-            engine,
-            name=f"engine{number}",
-            port=ENGINE_PORT,
-            path="/health",
+        _with_model(
+            from_units.pod_of(
+                units / "autellix-engine@.service",
+                Part.ENGINE,
+                engine,
+                name=f"engine{number}",
+                port=ENGINE_PORT,
+                path="/health",
+            ),
+            size.model,
         )
         for number in range(size.engines)
     ]
@@ -149,6 +152,16 @@ def by_units(size: Size, folder: Path) -> Played:
         for number in range(size.gateways)
     ]
     return make_images(folder, has_virtual_environment=True), [*pods, _own_redis()]
+
+
+def _with_model(pod: Pod, model: Path) -> Pod:
+    """Put the model where the unit's sandbox shows it: not in /tmp."""
+    mount = Mount(volume="demo", path=MODEL_MOUNT, is_read_only=True)
+    return replace(
+        pod,
+        main=replace(pod.main, mounts=(*pod.main.mounts, mount)),
+        volumes=(*pod.volumes, Volume(name="demo", source=str(model))),
+    )
 
 
 def _own_redis() -> Pod:
