@@ -101,7 +101,7 @@ class SnapshotReporter:
     def send(
         self, clock: Callable[[], float], load: SchedulerLoad, held_blocks: Callable[[str], int]
     ) -> None:
-        """Send a snapshot, if the gateway has room for it: the next one replaces it, unless the queues are empty.
+        """Send a snapshot, if the gateway has room for it: the next one replaces it, unless queues are empty.
 
         Args:
             clock: The tracker's clock.
