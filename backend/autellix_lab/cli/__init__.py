@@ -29,6 +29,12 @@ COMMANDS = {
         "autellix workload describe traffic.jsonl",
         LABORATORY,
     ),
+    "whatif": Command(
+        "autellix_lab.cli.whatif",
+        "estimate how long an ended program would have taken under another policy",
+        "autellix whatif conversation-7-chat --policy fcfs",
+        LABORATORY,
+    ),
     "demo-model": Command(
         "autellix_lab.cli.demo_model",
         "write the tiny demo model into a folder",

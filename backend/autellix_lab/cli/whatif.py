@@ -1,0 +1,184 @@
+"""`autellix whatif PROGRAM`: estimate how long an ended program would have taken under another policy."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from rich.table import Table
+
+from autellix_backend.cli.remote import RemoteGateway, add_remote_options, print_json
+from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.observe.durations import seconds
+from autellix_lab.cli.arguments import InputError
+from autellix_lab.cli.console import make_console
+from autellix_lab.cli.sim_options import SCHEDULER_NAMES, with_policy
+from autellix_lab.sim.calibrate import TOKEN_BUDGET
+from autellix_lab.sim.model import EngineModel
+from autellix_lab.sim.simulation import SimSettings, simulate
+from autellix_lab.sim.window import busy_period, program_trace, token_times
+
+MAX_PROGRAMS = 1000
+"""The most programs of a history that a gateway lists at once."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options: the program, the policy and the gateway."""
+    parser.add_argument(
+        "program", metavar="PROGRAM", help="id of an ended program, as `autellix ps --all` shows it"
+    )
+    parser.add_argument(
+        "--policy",
+        choices=SCHEDULER_NAMES,
+        default="fcfs",
+        help="the other policy (default: fcfs, vLLM's own order)",
+    )
+    add_remote_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the estimate; 0 on success.
+
+    Raises:
+        RemoteError: if the gateway does not answer, or has no such program.
+        InputError: if its history does not tell enough.
+    """
+    gateway = RemoteGateway.from_args(args)
+    wanted = gateway.get(f"/history/{quote(args.program, safe='/')}")["program_id"]
+    listed = gateway.get(f"/history?limit={MAX_PROGRAMS}")
+    period = busy_period(listed["programs"], wanted)
+    details = [gateway.get(f"/history/{quote(each['program_id'], safe='/')}") for each in period]
+    settings = settings_of(gateway.get("/engines")["engines"], gateway.get("/config")["scheduler"], details)
+    answer = estimate(details, settings, args.policy, wanted)
+    if args.json:
+        print_json(answer)
+        return 0
+    _show(answer, is_cut=listed["has_more"] and period[0] == min(listed["programs"], key=_began_at_s))
+    return 0
+
+
+def settings_of(
+    engines: Sequence[Mapping[str, Any]], scheduler: Mapping[str, Any], programs: Sequence[Mapping[str, Any]]
+) -> SimSettings:
+    """Return the engines as they report themselves, with times fitted to the calls, and their scheduler.
+
+    Raises:
+        InputError: if no engine reports its slots.
+    """
+    known = [engine for engine in engines if engine["slots"]]
+    if not known:
+        raise InputError(
+            "no engine reports its slots; expected one with the Autellix scheduler, and a call of it"
+        )
+    slots, blocks = known[0]["slots"], known[0]["kv_total_blocks"]
+    block_tokens = known[0]["kv_block_tokens"]
+    prompt_s, output_s = token_times(programs)
+    model = EngineModel(
+        name="history",
+        max_num_seqs=slots,
+        token_budget=max(TOKEN_BUDGET, slots),
+        step_s=output_s,
+        decode_s=0.0,
+        prefill_s=prompt_s,
+        **({"block_tokens": block_tokens} if block_tokens else {}),
+        kv_blocks=blocks or None,
+    )
+    names = {field.name for field in dataclasses.fields(SchedulerConfig)}
+    stated: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in scheduler.items()
+        if name in names and value is not None
+    }
+    return SimSettings(model=model, scheduler=SchedulerConfig(**stated), engines=len(known))
+
+
+def estimate(
+    programs: Sequence[Mapping[str, Any]], settings: SimSettings, policy: str, wanted: str
+) -> dict[str, Any]:
+    """Return what each program took and what it is estimated to take, of which `wanted` is asked for.
+
+    An estimate is the measured duration plus the simulated difference of the policies, at the pace of the
+    measured period, so that what the simulator gets wrong under both leaves it alone.
+
+    Raises:
+        InputError: if the history does not tell the tokens of the program's calls.
+    """
+    traces = [trace for trace in map(program_trace, programs) if trace is not None]
+    if wanted not in {trace.program_id for trace in traces}:
+        raise InputError(f"the history does not tell the tokens of {wanted}'s calls")
+    first_s = min(trace.arrival_s or 0.0 for trace in traces)
+    arrivals = sorted(((trace.arrival_s or 0.0) - first_s, trace.program_id, trace) for trace in traces)
+    simulated = [
+        {
+            record.program_id: record.latency_s
+            for record in simulate([(at_s, trace) for at_s, _, trace in arrivals], each).programs
+        }
+        for each in (settings, with_policy(settings, policy))
+    ]
+    measured = {program["program_id"]: program["duration_s"] for program in programs}
+    own, other = simulated
+    pace = sum(measured[each] for each in own) / sum(own.values())
+    rows = [
+        {
+            "program_id": each,
+            "measured_s": measured[each],
+            "simulated_s": own[each],
+            # No shorter than simulated, unless it was.
+            "estimated_s": max(
+                measured[each] + pace * (other[each] - own[each]), min(measured[each], pace * other[each])
+            ),
+        }
+        for _, each, _ in arrivals
+    ]
+    return {
+        "program_id": wanted,
+        "policy": settings.scheduler.policy,
+        "other_policy": policy,
+        "programs": rows,
+        "left_out": len(programs) - len(rows),
+        "simulated_over_measured": 1 / pace,
+    }
+
+
+def text(answer: Mapping[str, Any]) -> str:
+    """Say the estimate in a sentence or two."""
+    rows, ratio = answer["programs"], answer["simulated_over_measured"]
+    row = next(each for each in rows if each["program_id"] == answer["program_id"])
+    longer = sum(each["estimated_s"] > each["measured_s"] for each in rows)
+    return (
+        f"It took {seconds(row['measured_s'])}. Under {answer['other_policy']} it would have taken about "
+        f"{seconds(row['estimated_s'])}. That is an estimate by simulation of the {len(rows)} programs of "
+        f"its busy period, {longer} of which would have taken longer. With {answer['policy']} the simulator "
+        f"makes them {abs(ratio - 1):.0%} {'longer' if ratio > 1 else 'shorter'} than they were."
+    )
+
+
+def _show(answer: Mapping[str, Any], *, is_cut: bool) -> None:
+    console = make_console()
+    console.print(text(answer), highlight=False)
+    table = Table(
+        "PROGRAM",
+        title=f"{answer['policy']}, measured, and {answer['other_policy']}, estimated",
+        title_justify="left",
+    )
+    for name in ("MEASURED", "ESTIMATED", "RATIO"):
+        table.add_column(name, justify="right")
+    for row in sorted(answer["programs"], key=lambda row: row["estimated_s"] / row["measured_s"]):
+        ratio = row["estimated_s"] / row["measured_s"]
+        table.add_row(
+            row["program_id"], seconds(row["measured_s"]), seconds(row["estimated_s"]), f"{ratio:.2f}"
+        )
+    console.print(table)
+    if answer["left_out"]:
+        print(f"{answer['left_out']} programs tell no tokens and are left out.", file=sys.stderr)
+    if is_cut:
+        print(f"The busy period began before the last {MAX_PROGRAMS} programs.", file=sys.stderr)
+
+
+def _began_at_s(program: Mapping[str, Any]) -> float:
+    began_at_s: float = program["began_at_s"]
+    return began_at_s

@@ -1,0 +1,89 @@
+"""`autellix whatif`: an ended program under another policy."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import pytest
+from tests.lab.sim.test_window import call
+
+from autellix_backend.cli.remote import RemoteGateway
+from autellix_lab.cli import whatif
+from autellix_lab.cli.arguments import InputError
+
+TOKEN_S = 0.01
+LONG, SHORT = 1000, 10
+
+
+def program(program_id: str, began_at_s: float, duration_s: float, tokens: int) -> dict[str, Any]:
+    only = call("0", 0.0, duration_s, output_tokens=tokens, prompt_tokens=1, service_s=tokens * TOKEN_S)
+    return {"program_id": program_id, "began_at_s": began_at_s, "duration_s": duration_s, "calls": [only]}
+
+
+HISTORY = [
+    # With one slot: two long ones, and a short one that came after both and yet was served early.
+    program("long-0", 0.0, 10.2, LONG),
+    program("long-1", 1.0, 19.2, LONG),
+    program("short", 2.0, 0.2, SHORT),
+    program("elsewhere", 500.0, 0.1, SHORT),
+]
+ENGINE = {"name": "replica-0", "slots": 1, "kv_total_blocks": 100_000, "kv_block_tokens": 16}
+SCHEDULER = {"policy": "plas", "preemption": "always", "bounds": [0.1, 1.0], "unknown_to_us": 1}
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The answers of a gateway by their paths."""
+    found: dict[str, Any] = {f"/history/{each['program_id']}": each for each in HISTORY}
+    found["/history?limit=1000"] = {"programs": HISTORY[::-1], "has_more": False}
+    found["/engines"] = {"engines": [{**ENGINE, "slots": None}, ENGINE]}
+    found["/config"] = {"scheduler": SCHEDULER}
+    monkeypatch.setattr(RemoteGateway, "get", lambda _, path: found[path])
+    return found
+
+
+def run(capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    parser = argparse.ArgumentParser()
+    whatif.add_arguments(parser)
+    assert whatif.run(parser.parse_args(options)) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("answers")
+def test_a_short_program_would_have_waited_under_fcfs(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = json.loads(run(capsys, "short", "--json"))
+    by_id = {each["program_id"]: each for each in answer["programs"]}
+
+    assert (answer["policy"], answer["other_policy"], answer["left_out"]) == ("plas", "fcfs", 0)
+    assert by_id.keys() == {"long-0", "long-1", "short"}
+    # It came 2 s after the first of two that take 10 s each.
+    assert by_id["short"]["estimated_s"] == pytest.approx(18.1, rel=0.1)
+    assert by_id["long-0"]["estimated_s"] <= by_id["long-0"]["measured_s"]
+
+
+@pytest.mark.usefixtures("answers")
+def test_the_estimate_is_said_to_be_one_with_its_error(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = " ".join(run(capsys, "short", "--policy", "fcfs").split())
+
+    assert "It took 0.20 s. Under fcfs it would have taken about 17." in shown
+    assert "estimate by simulation of the 3 programs of its busy period" in shown
+    assert "With plas the simulator makes them" in shown
+
+
+@pytest.mark.usefixtures("answers")
+def test_the_policy_in_force_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = json.loads(run(capsys, "short", "--policy", "plas", "--json"))
+    assert all(each["estimated_s"] == pytest.approx(each["measured_s"]) for each in answer["programs"])
+
+
+def test_what_the_history_cannot_tell_is_an_error(
+    answers: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers["/history/short"] = {**answers["/history/short"], "calls": []}
+    with pytest.raises(InputError, match="does not tell the tokens of short's calls"):
+        run(capsys, "short")
+    answers["/engines"] = {"engines": []}
+    with pytest.raises(InputError, match="no engine reports its slots"):
+        run(capsys, "short")
