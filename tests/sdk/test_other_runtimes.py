@@ -24,6 +24,7 @@ def name_here() -> str | None:
 
 @pytest.fixture
 def trio(sdk: None) -> Any:
+    pytest.importorskip("trio.testing")
     return pytest.importorskip("trio")
 
 
@@ -57,12 +58,13 @@ def test_trio_tasks_inherit_where_they_are_started(trio: Any) -> None:
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
-            for name in ("a", "b"):
-                with autellix.program(name):
-                    nursery.start_soon(note, name)
             nursery.start_soon(note, "none")
-            with autellix.program("later"):
-                await trio.sleep(0.01)
+            with autellix.program("a"):
+                nursery.start_soon(note, "a")
+                with autellix.program("b"):
+                    nursery.start_soon(note, "b")
+                    with autellix.program("later"):
+                        await trio.testing.wait_all_tasks_blocked()
 
     trio.run(main)
     assert seen == {"a": "a", "b": "b", "none": None}

@@ -1,6 +1,6 @@
 """Whose call it is, case by case: each test is a row of the table in docs/guides/sdk.md.
 
-Every case makes real calls with an OpenAI client, and looks at what the recording backend wscripted.
+Every case makes real calls with an OpenAI client, and looks at what the recording backend has recorded.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import functools
 import queue
+import textwrap
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.pool import ThreadPool
@@ -23,6 +24,7 @@ from tests.sdk.propagation import FORK_JOIN, ONE_BRANCH, ROWS, Agent, row, run_f
 from tests.waiting import PATIENCE_S
 
 import autellix
+from autellix._propagation import Suppressed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
@@ -117,7 +119,10 @@ def test_timer(agent: Agent) -> None:
     agent.expect(ONE_BRANCH)
 
 
-@row("a thread that outlives the scope", "it keeps the program it started in")
+@row(
+    "a thread that outlives its program",
+    "it falls back to the process's program: it may serve others by then",
+)
 def test_thread_outlives_its_scope(agent: Agent) -> None:
     gate = threading.Event()
     with autellix.program("agent"):
@@ -128,7 +133,7 @@ def test_thread_outlives_its_scope(agent: Agent) -> None:
         gate.set()
         thread.join()
         agent.ask("other's")
-    assert agent.programs() == {"root": "agent", "late": "agent", "other's": "other"}
+    assert agent.programs() == {"root": "agent", "late": None, "other's": "other"}
 
 
 @row(
@@ -244,9 +249,52 @@ def test_queue_of_work(agent: Agent) -> None:
         jobs.put(None)
         worker.join()
         agent.ask("end")
-    assert agent.programs() == {"root": "agent", "unlinked": "starter", "linked": "agent", "end": "agent"}
+    assert agent.programs() == {"root": "agent", "unlinked": None, "linked": "agent", "end": "agent"}
     assert agent.backend.dag()["linked"] == ("root",)
     assert agent.backend.dag()["end"] == ("linked",)
+
+
+@row("`map` over a generator that calls", "each job follows the call that made its item")
+@pytest.mark.parametrize("kind", ["executor", "imap", "imap_unordered"])
+def test_map_over_a_generator_that_calls(agent: Agent, kind: str) -> None:
+    items = (agent.ask(f"made {number}") for number in range(3))
+    with autellix.program("agent"):
+        if kind == "executor":
+            with ThreadPoolExecutor(2) as pool:
+                list(pool.map(lambda item: agent.ask(item.replace("made", "used")), items))
+        else:
+            with ThreadPool(2) as threads:
+                list(getattr(threads, kind)(lambda item: agent.ask(item.replace("made", "used")), items))
+        agent.ask("end")
+    agent.expect(
+        {
+            "made 0": (),
+            "used 0": ("made 0",),
+            "made 1": ("made 0",),
+            "used 1": ("made 1",),
+            "made 2": ("made 1",),
+            "used 2": ("made 2",),
+            "end": ("used 0", "used 1", "used 2"),
+        }
+    )
+
+
+def test_map_of_a_list_made_first(agent: Agent) -> None:
+    """`ThreadPool.map` makes all items before the first branch."""
+    items = (agent.ask(f"made {number}") for number in range(2))
+    with autellix.program("agent"), ThreadPool(1) as pool:
+        pool.map(lambda item: agent.ask(item.replace("made", "used")), items)
+    dag = {"made 0": (), "made 1": ("made 0",), "used 0": ("made 1",), "used 1": ("made 1",)}
+    agent.expect(dag)
+
+
+def test_error_of_an_item_reaches_the_caller(agent: Agent) -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        raise LookupError("no second item")
+
+    with autellix.program("agent"), ThreadPool(1) as pool, pytest.raises(LookupError, match="no second"):
+        list(pool.imap(abs, items()))
 
 
 # --- processes ---
@@ -261,19 +309,40 @@ PROCESSES = """
             client.chat.completions.create(model="m", messages=[{"role": "user", "content": name}])
         return name
 
+    def fail(name):
+        ask(name)
+        raise LookupError(name)
+
+    def serve(jobs, answers):
+        while (job := jobs.get()) is not None:
+            answers.put(ask(job))
+
+    def start(context, jobs, answers):
+        process = context.Process(target=serve, args=(jobs, answers))
+        process.start()
+        jobs.put("first")
+        answers.get()
+        return process
+
+    def reopen(program_id):
+        with autellix.program("agent", id=program_id):
+            ask("reopened")
+
     if __name__ == "__main__":
         context = multiprocessing.get_context(sys.argv[2])
         with autellix.program("agent"):
             ask("root")
             BRANCH
             ask("end")
+        AFTER
 """
 
 
-def run_processes(agent: Agent, folder: Path, method: str, branch: str) -> None:
+def run_processes(agent: Agent, folder: Path, method: str, branch: str, after: str = "") -> None:
     # Two processes must not share a connection, and a spawned one finds its backend by the environment.
     url = agent.backend.url
-    run_file(folder, PROCESSES.replace("BRANCH", branch), url, method, AUTELLIX_BASE_URL=url)
+    script = PROCESSES.replace("BRANCH", branch).replace("AFTER", textwrap.indent(after, " " * 4).strip())
+    run_file(folder, script, url, method, AUTELLIX_BASE_URL=url)
 
 
 @row(
@@ -304,6 +373,43 @@ def test_process_pool(agent: Agent, tmp_path: Path, method: str) -> None:
     run_processes(agent, tmp_path, method, branch)
     agent.expect(FORK_JOIN)
     assert agent.thread_of("root") not in {agent.thread_of("a"), agent.thread_of("b")}
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_job_of_a_process_pool_that_raises_is_a_parent(agent: Agent, tmp_path: Path, method: str) -> None:
+    branch = (
+        "pool = ProcessPoolExecutor(1, mp_context=context); job = pool.submit(fail, 'branch'); "
+        "error = job.exception(); pool.shutdown(); assert type(error) is LookupError, error"
+    )
+    run_processes(agent, tmp_path, method, branch)
+    agent.expect(ONE_BRANCH)
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_process_that_serves_many_programs(agent: Agent, tmp_path: Path, method: str) -> None:
+    """It leaves the program in which it was started when that ends, in the other process."""
+    branch = "jobs, answers = context.Queue(), context.Queue(); process = start(context, jobs, answers)"
+    after = """
+    for name in ("another", None):
+        with autellix.program("other"):
+            jobs.put(name)
+            answers.get() if name else process.join()
+    """
+    run_processes(agent, tmp_path, method, branch, after)
+    assert agent.programs() == {"root": "agent", "first": "agent", "end": "agent", "another": None}
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_other_process_does_not_end_a_program_with_a_chosen_id(
+    agent: Agent, tmp_path: Path, method: str
+) -> None:
+    branch = "process = context.Process(target=reopen, args=('chosen',)); process.start(); process.join()"
+    branch = f"with autellix.program('agent', id='chosen'): {branch}; ask('within')"
+    run_processes(agent, tmp_path, method, branch)
+    ended = [path for method, path, _ in agent.backend.control if method == "DELETE" and "/programs/" in path]
+    assert agent.programs()["reopened"] == "agent"
+    # Once by each of the two programs' own process.
+    assert sorted(path.rpartition("/")[2].startswith("program-") for path in ended) == [False, True]
 
 
 @row(
@@ -470,7 +576,7 @@ async def test_interleaved_programs(agent: Agent) -> None:
     assert all(name[0] == program for name, program in programs.items())
 
 
-@row("fire-and-forget tasks", "they keep their program after its scope is left")
+@row("fire-and-forget tasks", "calls after the program's end are in the process's program")
 async def test_fire_and_forget(agent: Agent) -> None:
 
     gate = asyncio.Event()
@@ -484,7 +590,101 @@ async def test_fire_and_forget(agent: Agent) -> None:
         task = asyncio.create_task(later())
     gate.set()
     await task
-    agent.expect({"root": (), "late": ("root",)})
+    assert agent.programs() == {"root": "agent", "late": None}
+
+
+@row("`asyncio.Task(…)` made directly", "as with `create_task`")
+async def test_task_made_directly(agent: Agent) -> None:
+    async with autellix.program("agent"):
+        await agent.aask("root")
+        await asyncio.Task(agent.aask("branch"))
+        await agent.aask("end")
+    agent.expect(ONE_BRANCH)
+
+
+@pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="from Python 3.12")
+async def test_eager_tasks_made_directly(agent: Agent) -> None:
+    factory: Any = getattr(asyncio, "eager_task_factory", None)
+    async with autellix.program("agent"):
+        await agent.aask("root")
+        await factory(asyncio.get_running_loop(), agent.aask("branch"))
+        await agent.aask("end")
+    agent.expect(ONE_BRANCH)
+
+
+async def test_batcher_that_one_program_has_started_serves_others(agent: Agent) -> None:
+    """A task that lives longer than its program does not take the calls of others there."""
+    jobs: asyncio.Queue[str | None] = asyncio.Queue()
+
+    async def serve() -> None:
+        while (job := await jobs.get()) is not None:
+            await agent.aask(job)
+
+    async with autellix.program("first"):
+        batcher = asyncio.create_task(serve())
+        await agent.aask("root")
+    async with autellix.program("second", id="batched", ends=False):
+        await jobs.put("second's")
+        await jobs.put(None)
+        await batcher
+    assert agent.programs() == {"root": "first", "second's": None}
+
+
+def test_worker_of_one_turn_is_not_part_of_the_next(agent: Agent) -> None:
+    gate = threading.Event()
+    with autellix.program("agent", id="worked", ends=False):
+        worker = threading.Thread(target=lambda: gate.wait() and agent.ask("late"))
+        worker.start()
+        agent.ask("first")
+    with autellix.program("agent", id="worked"):
+        gate.set()
+        worker.join()
+        agent.ask("second")
+    assert agent.programs() == {"first": "agent", "late": None, "second": "agent"}
+    assert agent.backend.dag()["second"] == ("first",)
+
+
+def test_work_after_a_session_is_not_in_it(agent: Agent) -> None:
+    gate = threading.Event()
+    with autellix.session("over"):
+        worker = threading.Thread(target=lambda: gate.wait() and agent.ask("late"))
+        worker.start()
+        agent.ask("inside")
+    gate.set()
+    worker.join()
+    sessions = {name: call["x-autellix-session-id"] for name, call in agent.backend.by_content().items()}
+    assert sessions == {"inside": "over", "late": autellix.current().session_id}
+
+
+def test_turns_of_one_id_at_once(agent: Agent) -> None:
+    """The next turn follows all of them."""
+
+    def turn(name: str) -> None:
+        with autellix.program("agent", id="turns", ends=False):
+            agent.ask(name)
+
+    turn("root")
+    first = autellix.program("agent", id="turns", ends=False)
+    second = autellix.program("agent", id="turns", ends=False)
+    with first:
+        agent.ask("a")
+        # In a thread that inherits nothing: another request of a server.
+        with Suppressed():
+            other = threading.Thread(target=lambda: second.__enter__() and agent.ask("b"))
+            other.start()
+        other.join()
+    second.__exit__(None, None, None)
+    turn("end")
+    agent.expect(FORK_JOIN)
+
+
+def test_program_inside_itself_goes_on(agent: Agent) -> None:
+    with autellix.program("agent", id="nested"):
+        agent.ask("first")
+        with autellix.program("agent", id="nested"):
+            agent.ask("second")
+        agent.ask("third")
+    agent.expect({"first": (), "second": ("first",), "third": ("second",)})
 
 
 @row("a cancelled task", "its calls so far are parents; nothing else changes")

@@ -64,7 +64,7 @@ def open_run(name: str | None, thread_id: object, frame: FrameType | None) -> Op
     if program is None:
         return None
     opened = OpenRun()
-    if conversation is not None and running_thread().session is None:
+    if conversation is not None and running_thread().open_session() is None:
         opened.enter(SessionScope(conversation, ends=False), frame)
     opened.enter(program, frame)
     return opened

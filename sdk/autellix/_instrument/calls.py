@@ -123,17 +123,21 @@ def headers(url: str, *, api_key: str | None = None) -> dict[str, str]:
     """
     if not isinstance(url, str) or not isinstance(api_key, str | None):
         raise TypeError("headers() takes an address and a key as text")
-    return safely(_headers_for, url, api_key) or {}
+    return (
+        safely(headers_for, url, (None if api_key is None else f"Bearer {api_key}".encode(), None, None))
+        or {}
+    )
 
 
-def _headers_for(url: str, api_key: str | None) -> dict[str, str]:
+def headers_for(url: str, credentials: Credentials) -> dict[str, str]:
+    """Return the headers of one call; none for a host that is no backend."""
     from urllib.parse import urlsplit
 
     parts = urlsplit(url)
     backend = backends.find(parts.scheme, parts.hostname or "", parts.port, parts.path)
     if backend is None or not propagation.is_on:
         return {}
-    account = backend.account((None if api_key is None else f"Bearer {api_key}".encode(), None, None))
+    account = backend.account(credentials)
     if backend.state == UNKNOWN:
         keeper().on_call(account, process_session())
         return {}
@@ -214,7 +218,7 @@ async def wait_for_probe_async(backend: Backend) -> None:
 def _make_headers(account: Account) -> tuple[dict[str, str], ClientSession]:
     thread = running_thread()
     program = thread.program
-    session = thread.session or process_session()
+    session = thread.open_session() or process_session()
     call_id = ids.make("call")
     parents = thread.record_call(call_id)
     backends.has_reached = True

@@ -25,6 +25,7 @@ class Patches:
 
     def __init__(self) -> None:
         self._applied: list[tuple[Any, str, Any, Any]] = []
+        self._undo: list[Callable[[], object]] = []
         self.missing: list[str] = []
         """Methods that these versions of the libraries lack."""
 
@@ -43,9 +44,15 @@ class Patches:
         self._applied.append((owner, name, vars(owner).get(name, _INHERITED), replacement))
         setattr(owner, name, replacement)
 
+    def when_reverted(self, undo: Callable[[], object]) -> None:
+        """Call this with the next `revert`, for a change that is no replaced method."""
+        self._undo.append(undo)
+
     def revert(self) -> None:
         """Restore the originals, newest first; a patch that another library has wrapped stays, inert."""
         self.missing.clear()
+        while self._undo:
+            safely(self._undo.pop())
         while self._applied:
             owner, name, original, replacement = self._applied.pop()
             if vars(owner).get(name) is not replacement:

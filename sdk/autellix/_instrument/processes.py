@@ -10,10 +10,11 @@ import functools
 
 from autellix._faults import safely
 from autellix._instrument.spawns import suppress_spawns
-from autellix._programs.branches import BranchFunction
+from autellix._programs.branches import BranchFunction, BranchItem, BranchItems
+from autellix._programs.end_signal import make_pair
+from autellix._programs.registry import programs
 from autellix._programs.remote import (
     RemoteFunction,
-    RemoteResult,
     context_without_return,
     enter_remote,
     remote_jobs,
@@ -30,6 +31,12 @@ if TYPE_CHECKING:
 
     from autellix._instrument.patches import Patches
 
+    Args = tuple[Any, ...]
+    Linked = tuple[Callable[..., Any], Args]
+
+EAGER = "_map_async"
+LAZY = "imap"
+"""How the methods begin that take their items later, in another thread."""
 WORKER_MODULES = ("loky.backend.process",)
 """Modules whose processes serve the jobs of many programs, and so must not inherit the first one's."""
 ATTRIBUTE = "_autellix_context"
@@ -49,17 +56,6 @@ def _patch_submit(original: Callable[..., Any]) -> Callable[..., Any]:
     return submit
 
 
-def _patch_set_result(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def set_result(self: Any, result: Any) -> None:
-        if isinstance(result, RemoteResult):
-            safely(remote_jobs.receive, result)
-            result = result.value
-        original(self, result)
-
-    return set_result
-
-
 def _patch_process_start(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def start(self: Any) -> None:
@@ -69,22 +65,33 @@ def _patch_process_start(original: Callable[..., Any]) -> Callable[..., Any]:
             and not type(self).__module__.endswith(WORKER_MODULES)
         ):
             safely(_attach_context, self)
-        original(self)
+        try:
+            original(self)
+        finally:
+            safely(_detach_context, self)
 
     return start
 
 
 def _attach_context(process: Any) -> None:
-    setattr(process, ATTRIBUTE, context_without_return())
+    context, program = context_without_return(), running_thread().program
+    ours, its = (None, None) if program is programs.implicit else make_pair(process)
+    setattr(process, ATTRIBUTE, (context, its))
+    if ours is not None:
+        program.processes.append(ours)
+
+
+def _detach_context(process: Any) -> None:
+    """Close this process's copy of what the started one has."""
+    _, signal = vars(process).pop(ATTRIBUTE, (None, None))
+    if signal is not None:
+        signal.connection.close()
 
 
 def _patch_bootstrap(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def _bootstrap(self: Any, *args: Any, **kwargs: Any) -> Any:
-        context = getattr(self, ATTRIBUTE, None)
-        thread = None if context is None else safely(enter_remote, context)
-        if thread is not None:
-            switch_to(thread)
+        safely(_enter_context, self)
         try:
             return original(self, *args, **kwargs)
         finally:
@@ -94,35 +101,50 @@ def _patch_bootstrap(original: Callable[..., Any]) -> Callable[..., Any]:
     return _bootstrap
 
 
+def _enter_context(process: Any) -> None:
+    context, signal = vars(process).pop(ATTRIBUTE, (None, None))
+    if context is not None:
+        thread = enter_remote(context)
+        thread.program.end_signal = signal
+        switch_to(thread)
+
+
 def _patch_pool_call(original: Callable[..., Any], thread_pool: type) -> Callable[..., Any]:
     """Patch a method of pools of threads or processes whose first argument is the function to run."""
 
     @functools.wraps(original)
     def call(self: Any, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if propagation.is_on and not isinstance(func, BranchFunction | RemoteFunction):
+            if original.__name__ == EAGER and args and not hasattr(args[0], "__len__"):
+                # The original would do so: what makes the items may make calls, which go before the branches.
+                args = (list(args[0]), *args[1:])
             link = _link_to_threads if isinstance(self, thread_pool) else _link_to_processes
-            func = safely(link, func) or func
+            func, args = safely(link, original.__name__, func, args) or (func, args)
         return original(self, func, *args, **kwargs)
 
     return call
 
 
-def _link_to_threads(function: Callable[..., Any]) -> Callable[..., Any]:
-    return BranchFunction(running_thread().branch(), function)
+def _link_to_threads(name: str, function: Callable[..., Any], args: Args) -> Linked:
+    args = _linked_items(name, args, BranchItem)
+    return BranchFunction(running_thread().branch(), function), args
 
 
-def _link_to_processes(function: Callable[..., Any]) -> Callable[..., Any]:
-    return RemoteFunction(context_without_return(), function)
+def _link_to_processes(name: str, function: Callable[..., Any], args: Args) -> Linked:
+    args = _linked_items(name, args, None)
+    return RemoteFunction(context_without_return(), function), args
+
+
+def _linked_items(name: str, args: Args, wrap: type[BranchItem] | None) -> Args:
+    """Let what makes the items of a map run in the program: it may make calls."""
+    if not name.startswith(LAZY) or not args or hasattr(args[0], "__len__"):
+        return args
+    # A thread of the pool takes the items one by one.
+    return BranchItems(running_thread().branch(), iter(args[0]), wrap), *args[1:]
 
 
 def instrument_process_pool(patches: Patches, module: ModuleType) -> None:
     """Link the jobs of process pools, the standard library's and those of loky, which joblib uses."""
-    from concurrent.futures import Future
-
-    future: Any = Future
-    if not hasattr(future.set_result, "__wrapped__"):
-        # Never reverted: a job under way when the client is switched off must still return its plain result.
-        future.set_result = _patch_set_result(future.set_result)
     patches.apply(module.ProcessPoolExecutor, "submit", _patch_submit)
 
 

@@ -48,7 +48,9 @@ def suppress_spawns(original: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _patch_submit(original: Callable[..., Any]) -> Callable[..., Any]:
+def link_submit(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Patch a method whose first argument is a job, to link the job to the code that submits it."""
+
     @functools.wraps(original)
     def submit(self: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         thread = safely(new_branch)
@@ -88,6 +90,23 @@ def _patch_create_task(original: Callable[..., Any]) -> Callable[..., Any]:
         return task
 
     return create_task_
+
+
+def _patch_register(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(original)
+    def add(task: Any) -> None:
+        safely(link, task)
+        original(task)
+
+    return add
+
+
+def _patch_eager_factory(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def eager_task_factory(loop: Any, coro: Any, **kwargs: Any) -> Any:
+        return create_task(functools.partial(original, loop, coro, **kwargs))
+
+    return eager_task_factory
 
 
 def _patch_call_soon_threadsafe(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -138,7 +157,7 @@ def instrument_threading(patches: Patches, module: ModuleType) -> None:
 
 def instrument_pool(patches: Patches, module: ModuleType) -> None:
     """Link jobs to their submitter; `map`, `run_in_executor` and `to_thread` submit too."""
-    patches.apply(module.ThreadPoolExecutor, "submit", _patch_submit)
+    patches.apply(module.ThreadPoolExecutor, "submit", link_submit)
 
 
 def instrument_futures(patches: Patches, module: ModuleType) -> None:
@@ -151,6 +170,16 @@ def instrument_asyncio(patches: Patches, module: ModuleType) -> None:
     """Link tasks and timed callbacks to the program thread that creates them, and look for it on tasks."""
     watch_asyncio()
     _patch_loop(patches, module.BaseEventLoop)
+    # Each task is registered as it is made, also one made directly: the class itself takes no patches.
+    name = "_scheduled_tasks" if hasattr(module.tasks, "_scheduled_tasks") else "_all_tasks"
+    patches.apply(getattr(module.tasks, name, None), "add", _patch_register)
+
+
+def instrument_eager_tasks(patches: Patches, module: ModuleType) -> None:
+    """Link eager tasks, whose first step runs before they are registered."""
+    if hasattr(module, "eager_task_factory"):
+        patches.apply(module, "eager_task_factory", _patch_eager_factory)
+        patches.apply(module.tasks, "eager_task_factory", _patch_eager_factory)
 
 
 def instrument_uvloop(patches: Patches, module: ModuleType) -> None:
@@ -187,7 +216,7 @@ def instrument_trio(patches: Patches, module: ModuleType) -> None:
 
 def instrument_trio_threads(patches: Patches, module: ModuleType) -> None:
     """Link the jobs of trio's threads, which are reused, to the task that awaits them."""
-    patches.apply(module.ThreadCache, "start_thread_soon", _patch_submit)
+    patches.apply(module.ThreadCache, "start_thread_soon", link_submit)
 
 
 def instrument_anyio(patches: Patches, module: ModuleType) -> None:

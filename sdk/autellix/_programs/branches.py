@@ -10,7 +10,7 @@ from autellix._propagation import propagation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any, TypeVar
 
     T = TypeVar("T")
@@ -32,7 +32,7 @@ def link(carrier: Any) -> None:
         task = None if loop is None else state.current_task(loop)
         if task is not None:
             thread = getattr(task, ATTRIBUTE, None)
-    if type(thread) is not ProgramThread or thread.is_closed:
+    if type(thread) is not ProgramThread or thread.is_over():
         thread = running_thread()
     if thread.children or thread.branch_point is not None:
         frontier = thread.branch_frontier()
@@ -98,6 +98,15 @@ class BranchCall:
             self.thread.is_closed = True
             safely(switch_to, before)
 
+    def __getattr__(self, name: str) -> Any:
+        # An event loop names a slow callback by these.
+        if name in ("__name__", "__qualname__", "__wrapped__"):
+            return self.function if name == "__wrapped__" else getattr(self.function, name)
+        raise AttributeError(name)
+
+    def __repr__(self) -> str:
+        return repr(self.function)
+
 
 class BranchFunction:
     """A function of which each run is a branch of its own."""
@@ -109,10 +118,48 @@ class BranchFunction:
         self.function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return BranchCall(self.new_branch(), self.function)(*args, **kwargs)
+        origin = self.origin
+        if len(args) == 1 and isinstance(args[0], BranchItem):
+            origin, args = args[0].origin, (args[0].value,)
+        return BranchCall(origin.sibling(), self.function)(*args, **kwargs)
 
-    def new_branch(self) -> ProgramThread:
-        return self.origin.sibling()
+
+class BranchItem:
+    """An item for a function of branches, and the branch that its run is a sibling of."""
+
+    __slots__ = ("origin", "value")
+
+    def __init__(self, origin: ProgramThread, value: Any) -> None:
+        self.origin = origin
+        self.value = value
 
 
-generators.boundaries.add(BranchCall.__call__.__code__)
+class BranchItems:
+    """An iterator that another thread consumes, and that runs in a program thread of its own."""
+
+    __slots__ = ("items", "thread", "wrap")
+
+    def __init__(self, thread: ProgramThread, items: Iterator[Any], wrap: type[BranchItem] | None) -> None:
+        self.thread = thread
+        # A fan-out: no item follows the work on an earlier one.
+        thread.branch_point = thread.progress()
+        self.items = items
+        self.wrap = wrap
+        """What each item is wrapped in, if its run follows the calls that made it."""
+
+    def __iter__(self) -> BranchItems:
+        return self
+
+    def __next__(self) -> Any:
+        before = safely(switch_to, self.thread)
+        try:
+            value = next(self.items)
+        except BaseException:
+            self.thread.is_closed = True
+            raise
+        finally:
+            safely(switch_to, before)
+        return value if self.wrap is None else self.wrap(self.thread.branch(), value)
+
+
+generators.boundaries.update((BranchCall.__call__.__code__, BranchItems.__next__.__code__))

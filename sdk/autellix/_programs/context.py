@@ -6,7 +6,7 @@ from __future__ import annotations
 class RemoteContext:
     """The propagation context of work in another process; unpickling it imports the client there."""
 
-    __slots__ = ("frontier", "is_implicit", "name", "program_id", "session_id")
+    __slots__ = ("foreign_ids", "frontier", "is_implicit", "name", "program_id", "session_id")
 
     def __init__(
         self,
@@ -16,12 +16,15 @@ class RemoteContext:
         frontier: tuple[str, ...] | None,
         *,
         is_implicit: bool,
+        foreign_ids: tuple[str, ...] = (),
     ) -> None:
         self.program_id = program_id
         self.name = name
         self.session_id = session_id
         self.frontier = frontier
         self.is_implicit = is_implicit
+        self.foreign_ids = foreign_ids
+        """Programs that the sender has open by an id: a process that opens one of them does not end it."""
 
 
 class Progress:

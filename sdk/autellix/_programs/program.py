@@ -7,9 +7,11 @@ import os
 import threading
 
 from autellix._ids import ids
+from autellix_wire import MAX_PARENTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from autellix._programs.end_signal import EndSignal
     from autellix._sessions.keeper import Link
 
 MAX_NAMED_THREADS = 4096
@@ -32,6 +34,10 @@ class ClientProgram:
         """Whether another process owns the program and ends it."""
         self.ends = True
         """Whether leaving its last scope ends it; False if further turns may follow."""
+        self.has_ended = False
+        """Whether it has ended, or this turn of it; what still runs is in no program then."""
+        self.end_signal: EndSignal | None = None
+        """In a process that was started inside the program: tells when the program has ended."""
         self.open_scopes = 0
         self.expected_calls: int | None = None
         self.expected_tokens: int | None = None
@@ -40,6 +46,8 @@ class ClientProgram:
     def _reset(self) -> None:
         self.lock = threading.Lock()
         self.has_called = False
+        self.processes: list[EndSignal] = []
+        """The signals for processes started inside it."""
         self.calls_made = 0
         self.links: set[Link] = set()
         """Where its calls went: the API key at the backend, and the session's registration there."""
@@ -58,6 +66,35 @@ class ClientProgram:
         else:
             self.program_id = ids.make("program")
         self._reset()
+
+    def end(self) -> None:
+        """Note that it has ended, here and in the processes started inside it."""
+        self.has_ended = True
+        while self.processes:
+            self.processes.pop().give()
+
+    def look_for_end(self) -> bool:
+        """Return whether it has ended, here or in the process that has opened it."""
+        if self.end_signal is not None and not self.has_ended:
+            self.has_ended = self.end_signal.is_given()
+        return self.has_ended
+
+    def next_turn(self) -> ClientProgram:
+        """End this turn, and return the program as its next turn continues it.
+
+        Another object: what still runs of this turn, such as a worker, is not part of the next.
+        """
+        self.end()
+        turn = object.__new__(ClientProgram)
+        vars(turn).update(vars(self), has_ended=False, processes=[])
+        return turn
+
+    def leave_turn(self, frontier: tuple[str, ...] | None, inherited: tuple[str, ...] | None) -> None:
+        """Note where one of its scopes has ended: the next turn follows all that ran at once."""
+        implied = inherited or ()
+        before = [call for call in self.frontier or () if call not in implied or call in (frontier or ())]
+        before += [call for call in frontier or () if call not in before]
+        self.frontier = tuple(before[-MAX_PARENTS:])
 
     def take_thread_id(self) -> int:
         """Return a thread id that no live thread of this program has."""

@@ -9,7 +9,9 @@ from autellix._programs.program import ClientProgram
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from autellix._programs.context import RemoteContext
+    from collections.abc import Iterable
+
+    from autellix._programs.context import Progress, RemoteContext
 
 MAX_SUSPENDED = 4096
 
@@ -21,6 +23,8 @@ class ProgramRegistry:
         self.implicit = ClientProgram(None, None, is_implicit=True)
         self._open: dict[str, ClientProgram] = {}
         self._suspended: OrderedDict[str, ClientProgram] = OrderedDict()
+        self._foreign: OrderedDict[str, None] = OrderedDict()
+        """Ids of programs that another process ends."""
         self._lock = threading.Lock()
 
     def name_process(self, name: str | None, program_id: str | None) -> None:
@@ -29,16 +33,19 @@ class ProgramRegistry:
         implicit.name = name or implicit.name
         if program_id is not None:
             implicit.program_id, implicit.has_chosen_id = program_id, True
+            self.leave_to_others((program_id,))
         implicit.is_implicit = name is None and program_id is None
 
     def open(self, name: str | None, program_id: str | None, *, ends: bool = True) -> ClientProgram:
         """Return the program to enter: the open or suspended one with this id, else a new one."""
         with self._lock:
             program = self._open.get(program_id) if program_id else None
+            if program is not None and program.look_for_end():
+                program = None
             if program is None and program_id is not None:
                 program = self._suspended.pop(program_id, None)
             if program is None:
-                program = ClientProgram(name, program_id)
+                program = ClientProgram(name, program_id, is_remote=program_id in self._foreign)
             program.ends = ends
             return self._enter(program)
 
@@ -46,28 +53,42 @@ class ProgramRegistry:
         """Return the program of another process to enter here."""
         with self._lock:
             program = self._open.get(context.program_id)
-            if program is None:
+            if program is None or program.look_for_end():
                 program = ClientProgram(
                     context.name, context.program_id, is_implicit=context.is_implicit, is_remote=True
                 )
             return self._enter(program)
+
+    def chosen_ids(self) -> tuple[str, ...]:
+        """List the ids that the user has chosen for open programs."""
+        return tuple(program.program_id for program in list(self._open.values()) if program.has_chosen_id)
+
+    def leave_to_others(self, ids: Iterable[str]) -> None:
+        """Note programs that other processes have open, and end."""
+        for program_id in ids:
+            self._foreign[program_id] = None
+        while len(self._foreign) > MAX_SUSPENDED:
+            self._foreign.popitem(last=False)
 
     def _enter(self, program: ClientProgram) -> ClientProgram:
         self._open[program.program_id] = program
         program.open_scopes += 1
         return program
 
-    def close(self, program: ClientProgram, frontier: tuple[str, ...] | None) -> bool:
-        """Leave a program that has reached a frontier; return whether this ended it."""
+    def close(self, program: ClientProgram, progress: Progress | None = None) -> bool:
+        """Leave a program, with the progress of a scope that is no branch; return whether this ended it."""
         with self._lock:
+            if progress is not None:
+                program.leave_turn(progress.frontier, progress.inherited)
             program.open_scopes -= 1
             if program.open_scopes > 0:
                 return False
-            self._open.pop(program.program_id, None)
+            if self._open.get(program.program_id) is program:
+                del self._open[program.program_id]
             if program.ends:
+                program.end()
                 return not program.is_remote
-            program.frontier = frontier
-            self._suspended[program.program_id] = program
+            self._suspended[program.program_id] = program.next_turn()
             while len(self._suspended) > MAX_SUSPENDED:
                 self._suspended.popitem(last=False)
             return False

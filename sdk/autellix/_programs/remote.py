@@ -9,6 +9,7 @@ import itertools
 
 from autellix._faults import safely
 from autellix._programs.branches import BranchCall
+from autellix._programs.context import RemoteContext
 from autellix._programs.registry import programs
 from autellix._programs.running import running_thread
 from autellix._programs.thread import ProgramThread
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from autellix._programs.context import Progress, RemoteContext
+    from autellix._programs.context import Progress
+
+
+REPORT_ATTRIBUTE = "_autellix_report"
+"""The attribute of an error that returns a job's progress."""
 
 
 class RemoteFunction:
@@ -39,21 +44,55 @@ class RemoteFunction:
             return self.function(*args, **kwargs)
         try:
             value = BranchCall(thread, self.function)(*args, **kwargs)
+        except BaseException as error:
+            safely(self._report_by, error, thread)
+            raise
         finally:
             safely(_leave, thread)
-        progress = None if self.job is None else safely(thread.progress)
-        if progress is None or self.job is None or progress.frontier == progress.inherited:
-            return value
-        return RemoteResult(value, progress, self.job)
+        report = safely(self._report, thread)
+        return value if report is None else RemoteResult(value, report)
+
+    def _report(self, thread: ProgramThread) -> RemoteReport | None:
+        progress = thread.progress()
+        if self.job is None or progress.frontier == progress.inherited:
+            return None
+        return RemoteReport(progress, self.job)
+
+    def _report_by(self, error: BaseException, thread: ProgramThread) -> None:
+        report = self._report(thread)
+        if report is not None:
+            # Pickled with the attributes of the error, unless its class leaves them out.
+            vars(error)[REPORT_ATTRIBUTE] = report
+
+
+class RemoteReport:
+    """The progress of a job in another process; where it is unpickled, the job's sender receives it."""
+
+    def __init__(self, progress: Progress, job: int) -> None:
+        self.progress = progress
+        self.job = job
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _receive, (self.progress, self.job)
 
 
 class RemoteResult:
-    """The result of a job in another process, with its progress."""
+    """The result of a job in another process, with its progress; it is unpickled as the result alone."""
 
-    def __init__(self, value: Any, progress: Progress, job: int) -> None:
+    def __init__(self, value: Any, report: RemoteReport) -> None:
         self.value = value
-        self.progress = progress
-        self.job = job
+        self.report = report
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _first, (self.value, self.report)
+
+
+def _first(value: Any, _report: None) -> Any:
+    return value
+
+
+def _receive(progress: Progress, job: int) -> None:
+    safely(remote_jobs.receive, progress, job)
 
 
 class RemoteJobs:
@@ -68,30 +107,44 @@ class RemoteJobs:
         thread = running_thread()
         job = next(self._numbers)
         self._senders[job] = thread
-        return RemoteFunction(thread.remote_context(), function, job)
+        return RemoteFunction(context_of(thread), function, job)
 
     def discard(self, sent: RemoteFunction) -> None:
         self._senders.pop(sent.job, None)
 
-    def receive(self, result: RemoteResult) -> None:
+    def receive(self, progress: Progress, job: int) -> None:
         """Let the sender's next call depend on the job's calls."""
-        thread = self._senders.pop(result.job, None)
+        thread = self._senders.pop(job, None)
         if thread is not None:
-            thread.follow(result.progress)
+            thread.follow(progress)
 
 
 remote_jobs = RemoteJobs()
+
+
+def context_of(thread: ProgramThread) -> RemoteContext:
+    """Return the propagation context of a thread's branch in another process."""
+    program, session = thread.program, thread.open_session()
+    return RemoteContext(
+        program.program_id,
+        program.name,
+        None if session is None else session.session_id,
+        thread.branch_frontier(),
+        is_implicit=program.is_implicit,
+        foreign_ids=programs.chosen_ids(),
+    )
 
 
 def context_without_return() -> RemoteContext:
     """Return a context for work whose calls never return: the parents listed from here on are truncated."""
     thread = running_thread()
     thread.is_truncated = True
-    return thread.remote_context()
+    return context_of(thread)
 
 
 def enter_remote(context: RemoteContext) -> ProgramThread:
     """Return the program thread of work that another process has sent here."""
+    programs.leave_to_others(context.foreign_ids)
     program = programs.open_remote(context)
     session = None
     if context.session_id is not None:
@@ -101,6 +154,6 @@ def enter_remote(context: RemoteContext) -> ProgramThread:
 
 
 def _leave(thread: ProgramThread) -> None:
-    programs.close(thread.program, None)
+    programs.close(thread.program)
     if thread.session is not None:
         keeper().close(thread.session)

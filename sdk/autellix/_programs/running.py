@@ -1,12 +1,15 @@
 """Finds the program thread that is running.
 
-Theory. A program thread is attached to its *carrier*: the asyncio task that runs, else the operating system's
-thread. A switch between tasks copies nothing, so an `await` costs nothing.
+Theory. A program thread is attached to its *carrier*: the task or greenlet that runs, else the operating
+system's thread. A switch between tasks copies nothing, so an `await` costs nothing.
 
 - `with program(...)` enters a scope that remembers the previous one. Leaving marks it closed, and a look-up
   skips closed scopes. So scopes may close in any order, and in another thread than the one that opened them.
 - A spawn attaches a propagation context to the new task or `threading.Thread`. It becomes a program thread at
   the first look-up; most tasks never look it up.
+- A thread whose program has ended is as one that was left: it may be a worker that now serves others.
+- A plain greenlet is a part of the code that switches to it, until it enters a scope of its own. Those of
+  gevent and eventlet are threads.
 """
 
 from __future__ import annotations
@@ -47,6 +50,9 @@ class RunningState:
         self.trio: Any = None
         """Trio's own state of each thread, once it is loaded; it has the running task."""
         self.trio_carriers: weakref.WeakKeyDictionary[Any, TrioCarrier] = weakref.WeakKeyDictionary()
+        self.greenlet: Any = None
+        """The class of greenlets, once it is loaded."""
+        self.current_greenlet: Any = None
 
 
 class TrioCarrier:
@@ -86,13 +92,29 @@ def watch_asyncio() -> None:
     state.running_loop = sys.modules["asyncio.events"]._get_running_loop
 
 
+def watch_greenlets(module: Any) -> None:
+    """Look on greenlets from now on."""
+    state.greenlet, state.current_greenlet = module.greenlet, module.getcurrent
+
+
 def _task() -> Any:
+    """Return the running task or greenlet; None for the code of a thread itself."""
     if state.trio is not None and (task := getattr(state.trio, "task", None)) is not None:
         return trio_carrier(task)
-    if state.running_loop is None:
-        return None
-    loop = state.running_loop()
-    return None if loop is None else state.current_task(loop)
+    if state.running_loop is not None and (loop := state.running_loop()) is not None:
+        # Before greenlets: libraries run synchronous code in greenlets of a task.
+        return state.current_task(loop)
+    if state.greenlet is not None:
+        greenlet = state.current_greenlet()
+        return None if greenlet.parent is None else greenlet
+    return None
+
+
+def _is_plain(carrier: Any) -> bool:
+    """Return whether it is a greenlet that only the code which switches to it drives."""
+    is_greenlet = state.greenlet is not None and type(carrier) is state.greenlet
+    # Eventlet's own loop is one, too; the first greenlet of a thread is the thread.
+    return is_greenlet and carrier.parent is not None and "eventlet" not in sys.modules
 
 
 def running_thread() -> ProgramThread:
@@ -110,30 +132,54 @@ def find_running_thread() -> ProgramThread | None:
     """Return the running program thread, or None outside of all scopes."""
     attached = _attached()
     if generators.open_scopes:
-        task = _task()
-        outermost = None if task is None else getattr(task.get_coro(), "cr_frame", None)
-        owned = generators.innermost(sys._getframe(1), outermost)
+        owned = _owned(_task(), sys._getframe(1))
         if owned is not None and not _is_within(attached, owned):
             return owned
     return attached
 
 
+def _owned(task: Any, frame: FrameType | None) -> ProgramThread | None:
+    """Return the scope of the innermost generator around a frame of the running task or greenlet."""
+    outermost = None
+    if task is not None and not isinstance(task, state.greenlet or ()):
+        outermost = getattr(task.get_coro(), "cr_frame", None)
+    owned = generators.innermost(frame, outermost)
+    while owned is None and _is_plain(task):
+        task = task.parent
+        owned = generators.innermost(task.gr_frame, None)
+    return owned
+
+
 def _attached() -> ProgramThread | None:
-    """Return the open program thread of the running task or operating system thread."""
+    """Return the open program thread of the running task, greenlet or operating system thread."""
     task = _task()
-    if task is not None:
-        thread = thread_of(task)
-        if thread is None and (thread := getattr(state.local, "announced", None)) is not None:
-            # An eager task runs its first step inside create_task, before it can be linked.
-            attach_new(task, thread)
-    else:
+    if task is None:
         # Not current_thread(): for a foreign thread it would register a dummy for ever.
         os_thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]
         thread = getattr(state.local, "thread", None) or thread_of(os_thread)
-    if thread is not None and thread.is_closed:
-        while thread is not None and (thread.is_closed or thread.frame is not None):
+    elif (thread := thread_of(task)) is None:
+        if state.greenlet is not None and isinstance(task, state.greenlet):
+            return _around_greenlet(task)
+        thread = getattr(state.local, "announced", None)
+        # An eager task runs its first step inside create_task, before it can be linked.
+        attach_new(task, thread)
+    if thread is not None and thread.is_over():
+        while thread is not None and (thread.is_over() or thread.frame is not None):
             thread = thread.previous
         switch_to(thread)
+    return thread
+
+
+def _around_greenlet(greenlet: Any) -> ProgramThread | None:
+    """Return the open program thread of the code that drives a greenlet which has none of its own."""
+    # In a program that gevent or eventlet has patched, threads are greenlets.
+    thread = thread_of(threading._active.get(id(greenlet)))  # type: ignore[attr-defined]
+    if thread is None:
+        while thread is None and _is_plain(greenlet):
+            greenlet = greenlet.parent
+            thread = getattr(state.local, "thread", None) if greenlet.parent is None else thread_of(greenlet)
+    while thread is not None and thread.is_over():
+        thread = thread.previous
     return thread
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 
-from autellix._programs.context import Progress, RemoteContext
+from autellix._programs.context import Progress
 from autellix_wire import MAX_PARENTS
 
 TYPE_CHECKING = False
@@ -49,6 +49,8 @@ class ProgramThread:
     interceptions: Sequence[tuple[str, float]] = ()
     """Tools that ran since the last call: name, seconds."""
     is_closed = False
+    is_lasting = False
+    """Whether it stays in its program after that has ended."""
     is_joined = False
     """Whether its ancestors know of it."""
     is_truncated = False
@@ -94,18 +96,6 @@ class ProgramThread:
         self._thread_id = thread_id
         return self
 
-    def remote_context(self) -> RemoteContext:
-        """Return the propagation context of a branch in another process."""
-        program = self.program
-        session_id = None if self.session is None else self.session.session_id
-        return RemoteContext(
-            program.program_id,
-            program.name,
-            session_id,
-            self.branch_frontier(),
-            is_implicit=program.is_implicit,
-        )
-
     def after_fork_in_child(self) -> None:
         """Drop the parent's calls and threads, which are not part of the child's program."""
         self.frontier, self.children, self.ancestors, self._thread_id = (), (), (), None
@@ -125,6 +115,18 @@ class ProgramThread:
             self._free_thread_ids = self.program.free_thread_ids
         return self._thread_id
 
+    def open_session(self) -> ClientSession | None:
+        """Return the session that the user has opened around it, while that is open."""
+        session = self.session
+        return None if session is None or session.open_scopes <= 0 else session
+
+    def is_over(self) -> bool:
+        """Return whether later calls are not in it: it was left, or its program has ended."""
+        program = self.program
+        if program.end_signal is not None:
+            program.look_for_end()
+        return self.is_closed or (program.has_ended and not self.is_lasting)
+
     def is_finished(self) -> bool:
         """Return whether this thread can make no further call."""
         if self.is_closed:
@@ -134,7 +136,10 @@ class ProgramThread:
         carrier = self.carrier()
         if carrier is None:
             return True
-        return bool(carrier.done() if hasattr(carrier, "done") else not carrier.is_alive())
+        if hasattr(carrier, "is_alive"):
+            return not carrier.is_alive()
+        # A task has a method, a greenlet an attribute.
+        return bool(carrier.done() if hasattr(carrier, "done") else carrier.dead)
 
     def join_finished(self) -> tuple[str, ...] | None:
         """Join the children that have finished, and return the frontier."""
@@ -155,6 +160,9 @@ class ProgramThread:
             self._follow(progress.frontier, progress.inherited)
 
     def _follow(self, frontier: tuple[str, ...] | None, inherited: tuple[str, ...] | None) -> None:
+        if frontier == inherited or (frontier is None and self.frontier is None):
+            # It has made no call: what it started from is before this thread already.
+            return
         implied = set(inherited or ()) - set(frontier or ())
         own = [call for call in self.frontier or () if call not in implied]
         own += [call for call in frontier or () if call not in own]
@@ -189,9 +197,20 @@ class ProgramThread:
     def record_call(self, call_id: str) -> tuple[str, ...] | None:
         """Record that this thread makes a call; return the calls it depends on."""
         self._join_ancestors()
+        self.program.has_called = True
+        if self.branch_point is not None:
+            return self._record_in_fan_out(call_id, self.branch_point.frontier)
         parents = self.join_finished()
         self.frontier = (call_id,)
-        self.program.has_called = True
+        return parents
+
+    def _record_in_fan_out(self, call_id: str, parents: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """Record a call made between the starts of two branches, such as by a generator of their arguments.
+
+        It follows the fan-out's other calls, but no branch; the branches that start later follow it.
+        """
+        self.follow(Progress((call_id,), parents))
+        self.branch_point = Progress((call_id,), parents)
         return parents
 
     def record_tool(self, name: str, seconds: float) -> None:

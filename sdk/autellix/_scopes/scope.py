@@ -31,7 +31,7 @@ class CurrentIdentity:
         self.name = thread.program.name
         self.is_implicit = thread.program.is_implicit
         self.thread_id = thread.thread_id
-        self.session_id = (thread.session or process_session()).session_id
+        self.session_id = (thread.open_session() or process_session()).session_id
 
     def __repr__(self) -> str:
         return f"Identity(program_id={self.program_id!r}, name={self.name!r}, thread_id={self.thread_id})"
@@ -47,6 +47,10 @@ class Scope:
 
     def __init__(self) -> None:
         self._entered: list[ProgramThread] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy in another process has not been entered there.
+        return {**vars(self), "_entered": []}
 
     def _open(self, previous: ProgramThread | None) -> ProgramThread:
         """Return the program thread that runs inside."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autellix._faults import safely
 from autellix._programs.registry import programs
+from autellix._programs.remote import context_of, enter_remote
 from autellix._programs.running import running_thread
 from autellix._programs.thread import ProgramThread
 from autellix._scopes.scope import Scope
@@ -13,6 +14,8 @@ from autellix_wire.ids import MAX_ID_BYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from autellix._programs.program import ClientProgram
 
 
@@ -42,11 +45,15 @@ class ProgramScope(Scope):
         program.expected_calls = self._expected_calls or program.expected_calls
         program.expected_tokens = self._expected_tokens or program.expected_tokens
         program.is_implicit = self._is_implicit
+        if previous is not None and previous.program is program:
+            return previous.branch().nested_in(previous)
         session = None if previous is None else previous.session
         return ProgramThread(program, program.frontier, session).nested_in(previous)
 
     def _close(self, thread: ProgramThread) -> None:
-        if programs.close(thread.program, thread.join_finished()):
+        previous = thread.previous
+        is_branch = previous is not None and previous.program is thread.program
+        if programs.close(thread.program, None if is_branch else thread.progress()):
             safely(_report_end, thread.program)
 
 
@@ -71,8 +78,17 @@ class BranchScope(Scope):
         super().__init__()
         self._origin = origin
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"context": context_of(self._origin)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(enter_remote(state["context"]))  # type: ignore[misc]
+
     def _open(self, previous: ProgramThread | None) -> ProgramThread:
-        return self._origin.sibling().nested_in(previous)
+        thread = self._origin.sibling().nested_in(previous)
+        # The user has said that it belongs there.
+        thread.is_lasting = True
+        return thread
 
 
 class SessionScope(Scope):

@@ -7,17 +7,15 @@ import functools
 import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.sdk.propagation import run_on
 
 import autellix
+from autellix._programs.program import ClientProgram
 from autellix._programs.running import running_thread
 from autellix._programs.thread import ProgramThread
-
-if TYPE_CHECKING:
-    pass
 
 
 def here() -> tuple[str | None, int]:
@@ -60,7 +58,7 @@ def test_thread_follows_its_starter(sdk: None) -> None:
         assert run_in_thread(here) == ("a", 1)
 
 
-def test_thread_keeps_its_program_after_the_starter_left_it(sdk: None) -> None:
+def test_thread_leaves_a_program_that_has_ended(sdk: None) -> None:
     gate, results = threading.Event(), []
 
     def work() -> None:
@@ -72,7 +70,14 @@ def test_thread_keeps_its_program_after_the_starter_left_it(sdk: None) -> None:
         thread.start()
     gate.set()
     thread.join()
-    assert results == ["a"]
+    assert results == [None]
+
+
+def test_propagated_function_stays_in_its_program(sdk: None) -> None:
+    """The user has said that it belongs there."""
+    with autellix.program("a"):
+        function = autellix.propagate(here)
+    assert function()[0] == "a"
 
 
 def test_timer_follows(sdk: None) -> None:
@@ -279,3 +284,34 @@ async def test_chain_of_tasks_keeps_nothing_alive(sdk: None) -> None:
         gc.collect()
         threads = [thing for thing in gc.get_objects() if type(thing) is ProgramThread]
         assert len(threads) < 100
+
+
+def test_branch_that_ran_only_a_tool_adds_no_ancestor(sdk: None) -> None:
+    with autellix.program("a"):
+        call("root")
+        branch = running_thread().branch()
+        call("next")
+        branch.record_tool("search", 0.5)
+        branch.is_closed = True
+        assert call("end") == ("next",)
+        assert running_thread().frontier == ("end",)
+
+
+def test_tool_of_a_branch_with_unknown_parents_makes_no_root(sdk: None) -> None:
+    origin = ProgramThread(ClientProgram("a", None), None)
+    branch = origin.branch()
+    branch.record_tool("search", 0.5)
+    branch.is_closed = True
+    assert origin.record_call("call") is None
+
+
+def test_thread_class_of_the_user_may_have_any_attributes(sdk: None) -> None:
+    class Worker(threading.Thread):
+        done = threading.Event()
+        dead = "no"
+
+    with autellix.program("a"):
+        worker = Worker(target=call, args=("branch",))
+        worker.start()
+        worker.join()
+        assert call("end") == ("branch",)
