@@ -50,8 +50,8 @@ def test_a_waiting_call_names_who_is_ahead_its_level_and_its_promotion() -> None
     assert told.text == (
         "It has waited 4.2 s in replica-0, at position 3 of 3. It is in queue level 2 of 4 (attained service "
         "1.0 s to 2.0 s); its program had attained 1.4 s when it arrived. Ahead of it: fast (level 1, "
-        "0.10 s, 2 calls). All 2 slots are taken. Anti-starvation (beta 4) promotes it to level 1 after "
-        "5.0 s more of waiting."
+        "0.10 s of service, 2 calls). All 2 slots are taken. Anti-starvation (beta 4) promotes it to level 1 "
+        "after 5.0 s more of waiting."
     )
 
 
@@ -85,7 +85,7 @@ def test_other_tenants_programs_stay_nameless_except_for_an_admin() -> None:
         (None, None),
         ("fast", 1.4),
     ]
-    assert "another tenant's program (level 1, 1 call), fast (level 1, 1.4 s, 1 call)" in told.text
+    assert "another tenant's program (level 1, 1 call), fast (level 1, 1.4 s of service, 1 call)" in told.text
     assert "secret" not in repr(told)
     admin = why(present, call, viewer=Tenant(name="a", is_admin=True))
     assert [ahead.program_id for ahead in admin.programs_ahead] == ["b/secret", "fast"]
@@ -213,6 +213,7 @@ def test_a_policy_without_levels_has_no_bounds() -> None:
     assert level_bounds(config, 1) is None
     assert (told.level_min_s, told.level_max_s) == (None, None)
     assert "Policy fcfs has no levels of attained service;" in told.text
+    assert "Ahead of it: fast (0.10 s of service, 2 calls)." in told.text
 
 
 @pytest.mark.parametrize(

@@ -262,7 +262,7 @@ def _explain_waiting(
     sentences = (
         f"It has waited {_place_text(explanation, entry, snapshot)}.",
         _level_text(entry, config),
-        _ahead_text(named, more),
+        _ahead_text(named, more, has_levels=level_bounds(config, entry.level) is not None),
         _shortage_text(short_of, snapshot),
         _promotion_text(entry, config),
     )
@@ -359,19 +359,20 @@ def _span(low_s: float, high_s: float | None) -> str:
     return f"{seconds(low_s)} to {seconds(high_s)}" if low_s else f"below {seconds(high_s)}"
 
 
-def _ahead_text(named: tuple[ProgramAhead, ...], more: int) -> str:
+def _ahead_text(named: tuple[ProgramAhead, ...], more: int, *, has_levels: bool) -> str:
     if not named:
         return "No other program is ahead of it."
-    programs = ", ".join(map(_program_ahead_text, named))
+    programs = ", ".join(_program_ahead_text(program, has_levels=has_levels) for program in named)
     others = f" and {_count(more, 'more program')}" if more else ""
     return f"Ahead of it: {programs}{others}."
 
 
-def _program_ahead_text(program: ProgramAhead) -> str:
-    calls = _count(program.calls, "call")
-    if program.program_id is None or program.service_s is None:
-        return f"another tenant's program (level {program.level}, {calls})"
-    return f"{program.program_id} (level {program.level}, {seconds(program.service_s)}, {calls})"
+def _program_ahead_text(program: ProgramAhead, *, has_levels: bool) -> str:
+    facts = [f"level {program.level}"] if has_levels else []
+    if program.service_s is not None:
+        facts.append(f"{seconds(program.service_s)} of service")
+    name = "another tenant's program" if program.program_id is None else program.program_id
+    return f"{name} ({', '.join([*facts, _count(program.calls, 'call')])})"
 
 
 def _shortage_text(short_of: str | None, snapshot: EngineSnapshot) -> str:
