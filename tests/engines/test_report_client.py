@@ -112,6 +112,23 @@ async def test_another_look_finds_another_server() -> None:
         await gateway.reaches(LinkState.ABSENT)
 
 
+async def test_without_a_secret_every_refusal_means_that_one_is_missing() -> None:
+    """Also where the engine ends the handshake before this side sees which mechanism it speaks."""
+    greeting = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting)
+        await reader.readexactly(len(greeting))
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    async with (
+        server,
+        linked(f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}", secret=None) as gateway,
+    ):
+        await gateway.reaches(LinkState.LOCKED)
+
+
 async def test_another_look_leaves_a_link_alone_that_works() -> None:
     address = free_address()
     with serving(address):

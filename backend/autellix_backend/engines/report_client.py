@@ -273,7 +273,7 @@ class ReportClient:
                 self._observe(parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK)))
 
     def _observe(self, event: Any) -> None:
-        kind, value = event["event"], event["value"]
+        kind = event["event"]
         if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._say_hello()
         elif self.is_up:
@@ -285,10 +285,9 @@ class ReportClient:
         ):
             # Nothing listens, or something that knows nothing of ZeroMQ.
             self._become(LinkState.ABSENT)
-        elif value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH and self._secret is None:
-            self._become(LinkState.LOCKED)
         elif kind in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
-            self._become(LinkState.REFUSED)
+            # Whoever ends the handshake first decides how it fails, so its kind tells nothing.
+            self._become(LinkState.LOCKED if self._secret is None else LinkState.REFUSED)
 
     def _become(self, state: LinkState, *, is_news: bool = False) -> None:
         if state is self.state and not is_news:
