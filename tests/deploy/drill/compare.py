@@ -9,8 +9,6 @@ from tests.deploy.drill.table import Table
 
 logger = logging.getLogger(__name__)
 
-FAR_FIELDS = ("engine_version", "scheduler_version", "policy", "dropped_reports")
-"""What the list of engines shows of those on other machines alone."""
 TOLERANCE = 0.2
 """Between the shares of one machine and the cluster, whose arrivals no two runs repeat."""
 
@@ -35,9 +33,5 @@ def compare(table: Table, one: Told | None, cluster: Told, policy: str) -> None:
     table.note("tokens equal one machine's", cluster.tokens == one.tokens, cluster.tokens)
     table.note("answers equal one machine's", cluster.answers == one.answers)
     for name, form in cluster.shapes.items():
-        found = [each for each in differences(one.shapes[name], form) if not _is_far(name, each)]
+        found = differences(one.shapes[name], form)
         table.note(f"{name} has the form of one machine's", not found, "; ".join(found))
-
-
-def _is_far(name: str, difference: str) -> bool:
-    return name == "engines" and difference.startswith(tuple(f"[].{field}:" for field in FAR_FIELDS))

@@ -23,6 +23,8 @@ LONG_CALLS, LONG_TOKENS = 6, 120
 ROUNDS = 3
 """The first one shows the engines how sizes spread: policy `boost` learns it from programs that end."""
 UNKNOWN = "unknown"
+NULL = "NoneType"
+"""The form of a null."""
 
 
 class Address(Protocol):
@@ -298,13 +300,17 @@ def merged(shapes: Iterable[object]) -> object:
             result = {key: merged([result.get(key), each.get(key)]) for key in {**result, **each}}
         elif isinstance(result, list) and isinstance(each, list):
             result = [merged([*result, *each])]
-        elif result in (None, "NoneType"):
+        elif result in (None, NULL):
             result = each
     return result
 
 
 def differences(one: object, other: object, path: str = "") -> list[str]:
-    """Return where two forms differ: what either lacks, or has of another kind."""
+    """Return where two forms differ: what either lacks, or has of another kind.
+
+    A value that is null in one may be anything in the other: what only engines on other machines say, or only
+    some moments have.
+    """
     if isinstance(one, dict) and isinstance(other, dict):
         found = [f"{path}.{key} is in one alone" for key in sorted(one.keys() ^ other.keys())]
         for key in sorted(one.keys() & other.keys()):
@@ -312,4 +318,4 @@ def differences(one: object, other: object, path: str = "") -> list[str]:
         return found
     if isinstance(one, list) and isinstance(other, list):
         return differences(one[0] if one else None, other[0] if other else None, path + "[]")
-    return [] if one == other else [f"{path}: {one} and {other}"]
+    return [] if one == other or NULL in (one, other) else [f"{path}: {one} and {other}"]

@@ -17,6 +17,8 @@ from autellix_lab.demo.model import DEMO_MODEL_NAME
 from autellix_wire import PROGRAMS_PATH
 
 CALLS = 40
+DEFAULT_PORT = 8000
+"""Where the commands look for a gateway."""
 TOLERANCE = 0.05
 SETTLE_S = 20.0
 CLEAR = ("failed: in a stream: engine_unavailable", "failed: status 503: shutting_down")
@@ -131,9 +133,11 @@ async def replace_pods(cluster: Cluster) -> None:
 async def use_commands(cluster: Cluster) -> None:
     """Run the operator's commands in a gateway's container, as the chart's notes say."""
     gateway = cluster.first(Part.GATEWAY)
+    port = gateway.probe.port
+    url = () if port == DEFAULT_PORT else ("--url", f"http://127.0.0.1:{port}")
     commands: dict[str, tuple[str, ...]] = {
-        "autellix engines": ("autellix", "engines"),
-        "autellix ps": ("autellix", "ps"),
+        "autellix engines": ("autellix", "engines", *url),
+        "autellix ps": ("autellix", "ps", *url),
         "autellix config": ("autellix", "config", "show"),
     }
     for what, command in commands.items():

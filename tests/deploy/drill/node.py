@@ -37,6 +37,7 @@ RESTART_S = 10.0
 STOP_S = 30.0
 HOSTS_BYTES = 16_384
 """The size of the file of names: constant, so that a reader never meets half of it."""
+UNITS_PATH = "/opt/autellix/bin"
 CONTAINER = Path(__file__).with_name("container.py")
 
 
@@ -215,10 +216,13 @@ class Node:
         user = self._user(played.pod.main)
         words = ["nsenter", f"--target={first}", "--mount", "--net", "--pid", "--uts", "--root", "--wdns=/"]
         words += [] if user is None else [f"--setgid={user}", f"--setuid={user}"]
+        environment = self._environment(played.pod.main)
+        # An operator's shell knows where the guide for systemd has put the commands.
+        environment["PATH"] += f":{UNITS_PATH}"
         return subprocess.run(
             # `env` finds the command by the container's own path.
             [*words, "/usr/bin/env", *command],
-            env=dict(self._environment(played.pod.main)),
+            env=environment,
             capture_output=True,
             text=True,
             timeout=60,
