@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""Write docs/reference/cli.md from the argument parsers.
+
+.venv/bin/python scripts/cli_page.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from unittest import mock
+
+from autellix_backend.cli.commands import GROUPS
+from autellix_backend.cli.main import all_commands, make_parser
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "cli.md"
+HEAD = """# The command line
+
+<!-- Written by scripts/cli_page.py. -->
+
+`autellix --help` lists the commands, and `--help` after one of them shows what stands here. Commands that ask
+a running gateway find it by `AUTELLIX_BASE_URL` and `AUTELLIX_API_KEY`, or `--url` and `--api-key`. Options
+that are settings mean what [the settings](settings.md) say.
+
+| exit code | meaning |
+|---|---|
+| 0 | success |
+| 1 | an engine or the gateway failed, calls were lost |
+| 2 | bad input, or something that is not installed |
+| 130 | interrupted |
+"""
+
+
+def page() -> str:
+    """Return the page; it does not depend on this process's environment."""
+    commands = all_commands()
+    with mock.patch.dict(os.environ):
+        for variable in ("AUTELLIX_BASE_URL", "AUTELLIX_API_KEY"):
+            # The help shows the address in force.
+            os.environ.pop(variable, None)
+        parsers = _below(make_parser(list(commands)))
+    parts = [HEAD]
+    for group, heading in GROUPS.items():
+        parts.append(f"## {heading}\n")
+        for name, command in commands.items():
+            if command.group == group:
+                summary = f"{command.summary[0].upper()}{command.summary[1:]}."
+                parts.append(f"### `autellix {name}`\n\n{summary}\n\n```console\n$ {command.example}\n```\n")
+                parts += _arguments(parsers[name])
+                parts += _actions(parsers[name], f"autellix {name}")
+    return "\n".join(parts)
+
+
+def _actions(parser: argparse.ArgumentParser, name: str) -> list[str]:
+    """Return the parts about a command's own subcommands."""
+    parts = []
+    about = {
+        choice.dest: choice.help or ""
+        for action in parser._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for choice in action._choices_actions
+    }
+    for action, child in _below(parser).items():
+        text = about.get(action, "")
+        parts.append(f"#### `{name} {action}`\n\n{text[:1].upper()}{text[1:]}.\n")
+        parts += _arguments(child)
+    return parts
+
+
+def _arguments(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the table of a parser's arguments; empty without any."""
+    rows = []
+    for action in parser._actions:
+        if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
+            continue
+        help_text = (action.help or "") % {**vars(action), "prog": parser.prog} if action.help else ""
+        rows.append(f"| {_shown(action)} | {_cell(help_text)} |")
+    return ["\n".join(["| argument | meaning |", "|---|---|", *rows, ""])] if rows else []
+
+
+def _shown(action: argparse.Action) -> str:
+    value = action.metavar or ("|".join(map(str, action.choices)) if action.choices else action.dest.upper())
+    value = _cell(str(value))
+    if not action.option_strings:
+        return f"`{value}`" if action.nargs != "?" else f"`[{value}]`"
+    named = ", ".join(f"`{option}`" for option in action.option_strings)
+    if action.nargs == 0:
+        return named
+    return f"{named} `[{value}]`" if action.nargs == "?" else f"{named} `{value}`"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _below(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    return {
+        name: child
+        for action in parser._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for name, child in action.choices.items()
+    }
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE}")

@@ -1,0 +1,15 @@
+"""The pages that scripts write from the code are up to date."""
+
+from __future__ import annotations
+
+import runpy
+
+import pytest
+from tests.docs.pages import ROOT
+
+
+@pytest.mark.parametrize("script", ["cli_page", "api_page"])
+def test_the_page_is_up_to_date(script: str) -> None:
+    path = ROOT / "scripts" / f"{script}.py"
+    made = runpy.run_path(str(path))
+    assert made["PAGE"].read_text(encoding="utf-8") == made["page"](), f"run scripts/{script}.py"
