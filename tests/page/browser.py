@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     from playwright.async_api import Browser, ConsoleMessage, Page, Request
 
-PATIENCE_MS = 90_000
+PATIENCE_MS = 60_000
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--force-color-profile=srgb")
 
@@ -42,7 +42,8 @@ def program() -> str | None:
 class Seen:
     """What a page did besides what it shows: none of it may happen unseen."""
 
-    host: str
+    hosts: tuple[str, ...]
+    """Names and ports that it may ask."""
     problems: list[str] = field(default_factory=list)
     """Errors and warnings of its console, and exceptions."""
     foreign: list[str] = field(default_factory=list)
@@ -64,7 +65,9 @@ class Seen:
     def on_request(self, request: Request) -> None:
         """Keep a request that leaves the gateway."""
         parts = urlsplit(request.url)
-        if parts.scheme not in ("data", "file", "blob") and parts.netloc != self.host:
+        if parts.scheme not in ("data", "file", "blob") and not {parts.netloc, parts.hostname} & set(
+            self.hosts
+        ):
             self.foreign.append(request.url)
 
 
@@ -103,37 +106,45 @@ class BrowserThread:
         look: Callable[[Page], Awaitable[Found]],
         *,
         expected_problems: tuple[str, ...] = (),
+        others: tuple[str, ...] = (),
         **context: Any,
     ) -> Found:
-        """Open an address in a new session of the browser, and look at it; `context` is the session's."""
-        return self.run(self._visit(url, look, expected_problems, context))
+        """Open an address in a new session of the browser, and look at it.
+
+        Args:
+            url: The address.
+            look: Looks at the page.
+            expected_problems: Parts of those problems that the test brings about.
+            others: Hosts that the test asks besides.
+            context: Options of the session.
+        """
+        seen = Seen((urlsplit(url).netloc, *others), expected=expected_problems)
+        return self.run(self._visit(url, look, seen, context))
 
     async def _visit(
         self,
         url: str,
         look: Callable[[Page], Awaitable[Found]],
-        expected: tuple[str, ...],
+        seen: Seen,
         context: dict[str, Any],
     ) -> Found:
-        async with self._page(urlsplit(url).netloc, expected, context) as (page, seen):
+        async with self._page(seen, context) as page:
             await page.goto(url)
             found = await look(page)
         assert (seen.problems, seen.foreign) == ([], [])
         return found
 
     @asynccontextmanager
-    async def _page(
-        self, host: str, expected: tuple[str, ...], context: dict[str, Any]
-    ) -> AsyncIterator[tuple[Page, Seen]]:
+    async def _page(self, seen: Seen, context: dict[str, Any]) -> AsyncIterator[Page]:
         assert self._browser is not None
         session = await self._browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **context})
         try:
-            page, seen = await session.new_page(), Seen(host, expected=expected)
+            page = await session.new_page()
             page.set_default_timeout(PATIENCE_MS)
             page.on("console", seen.on_console)
             page.on("pageerror", seen.on_problem)
             session.on("request", seen.on_request)
-            yield page, seen
+            yield page
         finally:
             await session.close()
 

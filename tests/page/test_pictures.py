@@ -12,7 +12,7 @@ from tests.page.stage import Stage, telling_program, wide_program
 if TYPE_CHECKING:
     from playwright.async_api import Page
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 LOOKS: dict[str, dict[str, Any]] = {
     "light": {"color_scheme": "light"},

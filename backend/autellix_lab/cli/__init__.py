@@ -17,6 +17,18 @@ COMMANDS = {
         "autellix bench replay traffic.jsonl --url http://127.0.0.1:8000 --out fcfs.json",
         LABORATORY,
     ),
+    "report": Command(
+        "autellix_lab.cli.report",
+        "write traces, results and simulated policies as one page in one file",
+        "autellix report traffic.jsonl --policies fcfs,boost -o report.html",
+        LABORATORY,
+    ),
+    "trace": Command(
+        "autellix_lab.cli.trace",
+        "export recorded programs, or a gateway's history, for Perfetto",
+        "autellix trace export --perfetto traffic.jsonl -o traffic.perfetto.json",
+        LABORATORY,
+    ),
     "sim": Command(
         "autellix_lab.cli.sim",
         "simulate engines and policies in virtual time",

@@ -1,7 +1,7 @@
 // A comparison of runs: the distributions of what programs experienced, and who gained and lost.
 
 import { apart, el, legendOf, setText, svg } from "./dom.js";
-import { count, factor, oneOrMany, seconds, UNKNOWN } from "./format.js";
+import { count, factor, oneOrMany, seconds, UNKNOWN, wholeSeconds } from "./format.js";
 import { changesBetween, mean, METRICS, quantile, readRun, valuesOf, verdictOf } from "./runs.js";
 import { LongTable } from "./table.js";
 
@@ -24,7 +24,8 @@ export class CompareView {
       el("label", { for: "result-files" }, "Files to compare: results of "), el("code", {}, "autellix bench replay --out FILE"), ", or traces that a gateway recorded. ",
       "The first one is what the others are compared to. They stay in this browser.", el("p", {}, this.file, " ", el("button", { type: "button", click: () => this.clear() }, "Clear")),
       el("p", { class: "soft" }, "What other policies would have made of a trace: ", el("code", {}, "autellix report TRACE --policies fcfs,boost -o report.html"), " runs the simulator and writes this page with its results."));
-    this.node = el("div", {}, el("h1", {}, "Compare"), this.isLive ? own : null, this.problem, this.results);
+    this.node = el("div", {}, el("h1", {}, "Compare"), this.isLive ? own : null,
+      (source.notes ?? []).map((note) => el("p", { class: "soft" }, note)), this.problem, this.results);
   }
 
   open() {
@@ -71,7 +72,7 @@ export class CompareView {
     const [base, ...others] = this.runs;
     this.results.replaceChildren(
       el("h2", {}, "Distributions"), this.metricChoice(), legendOf(this.runs.map((run, place) => [`run-${place}`, apart(run.label)])),
-      el("div", { class: "card" }, curves(this.runs, this.metric)), statisticsTable(this.runs),
+      el("div", { class: "two" }, el("div", { class: "card" }, curves(this.runs, this.metric)), statisticsTable(this.runs)),
       ...others.map((run, place) => this.changes(base, run, place + 1)),
     );
   }
@@ -113,7 +114,7 @@ export class CompareView {
 }
 
 function statisticsTable(runs) {
-  const heads = ["", "Programs", "Mean", "Median", "95th percentile", "99th percentile"];
+  const heads = ["", "Programs", "Mean", "Median", "p95", "p99"];
   const rows = METRICS.flatMap(([metric, title]) => runs.map((run) => {
     const values = valuesOf(run, metric);
     if (!values.length) return null;
@@ -143,11 +144,11 @@ function curves(runs, metric) {
   });
   const marks = [];
   for (let power = Math.floor(low); power <= Math.ceil(high); power += 1) {
-    for (const unit of span < 1.5 ? [1, 2, 5] : [1]) marks.push(unit * 10 ** power);
+    for (const unit of span < 2.2 ? [1, 2, 5] : [1]) marks.push(unit * 10 ** power);
   }
   const axis = marks.filter((value) => Math.log10(value) >= low - 1e-9 && Math.log10(value) <= low + span + 1e-9).map((value) => [
     svg("line", { class: "grid", x1: x(value), x2: x(value), y1: CHART.top, y2: CHART.height - CHART.bottom }),
-    svg("text", { x: x(value), y: CHART.height - CHART.bottom + 15, "text-anchor": "middle" }, seconds(value)),
+    svg("text", { x: x(value), y: CHART.height - CHART.bottom + 15, "text-anchor": "middle" }, value >= 1 ? wholeSeconds(value) : seconds(value)),
   ]);
   const shares = [0, 0.25, 0.5, 0.75, 1].map((part) => [
     svg("line", { class: "grid", x1: CHART.left, x2: CHART.width - CHART.right, y1: y(part), y2: y(part) }),

@@ -41,8 +41,13 @@ export function shortened(text, letters) {
   return text.length > letters ? `${text.slice(0, letters - 1)}…` : text;
 }
 
+// Recorded programs know their times since the start of the recording only.
+const LEAST_EPOCH_SECONDS = 1e9;
+
 export function clockTime(epochSeconds) {
-  return isKnown(epochSeconds) ? new Date(epochSeconds * 1000).toLocaleTimeString("en-GB") : UNKNOWN;
+  if (!isKnown(epochSeconds)) return UNKNOWN;
+  if (epochSeconds < LEAST_EPOCH_SECONDS) return seconds(epochSeconds);
+  return new Date(epochSeconds * 1000).toLocaleTimeString("en-GB");
 }
 
 // Round places on an axis from zero, about as many as asked for.

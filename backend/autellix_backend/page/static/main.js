@@ -14,10 +14,11 @@ const nav = document.getElementById("nav");
 const statusLine = document.getElementById("status");
 const signOut = document.getElementById("sign-out");
 let view = null;
+let turn = 0;
 
 const VIEWS = [
-  ["engines", "Engines", () => new EnginesView(source, showStatus, askForKey), source.isLive],
-  ["programs", "Programs", () => new ProgramsView(source, showStatus, askForKey), source.isLive || source.data.programs.length > 0],
+  ["engines", "Engines", () => new EnginesView(source, ...listeners()), source.isLive],
+  ["programs", "Programs", () => new ProgramsView(source, ...listeners()), source.isLive || source.data.programs.length > 0],
   ["compare", "Compare", () => new CompareView(source), source.isLive || source.runs.length > 0],
 ].filter(([, , , isThere]) => isThere);
 
@@ -26,10 +27,19 @@ function showStatus(text, isBad) {
   statusLine.classList.toggle("bad", isBad);
 }
 
+// What a view tells, as long as it is the one that is shown: answers may come after it was left.
+function listeners() {
+  const own = turn + 1;
+  const whileShown = (action) => (...told) => {
+    if (own === turn) action(...told);
+  };
+  return [whileShown(showStatus), whileShown(askForKey)];
+}
+
 function chosenView() {
   const [name, ...rest] = location.hash.replace(/^#\//, "").split("/");
   if (name === "program" && rest.length) {
-    return ["programs", () => new ProgramView(source, decodeId(rest.join("/")), showStatus, askForKey), "Program"];
+    return ["programs", () => new ProgramView(source, decodeId(rest.join("/")), ...listeners()), "Program"];
   }
   const [key, title, make] = VIEWS.find(([each]) => each === name) ?? VIEWS[0] ?? ["", "Nothing", () => new CompareView(source)];
   return [key, make, title];
@@ -56,6 +66,7 @@ function showView() {
 function replaceView(next) {
   view?.close();
   view = next;
+  turn += 1;
   showStatus("", false);
   main.replaceChildren(view.node);
   view.open?.();

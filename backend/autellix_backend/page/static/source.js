@@ -1,6 +1,7 @@
 // Where the page's data come from: the gateway that serves it, or the report file that it stands in.
 
 const KEY_NAME = "autellix.key";
+const MOST_EXPLAINED = 8;
 
 export class AnswerError extends Error {
   constructor(status, message) {
@@ -69,7 +70,10 @@ export class GatewaySource {
   }
 
   async why(programId) {
-    return (await this.get(`programs/${encodeURIComponent(programId)}/why`)).text;
+    const answer = await this.get(`programs/${encodeURIComponent(programId)}/why`);
+    const calls = answer.calls.slice(0, MOST_EXPLAINED).map((call) => `${call.call_id} (thread ${call.thread_id}) is ${call.state}. ${call.text}`);
+    const more = answer.calls.length - calls.length;
+    return [answer.text, ...calls, ...(more > 0 ? [`${more} more calls are open.`] : [])].join("\n");
   }
 
   // Reads the event feed until it ends; raises when it cannot be read.
@@ -104,6 +108,7 @@ export class ReportSource {
     this.data = data;
     this.title = data.title;
     this.runs = data.runs;
+    this.notes = data.notes;
   }
 
   async ended() {

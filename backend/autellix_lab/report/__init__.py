@@ -1,0 +1,1 @@
+"""Reports for people: the page as one file, and traces for Perfetto."""

@@ -1,0 +1,82 @@
+"""Recorded programs as the page shows programs that have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
+from autellix_backend.gateway.http.history import ended_row
+from autellix_backend.gateway.http.timeline import ended_timeline
+from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
+from autellix_backend.gateway.tenancy.tenants import Tenant
+
+MAX_CALLS = 20_000
+"""Calls of all programs whose timelines are shown: a page of more opens slowly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownPrograms:
+    """Programs in the form of the gateway's answers, in plain JSON values."""
+
+    rows: list[dict[str, Any]]
+    timelines: list[dict[str, Any]]
+    left_out: int
+    """Programs that are not shown."""
+
+
+def ended_of(program: ProgramTrace) -> EndedProgram | None:
+    """Return a recorded program as one that has ended; None if its trace lacks the times of its calls."""
+    calls = tuple(map(_ended_call, program.calls))
+    known = tuple(call for call in calls if call is not None)
+    if len(known) < len(calls):
+        return None
+    arrival_s = program.arrival_s or 0.0
+    return EndedProgram(
+        program_id=program.program_id,
+        name=program.source,
+        began_at_s=arrival_s,
+        ended_at_s=arrival_s + max(call.finish_s for call in known),
+        calls=tuple(sorted(known, key=lambda call: call.start_s)),
+    )
+
+
+def _ended_call(call: CallTrace) -> EndedCall | None:
+    if call.start_s is None or call.latency_s is None:
+        return None
+    return EndedCall(
+        call_id=str(call.id),
+        thread_id=call.thread,
+        parents=tuple(map(str, call.parents)),
+        engine="",
+        outcome="ok",
+        start_s=call.start_s,
+        finish_s=call.start_s + call.latency_s,
+        prompt_tokens=call.prefill_tokens,
+        cached_tokens=call.shared_prefix_tokens,
+        output_tokens=call.decode_tokens,
+    )
+
+
+def show_programs(programs: Iterable[ProgramTrace]) -> ShownPrograms:
+    """Return the programs whose times are known: those that took longest, up to a bound on their calls."""
+    found = [(program, ended_of(program)) for program in programs]
+    known = sorted(
+        (ended for _, ended in found if ended is not None), key=lambda ended: ended.duration_s, reverse=True
+    )
+    shown: list[EndedProgram] = []
+    calls = 0
+    for program in known:
+        calls += len(program.calls)
+        if calls > MAX_CALLS:
+            break
+        shown.append(program)
+    viewer = Tenant()
+    return ShownPrograms(
+        rows=[msgspec.to_builtins(ended_row(program, viewer)) for program in shown],
+        timelines=[msgspec.to_builtins(ended_timeline(program, program.program_id)) for program in shown],
+        left_out=len(found) - len(shown),
+    )

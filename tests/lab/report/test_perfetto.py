@@ -1,0 +1,113 @@
+"""Programs in Chrome's trace event format, as Perfetto wants it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import msgspec
+from tests.page.stage import telling_program
+from tests.page.traces import recorded_trace
+
+from autellix_backend.gateway.http.timeline import ended_timeline
+from autellix_lab.report.perfetto import perfetto_trace
+from autellix_lab.report.recorded import show_programs
+
+
+def telling() -> dict[str, Any]:
+    timeline: dict[str, Any] = msgspec.to_builtins(ended_timeline(telling_program(), "research-7"))
+    return timeline
+
+
+def check(trace: dict[str, Any]) -> None:
+    """Check what Perfetto's importer of JSON wants of events, and that slices of one track nest."""
+    slices = defaultdict(list)
+    ends: dict[str, list[str]] = defaultdict(list)
+    named = set()
+    for event in trace["traceEvents"]:
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        assert event["ph"] in ("M", "X", "s", "f")
+        if event["ph"] == "M":
+            named.add((event["name"], event["pid"], event["tid"]))
+            continue
+        assert isinstance(event["ts"], int)
+        assert event["ts"] >= 0
+        assert ("thread_name", event["pid"], event["tid"]) in named
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+            slices[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+        else:
+            ends[event["id"]].append(event["ph"])
+    for found in slices.values():
+        open_ends: list[int] = []
+        for start, end in sorted(found, key=lambda each: (each[0], -each[1])):
+            while open_ends and open_ends[-1] <= start:
+                open_ends.pop()
+            assert not open_ends or end <= open_ends[-1], "two slices of one track overlap"
+            open_ends.append(end)
+    assert all(kinds == ["s", "f"] for kinds in ends.values())
+
+
+def test_a_program_is_a_process_and_its_threads_are_tracks() -> None:
+    trace = perfetto_trace([telling()])
+    check(trace)
+    names = {
+        (event["name"], event["args"]["name"]) for event in trace["traceEvents"] if "_name" in event["name"]
+    }
+
+    assert names == {
+        ("process_name", "research-7 (research)"),
+        *(("thread_name", thread) for thread in ("0", "search-1", "search-2", "search-3")),
+    }
+
+
+def test_a_call_holds_what_it_did_and_its_tools_come_before() -> None:
+    slices = {
+        (event["cat"], event["name"], event["ts"], event["dur"])
+        for event in perfetto_trace([telling()])["traceEvents"]
+        if event["ph"] == "X"
+    }
+
+    assert slices > {
+        ("call", "search-1", 12_000_000, 12_000_000),
+        ("tool", "web_search", 9_000_000, 3_000_000),
+        ("span", "preempted", 17_000_000, 3_000_000),
+    }
+
+
+def test_arrows_lead_from_a_call_to_those_that_depend_on_it() -> None:
+    events = perfetto_trace([telling()])["traceEvents"]
+
+    assert sum(event["ph"] == "s" for event in events) == 10
+    assert {event["ts"] for event in events if event["ph"] == "f"} >= {12_000_000, 53_000_000}
+
+
+def test_programs_keep_their_arrivals_and_order() -> None:
+    shown = show_programs(recorded_trace(20))
+    trace = perfetto_trace(shown.timelines)
+    check(trace)
+    names = [event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "process_name"]
+
+    assert [name.split(" ")[0] for name in names] == [f"program-{number}" for number in range(20)]
+
+
+def test_calls_of_one_thread_that_overlap_get_tracks_of_their_own() -> None:
+    timeline = telling()
+    for call in timeline["calls"]:
+        call["thread_id"] = "0"
+    check(perfetto_trace([timeline]))
+
+
+def test_an_open_call_lasts_until_now() -> None:
+    timeline = telling()
+    timeline["calls"][-1]["finish_s"] = None
+    trace = perfetto_trace([timeline])
+    check(trace)
+    [write] = [event for event in trace["traceEvents"] if event["name"] == "write"]
+
+    assert write["ts"] + write["dur"] == 84_000_000
+
+
+def test_nothing_is_an_empty_trace() -> None:
+    assert perfetto_trace([])["traceEvents"] == []
