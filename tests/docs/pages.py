@@ -10,7 +10,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
+    *(
+        ROOT / name
+        for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
+    ),
     ROOT / "examples/README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]

@@ -1,0 +1,132 @@
+"""The files around the code: workflows, templates, and one version everywhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}")
+
+
+def read(path: str | Path) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def steps_of(workflow: Path) -> list[dict[str, Any]]:
+    return [step for job in yaml.safe_load(read(workflow))["jobs"].values() for step in job["steps"]]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        path.relative_to(ROOT)
+        for pattern in (".github/**/*.yml", ".pre-commit-config.yaml", "CITATION.cff")
+        for path in ROOT.glob(pattern)
+    ],
+    ids=str,
+)
+def test_yaml_can_be_read(path: Path) -> None:
+    assert isinstance(yaml.safe_load(read(path)), dict)
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_actions_are_pinned_and_jobs_bounded(workflow: Path) -> None:
+    """A tag of somebody else's repository may be moved; its commit may not."""
+    text = read(workflow)
+    used = re.findall(r"uses: (\S+)( # v[\d.]+)?", text)
+    assert used
+    assert [action for action, comment in used if not (PINNED.fullmatch(action) and comment)] == []
+    loaded = yaml.safe_load(text)
+    assert loaded["permissions"] == {"contents": "read"}
+    assert all("timeout-minutes" in job for job in loaded["jobs"].values())
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_each_checkout_keeps_no_credentials(workflow: Path) -> None:
+    checkouts = [step for step in steps_of(workflow) if "actions/checkout@" in step.get("uses", "")]
+    assert checkouts
+    assert all(step["with"]["persist-credentials"] is False for step in checkouts)
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_run_what_exists(workflow: Path) -> None:
+    """Scripts of ours, and targets of the Makefile."""
+    targets = set(re.findall(r"^([\w-]+):", read("Makefile"), re.MULTILINE))
+    for step in steps_of(workflow):
+        for line in step.get("run", "").splitlines():
+            words = shlex.split(line)
+            if words[0] == "make":
+                assert words[1] in targets
+            for word in words:
+                assert not word.startswith("scripts/") or (ROOT / word).exists(), word
+
+
+def test_ci_runs_what_the_makefile_does() -> None:
+    """As .ci/run does."""
+    run = {
+        step["run"].split()[1] for step in steps_of(ROOT / ".github/workflows/ci.yml") if "make" in str(step)
+    }
+    assert run == set(re.findall(r"^make (\S+)", read(".ci/run"), re.MULTILINE))
+
+
+def test_issue_forms_have_what_the_host_wants() -> None:
+    forms = [path for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml") if path.stem != "config"]
+    assert len(forms) >= 2
+    for form in map(yaml.safe_load, map(read, forms)):
+        assert {"name", "description", "body"} <= set(form)
+        ids = [part["id"] for part in form["body"] if part["type"] != "markdown"]
+        assert len(ids) == len(set(ids)) > 0
+        assert all(part["attributes"] for part in form["body"])
+
+
+def test_the_devcontainer_can_be_read() -> None:
+    container = json.loads(read(".devcontainer/devcontainer.json"))
+    assert container["postCreateCommand"] == "make setup"
+
+
+def test_the_hooks_run_tools_of_the_environment() -> None:
+    hooks = [
+        hook for repo in yaml.safe_load(read(".pre-commit-config.yaml"))["repos"] for hook in repo["hooks"]
+    ]
+    assert {hook["entry"].split()[0] for hook in hooks} <= {
+        f".venv/bin/{tool}" for tool in ("ruff", "lint-imports", "python")
+    }
+
+
+def test_there_is_one_version() -> None:
+    """pyproject.toml names it; these follow."""
+    chart = yaml.safe_load(read("deploy/helm/autellix/Chart.yaml"))
+    citation = yaml.safe_load(read("CITATION.cff"))
+    image = re.search(r"image: autellix/autellix:(\S+)", read("deploy/compose/compose.yaml"))
+    assert image is not None
+    found = {chart["version"], chart["appVersion"], citation["version"], image[1]}
+    assert found == {VERSION}
+
+
+def test_the_changelog_dates_the_version() -> None:
+    """Its section, with the citation's date; work that follows goes into "Unreleased" above it."""
+    date = yaml.safe_load(read("CITATION.cff"))["date-released"]
+    assert f"\n## {VERSION} - {date}\n" in read("CHANGELOG.md")
+
+
+def test_the_badges_are_of_this_repository() -> None:
+    """A badge shows what something else measures: no picture of a number that nobody keeps."""
+    badges = re.findall(r"\[!\[[^\]]*\]\(([^)]+)\)\]", read("README.md"))
+    assert badges
+    for badge in badges:
+        workflow = re.fullmatch(
+            r"https://github\.com/autellix/autellix/actions/workflows/(\S+)/badge\.svg", badge
+        )
+        assert badge.startswith("https://img.shields.io/pypi/") or (
+            workflow is not None and (ROOT / ".github/workflows" / workflow[1]).exists()
+        )
