@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autellix._faults import safely
 from autellix._instrument.calls import headers
 from autellix._instrument.switch import configure, instrument, start, uninstrument
 from autellix._scopes.api import current, program, propagate, session, thread
@@ -10,6 +11,7 @@ from autellix._scopes.scopes import end_program
 
 __all__ = [
     "Identity",
+    "Receipt",
     "configure",
     "current",
     "end_program",
@@ -17,6 +19,7 @@ __all__ = [
     "instrument",
     "program",
     "propagate",
+    "receipt",
     "session",
     "status",
     "thread",
@@ -26,6 +29,21 @@ __all__ = [
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from autellix._call_receipt import CallReceipt as Receipt
+
+
+def receipt(result: object) -> Receipt | None:
+    """Return the receipt of a call: its ids, waiting, service and tokens; None if there is none.
+
+    Args:
+        result: what a client or framework has returned: a whole answer, a stream that has been read to its
+            end, a raw HTTP response, a message, a list of messages, or the result of a run of LangChain or
+            AutoGen. Of several calls it is the last one's.
+    """
+    from autellix._call_receipt import find_receipt
+
+    return safely(find_receipt, result)
 
 
 def status() -> dict[str, Any]:
@@ -42,7 +60,12 @@ def status() -> dict[str, Any]:
     return describe()
 
 
-def __getattr__(name: str) -> str:
+def __getattr__(name: str) -> Any:
+    if name == "Receipt":
+        # Late, as below: dataclasses are slow to load.
+        from autellix._call_receipt import CallReceipt
+
+        return CallReceipt
     if name == "__version__":
         # Late: the metadata of packages takes longer to read than the rest of the import.
         from importlib.metadata import version

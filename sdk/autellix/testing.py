@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
+from autellix._answers import answer_of, stream_of
 from autellix_wire import headers as names
 from autellix_wire.ids import parse_parents
 from autellix_wire.paths import API_PREFIX
@@ -197,12 +198,18 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
         pass
 
-    def _answer(self, status: int, body: bytes, kind: str = "application/json") -> None:
+    def _answer(
+        self,
+        status: int,
+        body: bytes,
+        kind: str = "application/json",
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
         if self.server.backend.is_autellix:
             self.send_header(names.VERSION, "0")
-            for name, value in self.server.backend.response_headers.items():
+            for name, value in {**self.server.backend.response_headers, **headers}.items():
                 self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -265,11 +272,13 @@ class _Handler(BaseHTTPRequestHandler):
         answer = backend.answer(body)
         message = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
         path = self.path.partition("?")[0]
-        if body.get("stream") and path.endswith("/chat/completions"):
-            self._answer(200, _chat_events(message), "text/event-stream")
+        receipt = _receipt(call) if backend.is_autellix else None
+        ids = {} if call.call_id is None else {names.CALL_ID: call.call_id}
+        if body.get("stream"):
+            self._answer(200, stream_of(path, message, receipt), "text/event-stream", ids)
         else:
-            receipt = {"autellix": _receipt(call)} if backend.is_autellix else {}
-            self._answer(200, json.dumps({**_body(path, message), **receipt}).encode())
+            whole = answer_of(path, message) | ({} if receipt is None else {"autellix": receipt})
+            self._answer(200, json.dumps(whole).encode(), headers=ids)
 
 
 def _receipt(call: RecordedCall) -> dict[str, Any]:
@@ -286,51 +295,3 @@ def _content(body: Mapping[str, Any]) -> str:
     if isinstance(messages, list):
         messages = "".join(part.get("text", "") for part in messages if isinstance(part, dict))
     return messages if isinstance(messages, str) else ""
-
-
-def _finish(message: Mapping[str, Any]) -> str:
-    return "tool_calls" if message.get("tool_calls") else "stop"
-
-
-def _chat_events(message: dict[str, Any]) -> bytes:
-    tool_calls = [{"index": index, **call} for index, call in enumerate(message.get("tool_calls") or ())]
-    delta = {**message, "tool_calls": tool_calls} if tool_calls else message
-    choices = [
-        [{"index": 0, "delta": delta, "finish_reason": None}],
-        [{"index": 0, "delta": {}, "finish_reason": _finish(message)}],
-    ]
-    shared = {"id": "chat-1", "object": "chat.completion.chunk", "created": 1, "model": "recording"}
-    events = [f"data: {json.dumps({**shared, 'choices': choice})}\n\n" for choice in choices]
-    return "".join([*events, "data: [DONE]\n\n"]).encode()
-
-
-def _body(path: str, message: dict[str, Any]) -> dict[str, Any]:
-    """Return the answer of a path's endpoint."""
-    text = message.get("content") or ""
-    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-    shared: dict[str, Any] = {"id": "answer-1", "created": 1, "model": "recording", "usage": usage}
-    if path.endswith("/embeddings"):
-        embedding = {"object": "embedding", "index": 0, "embedding": [0.0, 1.0]}
-        return {**shared, "object": "list", "data": [embedding]}
-    if path.endswith("/responses"):
-        part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": []}
-        item = {"type": "message", "id": "m-1", "role": "assistant", "status": "completed", "content": [part]}
-        details = {
-            "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens_details": {"reasoning_tokens": 0},
-        }
-        settings = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
-        state = {"object": "response", "created_at": 1, "status": "completed", "output": [item]}
-        tokens = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2, **details}
-        return {**shared, **settings, **state, "usage": tokens}
-    if path.endswith("/messages"):
-        content = [{"type": "text", "text": text}]
-        end = {"stop_reason": "end_turn", "stop_sequence": None}
-        tokens = {"input_tokens": 1, "output_tokens": 1}
-        kind = {"id": "m-1", "type": "message", "role": "assistant", "model": "recording"}
-        return {**kind, **end, "content": content, "usage": tokens}
-    if path.endswith("/chat/completions"):
-        choice = {"index": 0, "finish_reason": _finish(message), "message": message}
-        return {**shared, "object": "chat.completion", "choices": [choice]}
-    choice = {"index": 0, "finish_reason": "stop", "text": text, "logprobs": None}
-    return {**shared, "object": "text_completion", "choices": [choice]}

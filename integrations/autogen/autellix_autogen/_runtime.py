@@ -9,6 +9,7 @@ from autellix.integration import (
     ProgramThread,
     around_async,
     attach,
+    finished_receipt,
     running_thread,
     safely,
     switch_to,
@@ -26,7 +27,7 @@ from autellix_autogen._causality import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable
     from types import ModuleType
     from typing import Any
 
@@ -121,13 +122,33 @@ def _continue_thread(future: Any) -> None:
 
 def _patch_create(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def create(self: Any, *args: Any, **kwargs: Any) -> Any:
+    async def create(self: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("cancellation_token") is None:
             # A token that nobody cancels: with it AutoGen links the task of each call.
             kwargs["cancellation_token"] = safely(_make_token)
-        return original(self, *args, **kwargs)
+        result = await original(self, *args, **kwargs)
+        safely(_add_receipt, result)
+        return result
 
     return create
+
+
+def _patch_create_stream(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def create_stream(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        if kwargs.get("cancellation_token") is None:
+            kwargs["cancellation_token"] = safely(_make_token)
+        async for item in original(self, *args, **kwargs):
+            if not isinstance(item, str):
+                safely(_add_receipt, item)
+            yield item
+
+    return create_stream
+
+
+def _add_receipt(result: Any) -> None:
+    # AutoGen hands this object on, to the message of the agent.
+    vars(result.usage)["_autellix_receipt"] = finished_receipt()
 
 
 def _make_token() -> Any:
@@ -155,4 +176,4 @@ def instrument_model_client(patches: Patches, module: ModuleType) -> None:
     """Make each call on the thread of the agent that asked for it."""
     client = getattr(module, "BaseOpenAIChatCompletionClient", None)
     patches.apply(client, "create", _patch_create)
-    patches.apply(client, "create_stream", _patch_create)
+    patches.apply(client, "create_stream", _patch_create_stream)

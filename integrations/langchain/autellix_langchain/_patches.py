@@ -14,11 +14,19 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from autellix.integration import FanOut, around, around_async, create_task, safely
+from autellix.integration import (
+    FanOut,
+    around,
+    around_async,
+    create_task,
+    finished_receipt,
+    keep_receipt,
+    safely,
+)
 from autellix_langchain._runs import OpenRun, open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
     from types import ModuleType
 
     from autellix.integration import Patches
@@ -88,6 +96,91 @@ def _open_parallel(runnable: Any, _: Any = None, config: Any = None, **_kwargs: 
     return open_run(config.get("run_name") or runnable.get_name(), thread_id, None)
 
 
+def _instrument_model(patches: Patches, module: ModuleType) -> None:
+    """Hand on the receipts of calls, in the metadata of the messages."""
+    patches.apply(module.BaseChatOpenAI, "_create_chat_result", _patch_conversion)
+    patches.apply(module, "_construct_lc_result_from_responses_api", _patch_conversion)
+    patches.apply(module.BaseChatOpenAI, "_generate", _patch_generate)
+    patches.apply(module.BaseChatOpenAI, "_agenerate", _patch_agenerate)
+    patches.apply(module.BaseChatOpenAI, "_stream", _patch_stream)
+    patches.apply(module.BaseChatOpenAI, "_astream", _patch_astream)
+
+
+def _patch_conversion(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def convert(*args: Any, **kwargs: Any) -> Any:
+        # The first argument of a function, or the second of a method.
+        for answer in args[:2]:
+            safely(keep_receipt, answer)
+        return original(*args, **kwargs)
+
+    return convert
+
+
+def _patch_generate(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        safely(_add_receipt, result)
+        return result
+
+    return _generate
+
+
+def _patch_agenerate(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def _agenerate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = await original(self, *args, **kwargs)
+        safely(_add_receipt, result)
+        return result
+
+    return _agenerate
+
+
+def _add_receipt(result: Any) -> None:
+    receipt = finished_receipt()
+    for generation in result.generations if receipt else ():
+        generation.message.response_metadata["autellix"] = receipt
+
+
+def _patch_stream(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _stream(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        chunk = None
+        for chunk in original(self, *args, **kwargs):
+            yield chunk
+        last = safely(_last_chunk, chunk)
+        if last is not None:
+            yield last
+
+    return _stream
+
+
+def _patch_astream(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    async def _astream(self: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        chunk = None
+        async for chunk in original(self, *args, **kwargs):
+            yield chunk
+        last = safely(_last_chunk, chunk)
+        if last is not None:
+            yield last
+
+    return _astream
+
+
+def _last_chunk(chunk: Any) -> Any:
+    """Return an empty chunk with the receipt, in place of the one that LangChain itself adds to a stream."""
+    receipt = finished_receipt()
+    if receipt is None or chunk is None or chunk.message.chunk_position == "last":
+        return None
+    content: Any = "" if isinstance(chunk.message.content, str) else []
+    message = type(chunk.message)(
+        content=content, chunk_position="last", response_metadata={"autellix": receipt}
+    )
+    return type(chunk)(message=message)
+
+
 def _instrument_steps(patches: Patches, module: ModuleType) -> None:
     patches.apply(module.PregelRunner, "tick", _patch_tick)
 
@@ -134,6 +227,7 @@ MODULES: dict[str, Callable[[Patches, ModuleType], None]] = {
     "langchain_core.callbacks.base": _instrument_callbacks,
     "langchain_core.runnables.base": _instrument_runnables,
     "langchain_core.runnables.fallbacks": _instrument_fallbacks,
+    "langchain_openai.chat_models.base": _instrument_model,
     "langgraph._internal._future": _instrument_eager_tasks,
     "langgraph.pregel._runner": _instrument_steps,
 }

@@ -14,6 +14,7 @@ from autellix._faults import safely
 from autellix._ids import ids
 from autellix._instrument import calls
 from autellix._propagation import propagation
+from autellix._receipts import FIELD, keep, keep_comment
 from autellix._sessions.backends import FOREIGN, backends
 
 TYPE_CHECKING = False
@@ -127,7 +128,10 @@ def _patch_request(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             if call is not None and call.must_wait:
                 calls.wait_for_probe(call.backend)
-            return original(self, *args, **kwargs)
+            result = original(self, *args, **kwargs)
+            if call is not None:
+                _keep_receipt(result)
+            return result
         except Exception as error:
             safely(_observe_error, error)
             raise
@@ -144,7 +148,10 @@ def _patch_async_request(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             if call is not None and call.must_wait:
                 await calls.wait_for_probe_async(call.backend)
-            return await original(self, *args, **kwargs)
+            result = await original(self, *args, **kwargs)
+            if call is not None:
+                _keep_receipt(result)
+            return result
         except Exception as error:
             safely(_observe_error, error)
             raise
@@ -152,6 +159,27 @@ def _patch_async_request(original: Callable[..., Any]) -> Callable[..., Any]:
             in_flight.finish(call)
 
     return request
+
+
+def _keep_receipt(result: Any) -> None:
+    extra = getattr(result, "__pydantic_extra__", None)
+    if extra and FIELD in extra:
+        keep(extra[FIELD])
+
+
+def _patch_decode(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def decode(self: Any, line: str) -> Any:
+        if line[:1] == ":":
+            keep_comment(line)
+        return original(self, line)
+
+    return decode
+
+
+def instrument_streams(patches: Patches, module: ModuleType) -> None:
+    """Keep the receipts in streams, which the clients skip as comments."""
+    patches.apply(getattr(module, "SSEDecoder", None), "decode", _patch_decode)
 
 
 def _observe_error(error: Exception) -> None:

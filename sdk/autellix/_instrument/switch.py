@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 INSTRUMENTORS = {
     "anthropic._base_client": "autellix._instrument.openai:instrument_client",
     "IPython.core.interactiveshell": "autellix._instrument.notebooks:instrument_ipython",
+    "anthropic._streaming": "autellix._instrument.openai:instrument_streams",
     "anyio._backends._asyncio": "autellix._instrument.spawns:instrument_anyio",
     "asgiref.current_thread_executor": "autellix._instrument.servers:instrument_asgiref",
     "asyncio": "autellix._instrument.spawns:instrument_eager_tasks",
@@ -46,6 +47,7 @@ INSTRUMENTORS = {
     "multiprocessing.pool": "autellix._instrument.processes:instrument_multiprocessing_pool",
     "multiprocessing.process": "autellix._instrument.processes:instrument_processes",
     "openai._base_client": "autellix._instrument.openai:instrument_client",
+    "openai._streaming": "autellix._instrument.openai:instrument_streams",
     "threading": "autellix._instrument.spawns:instrument_threading",
     "trio._core._run": "autellix._instrument.spawns:instrument_trio",
     "trio._core._thread_cache": "autellix._instrument.spawns:instrument_trio_threads",
@@ -58,6 +60,7 @@ INSTRUMENTORS = {
     "langchain_core.callbacks.base": "autellix_langchain:instrument",
     "langchain_core.runnables.base": "autellix_langchain:instrument",
     "langchain_core.runnables.fallbacks": "autellix_langchain:instrument",
+    "langchain_openai.chat_models.base": "autellix_langchain:instrument",
     "langgraph._internal._future": "autellix_langchain:instrument",
     "langgraph.pregel._runner": "autellix_langchain:instrument",
 }
