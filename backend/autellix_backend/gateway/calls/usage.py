@@ -70,7 +70,7 @@ class _Delta(msgspec.Struct, frozen=True):
     stop_reason: str | None = None
 
 
-class _Ended(msgspec.Struct, frozen=True):
+class _Endings(msgspec.Struct, frozen=True):
     """Why an answer ended, as completions, messages and a message's last event say it."""
 
     choices: tuple[_Choice, ...] = ()
@@ -84,7 +84,7 @@ class _Ended(msgspec.Struct, frozen=True):
 
 
 _decoder = msgspec.json.Decoder(_Answer)
-_ended_decoder = msgspec.json.Decoder(_Ended)
+_ended_decoder = msgspec.json.Decoder(_Endings)
 
 
 def read_usage(content: bytes) -> Usage | None:
