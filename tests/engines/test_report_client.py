@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -118,7 +119,8 @@ async def test_without_a_secret_every_refusal_means_that_one_is_missing() -> Non
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting)
-        await reader.readexactly(len(greeting))
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            await reader.readexactly(len(greeting))
         writer.close()
 
     server = await asyncio.start_server(refuse, "127.0.0.1", 0)
