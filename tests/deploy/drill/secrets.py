@@ -18,7 +18,7 @@ SHOWN = 160
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class SecretFault:
     """A secret at a gateway that is none of the engines'."""
 
     what: str
@@ -30,14 +30,14 @@ class Fault:
 
 
 FAULTS = (
-    Fault(
+    SecretFault(
         what="wrong",
         secret="another secret than theirs",
         state="refused",
         gateway_line="refuses our secret",
         engine_line="with another engine.report_secret",
     ),
-    Fault(
+    SecretFault(
         what="missing",
         secret=None,
         state="locked",
@@ -55,7 +55,7 @@ async def change_secrets(cluster: Cluster) -> None:
         await _take_from_engine(cluster, session)
 
 
-async def _mislead(cluster: Cluster, session: aiohttp.ClientSession, fault: Fault) -> None:
+async def _mislead(cluster: Cluster, session: aiohttp.ClientSession, fault: SecretFault) -> None:
     what, gateway = f"{fault.what} secret at a gateway", cluster.last(Part.GATEWAY)
     engine = cluster.first(Part.ENGINE)
     ends = _Ends(cluster, gateway, engine)
