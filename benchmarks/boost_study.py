@@ -108,6 +108,8 @@ BY_LOAD = tuple(
             *cells_of(ALL, (1.3,), (0.5, 0.25)),
             *cells_of(ALL, (0.5,), (1.0,)),
             *cells_of(ALL, (0.8, 1.6), (0.5, 0.25)),
+            *cells_of(ALL, (1.0,), KV_SHARES),
+            *cells_of(ALL, (0.5,), (0.5, 0.25)),
         )
     )
 )

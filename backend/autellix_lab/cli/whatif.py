@@ -22,6 +22,8 @@ from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.simulation import SimSettings, simulate
 from autellix_lab.sim.window import busy_period, program_trace, token_times
 
+LONGER = 1.01
+"""From this ratio on a program counts as having taken longer."""
 MAX_PROGRAMS = 1000
 """The most programs of a history that a gateway lists at once."""
 
@@ -148,7 +150,7 @@ def text(answer: Mapping[str, Any]) -> str:
     """Say the estimate in a sentence or two."""
     rows, ratio = answer["programs"], answer["simulated_over_measured"]
     row = next(each for each in rows if each["program_id"] == answer["program_id"])
-    longer = sum(each["estimated_s"] > each["measured_s"] for each in rows)
+    longer = sum(each["estimated_s"] > LONGER * each["measured_s"] for each in rows)
     return (
         f"It took {seconds(row['measured_s'])}. Under {answer['other_policy']} it would have taken about "
         f"{seconds(row['estimated_s'])}. That is an estimate by simulation of the {len(rows)} programs of "
