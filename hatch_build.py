@@ -1,9 +1,10 @@
-"""Hatchling's build hook: compiles the native library for an installation or a wheel where possible."""
+"""Hatchling's hooks: the native library of an installation or a wheel, and the README with whole links."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
 import sysconfig
 from pathlib import Path
@@ -11,6 +12,9 @@ from types import ModuleType
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+REPOSITORY = "https://github.com/autellix/autellix"
 
 
 class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -27,6 +31,21 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{platform}"
+
+
+class ReadmeHook(MetadataHookInterface):
+    """Gives the package the README, whose links lead into the repository."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Set the long description."""
+        text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
+        metadata["readme"] = {"content-type": "text/markdown", "text": with_whole_links(text)}
+
+
+def with_whole_links(markdown: str) -> str:
+    """Return Markdown whose relative links and pictures are those of the repository's main branch."""
+    pictures = re.sub(r"(!\[[^\]]*\]\()(?![a-z]+:|#)", rf"\g<1>{REPOSITORY}/raw/main/", markdown)
+    return re.sub(r"((?<!!)\[[^\[\]]*\]\()(?![a-z]+:|#)", rf"\g<1>{REPOSITORY}/blob/main/", pictures)
 
 
 def _builder(root: Path) -> ModuleType:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shlex
 import tomllib
 from pathlib import Path
@@ -117,6 +118,18 @@ def test_the_changelog_dates_the_version() -> None:
     """Its section, with the citation's date; work that follows goes into "Unreleased" above it."""
     date = yaml.safe_load(read("CITATION.cff"))["date-released"]
     assert f"\n## {VERSION} - {date}\n" in read("CHANGELOG.md")
+
+
+def test_the_packages_readme_has_no_link_that_needs_the_repository() -> None:
+    """Package indexes show it where there is no repository beside it."""
+    made = runpy.run_path(str(ROOT / "hatch_build.py"))["with_whole_links"]
+    targets = re.findall(r"\]\(([^)]+)\)", made(read("README.md")))
+    assert targets
+    assert [target for target in targets if not target.startswith(("https://", "#"))] == []
+    assert made("![a](b.png) [c](d.md#e) [f](#g)") == (
+        "![a](https://github.com/autellix/autellix/raw/main/b.png) "
+        "[c](https://github.com/autellix/autellix/blob/main/d.md#e) [f](#g)"
+    )
 
 
 def test_the_badges_are_of_this_repository() -> None:

@@ -182,8 +182,8 @@ DEMO = EngineModel(
     step_s=0.012,
     decode_s=0.0005,
     prefill_s=0.00008,
-    source="an estimate: the measured 255 tokens/s of a full batch of 4 on two CPU cores (docs/demo.md) are "
-    "split over steps and prompts by guess; `autellix sim calibrate` measures",
+    source="an estimate: 255 tokens/s, measured once with a full batch of 4 on two CPU cores, are split over "
+    "steps and prompts by guess; `autellix sim calibrate` measures",
 )
 """The generated model of `autellix demo`."""
 
