@@ -20,7 +20,7 @@ from tests.waiting import PATIENCE_S
 from autellix_backend.cli import serve as serve_module
 from autellix_backend.cli.main import main
 from autellix_backend.cli.options import settings_from_args
-from autellix_backend.cli.serve import add_arguments, serve
+from autellix_backend.cli.serve import add_arguments, serve, show_page
 from autellix_backend.engines.base import EngineError
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.gateway.tenancy.tenants import key_line, new_key
@@ -86,6 +86,47 @@ def test_serves_a_remote_engine_until_sigterm(tmp_path: Path, capsys: pytest.Cap
             await engine.stop()
 
     assert asyncio.run(main()) == 0
+
+
+@pytest.mark.parametrize(("page", "expected"), [("auto", ["/autellix/"]), ("off", [])])
+async def test_opens_the_page(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    page: str,
+    expected: list[str],
+) -> None:
+    """Unless the gateway has none."""
+    opened: list[str] = []
+
+    def open_page(url: str) -> bool:
+        opened.append(url)
+        return True
+
+    monkeypatch.setattr("webbrowser.open", open_page)
+    engine = FakeEngine()
+    await engine.start()
+    settings = make_settings(tmp_path, urls=(engine.base_url,))
+    settings = replace(settings, gateway=replace(settings.gateway, page=page))
+    server = asyncio.create_task(serve(settings, opens_page=True))
+    root = await wait_ready(capsys, [])
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.wait_for(server, PATIENCE_S) == 0
+    await engine.stop()
+
+    assert opened == [root + path for path in expected]
+
+
+@pytest.mark.parametrize("has_browser", [True, False])
+def test_prints_the_address_of_the_page(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, has_browser: bool
+) -> None:
+    monkeypatch.setattr("webbrowser.open", lambda _url: has_browser)
+    show_page("http://127.0.0.1:8000/autellix/", opens=True)
+    printed = capsys.readouterr().err
+
+    assert "shown at http://127.0.0.1:8000/autellix/" in printed
+    assert ("no browser" in printed) is not has_browser
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import secrets
 import signal
 import socket
 import sys
+import webbrowser
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,6 +32,8 @@ from autellix_backend.engines.supervisor import EngineChange, EngineState
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.pool import EnginePool
+from autellix_backend.gateway.http.origin import is_loopback
+from autellix_backend.gateway.http.page import PAGE_PATH, has_page
 from autellix_backend.gateway.http.protocol import bounded_protocol, connection_limit
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.tenants import Tenants
@@ -64,6 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help="folder or Hugging Face id of the model; `demo` for the tiny generated one",
     )
+    parser.add_argument(
+        "--open", action="store_true", help="open the live page in a browser once the gateway is ready"
+    )
     add_setting_options(parser)
 
 
@@ -74,11 +80,15 @@ def run(args: argparse.Namespace) -> int:
     for sentence in unknown_variables():
         print(f"autellix: {sentence}; it is ignored", file=sys.stderr)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve(settings))
+        return runner.run(serve(settings, opens_page=args.open))
 
 
-async def serve(settings: Settings) -> int:
+async def serve(settings: Settings, *, opens_page: bool = False) -> int:
     """Start the engines, serve the gateway, and stop them in every case; return the exit code.
+
+    Args:
+        settings: The settings.
+        opens_page: Whether to open the live page in a browser; several workers have no page of their own.
 
     Raises:
         SettingsError: if the address cannot be bound, the recording or the log of calls cannot be written,
@@ -91,7 +101,9 @@ async def serve(settings: Settings) -> int:
         if settings.gateway.workers > 1:
             # The workers' tokens are one another's.
             return await Workers(_with_token_secret(settings), listener, serve_worker).run()
-        return await serve_on(settings, [listener], partial(print, flush=True))
+        return await serve_on(
+            settings, [listener], partial(print, flush=True), show_page=partial(show_page, opens=opens_page)
+        )
 
 
 async def serve_worker(
@@ -107,6 +119,7 @@ async def serve_on(
     announce: Callable[[str], None],
     *,
     ends: Sequence[int] = ENDS,
+    show_page: Callable[[str], None] | None = None,
 ) -> int:
     """Start the engines, serve one gateway, and stop the engines; raises as serve() does.
 
@@ -115,6 +128,7 @@ async def serve_on(
         listeners: The sockets; the ready line names the first.
         announce: Is called with the ready line.
         ends: The signals that end it.
+        show_page: Is called with the address of the live page, where there is one.
     """
     tenants = load_tenants(settings)
     engines: list[Engine] = []
@@ -136,6 +150,11 @@ async def serve_on(
         def on_ready() -> None:
             announce(make_ready_line())
             print_noise(settings.engine)
+            host = settings.gateway.host
+            if show_page is not None and has_page(
+                settings.gateway, has_keys=tenants.has_keys, is_loopback=is_loopback(host)
+            ):
+                show_page(_root_url(listeners[0]) + PAGE_PATH)
 
         server = _Server(config, on_ready, app, settings.gateway.shutdown_grace_s)
         # Without a tenants file SIGHUP ends the process, as it does when a terminal closes.
@@ -330,14 +349,24 @@ def _server_config(app: FastAPI, max_connections: int) -> uvicorn.Config:
     )
 
 
-def _ready_line(settings: Settings, pool: EnginePool, listener: socket.socket) -> str:
+def _root_url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def show_page(url: str, *, opens: bool) -> None:
+    """Print the address of the live page, and open it in a browser if asked to."""
+    print(f"autellix: engines and programs are shown at {url}", file=sys.stderr, flush=True)
+    if opens and not webbrowser.open(url):
+        print("autellix: there is no browser to open it in", file=sys.stderr, flush=True)
+
+
+def _ready_line(settings: Settings, pool: EnginePool, listener: socket.socket) -> str:
     what = ", ".join(dict.fromkeys(_described(handle.engine) for handle in pool))
     if len(pool) > 1:
         what += f" on {len(pool)} engines, {settings.balancer.name}"
     policy = _policy_in_force(settings, pool)
-    return f"Autellix is ready: {what} at http://{shown}:{port}/v1 (policy {policy}); Ctrl-C ends it"
+    return f"Autellix is ready: {what} at {_root_url(listener)}/v1 (policy {policy}); Ctrl-C ends it"
 
 
 def print_noise(engine: EngineSettings) -> None:
