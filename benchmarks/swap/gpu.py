@@ -1,14 +1,14 @@
-"""Check and time the swap library on a GPU beside the other ways to move KV blocks, in one run.
+"""Check and measure the CUDA back end on the card of this machine: one command, within ten minutes, offline.
 
-Builds the CUDA library, checks every strategy byte for byte, measures the ceilings of pinned copies, and then
-times, for sizes of pages and numbers of blocks, in both directions: a copy per page, one batch call of the
-driver, a Triton kernel that reads or writes host memory itself, and the library's strategies. Then a GEMM as
-of a decoding batch runs beside each. Times are from the call to the end of the last copy, the median of
-rounds that take turns.
+Builds two programs from the sources. The first is the test that also runs over the stand-in for CUDA: an
+engine's writes and jobs in both directions, every byte compared with a model. The second times, for sizes of
+pages and numbers of blocks, in both directions: a copy per page, one batch call of the driver, a kernel that
+reads or writes host memory itself, and the library's strategies, each checked byte for byte first; then a
+kernel that keeps the card's memory busy runs beside each. Needs nvcc and a C++ compiler; nothing is fetched.
 
-    python benchmarks/swap/gpu.py [--quick] [--dry-run] [--json FILE]
+    python benchmarks/swap/gpu.py [--json FILE] [--page FILE] [--stand-in]
 
-`--dry-run` needs no GPU: it prints the plan, checks the geometry, and sees that the library builds.
+`--stand-in` is the dry run: no card, a few small jobs, and times that mean nothing.
 """
 
 from __future__ import annotations
@@ -16,101 +16,173 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import subprocess
 import sys
 import tempfile
-import time
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gpu_plan import KIB, CellResult, cells, job_of, summary
-
-from autellix_backend.kernels.checks import check_job
-from autellix_backend.kernels.job import Direction, Strategy
-from autellix_backend.kernels.native import SwapLibrary
+from gpu_plan import CellResult, Verdict, cells, verdicts
 
 ROOT = Path(__file__).resolve().parents[2]
+DRIVER = ROOT / "csrc" / "tests" / "cuda_driver.cpp"
+ROUNDS = ROOT / "benchmarks" / "swap" / "gpu_rounds.cu"
+PLAYS = (("schedules", 200), ("threads", 20), ("exit", 1))
+TIMED_S = 300
+"""After this time each cell gets no more than three rounds."""
 
 
-def build_library() -> SwapLibrary:
-    """Compile the CUDA library for this run and load it.
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How much one run does."""
 
-    Raises:
-        Exception: the builder's error, with the compiler's output.
-    """
-    builder = _builder()
-    folder = Path(tempfile.mkdtemp(prefix="autellix-swap-"))
-    made = folder / "libautellix_swap.so"
-    builder.compile_library(builder.command(ROOT, "cuda", builder.find_toolchain(), made))
-    return SwapLibrary(made)
-
-
-def _builder() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("build_native", ROOT / "scripts" / "build_native.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def dry_run(*, is_quick: bool) -> None:
-    """Print the plan, check its jobs, and build the library."""
-    print(f"{'page':>9} {'blocks':>7} {'layers':>7} {'MiB':>9} {'pages':>9}")
-    for cell in cells(is_quick=is_quick):
-        for direction in Direction:
-            check_job(job_of(cell, 1 << 40, 1 << 44, direction, Strategy.STAGED))
-        print(
-            f"{cell.page_bytes // KIB:>5} KiB {cell.blocks:>7} {cell.layers:>7}"
-            f" {cell.bytes / (1 << 20):>9.2f} {cell.blocks * cell.layers:>9}"
-        )
-    begun_s = time.perf_counter()
-    library = build_library()
-    print(
-        f"\nthe CUDA library builds in {time.perf_counter() - begun_s:.0f} s and loads;"
-        f" device: {'present' if library.has('cuda') else 'none'}"
-    )
+    plays: tuple[tuple[str, int], ...]
+    rounds: int
+    is_dry: bool
 
 
 def main() -> int:
-    """Run, print, and return 1 where there is no GPU to run on."""
+    """Run, write both files, and return 1 where something is wrong."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="a few cells")
-    parser.add_argument("--dry-run", action="store_true", help="no GPU: plan, geometry and build")
-    parser.add_argument("--json", type=Path, help="write all results to this file")
+    parser.add_argument("--json", type=Path, default=Path("swap-gpu.json"))
+    parser.add_argument("--page", type=Path, default=Path("swap-gpu.md"))
+    parser.add_argument("--stand-in", action="store_true", help="no card: a dry run over the stand-in")
     arguments = parser.parse_args()
-    if arguments.dry_run:
-        dry_run(is_quick=arguments.quick)
-        return 0
-    library = build_library()
-    if not library.has("cuda"):
-        print("no CUDA device; --dry-run works without one", file=sys.stderr)
-        return 1
-    # Torch with CUDA, and Triton: only where there is a device.
-    from gpu_rounds import run_all
-
-    report: dict[str, Any] = run_all(library, list(cells(is_quick=arguments.quick)), is_quick=arguments.quick)
-    results: list[CellResult] = report["results"]
-    print(
-        f"{'':>5} {'page':>9} {'blocks':>6} {'contestant':<18}"
-        f" {'us':>10} {'GB/s':>7} {'ceiling':>8} {'transfers':>9}"
-    )
-    for one in results:
-        print(
-            f"{one.direction:>5} {one.page_kib:>5} KiB {one.blocks:>6} {one.contestant:<18}"
-            f" {one.seconds * 1e6:>10.1f} {one.gb_per_s:>7.2f} {one.share_of_ceiling:>8.0%}"
-            f" {one.transfers or '':>9}"
-        )
-    print("\n".join(["", *summary(results), "", "GEMM beside it, time over time alone:"]))
-    print("\n".join(f"{name:<28} {factor:.2f}x" for name, factor in report["slowdowns"].items()))
-    if arguments.json:
-        arguments.json.write_text(
-            json.dumps({**report, "results": [asdict(one) for one in results]}, indent=1)
-        )
+    dry = Run(plays=(("schedules", 10), ("threads", 2), ("exit", 1)), rounds=1, is_dry=True)
+    run = dry if arguments.stand_in else Run(plays=PLAYS, rounds=15, is_dry=False)
+    with tempfile.TemporaryDirectory(prefix="autellix-swap-") as folder:
+        try:
+            report = measure(run, Path(folder))
+        except subprocess.CalledProcessError as error:
+            print(f"gpu: {error}\n{error.stdout or ''}{error.stderr or ''}", file=sys.stderr)
+            return 1
+    arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+    arguments.page.write_text(page_of(report))
+    print(arguments.page.read_text())
     return 0
+
+
+def measure(run: Run, folder: Path) -> dict[str, Any]:
+    """Build, check and time; return the report.
+
+    Raises:
+        subprocess.CalledProcessError: a compiler or a check failed.
+    """
+    build = _build_dry if run.is_dry else _build_for_card
+    driver = build(folder / "driver", DRIVER)
+    plays = [_run(driver, mode, "1", str(count)).strip() for mode, count in run.plays]
+    plan = "".join(f"{one.page_bytes} {one.blocks} {one.layers}\n" for one in cells(is_dry=run.is_dry))
+    program = build(folder / "rounds", ROUNDS)
+    lines = _run(program, str(run.rounds), str(TIMED_S), str(int(not run.is_dry)), given=plan)
+    return {
+        "is_dry": run.is_dry,
+        "plays": [line for line in plays if line],
+        "lines": [json.loads(line) for line in lines.splitlines()],
+    }
+
+
+def page_of(report: dict[str, Any]) -> str:
+    """Return the page: what was missed, then all else."""
+    lines = report["lines"]
+    device = next(one for one in lines if one["kind"] == "device")
+    ceilings = {one["direction"]: one["gb_per_s"] for one in lines if one["kind"] == "ceiling"}
+    results = [_result(one) for one in lines if one["kind"] == "result"]
+    judged = verdicts(results, ceilings)
+    missed = [one for one in judged if not one.is_reached]
+    checked = len({(one.direction, one.page_kib, one.blocks) for one in results if one.is_checked})
+    parts = [
+        f"# The swap kernel on {device['name']}",
+        "",
+        *(["A dry run over the stand-in for CUDA: its times mean nothing.", ""] if report["is_dry"] else []),
+        f"CUDA runtime {device['runtime']}, driver {device['driver']}. One pinned copy: "
+        + ", ".join(f"{name} {speed:.1f} GB/s" for name, speed in ceilings.items())
+        + ".",
+        "",
+        f"## Missed: {len(missed)} of {len(judged)} aims",
+        "",
+        *_verdict_table(missed),
+        "## Reached",
+        "",
+        *_verdict_table([one for one in judged if one.is_reached]),
+        "## Checked",
+        "",
+        *[f"- {line}" for line in report["plays"]],
+        f"- {checked} sizes of jobs, byte for byte, by every contestant",
+        "",
+        "## Times",
+        "",
+        "| direction | page, KiB | blocks | contestant | us | GB/s | transfers |",
+        "|---|---|---|---|---|---|---|",
+        *[
+            f"| {one.direction} | {one.page_kib} | {one.blocks} | {one.contestant}"
+            f" | {one.seconds * 1e6:.1f} | {one.gb_per_s:.2f} | {one.transfers} |"
+            for one in results
+        ],
+        "",
+        "## Work in the card's memory beside it: its time over its time alone",
+        "",
+        "| direction | contestant | factor |",
+        "|---|---|---|",
+        *[
+            f"| {one['direction']} | {one['contestant']} | {one['factor']:.2f} |"
+            for one in lines
+            if one["kind"] == "slowdown"
+        ],
+        "",
+    ]
+    return "\n".join(parts)
+
+
+def _verdict_table(judged: list[Verdict]) -> list[str]:
+    if not judged:
+        return ["None.", ""]
+    head = ["| direction | page, KiB | blocks | value | aim |", "|---|---|---|---|---|"]
+    rows = [
+        f"| {one.direction} | {one.page_kib} | {one.blocks} | {one.value:.2f} | {one.aim} |" for one in judged
+    ]
+    return [*head, *rows, ""]
+
+
+def _result(line: dict[str, Any]) -> CellResult:
+    return CellResult(**{name: value for name, value in line.items() if name != "kind"})
+
+
+def _build_for_card(made: Path, program: Path) -> Path:
+    builder = _module("build_native", ROOT / "scripts" / "build_native.py")
+    words: list[str] = builder.command(ROOT, "cuda", builder.find_toolchain(), made)
+    # A program in place of the library: of the same sources by the same compilers.
+    words = [word for word in words if word != "-shared" and "exports.map" not in word]
+    words.remove("-Xlinker")
+    subprocess.run([*words, str(program)], capture_output=True, text=True, check=True)
+    return made
+
+
+def _build_dry(made: Path, program: Path) -> Path:
+    stand_in = _module("stand_in", ROOT / "tests" / "kernels" / "stand_in.py")
+    cxx = _module("build_native", ROOT / "scripts" / "build_native.py").find_toolchain().cxx
+    if cxx is None:
+        raise SystemExit("gpu: no C++ compiler")
+    built: Path = stand_in.build(cxx, made, program=program)
+    return built
+
+
+def _run(program: Path, *arguments: str, given: str = "") -> str:
+    done = subprocess.run([str(program), *arguments], input=given, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def _module(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look up their module by name.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 if __name__ == "__main__":

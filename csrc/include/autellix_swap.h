@@ -12,7 +12,7 @@
  * tables and jobs may be freed when it returns; the memory that the planes describe must stay until the job is done.
  * Functions that can fail return a code of `ax_code` and fill `fault`, which may be NULL.
  *
- * Version 1. A caller sets `struct_bytes` to the size of the structure that it was compiled with.
+ * Version 2. A caller sets `struct_bytes` to the size of the structure that it was compiled with.
  */
 #ifndef AUTELLIX_SWAP_H
 #define AUTELLIX_SWAP_H
@@ -29,7 +29,7 @@ extern "C" {
 #define AX_API
 #endif
 
-#define AX_VERSION 1u
+#define AX_VERSION 2u
 
 /* Limits. Beyond them a job is refused with AX_LIMIT. */
 #define AX_MAX_PLANES 1024u
@@ -101,12 +101,11 @@ typedef enum ax_field {
 typedef enum ax_backend { AX_CPU = 0, AX_CUDA = 1 } ax_backend;
 
 typedef enum ax_strategy {
-  AX_PER_PAGE = 0,   /* one transfer per page */
+  AX_PER_PAGE = 0,   /* one transfer per page: the measure of the others, which AX_AUTO never takes */
   AX_COALESCED = 1,  /* pages adjacent in both memories share a transfer; CUDA hands them over as one batch */
   AX_STAGED = 2,     /* pages are gathered in near memory, so that whatever is adjacent in far memory shares one */
-  AX_AUTO = 3        /* whichever the job's calibrated table says is fastest; AX_COALESCED without a table */
+  AX_AUTO = 3        /* AX_STAGED where the job's calibrated table says that it is faster, else AX_COALESCED */
 } ax_strategy;
-#define AX_STRATEGIES 3
 
 typedef enum ax_direction {
   AX_STORE = 0, /* near to far: swap out */
@@ -125,13 +124,14 @@ typedef struct ax_plane {
 } ax_plane;
 
 /* Seconds that one piece took on this machine, by direction, size (4 KiB << i), number of pieces (1, 16, 256, 4096)
- * and strategy. Plain data: keep it, store it, pass it to any job of the same back end. */
+ * and strategy (AX_COALESCED, AX_STAGED). Plain data: keep it, store it, pass it to any job of the same back end. */
 #define AX_TABLE_SIZES 10
 #define AX_TABLE_COUNTS 4
+#define AX_TABLE_STRATEGIES 2
 typedef struct ax_table {
   uint32_t struct_bytes;
   uint32_t backend;
-  double seconds[2][AX_TABLE_SIZES][AX_TABLE_COUNTS][AX_STRATEGIES];
+  double seconds[2][AX_TABLE_SIZES][AX_TABLE_COUNTS][AX_TABLE_STRATEGIES];
 } ax_table;
 
 typedef struct ax_job {
@@ -197,7 +197,8 @@ AX_API void ax_close(ax_context *context);
 AX_API int32_t ax_copy(ax_context *context, const ax_job *job, ax_stats *stats, ax_fault *fault);
 
 /* Check the job, queue it, and return its handle at once. Jobs of one direction run in the order of their
- * submission; on CUDA, jobs of opposite directions may overlap.
+ * submission; on CUDA, jobs of opposite directions may overlap, unless one of them touches a block of the other: the
+ * later of the two then waits.
  * AX_NULL to AX_OVERLAP, AX_BUSY, AX_MEMORY, AX_PLACE: nothing was copied. AX_DEVICE: some of it may have been. */
 AX_API int32_t ax_submit(ax_context *context, const ax_job *job, uint64_t *handle, ax_fault *fault);
 
@@ -211,7 +212,8 @@ AX_API int32_t ax_wait(ax_context *context, uint64_t handle, ax_stats *stats, ax
  * the measure is wrong. AX_NULL, AX_MEMORY, AX_DEVICE. */
 AX_API int32_t ax_calibrate(ax_context *context, ax_table *table, ax_fault *fault);
 
-/* Page-lock host memory for a CUDA context, piece by piece, as drivers limit one registration; all or nothing.
+/* Page-lock host memory for a CUDA context, piece by piece, as drivers limit one registration; all or nothing. A far
+ * plane lies wholly in what one call locked, or in memory that is not locked.
  * Without it CUDA transfers are synchronous and slow, and AX_STAGED and AX_COALESCED may not overlap with anything.
  * The CPU back end accepts it and does nothing. AX_NULL, AX_LIMIT, AX_DEVICE. */
 AX_API int32_t ax_pin(ax_context *context, uint64_t base, uint64_t bytes, ax_fault *fault);

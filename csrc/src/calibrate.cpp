@@ -70,13 +70,13 @@ int32_t calibrate(Backend &backend, ax_table &table, ax_fault &fault) {
   for (uint32_t direction = 0; direction < 2; ++direction)
     for (uint32_t size = 0; size < AX_TABLE_SIZES; ++size)
       for (uint32_t count = 0; count < AX_TABLE_COUNTS; ++count)
-        for (uint32_t strategy = 0; strategy < AX_STRATEGIES; ++strategy) {
+        for (uint32_t strategy = AX_COALESCED; strategy <= AX_STAGED; ++strategy) {
           const uint64_t bytes = UINT64_C(4096) << size;
           const uint64_t pieces = std::min(COUNTS[count], MOST_BYTES / bytes);
-          double &cell = table.seconds[direction][size][count][strategy];
+          double &cell = table.seconds[direction][size][count][strategy - AX_COALESCED];
           // More pieces of this size than fit: as the class below, which was cut to the same number.
           if (count > 0 && pieces <= COUNTS[count - 1]) {
-            cell = table.seconds[direction][size][count - 1][strategy];
+            cell = table.seconds[direction][size][count - 1][strategy - AX_COALESCED];
             continue;
           }
           const Job job = scattered(near.base(), far.base(), bytes, pieces, direction, strategy);

@@ -1,10 +1,12 @@
 // The CUDA back end: the copy engines move everything between the memories; kernels only gather and scatter in near memory.
 //
 // Each direction has two streams, one for copies and one for kernels, and a ring of staging slots in near memory. A job
-// is queued whole by the call that starts it and never waits on the host; events order what is on the two streams.
+// is queued whole by the call that starts it and never waits on the host; events order what is on the two streams, and
+// jobs of opposite directions that touch the same blocks.
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <deque>
 #include <mutex>
 
 #include "backend.hpp"
@@ -15,7 +17,7 @@ namespace ax {
 
 namespace {
 
-// Drivers limit how much one registration may pin.
+// Drivers limit how much one registration may pin. Memory is cut at the multiples of this, so every copy knows where.
 constexpr uint64_t PIN_BYTES = UINT64_C(16) << 30;
 // A few blocks are faster than the bus; the rest of the device is for decoding.
 constexpr uint32_t MOST_KERNEL_BLOCKS = 24;
@@ -28,10 +30,14 @@ struct CudaError {
   cudaError_t error;
 };
 
+// Returns the error, and takes it from the thread: else the next check, perhaps not ours, would see it.
+cudaError_t taken(cudaError_t error) {
+  if (error != cudaSuccess) cudaGetLastError();
+  return error;
+}
+
 void must(cudaError_t error) {
-  if (error == cudaSuccess) return;
-  cudaGetLastError();  // else the next checked call, perhaps not ours, would see it
-  throw CudaError{error};
+  if (taken(error) != cudaSuccess) throw CudaError{error};
 }
 
 int32_t fail_device(ax_fault &fault, cudaError_t error) {
@@ -43,16 +49,59 @@ int32_t fail_device(ax_fault &fault, cudaError_t error) {
 // The thread's device belongs to the caller: borrowed for one call.
 class DeviceScope {
  public:
-  explicit DeviceScope(int device) {
+  explicit DeviceScope(int device) : device_(device) {
     must(cudaGetDevice(&before_));
-    must(cudaSetDevice(device));
+    if (device_ != before_) must(cudaSetDevice(device_));
   }
-  ~DeviceScope() { cudaSetDevice(before_); }
+  ~DeviceScope() {
+    if (device_ != before_) taken(cudaSetDevice(before_));
+  }
   DeviceScope(const DeviceScope &) = delete;
   DeviceScope &operator=(const DeviceScope &) = delete;
 
  private:
+  const int device_;
   int before_ = 0;
+};
+
+struct FreeNear {
+  void operator()(void *memory) const { taken(cudaFree(memory)); }
+};
+struct FreeFar {
+  void operator()(void *memory) const { taken(cudaFreeHost(memory)); }
+};
+template <typename T>
+using Near = std::unique_ptr<T, FreeNear>;
+template <typename T>
+using Far = std::unique_ptr<T, FreeFar>;
+
+template <typename T>
+Near<T> allocate_near(uint64_t bytes) {
+  void *memory = nullptr;
+  must(cudaMalloc(&memory, bytes));
+  return Near<T>(static_cast<T *>(memory));
+}
+
+template <typename T>
+Far<T> allocate_far(uint64_t bytes) {
+  void *memory = nullptr;
+  must(cudaMallocHost(&memory, bytes));
+  return Far<T>(static_cast<T *>(memory));
+}
+
+class Stream {
+ public:
+  Stream() { must(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+  ~Stream() {
+    taken(cudaStreamSynchronize(stream_));
+    taken(cudaStreamDestroy(stream_));
+  }
+  Stream(const Stream &) = delete;
+  Stream &operator=(const Stream &) = delete;
+  operator cudaStream_t() const { return stream_; }
+
+ private:
+  cudaStream_t stream_ = nullptr;
 };
 
 class Event {
@@ -60,12 +109,12 @@ class Event {
   explicit Event(bool is_timed) {
     must(cudaEventCreateWithFlags(&event_, is_timed ? cudaEventDefault : cudaEventDisableTiming));
   }
-  ~Event() { cudaEventDestroy(event_); }
+  ~Event() { taken(cudaEventDestroy(event_)); }
   Event(const Event &) = delete;
   Event &operator=(const Event &) = delete;
   cudaEvent_t get() const { return event_; }
   void record(cudaStream_t stream) { must(cudaEventRecord(event_, stream)); }
-  void hold(cudaStream_t stream) { must(cudaStreamWaitEvent(stream, event_, 0)); }
+  void hold(cudaStream_t stream) const { must(cudaStreamWaitEvent(stream, event_, 0)); }
 
  private:
   cudaEvent_t event_ = nullptr;
@@ -91,30 +140,21 @@ __global__ void move_tasks(const Task *tasks, uint32_t count, char *slot) {
 
 template <typename Word>
 void launch(const Task *tasks, uint32_t count, char *slot, bool is_gather, cudaStream_t stream) {
-  const uint32_t blocks = std::min(count, MOST_KERNEL_BLOCKS);
-  if (is_gather)
-    move_tasks<Word, true><<<blocks, KERNEL_THREADS, 0, stream>>>(tasks, count, slot);
-  else
-    move_tasks<Word, false><<<blocks, KERNEL_THREADS, 0, stream>>>(tasks, count, slot);
-  must(cudaGetLastError());
+  void *arguments[] = {&tasks, &count, &slot};
+  must(cudaLaunchKernel(is_gather ? move_tasks<Word, true> : move_tasks<Word, false>,
+                        dim3(std::min(count, MOST_KERNEL_BLOCKS)), dim3(KERNEL_THREADS), arguments, 0, stream));
 }
 
 // Tasks in the kernels' memory, and their source in pinned memory.
 struct TaskBuffer {
   size_t capacity = 0;
-  Task *host = nullptr;
-  Task *device = nullptr;
-
-  void free_all() {
-    cudaFreeHost(host);
-    cudaFree(device);
-  }
+  Far<Task> host;
+  Near<Task> device;
 };
 
 struct Slot {
-  explicit Slot(uint64_t bytes) : ready(false), is_free(false) { must(cudaMalloc(&memory, bytes)); }
-  ~Slot() { cudaFree(memory); }
-  void *memory = nullptr;
+  explicit Slot(uint64_t bytes) : memory(allocate_near<char>(bytes)), ready(false), is_free(false) {}
+  const Near<char> memory;
   Event ready;
   Event is_free;
 };
@@ -123,43 +163,46 @@ class CudaBackend;
 
 class CudaTicket : public Ticket {
  public:
-  explicit CudaTicket(CudaBackend &backend) : backend_(backend), gate_(false), begun_(true), ended_(true) {}
+  explicit CudaTicket(CudaBackend &backend) : backend_(backend), begun_(true), ended_(true) {}
   ~CudaTicket() override;
 
-  bool is_done() override {
-    if (cudaEventQuery(ended_.get()) != cudaErrorNotReady) return true;
-    cudaGetLastError();  // else the check after this thread's next kernel would report it as a failure
-    return false;
-  }
-  void wait() override { cudaEventSynchronize(ended_.get()); }
+  // After a failure, too.
+  bool is_done() override { return taken(cudaEventQuery(ended_.get())) != cudaErrorNotReady; }
+  void wait() override { taken(cudaEventSynchronize(ended_.get())); }
   Outcome outcome() override;
 
  private:
   friend class CudaBackend;
+  friend struct Lane;
   CudaBackend &backend_;
-  Event gate_;
   Event begun_;
   Event ended_;
   ax_stats stats_{};
   TaskBuffer tasks_;
 };
 
-// One direction's streams and ring.
+// A job under way, and what it touches.
+struct Running {
+  Footprint footprint;
+  std::shared_ptr<CudaTicket> ticket;
+};
+
+// One direction's streams and ring. Its end waits for its streams; tasks that they still read are freed after that.
 struct Lane {
   explicit Lane(const ax_options &options) {
-    must(cudaStreamCreateWithFlags(&copies, cudaStreamNonBlocking));
-    must(cudaStreamCreateWithFlags(&kernels, cudaStreamNonBlocking));
     for (uint32_t i = 0; i < options.slots; ++i) ring.push_back(std::make_unique<Slot>(options.slot_bytes));
   }
-  ~Lane() {
-    cudaStreamDestroy(copies);
-    cudaStreamDestroy(kernels);
+
+  void forget_done() {
+    while (!running.empty() && taken(cudaEventQuery(running.front().ticket->ended_.get())) == cudaSuccess)
+      running.pop_front();
   }
-  cudaStream_t copies = nullptr;
-  cudaStream_t kernels = nullptr;
+
   std::vector<std::unique_ptr<Slot>> ring;
   size_t next_slot = 0;
-  std::shared_ptr<CudaTicket> last;
+  Stream copies;  // after the ring, so that it outlives them
+  Stream kernels;
+  std::deque<Running> running;  // in the order of their submission, which is that of their ends
 };
 
 class CudaBackend : public Backend {
@@ -170,37 +213,24 @@ class CudaBackend : public Backend {
     for (std::unique_ptr<Lane> &lane : lanes_) lane = std::make_unique<Lane>(options);
   }
 
-  ~CudaBackend() override {
-    int before = 0;
-    cudaGetDevice(&before);
-    cudaSetDevice(device_);
-    for (std::unique_ptr<Lane> &lane : lanes_) {
-      lane->last.reset();
-      cudaStreamSynchronize(lane->copies);
-      cudaStreamSynchronize(lane->kernels);
-      lane.reset();
-    }
-    for (TaskBuffer &buffer : spare_) buffer.free_all();
-    cudaSetDevice(before);
-  }
-
   std::shared_ptr<Ticket> start(Job job, ax_fault &fault) override {
     std::lock_guard<std::mutex> lock(mutex_);
     Lane &lane = *lanes_[job.direction];
     try {
       DeviceScope scope(device_);
       if (check_places(job, fault)) return nullptr;
-      auto ticket = std::make_shared<CudaTicket>(*this);
+      for (std::unique_ptr<Lane> &one : lanes_) one->forget_done();
+      Running made{footprint(job), std::make_shared<CudaTicket>(*this)};
       try {
-        enqueue(job, lane, *ticket);
+        enqueue(job, made, lane);
       } catch (...) {
         // Queued work already uses the ticket's buffers.
-        cudaStreamSynchronize(lane.copies);
-        cudaStreamSynchronize(lane.kernels);
+        taken(cudaStreamSynchronize(lane.copies));
+        taken(cudaStreamSynchronize(lane.kernels));
         throw;
       }
-      lane.last = ticket;
-      return ticket;
+      lane.running.push_back(made);
+      return made.ticket;
     } catch (const CudaError &error) {
       fail_device(fault, error.error);
       return nullptr;
@@ -210,50 +240,48 @@ class CudaBackend : public Backend {
   uint64_t slot_bytes() const override { return slot_bytes_; }
 
   void *allocate(uint64_t bytes, bool is_near) override {
-    void *memory = nullptr;
     try {
       DeviceScope scope(device_);
-      must(is_near ? cudaMalloc(&memory, bytes) : cudaMallocHost(&memory, bytes));
-      must(cudaMemset(memory, 1, bytes));
-      must(cudaDeviceSynchronize());
-      return memory;
+      return is_near ? filled(allocate_near<void>(bytes), bytes) : filled(allocate_far<void>(bytes), bytes);
     } catch (const CudaError &) {
-      release(memory, is_near);
       return nullptr;
     }
   }
 
-  void release(void *memory, bool is_near) override { is_near ? cudaFree(memory) : cudaFreeHost(memory); }
+  void release(void *memory, bool is_near) override { taken(is_near ? cudaFree(memory) : cudaFreeHost(memory)); }
 
   int32_t pin(uint64_t base, uint64_t bytes, ax_fault &fault) override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    uint64_t done = 0;
+    uint64_t at = base;
     try {
       DeviceScope scope(device_);
-      for (; done < bytes; done += PIN_BYTES) {
-        must(cudaHostRegister(pointer(base + done), std::min(PIN_BYTES, bytes - done), cudaHostRegisterPortable));
-        if (done > 0) edges_.insert(std::upper_bound(edges_.begin(), edges_.end(), base + done), base + done);
-      }
+      for (; at < base + bytes; at += pinned_bytes(at, base + bytes))
+        must(cudaHostRegister(pointer(at), pinned_bytes(at, base + bytes), cudaHostRegisterPortable));
       return AX_OK;
     } catch (const CudaError &error) {
-      release_pins(base, done);
+      release_pins(base, at);
       return fail_device(fault, error.error);
     }
   }
 
   int32_t unpin(uint64_t base, uint64_t bytes, ax_fault &fault) override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const cudaError_t error = release_pins(base, bytes);
+    const cudaError_t error = release_pins(base, base + bytes);
     return error == cudaSuccess ? AX_OK : fail_device(fault, error);
   }
 
   // A ticket's tasks are returned for reuse.
-  void give_back(const TaskBuffer &buffer) {
+  void give_back(TaskBuffer buffer) {
     std::lock_guard<std::mutex> lock(spare_mutex_);
-    spare_.push_back(buffer);
+    spare_.push_back(std::move(buffer));
   }
 
  private:
+  template <typename Memory>
+  static void *filled(Memory memory, uint64_t bytes) {
+    must(cudaMemset(memory.get(), 1, bytes));
+    must(cudaDeviceSynchronize());
+    return memory.release();
+  }
+
   bool is_in_place(const ax_plane &plane, bool is_near, uint32_t &flags) {
     cudaPointerAttributes attributes{};
     must(cudaPointerGetAttributes(&attributes, pointer(plane.base)));
@@ -271,27 +299,37 @@ class CudaBackend : public Backend {
     return AX_OK;
   }
 
-  void enqueue(const Job &job, Lane &lane, CudaTicket &ticket) {
+  void enqueue(const Job &job, const Running &made, Lane &lane) {
+    // A job without pairs has nothing to stage, and its two streams nothing that orders them.
+    const bool is_staged = job.strategy == AX_STAGED && !job.pairs.empty();
+    // All of a job comes after what is first on this stream: the other stream waits for its slots.
+    const cudaStream_t first = is_staged && job.direction == AX_STORE ? lane.kernels : lane.copies;
     if (job.flags & AX_AFTER_STREAM) {
-      ticket.gate_.record(reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(job.after_stream)));
-      ticket.gate_.hold(lane.copies);
-      ticket.gate_.hold(lane.kernels);
+      Event gate(false);
+      gate.record(reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(job.after_stream)));
+      gate.hold(first);
     }
-    if (lane.last != nullptr) {
-      lane.last->ended_.hold(lane.copies);
-      lane.last->ended_.hold(lane.kernels);
-    }
+    if (!lane.running.empty()) lane.running.back().ticket->ended_.hold(first);
+    if (const CudaTicket *earlier = last_touched(made.footprint, *lanes_[1 - job.direction])) earlier->ended_.hold(first);
+    CudaTicket &ticket = *made.ticket;
     ticket.stats_.strategy = job.strategy;
     ticket.stats_.pages = job.sources.size() * job.pairs.size();
     ticket.stats_.bytes = bytes_of(job);
-    if (job.strategy == AX_STAGED)
+    if (is_staged)
       enqueue_staged(job, lane, ticket);
     else
       enqueue_direct(job, lane, ticket);
   }
 
+  // The last job of the other direction that touches a block of this one: it ends after all before it.
+  static const CudaTicket *last_touched(const Footprint &footprint, const Lane &other) {
+    for (auto one = other.running.rbegin(); one != other.running.rend(); ++one)
+      if (touches(one->footprint, footprint)) return one->ticket.get();
+    return nullptr;
+  }
+
   void enqueue_direct(const Job &job, Lane &lane, CudaTicket &ticket) {
-    const std::vector<Piece> pieces = cut_at_edges(job.strategy == AX_PER_PAGE ? per_page(job) : coalesced(job));
+    const std::vector<Piece> pieces = cut_at_borders(job.strategy == AX_PER_PAGE ? per_page(job) : coalesced(job));
     ticket.stats_.transfers = pieces.size();
     ticket.begun_.record(lane.copies);
     if (job.strategy == AX_PER_PAGE)
@@ -334,80 +372,69 @@ class CudaBackend : public Backend {
   }
 
   void send_tasks(const std::vector<Task> &tasks, CudaTicket &ticket, cudaStream_t stream) {
-    if (tasks.empty()) return;
     ticket.tasks_ = take_buffer(tasks.size());
-    std::copy(tasks.begin(), tasks.end(), ticket.tasks_.host);
-    must(cudaMemcpyAsync(ticket.tasks_.device, ticket.tasks_.host, tasks.size() * sizeof(Task), cudaMemcpyHostToDevice,
-                         stream));
+    std::copy(tasks.begin(), tasks.end(), ticket.tasks_.host.get());
+    must(cudaMemcpyAsync(ticket.tasks_.device.get(), ticket.tasks_.host.get(), tasks.size() * sizeof(Task),
+                         cudaMemcpyHostToDevice, stream));
   }
 
   TaskBuffer take_buffer(size_t count) {
     std::lock_guard<std::mutex> lock(spare_mutex_);
     for (size_t i = 0; i < spare_.size(); ++i) {
       if (spare_[i].capacity < count) continue;
-      const TaskBuffer found = spare_[i];
+      TaskBuffer found = std::move(spare_[i]);
       spare_.erase(spare_.begin() + static_cast<std::ptrdiff_t>(i));
       return found;
     }
     TaskBuffer made;
     made.capacity = LEAST_TASKS;
     while (made.capacity < count) made.capacity *= 2;
-    must(cudaMallocHost(reinterpret_cast<void **>(&made.host), made.capacity * sizeof(Task)));
-    const cudaError_t error = cudaMalloc(reinterpret_cast<void **>(&made.device), made.capacity * sizeof(Task));
-    if (error != cudaSuccess) cudaFreeHost(made.host);
-    must(error);
+    made.host = allocate_far<Task>(made.capacity * sizeof(Task));
+    made.device = allocate_near<Task>(made.capacity * sizeof(Task));
     return made;
   }
 
   static void run_kernel(const Chunk &chunk, CudaTicket &ticket, Slot &slot, bool is_gather, bool is_wide,
                          cudaStream_t stream) {
-    const Task *tasks = ticket.tasks_.device + chunk.first_task;
+    const Task *tasks = ticket.tasks_.device.get() + chunk.first_task;
     const auto count = static_cast<uint32_t>(chunk.last_task - chunk.first_task);
     if (is_wide)
-      launch<uint4>(tasks, count, static_cast<char *>(slot.memory), is_gather, stream);
+      launch<uint4>(tasks, count, slot.memory.get(), is_gather, stream);
     else
-      launch<uint2>(tasks, count, static_cast<char *>(slot.memory), is_gather, stream);
+      launch<uint2>(tasks, count, slot.memory.get(), is_gather, stream);
   }
 
   size_t copy_runs(const StagedPlan &plan, const Chunk &chunk, Slot &slot, const Job &job, cudaStream_t stream) {
     std::vector<Piece> pieces;
     for (size_t r = chunk.first_run; r < chunk.last_run; ++r) {
       const Run &run = plan.runs[r];
-      const uint64_t staged_at = reinterpret_cast<uintptr_t>(slot.memory) + run.offset;
+      const uint64_t staged_at = reinterpret_cast<uintptr_t>(slot.memory.get()) + run.offset;
       if (job.direction == AX_STORE)
         pieces.push_back({staged_at, run.far, run.bytes});
       else
         pieces.push_back({run.far, staged_at, run.bytes});
     }
-    pieces = cut_at_edges(std::move(pieces));
+    pieces = cut_at_borders(pieces);
     // A gathered slot is written by a kernel that is queued, so only far memory can be stable.
     copy_batch(pieces, job, job.direction == AX_LOAD && (job.flags & AX_SOURCE_STABLE), stream);
     return pieces.size();
   }
 
-  // No copy may cross the border of two registrations.
-  std::vector<Piece> cut_at_edges(std::vector<Piece> pieces) const {
-    if (edges_.empty()) return pieces;
-    std::vector<Piece> parts;
-    for (Piece piece : pieces) {
-      while (const uint64_t part = bytes_to_edge(piece)) {
-        parts.push_back({piece.source, piece.destination, part});
-        piece = {piece.source + part, piece.destination + part, piece.bytes - part};
-      }
-      parts.push_back(piece);
-    }
-    return parts;
-  }
+  // How much of a range one registration pins.
+  static uint64_t pinned_bytes(uint64_t at, uint64_t end) { return std::min(end - at, PIN_BYTES - at % PIN_BYTES); }
 
-  // How far the first edge inside a piece is from its beginning; 0 if there is none.
-  uint64_t bytes_to_edge(const Piece &piece) const {
-    uint64_t nearest = 0;
-    for (const uint64_t begin : {piece.source, piece.destination}) {
-      const auto edge = std::upper_bound(edges_.begin(), edges_.end(), begin);
-      if (edge == edges_.end() || *edge - begin >= piece.bytes) continue;
-      nearest = nearest == 0 ? *edge - begin : std::min(nearest, *edge - begin);
-    }
-    return nearest;
+  // No copy may cross the border of two registrations.
+  static std::vector<Piece> cut_at_borders(const std::vector<Piece> &pieces) {
+    std::vector<Piece> parts;
+    parts.reserve(pieces.size());
+    for (const Piece &piece : pieces)
+      for (uint64_t done = 0; done < piece.bytes; done += parts.back().bytes) {
+        const uint64_t source = piece.source + done, destination = piece.destination + done;
+        const uint64_t rest = piece.bytes - done;
+        const uint64_t bytes = std::min(pinned_bytes(source, source + rest), pinned_bytes(destination, destination + rest));
+        parts.push_back({source, destination, bytes});
+      }
+    return parts;
   }
 
   static void copy_singly(const std::vector<Piece> &pieces, cudaStream_t stream) {
@@ -436,15 +463,14 @@ class CudaBackend : public Backend {
     size_t first = 0;
 #if CUDART_VERSION >= 13000
     const cudaError_t error =
-        cudaMemcpyBatchAsync(destinations.data(), const_cast<const void **>(sources.data()), sizes.data(), sizes.size(),
-                             &attributes, &first, 1, stream);
+        taken(cudaMemcpyBatchAsync(destinations.data(), const_cast<const void **>(sources.data()), sizes.data(),
+                                   sizes.size(), &attributes, &first, 1, stream));
 #else
     size_t failed = 0;
-    const cudaError_t error = cudaMemcpyBatchAsync(destinations.data(), sources.data(), sizes.data(), sizes.size(),
-                                                   &attributes, &first, 1, &failed, stream);
+    const cudaError_t error = taken(cudaMemcpyBatchAsync(destinations.data(), sources.data(), sizes.data(),
+                                                         sizes.size(), &attributes, &first, 1, &failed, stream));
 #endif
     if (error == cudaErrorCallRequiresNewerDriver || error == cudaErrorNotSupported) {
-      cudaGetLastError();
       has_batch_ = false;
       return false;
     }
@@ -455,43 +481,35 @@ class CudaBackend : public Backend {
   bool try_batch(const std::vector<Piece> &, bool, cudaStream_t) { return has_batch_ = false; }
 #endif
 
-  cudaError_t release_pins(uint64_t base, uint64_t bytes) {
+  static cudaError_t release_pins(uint64_t base, uint64_t end) {
     cudaError_t first = cudaSuccess;
-    for (uint64_t done = 0; done < bytes; done += PIN_BYTES) {
-      const cudaError_t error = cudaHostUnregister(pointer(base + done));
-      if (error != cudaSuccess) cudaGetLastError();
+    for (uint64_t at = base; at < end; at += pinned_bytes(at, end)) {
+      const cudaError_t error = taken(cudaHostUnregister(pointer(at)));
       if (first == cudaSuccess) first = error;
-      const auto edge = std::find(edges_.begin(), edges_.end(), base + done);
-      if (edge != edges_.end()) edges_.erase(edge);
     }
     return first;
   }
 
   const int device_;
   const uint64_t slot_bytes_;
-  std::mutex mutex_;
-  std::unique_ptr<Lane> lanes_[2];
-  std::vector<uint64_t> edges_;  // borders between adjacent registrations, ascending
-  bool has_batch_ = true;
   std::mutex spare_mutex_;
   std::vector<TaskBuffer> spare_;
+  std::mutex mutex_;  // the lanes
+  bool has_batch_ = true;
+  std::unique_ptr<Lane> lanes_[2];  // last: their jobs give their tasks back
 };
 
 CudaTicket::~CudaTicket() {
-  cudaEventSynchronize(ended_.get());
-  if (tasks_.host != nullptr) backend_.give_back(tasks_);
+  if (tasks_.host != nullptr) backend_.give_back(std::move(tasks_));
 }
 
 Outcome CudaTicket::outcome() {
   Outcome outcome;
   outcome.stats = stats_;
   float elapsed_ms = 0;
-  cudaError_t error = cudaEventQuery(ended_.get());
-  if (error == cudaSuccess) error = cudaEventElapsedTime(&elapsed_ms, begun_.get(), ended_.get());
-  if (error != cudaSuccess) {
-    cudaGetLastError();
-    fail_device(outcome.fault, error);
-  }
+  cudaError_t error = taken(cudaEventSynchronize(ended_.get()));
+  if (error == cudaSuccess) error = taken(cudaEventElapsedTime(&elapsed_ms, begun_.get(), ended_.get()));
+  if (error != cudaSuccess) fail_device(outcome.fault, error);
   outcome.stats.seconds = elapsed_ms / 1e3;
   return outcome;
 }
@@ -500,9 +518,7 @@ Outcome CudaTicket::outcome() {
 
 bool has_cuda_device() {
   int count = 0;
-  const cudaError_t error = cudaGetDeviceCount(&count);
-  if (error != cudaSuccess) cudaGetLastError();
-  return error == cudaSuccess && count > 0;
+  return taken(cudaGetDeviceCount(&count)) == cudaSuccess && count > 0;
 }
 
 std::unique_ptr<Backend> make_cuda_backend(const ax_options &options, ax_fault &fault) {

@@ -105,6 +105,38 @@ class StagedBuilder {
   uint64_t slot_bytes_;
 };
 
+Touched touched(const std::vector<ax_plane> &planes, std::vector<uint64_t> blocks) {
+  if (!is_interleaved(planes)) return {planes, std::move(blocks)};
+  // Planes that interleave are as one whose blocks are all of a stride.
+  ax_plane whole = planes[planes_by_base(planes)[0]];
+  whole.block_bytes = whole.stride_bytes;
+  return {{whole}, std::move(blocks)};
+}
+
+bool touches(const ax_plane &a, const std::vector<uint64_t> &a_blocks, const ax_plane &b,
+             const std::vector<uint64_t> &b_blocks) {
+  if (a_blocks.empty() || b_blocks.empty()) return false;
+  if (address(a, a_blocks.back()) + a.block_bytes <= address(b, b_blocks.front())) return false;
+  if (address(b, b_blocks.back()) + b.block_bytes <= address(a, a_blocks.front())) return false;
+  for (size_t i = 0, k = 0; i < a_blocks.size() && k < b_blocks.size();) {
+    const uint64_t a_begin = address(a, a_blocks[i]), b_begin = address(b, b_blocks[k]);
+    if (b_begin >= a_begin && b_begin - a_begin >= a.block_bytes)
+      ++i;
+    else if (a_begin >= b_begin && a_begin - b_begin >= b.block_bytes)
+      ++k;
+    else
+      return true;
+  }
+  return false;
+}
+
+bool touches(const Touched &a, const Touched &b) {
+  for (const ax_plane &one : a.planes)
+    for (const ax_plane &other : b.planes)
+      if (touches(one, a.blocks, other, b.blocks)) return true;
+  return false;
+}
+
 // The place in the table of a piece by its bytes and the number of pieces: its classes, and its size in units of its class.
 double expected_s(const ax_table &table, uint32_t direction, uint32_t strategy, uint64_t pieces, uint64_t bytes) {
   const uint64_t each = std::max<uint64_t>(bytes / pieces, 1);
@@ -112,7 +144,7 @@ double expected_s(const ax_table &table, uint32_t direction, uint32_t strategy, 
   while (size + 1 < AX_TABLE_SIZES && (UINT64_C(8192) << size) <= each) ++size;
   const uint32_t count = pieces < 8 ? 0 : pieces < 64 ? 1 : pieces < 1024 ? 2 : 3;
   const double scale = static_cast<double>(bytes) / static_cast<double>(UINT64_C(4096) << size);
-  return table.seconds[direction][size][count][strategy] * scale;
+  return table.seconds[direction][size][count][strategy - AX_COALESCED] * scale;
 }
 
 }  // namespace
@@ -153,22 +185,28 @@ StagedPlan staged(const Job &job, uint64_t slot_bytes) {
   return plan;
 }
 
+Footprint footprint(const Job &job) {
+  std::vector<uint64_t> sources, destinations;
+  for (const uint32_t k : pairs_by_source(job)) sources.push_back(job.pairs[k].source);
+  for (const uint32_t k : job.by_destination) destinations.push_back(job.pairs[k].destination);
+  Touched from = touched(job.sources, std::move(sources)), to = touched(job.destinations, std::move(destinations));
+  if (job.direction == AX_STORE) return {std::move(from), std::move(to)};
+  return {std::move(to), std::move(from)};
+}
+
+bool touches(const Footprint &a, const Footprint &b) { return touches(a.near, b.near) || touches(a.far, b.far); }
+
 uint32_t choose(const Job &job, const ax_table *table, uint64_t slot_bytes) {
   if (job.strategy != AX_AUTO) return job.strategy;
   if (table == nullptr || job.pairs.empty()) return AX_COALESCED;
   const uint64_t bytes = bytes_of(job), pages = job.sources.size() * job.pairs.size();
+  // A slot that holds less than a page cannot gather anything.
+  if (slot_bytes <= bytes / pages) return AX_COALESCED;
   uint64_t pieces = 0;
   each_piece(job, [&](const Piece &) { ++pieces; });
-  const double costs[AX_STRATEGIES] = {
-      expected_s(*table, job.direction, AX_PER_PAGE, pages, bytes),
-      expected_s(*table, job.direction, AX_COALESCED, pieces, bytes),
-      expected_s(*table, job.direction, AX_STAGED, pieces, bytes),
-  };
-  uint32_t best = AX_COALESCED;
-  if (costs[AX_PER_PAGE] < costs[best]) best = AX_PER_PAGE;
-  // A slot that holds less than a page cannot gather anything.
-  if (costs[AX_STAGED] < costs[best] && slot_bytes > bytes / pages) best = AX_STAGED;
-  return best;
+  const double direct_s = expected_s(*table, job.direction, AX_COALESCED, pieces, bytes);
+  const double staged_s = expected_s(*table, job.direction, AX_STAGED, pieces, bytes);
+  return staged_s < direct_s ? AX_STAGED : AX_COALESCED;
 }
 
 }  // namespace ax

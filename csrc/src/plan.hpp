@@ -51,6 +51,20 @@ std::vector<Piece> per_page(const Job &job);
 std::vector<Piece> coalesced(const Job &job);
 StagedPlan staged(const Job &job, uint64_t slot_bytes);
 
+// What a job touches in one memory: blocks of planes, ascending.
+struct Touched {
+  std::vector<ax_plane> planes;
+  std::vector<uint64_t> blocks;
+};
+
+struct Footprint {
+  Touched near, far;
+};
+
+Footprint footprint(const Job &job);
+// Whether two jobs touch the same bytes in either memory. Never false if they do; it may be true for bytes between planes.
+bool touches(const Footprint &a, const Footprint &b);
+
 // The strategy to run: the job's, or for AX_AUTO the one that the table expects to be fastest.
 uint32_t choose(const Job &job, const ax_table *table, uint64_t slot_bytes);
 

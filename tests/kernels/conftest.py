@@ -6,6 +6,7 @@ import fcntl
 import importlib.util
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -32,20 +33,32 @@ def builder() -> ModuleType:
     return module
 
 
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder that all workers of one run share for what they compile, and the compiler."""
+
+    path: Path
+    cxx: str
+
+
 @pytest.fixture(scope="session")
-def library(builder: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> SwapLibrary:
-    """Return the CPU library of the sources as they are; skip where there is no compiler."""
-    tools = builder.find_toolchain()
-    if tools.cxx is None:
+def shared(builder: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """Return the run's folder; skip where there is no compiler."""
+    cxx = builder.find_toolchain().cxx
+    if cxx is None:
         pytest.skip("no C++ compiler")
     root = tmp_path_factory.getbasetemp()
-    # All workers of one run share it.
-    folder = root.parent if root.name.startswith("popen-") else root
-    made = folder / "libautellix_swap.so"
-    with (folder / "native.lock").open("w") as lock:
+    return Folder(root.parent if root.name.startswith("popen-") else root, cxx)
+
+
+@pytest.fixture(scope="session")
+def library(builder: ModuleType, shared: Folder) -> SwapLibrary:
+    """Return the CPU library of the sources as they are."""
+    made = shared.path / "libautellix_swap.so"
+    with (shared.path / "native.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
-            builder.compile_library(builder.command(ROOT, "cpu", tools, made))
+            builder.compile_library(builder.command(ROOT, "cpu", builder.find_toolchain(), made))
     return SwapLibrary(made)
 
 

@@ -123,7 +123,7 @@ BROKEN: dict[str, tuple[Change, Code, str]] = {
         "destinations[1]",
     ),
     "another back end's table": (
-        _set(table=SwapTable(backend="other", seconds=(0.0,) * 240)),
+        _set(table=SwapTable(backend="other", seconds=(0.0,) * 160)),
         Code.CHOICE,
         "table",
     ),

@@ -30,7 +30,7 @@ MAX_SLOTS = 16
 ALIGNMENT = 8
 TABLE_SIZES = 10
 TABLE_COUNTS = 4
-TABLE_CELLS = 2 * TABLE_SIZES * TABLE_COUNTS * 3
+TABLE_CELLS = 2 * TABLE_SIZES * TABLE_COUNTS * 2
 WORD_END = 1 << 64
 PAIR_BYTES = 16
 
@@ -39,13 +39,13 @@ class Strategy(IntEnum):
     """How pages become transfers."""
 
     PER_PAGE = 0
-    """One transfer per page: the paper's baseline."""
+    """One transfer per page: the paper's baseline, and the measure of the others."""
     COALESCED = 1
     """Pages adjacent in both memories share a transfer."""
     STAGED = 2
     """Pages are gathered in near memory; adjacent pages in far memory share a transfer."""
     AUTO = 3
-    """The fastest by the job's table; COALESCED without a table."""
+    """STAGED where the job's table says that it is faster, else COALESCED."""
 
 
 class Direction(IntEnum):

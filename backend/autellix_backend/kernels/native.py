@@ -24,7 +24,7 @@ from autellix_backend.kernels.job import (
 )
 
 LIBRARY_PATH = Path(__file__).with_name("libautellix_swap.so")
-VERSION = 1
+VERSION = 2
 BACKENDS = ("cpu", "cuda")
 """The back ends by the library's numbers."""
 AFTER_STREAM = 1
