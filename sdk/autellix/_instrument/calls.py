@@ -49,9 +49,16 @@ class CallHeaders:
         self.account: Account | None = None
 
 
-def backend_of(url: Any) -> Backend | None:
-    """Return the backend at an HTTP client's URL, or None if it gets no headers."""
-    return backends.find(url.scheme, url.host, url.port, url.path)
+def backend_of(url: Any, client: Any = None) -> Backend | None:
+    """Return the backend at a URL, as an httpx client reaches it; None if it gets no headers."""
+    return backends.find(url.scheme, url.host, url.port, url.path, _socket_of(client))
+
+
+def _socket_of(client: Any) -> str | None:
+    """Return the path of the unix socket that an httpx client calls, if it does."""
+    pool = getattr(getattr(client, "_transport", None), "_pool", None)
+    path = getattr(pool, "_uds", None)
+    return path if isinstance(path, str) else None
 
 
 def annotate(backend: Backend, call: CallHeaders, request: Any) -> None:

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from autellix._sessions.backends import Backend
 
 
-def _called_backend(request: Any) -> Backend | None:
+def _called_backend(client: Any, request: Any) -> Backend | None:
     """Return the backend that a request calls; None if it is not a call, or is annotated already."""
     if not propagation.is_on or request.method != "POST" or CALL_ID in request.headers:
         return None
-    backend = calls.backend_of(request.url)
+    backend = calls.backend_of(request.url, client)
     if backend is None or request.url.path.startswith(backend.root + API_PREFIX):
         return None
     return backend
@@ -34,8 +34,8 @@ def _annotate(backend: Backend, request: Any) -> None:
     calls.annotate(backend, calls.CallHeaders(), request)
 
 
-def _begin(request: Any) -> tuple[Backend | None, bool]:
-    backend = _called_backend(request)
+def _begin(client: Any, request: Any) -> tuple[Backend | None, bool]:
+    backend = _called_backend(client, request)
     must_wait = backend is not None and backend.needs_wait
     if backend is not None and must_wait:
         calls.probe(backend, request.headers)
@@ -45,7 +45,7 @@ def _begin(request: Any) -> tuple[Backend | None, bool]:
 def _patch_send(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def send(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        backend, must_wait = safely(_begin, request) or (None, False)
+        backend, must_wait = safely(_begin, self, request) or (None, False)
         if backend is None:
             return original(self, request, *args, **kwargs)
         if must_wait:
@@ -61,7 +61,7 @@ def _patch_send(original: Callable[..., Any]) -> Callable[..., Any]:
 def _patch_async_send(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     async def send(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        backend, must_wait = safely(_begin, request) or (None, False)
+        backend, must_wait = safely(_begin, self, request) or (None, False)
         if backend is None:
             return await original(self, request, *args, **kwargs)
         if must_wait:

@@ -82,7 +82,7 @@ class InFlightCalls:
         call = self._by_key.get(options.idempotency_key)
         if "://" in options.url:
             # An absolute address overrides the client's own.
-            backend = calls.backend_of(request.url)
+            backend = calls.backend_of(request.url, getattr(client, "_client", None))
         else:
             backend = _backend_of_client(client) if call is None else call.backend
         if backend is not None:
@@ -101,7 +101,7 @@ def _backend_of_client(client: Any) -> Backend | None:
     if cached is not None and cached[0] is url and cached[1] is backends.generation:
         found: Backend | None = cached[2]
         return found if found is not None and found.state != FOREIGN else None
-    backend = calls.backend_of(url)
+    backend = calls.backend_of(url, getattr(client, "_client", None))
     attributes[CACHED_BACKEND] = (url, backends.generation, backend)
     return backend
 

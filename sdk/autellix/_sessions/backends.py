@@ -46,11 +46,13 @@ class Backend:
     answer, and no call carries headers before it.
     """
 
-    __slots__ = ("_accounts", "_is_probed", "has_waited", "is_configured", "origin", "root", "state")
+    __slots__ = ("_accounts", "_is_probed", "has_waited", "is_configured", "origin", "root", "state", "uds")
 
-    def __init__(self, origin: Origin, root: str, *, is_configured: bool) -> None:
+    def __init__(self, origin: Origin, root: str, *, is_configured: bool, uds: str | None = None) -> None:
         self.origin = origin
         self.root = root
+        self.uds = uds
+        """The path of the unix socket by which it is reached, in place of the origin's host and port."""
         self.is_configured = is_configured
         self._accounts: dict[Credentials, Account] = {}
         self.reset_probe()
@@ -138,27 +140,30 @@ class BackendRegistry:
     def configure(self, roots: dict[Origin, str]) -> None:
         """Admit these origins only, or nearby hosts if there are none; drop all results of probes."""
         self._configured = roots
-        self._seen: dict[Origin, Backend | None] = {}
+        self._seen: dict[tuple[str, str, int, str | None], Backend | None] = {}
         self.generation = object()
         """A new object after each change of the rule, for caches."""
 
-    def find(self, scheme: str, host: str, port: int | None, path: str) -> Backend | None:
-        """Return the backend at an origin, or None if the origin gets no headers."""
+    def find(
+        self, scheme: str, host: str, port: int | None, path: str, uds: str | None = None
+    ) -> Backend | None:
+        """Return the backend at an origin, or behind a unix socket; None if it gets no headers."""
         origin = (scheme, host, port or PORTS.get(scheme, 0))
         try:
-            backend = self._seen[origin]
+            backend = self._seen[*origin, uds]
         except KeyError:
             # setdefault: two threads that see an origin first share one record.
-            backend = self._seen.setdefault(origin, self._admit(origin, path))
+            backend = self._seen.setdefault((*origin, uds), self._admit(origin, path, uds))
         return None if backend is None or backend.state == FOREIGN else backend
 
-    def _admit(self, origin: Origin, path: str) -> Backend | None:
+    def _admit(self, origin: Origin, path: str, uds: str | None) -> Backend | None:
         if self._configured:
             root = self._configured_root(origin)
-            return None if root is None else Backend(origin, root, is_configured=True)
-        if origin[0] not in PORTS or not is_near(origin[1]):
+            return None if root is None else Backend(origin, root, is_configured=True, uds=uds)
+        # A unix socket is on this machine, whatever the address says.
+        if origin[0] not in PORTS or not (uds or is_near(origin[1])):
             return None
-        return self._make(origin, path)
+        return self._make(origin, path, uds)
 
     def _configured_root(self, origin: Origin) -> str | None:
         scheme, host, port = origin
@@ -167,19 +172,19 @@ class BackendRegistry:
         roots = (self._configured.get((scheme, name, port)) for name in (host, *names))
         return next((root for root in roots if root is not None), None)
 
-    def _make(self, origin: Origin, path: str) -> Backend:
+    def _make(self, origin: Origin, path: str, uds: str | None = None) -> Backend:
         root, found, _ = path.partition("/v1/")
-        return Backend(origin, root if found else "", is_configured=False)
+        return Backend(origin, root if found else "", is_configured=False, uds=uds)
 
     def discover(self, scheme: str, host: str, port: int | None, path: str) -> bool:
         """Admit an origin that has answered as Autellix; return False where others are configured."""
         origin = (scheme, host, port or PORTS.get(scheme, 0))
-        backend = self._seen.get(origin)
+        backend = self._seen.get((*origin, None))
         if backend is None:
             if self._configured or scheme not in PORTS:
                 self._warn_unlisted(origin)
                 return False
-            backend = self._seen[origin] = self._make(origin, path)
+            backend = self._seen[*origin, None] = self._make(origin, path)
             self.generation = object()
         if backend.state != KNOWN:
             backend.finish_probe(KNOWN)

@@ -52,10 +52,21 @@ class _SharedReader(io.BufferedReader):
         return self
 
 
-class Connection:
-    """A connection to an origin, directly or through the proxy of the environment."""
+class _UnixConnection(http.client.HTTPConnection):
+    uds = ""
 
-    def __init__(self, origin: Origin, timeout_s: float) -> None:
+    def connect(self) -> None:
+        import socket
+
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self.uds)
+
+
+class Connection:
+    """A connection to an origin: directly, by a unix socket, or through the proxy of the environment."""
+
+    def __init__(self, origin: Origin, timeout_s: float, uds: str | None = None) -> None:
         """Connect.
 
         Raises:
@@ -63,11 +74,15 @@ class Connection:
             http.client.HTTPException: if the proxy refuses.
         """
         scheme, host, port = origin
+        connection: http.client.HTTPConnection
         make = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
-        proxy = proxy_of(scheme, f"{host}:{port}")
+        proxy = None if uds is not None else proxy_of(scheme, f"{host}:{port}")
         self._target = ""
         self._headers: dict[str, str] = {"Host": _host(host, port)}
-        if proxy is None:
+        if uds is not None:
+            connection = _UnixConnection(host, port, timeout=timeout_s)
+            connection.uds = uds
+        elif proxy is None:
             connection = make(host, port, timeout=timeout_s)
         else:
             connection = make(proxy[0], proxy[1], timeout=timeout_s)

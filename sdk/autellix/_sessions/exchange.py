@@ -92,7 +92,7 @@ def _take(backend: Backend) -> Connection | None:
 def _connect(backend: Backend, deadline_s: float) -> Connection:
     from autellix._sessions.connection import Connection
 
-    return Connection(backend.origin, max(0.01, deadline_s - time.monotonic()))
+    return Connection(backend.origin, max(0.01, deadline_s - time.monotonic()), backend.uds)
 
 
 def _prepared(account: Account, request: Request) -> Request:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import socketserver
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import openai
 import pytest
 
+import autellix
 from autellix._sessions.backends import NO_KEY, Account, Backend
 from autellix._sessions.connection import proxy_of
 from autellix._sessions.exchange import close_connections, exchange, exchange_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.sdk.conftest import Recording
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -160,3 +166,56 @@ def test_hosts_without_proxy_are_asked_directly(monkeypatch: pytest.MonkeyPatch)
     assert proxy_of("http", "gateway.internal:80") is None
     monkeypatch.setenv("http_proxy", "socks5://proxy:1080")
     assert proxy_of("http", "gateway.test:80") is None
+
+
+class _UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+
+    def __init__(self, path: str, port: int) -> None:
+        super().__init__(path, _Relay)
+        self.port = port
+
+
+class _Relay(socketserver.BaseRequestHandler):
+    """Hands the bytes of a unix socket on to a TCP port, and back."""
+
+    server: _UnixServer
+
+    def handle(self) -> None:
+        with socket.create_connection(("127.0.0.1", self.server.port)) as other:
+            back = threading.Thread(target=self._copy, args=(other, self.request), daemon=True)
+            back.start()
+            self._copy(self.request, other)
+            back.join()
+
+    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("is_configured", [True, False])
+def test_session_behind_a_unix_socket(
+    sdk: None, backend: Recording, tmp_path: Path, is_configured: bool
+) -> None:
+    """Whatever the address says, control traffic takes the way of the calls."""
+    base: Any = openai._base_client
+    http: Any = base.__dict__.get("httpx2") or base.httpx
+    path = str(tmp_path / "gateway.sock")
+    url = "http://gateway.example/v1"
+    if is_configured:
+        autellix.configure(url)
+    with _UnixServer(path, backend.port) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        transport = http.HTTPTransport(uds=path)
+        with openai.OpenAI(
+            base_url=url, api_key="key", max_retries=0, http_client=http.Client(transport=transport)
+        ) as client:
+            client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
+        backend.wait_for("POST", "/sessions")
+        assert backend.calls[0]["x-autellix-program-id"] == autellix.current().program_id
+        autellix.uninstrument()
+        backend.wait_for("DELETE", "/sessions/")
+        server.shutdown()

@@ -45,7 +45,7 @@ def wait_until(is_true: Callable[[], object]) -> None:
 
 
 def record_of(backend: Recording) -> origins.Backend:
-    found = origins.backends._seen[("http", "127.0.0.1", backend.port)]
+    found = origins.backends._seen["http", "127.0.0.1", backend.port, None]
     assert found is not None
     return found
 
