@@ -85,8 +85,12 @@ class Stage:
             self.engine.behaviour = FakeBehaviour(fault=Fault.HANG)
             already = len(self.engine.requests)
             for program_id, thread_id, call_id in calls:
-                name = {"x-autellix-thread-id": thread_id, "x-autellix-call-id": call_id}
-                task = asyncio.create_task(self._call(program_id, None, name))
+                named = {
+                    "x-autellix-thread-id": thread_id,
+                    "x-autellix-call-id": call_id,
+                    "x-autellix-program-name": program_id.rpartition("-")[0] or program_id,
+                }
+                task = asyncio.create_task(self._call(program_id, None, named))
                 _hanging.add(task)
                 task.add_done_callback(_hanging.discard)
             await until(lambda: len(self.engine.requests) == already + len(calls))

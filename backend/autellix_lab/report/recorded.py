@@ -10,7 +10,7 @@ import msgspec
 
 from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
 from autellix_backend.gateway.http.history import ended_row
-from autellix_backend.gateway.http.timeline import ended_timeline
+from autellix_backend.gateway.http.timeline import timeline_of
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_backend.gateway.tenancy.tenants import Tenant
 
@@ -77,6 +77,6 @@ def show_programs(programs: Iterable[ProgramTrace]) -> ShownPrograms:
     viewer = Tenant()
     return ShownPrograms(
         rows=[msgspec.to_builtins(ended_row(program, viewer)) for program in shown],
-        timelines=[msgspec.to_builtins(ended_timeline(program, program.program_id)) for program in shown],
+        timelines=[msgspec.to_builtins(timeline_of(program, program.program_id)) for program in shown],
         left_out=len(found) - len(shown),
     )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.gateway.snapshots import NOW, open_call, overview, program, snapshot, standing
 
-from autellix_backend.gateway.http.timeline import MAX_OPEN_CALLS, living_timeline, open_spans
+from autellix_backend.gateway.http.timeline import MAX_OPEN_CALLS, living_program, open_spans
 from autellix_backend.gateway.tenancy.tenants import key_line
 from autellix_lab.fakes.engine import FakeBehaviour, Fault
 
@@ -67,10 +67,10 @@ def test_a_snapshot_that_is_older_than_the_call_does_not_reach_before_it() -> No
 
 def test_open_calls_are_bounded() -> None:
     calls = [open_call(f"key-{number}") for number in range(MAX_OPEN_CALLS + 3)]
-    timeline = living_timeline(program(), None, overview(*calls), "p", wall_s=1e9)
+    found, rows = living_program(program(), None, overview(*calls), wall_s=1e9)
 
-    assert (len(timeline.calls), timeline.left_out) == (MAX_OPEN_CALLS, 3)
-    assert timeline.began_at_s == 1e9 - (NOW - 100.0)
+    assert (len(found.calls), len(rows), found.left_out) == (MAX_OPEN_CALLS, MAX_OPEN_CALLS, 3)
+    assert found.began_at_s == 1e9 - (NOW - 100.0)
 
 
 async def test_the_timeline_of_a_program_goes_on_after_its_end(serve: Any) -> None:

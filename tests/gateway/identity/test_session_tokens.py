@@ -273,12 +273,12 @@ async def test_another_machine_lists_only_its_own_programs(
         # On the gateway's machine one is an operator.
         assert len((await rig.get(PROGRAMS))[1]["programs"]) == 2
         monkeypatch.setattr(components, "is_loopback", lambda _host: False)
-        for path in (PROGRAMS, PROGRAMS + "/p", PROGRAMS + "/p/why"):
+        for path in (PROGRAMS, PROGRAMS + "/p", PROGRAMS + "/p/why", PROGRAMS + "/p/timeline"):
             assert (await rig.get(path))[0] == 401
         assert (await rig.get("/autellix/v1/events"))[0] == 403
         async with rig.client.get(rig.url + PROGRAMS, headers=headers("theirs", token=foreign)) as answer:
             assert [row["program_id"] for row in (await answer.json())["programs"]] == ["q"]
-        for program, expected in (("p", 404), ("q", 200)):
+        for program, expected in (("p", 404), ("q", 200), ("p/timeline", 404), ("q/timeline", 200)):
             async with rig.client.get(
                 f"{rig.url}{PROGRAMS}/{program}", headers=headers("theirs", token=foreign)
             ) as answer:
@@ -297,7 +297,7 @@ async def test_another_machine_learns_only_of_its_own_ended_programs(
         assert [row["program_id"] for row in listed["programs"]] == ["p"]
 
         monkeypatch.setattr(components, "is_loopback", lambda _host: False)
-        for path in (HISTORY, HISTORY + "/p", PROGRAMS + "/p/why"):
+        for path in (HISTORY, HISTORY + "/p", PROGRAMS + "/p/why", PROGRAMS + "/p/timeline"):
             assert (await rig.get(path))[0] == 401
             async with rig.client.get(rig.url + path, headers=headers("theirs", token=foreign)) as answer:
                 shown = await answer.json()

@@ -9,13 +9,13 @@ import msgspec
 from tests.page.stage import telling_program
 from tests.page.traces import recorded_trace
 
-from autellix_backend.gateway.http.timeline import ended_timeline
+from autellix_backend.gateway.http.timeline import timeline_of
 from autellix_lab.report.perfetto import perfetto_trace
 from autellix_lab.report.recorded import show_programs
 
 
 def telling() -> dict[str, Any]:
-    timeline: dict[str, Any] = msgspec.to_builtins(ended_timeline(telling_program(), "research-7"))
+    timeline: dict[str, Any] = msgspec.to_builtins(timeline_of(telling_program(), "research-7"))
     return timeline
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,14 @@ from autellix_backend.gateway.history.critical_path import Spent, spent
 from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
 from autellix_backend.gateway.history.history import OpenProgram
 from autellix_backend.gateway.history.spans import Span, SpanKind, spans
-from autellix_backend.gateway.http.components import History, IsShown, Store, TakeOverview, Viewer
+from autellix_backend.gateway.http.components import (
+    History,
+    IsShown,
+    ListingTurns,
+    Store,
+    TakeOverview,
+    Viewer,
+)
 from autellix_backend.gateway.http.history import ENDED, find_ended
 from autellix_backend.gateway.http.openapi import JSON_TYPE, refusals
 from autellix_backend.gateway.http.programs import ONE_PROGRAM, find_living
@@ -81,47 +89,68 @@ async def show_timeline(
     take_overview: TakeOverview,
     history: History,
     is_shown: IsShown,
+    turns: ListingTurns,
 ) -> Response:
     """Show what each call of a program did when, while it runs or after it ended."""
-    try:
-        view = await find_living(store, viewer, program_id, is_shown)
-    except NotFoundError:
-        ended = find_ended(history, viewer, program_id, is_shown)
-        if ended is None:
-            raise
-        timeline = ended_timeline(ended, viewer.shown(ended.program_id))
-    else:
-        overview = take_overview()
-        living = history.living(view.program_id)
-        timeline = living_timeline(view, living, overview, viewer.shown(view.program_id), time.time())
-    # As the list of programs: no look at each value of thousands of calls.
-    return Response(msgspec.json.encode(timeline), media_type=JSON_TYPE)
+    # One at a time for each tenant, and in a thread: thousands of calls would hold up all others'.
+    async with turns[viewer.name]:
+        state = ENDED
+        open_rows: tuple[TimelineCall, ...] = ()
+        try:
+            view = await find_living(store, viewer, program_id, is_shown)
+        except NotFoundError:
+            found = find_ended(history, viewer, program_id, is_shown)
+            if found is None:
+                raise
+            program = found
+        else:
+            overview = take_overview()
+            state = overview.program_state(view)
+            program, open_rows = living_program(
+                view, history.living(view.program_id), overview, wall_s=time.time()
+            )
+        shown_id = viewer.shown(program.program_id)
+        content = await asyncio.to_thread(_encoded, program, shown_id, state, open_rows)
+    return Response(content, media_type=JSON_TYPE)
 
 
-def ended_timeline(program: EndedProgram, shown_id: str) -> ProgramTimeline:
-    """Return the timeline of an ended program."""
+def _encoded(program: EndedProgram, shown_id: str, state: str, open_rows: tuple[TimelineCall, ...]) -> bytes:
+    return msgspec.json.encode(timeline_of(program, shown_id, state, open_rows))
+
+
+def timeline_of(
+    program: EndedProgram, shown_id: str, state: str = ENDED, open_rows: tuple[TimelineCall, ...] = ()
+) -> ProgramTimeline:
+    """Return the timeline of a program.
+
+    Args:
+        program: The program; calls that are open are its last ones.
+        shown_id: Its id as the viewer knows it.
+        state: What it is doing.
+        open_rows: The rows of its open calls.
+    """
+    finished = program.calls[: len(program.calls) - len(open_rows)]
     return ProgramTimeline(
         program_id=shown_id,
         name=program.name,
-        state=ENDED,
+        state=state,
         began_at_s=program.began_at_s,
         duration_s=program.duration_s,
         left_out=program.left_out,
         spent=spent(program),
-        calls=tuple(_finished_row(call) for call in program.calls),
+        calls=(*map(_finished_row, finished), *open_rows),
     )
 
 
-def living_timeline(
-    view: ProgramView, living: OpenProgram | None, overview: Overview, shown_id: str, wall_s: float
-) -> ProgramTimeline:
-    """Return the timeline of a program in the process table.
+def living_program(
+    view: ProgramView, living: OpenProgram | None, overview: Overview, *, wall_s: float
+) -> tuple[EndedProgram, tuple[TimelineCall, ...]]:
+    """Return a program of the process table as if it ended at this moment, and the rows of its open calls.
 
     Args:
         view: The program.
         living: Its settled calls; None if the history is off, or another gateway served them.
         overview: The open calls and engines of the moment.
-        shown_id: Its id as the viewer knows it.
         wall_s: The moment in seconds since 1970.
     """
     origin_s = view.first_arrival_s if living is None else living.start_s
@@ -129,26 +158,14 @@ def living_timeline(
     opened = overview.calls_of(view.program_id)
     shown = opened[:MAX_OPEN_CALLS]
     program = EndedProgram(
-        program_id=shown_id,
+        program_id=view.program_id,
         name=view.name,
         began_at_s=wall_s - (overview.now - origin_s),
         ended_at_s=wall_s,
         calls=(*finished, *(_as_ended(call, overview, origin_s) for call in shown)),
         left_out=(0 if living is None else living.left_out) + len(opened) - len(shown),
     )
-    return ProgramTimeline(
-        program_id=shown_id,
-        name=program.name,
-        state=overview.program_state(view),
-        began_at_s=program.began_at_s,
-        duration_s=program.duration_s,
-        left_out=program.left_out,
-        spent=spent(program),
-        calls=(
-            *map(_finished_row, finished),
-            *(_open_row(call, overview, origin_s) for call in shown),
-        ),
-    )
+    return program, tuple(_open_row(call, overview, origin_s) for call in shown)
 
 
 def _finished_row(call: EndedCall) -> TimelineCall:

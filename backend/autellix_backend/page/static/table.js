@@ -17,6 +17,8 @@ export class LongTable {
     this.onSort = onSort;
     this.rows = [];
     this.pool = [];
+    this.first = 0;
+    this.version = 0;
     this.chosen = null;
     this.heads = columns.map((column) => this.headOf(column));
     this.top = gapRow(columns.length);
@@ -72,6 +74,7 @@ export class LongTable {
     const focused = this.focusedLine();
     const focusedId = focused && this.rowId(focused.row);
     this.rows = this.sorted(rows);
+    this.version += 1;
     this.table.setAttribute("aria-rowcount", String(this.rows.length + 1));
     this.emptyNote.hidden = this.rows.length > 0;
     this.view.hidden = this.rows.length === 0;
@@ -93,14 +96,33 @@ export class LongTable {
     const height = this.view.clientHeight || 600;
     const first = Math.max(0, Math.floor(this.view.scrollTop / ROW_PIXELS) - MARGIN_ROWS);
     const last = Math.min(this.rows.length, first + Math.ceil(height / ROW_PIXELS) + 2 * MARGIN_ROWS);
+    this.turnPool(first);
     while (this.pool.length < last - first) this.addRow();
     this.pool.forEach((line, place) => {
       const number = first + place;
-      line.node.hidden = number >= last;
-      if (number < last) this.fill(line, this.rows[number], number);
+      if (line.node.hidden !== number >= last) line.node.hidden = number >= last;
+      const isFilled = line.number === number && line.version === this.version;
+      if (number < last && !isFilled) this.fill(line, this.rows[number], number);
     });
     this.top.firstChild.style.height = `${first * ROW_PIXELS}px`;
     this.bottom.firstChild.style.height = `${(this.rows.length - last) * ROW_PIXELS}px`;
+  }
+
+  // Lines that scrolled out at one end come in at the other; those in sight stay as they are.
+  turnPool(first) {
+    const shift = first - this.first;
+    this.first = first;
+    if (Math.abs(shift) >= this.pool.length) return;
+    for (let count = 0; count < shift; count += 1) {
+      const line = this.pool.shift();
+      this.pool.push(line);
+      this.body.insertBefore(line.node, this.bottom);
+    }
+    for (let count = 0; count > shift; count -= 1) {
+      const line = this.pool.pop();
+      this.body.insertBefore(line.node, this.pool[0].node);
+      this.pool.unshift(line);
+    }
   }
 
   addRow() {
@@ -115,7 +137,7 @@ export class LongTable {
   }
 
   fill(line, row, number) {
-    line.row = row;
+    Object.assign(line, { row, number, version: this.version });
     line.node.setAttribute("aria-rowindex", String(number + 2));
     line.node.classList.toggle("chosen", this.chosen !== null && this.rowId(row) === this.chosen);
     this.columns.forEach((column, place) => {
@@ -134,6 +156,7 @@ export class LongTable {
 
   choose(id) {
     this.chosen = id;
+    this.version += 1;
     const number = this.rows.findIndex((row) => this.rowId(row) === id);
     if (number >= 0) this.view.scrollTop = Math.max(0, (number - 3) * ROW_PIXELS);
     this.draw();
