@@ -114,7 +114,7 @@ typedef enum ax_direction {
 
 /* Flags of a job. */
 #define AX_AFTER_STREAM 1u   /* CUDA: begin after all that is queued on `after_stream` at the time of the call */
-#define AX_SOURCE_STABLE 2u  /* CUDA: nothing that is queued writes the sources; lets the driver read them early */
+#define AX_SOURCE_STABLE 2u  /* CUDA: nothing queued but jobs writes the sources; lets the driver read them early */
 
 typedef struct ax_plane {
   uint64_t base;         /* address of block 0 */

@@ -299,7 +299,7 @@ class CudaBackend : public Backend {
     return AX_OK;
   }
 
-  void enqueue(const Job &job, const Running &made, Lane &lane) {
+  void enqueue(Job &job, const Running &made, Lane &lane) {
     // A job without pairs has nothing to stage, and its two streams nothing that orders them.
     const bool is_staged = job.strategy == AX_STAGED && !job.pairs.empty();
     // All of a job comes after what is first on this stream: the other stream waits for its slots.
@@ -310,7 +310,10 @@ class CudaBackend : public Backend {
       gate.hold(first);
     }
     if (!lane.running.empty()) lane.running.back().ticket->ended_.hold(first);
-    if (const CudaTicket *earlier = last_touched(made.footprint, *lanes_[1 - job.direction])) earlier->ended_.hold(first);
+    if (const CudaTicket *earlier = last_touched(made.footprint, *lanes_[1 - job.direction])) {
+      earlier->ended_.hold(first);
+      job.flags &= ~AX_SOURCE_STABLE;  // what that job writes may not be read early
+    }
     CudaTicket &ticket = *made.ticket;
     ticket.stats_.strategy = job.strategy;
     ticket.stats_.pages = job.sources.size() * job.pairs.size();

@@ -392,14 +392,12 @@ class Play {
   }
 
   void choose_flags(ax_job &job, const Pending &made) {
-    bool is_dirty = false, is_stable = made.direction == AX_LOAD;
+    bool is_dirty = false;
     for (const uint64_t block : made.near) is_dirty |= dirty_.count(block) > 0;
-    for (const Pending &one : pending_)
-      for (const uint64_t block : one.far) is_stable &= one.direction != AX_STORE || !made.far.count(block);
     // What the engine wrote must be there: by order of the streams, or because the host has waited.
     if (is_dirty && random_() % 8 == 0) sync_engine();
     else if (is_dirty || random_() % 2) job.flags |= AX_AFTER_STREAM;
-    if (is_stable && random_() % 2) job.flags |= AX_SOURCE_STABLE;
+    if (made.direction == AX_LOAD && random_() % 2) job.flags |= AX_SOURCE_STABLE;
     job.after_stream = number(engine_);
   }
 

@@ -40,8 +40,8 @@ def main() -> int:
     missed = [number for number, count in sorted(counts.items()) if count == 0]
     ran = len(counts) - len(missed)
     _say(f"{ran} of {len(counts)} lines of cuda_backend.cu: {ran / len(counts):.1%}")
-    for number in missed:
-        _say(f"{number:>5} {text[number]}")
+    for missing in missed:
+        _say(f"{missing:>5} {text[missing]}")
     return 0
 
 

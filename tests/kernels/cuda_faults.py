@@ -25,10 +25,8 @@ class Fault:
 
 _GATE = "      gate.hold(first);"
 _LAST = "    if (!lane.running.empty()) lane.running.back().ticket->ended_.hold(first);"
-_TOUCHED = (
-    "    if (const CudaTicket *earlier = last_touched(made.footprint, *lanes_[1 - job.direction]))"
-    " earlier->ended_.hold(first);"
-)
+_TOUCHED = "      earlier->ended_.hold(first);"
+_EARLY = "      job.flags &= ~AX_SOURCE_STABLE;"
 _RECORD_GATE = "      gate.record(reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(job.after_stream)));"
 _FREE_HOLD = "      slot.is_free.hold(first);"
 _READY_RECORD = "      slot.ready.record(first);"
@@ -68,9 +66,10 @@ ORDER = (
     ),
     Fault(
         "the own direction is searched for the other's",
-        _TOUCHED,
-        _TOUCHED.replace("1 - job.direction", "job.direction"),
+        "*lanes_[1 - job.direction]",
+        "*lanes_[job.direction]",
     ),
+    Fault("a load reads early what a store still writes", _EARLY, ""),
     Fault("a slot is reused early", _FREE_HOLD, ""),
     Fault("the wrong stream waits for a slot", _FREE_HOLD, "slot.is_free.hold(second);"),
     Fault("a slot that is ready is not recorded", _READY_RECORD, ""),

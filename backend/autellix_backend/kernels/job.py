@@ -101,7 +101,7 @@ class Job:
     after_stream: int | None = None
     """A `cudaStream_t` whose queued work must end first (0: CUDA's default stream), None for no wait."""
     is_source_stable: bool = False
-    """Whether no queued work writes the sources, so that CUDA may read them early. Never for a store."""
+    """Whether nothing queued but jobs writes the sources: CUDA may read them early. Never for a store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

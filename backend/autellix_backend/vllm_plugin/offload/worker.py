@@ -55,8 +55,11 @@ class SwapWorker(OffloadingWorker):
         self._store_chunks[job_id] = tuple(dst_spec.block_ids.tolist())
         return self._submit(job_id, Direction.STORE, src_spec, dst_spec)
 
-    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+    def submit_load(
+        self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec, expedited: bool = False
+    ) -> bool:
         """Start to copy blocks back from the host."""
+        del expedited  # vLLM 0.33 waits for such a load within the step; it takes its turn all the same
         return self._submit(job_id, Direction.LOAD, dst_spec, src_spec)
 
     def get_finished(self) -> list[TransferResult]:
