@@ -13,6 +13,9 @@ from tests.docs.pages import ROOT
 
 pytest.importorskip("material", reason="mkdocs-material is not installed here")
 
+# The build takes seconds; on a machine with much else to do, minutes.
+pytestmark = pytest.mark.timeout(400)
+
 FOREIGN = re.compile(r"<(?:script|link|img|iframe|source)\b[^>]*(?:src|href)=\"(?:https?:)?//[^\"]+\"")
 # What GitHub shows as a list or a table without a blank line before it, and the site as text.
 RAW = re.compile(r"<p>[^<]*\n(?:[-*] |\d\. )|<p>\||<p>[^<]*```|\]\([^)]*\.md")
