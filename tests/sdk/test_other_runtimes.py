@@ -154,3 +154,21 @@ async def test_debug_loop_refuses_coroutine_functions_as_without_us(sdk: None) -
     for call in (loop.call_later, loop.call_at):
         with pytest.raises(TypeError, match="coroutines cannot be used"):
             call(0, mistake)
+
+
+def test_slow_callbacks_are_named_as_without_us(sdk: None) -> None:
+    """An event loop in debug mode names a slow callback by its function, and the line where that is."""
+
+    def slow() -> None:
+        pass
+
+    with autellix.program("a"):
+        loop = asyncio.new_event_loop()
+        try:
+            handle = loop.call_later(60, slow)
+            shown = asyncio.format_helpers._format_callback_source(handle._callback, ())  # type: ignore[attr-defined]
+            handle.cancel()
+        finally:
+            loop.close()
+    assert "test_slow_callbacks_are_named_as_without_us.<locals>.slow()" in shown
+    assert "test_other_runtimes.py" in shown

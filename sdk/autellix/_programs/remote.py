@@ -48,7 +48,7 @@ class RemoteFunction:
             safely(self._report_by, error, thread)
             raise
         finally:
-            safely(_leave, thread)
+            safely(leave_remote, thread)
         report = safely(self._report, thread)
         return value if report is None else RemoteResult(value, report)
 
@@ -153,7 +153,8 @@ def enter_remote(context: RemoteContext) -> ProgramThread:
     return ProgramThread(program, context.frontier, session)
 
 
-def _leave(thread: ProgramThread) -> None:
+def leave_remote(thread: ProgramThread) -> None:
+    """Leave what `enter_remote` has entered."""
     programs.close(thread.program)
     if thread.session is not None:
         keeper().close(thread.session)

@@ -37,7 +37,8 @@ def program(
         id: its id, if you have one; without it every entry is a new program.
         expected_calls: how many calls you expect, for the policy `hinted`; a rough number helps.
         expected_tokens: how many tokens you expect its calls to generate in all, for the same policy.
-        ends: whether leaving its last scope ends it; False if another turn with the same id may follow.
+        ends: whether leaving its last scope ends it; False if another turn with the same id may follow, or if
+            another process has opened it and passed the id here by a queue or a command line.
 
     Raises:
         TypeError: if the name or id is not text, as in a decorator without parentheses.

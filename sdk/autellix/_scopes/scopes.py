@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autellix._faults import safely
 from autellix._programs.registry import programs
-from autellix._programs.remote import context_of, enter_remote
+from autellix._programs.remote import context_of, enter_remote, leave_remote
 from autellix._programs.running import running_thread
 from autellix._programs.thread import ProgramThread
 from autellix._scopes.scope import Scope
@@ -82,7 +82,10 @@ class BranchScope(Scope):
         return {"context": context_of(self._origin)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(enter_remote(state["context"]))  # type: ignore[misc]
+        origin = enter_remote(state["context"])
+        # It holds no program open.
+        leave_remote(origin)
+        self.__init__(origin)  # type: ignore[misc]
 
     def _open(self, previous: ProgramThread | None) -> ProgramThread:
         thread = self._origin.sibling().nested_in(previous)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -186,3 +187,11 @@ def test_forbidden_module_is_nowhere_in_the_client() -> None:
     for path in paths:
         text = path.read_text(encoding="utf-8")
         assert not any(word in text for word in words), path
+
+
+def test_futures_are_left_alone(sdk: None) -> None:
+    """Results of other processes return what they carry by themselves."""
+    futures = importlib.import_module("concurrent.futures")
+    importlib.import_module("concurrent.futures.process")
+    assert not hasattr(futures.Future.set_result, "__wrapped__")
+    assert not hasattr(futures.Future.set_exception, "__wrapped__")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import pickle
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,9 @@ import pytest
 import autellix
 from autellix._programs import registry
 from autellix._programs.program import ClientProgram
+from autellix._programs.running import running_thread
 from autellix._programs.thread import ProgramThread
+from autellix._scopes.scopes import BranchScope
 from autellix_wire.ids import is_header_value
 
 if TYPE_CHECKING:
@@ -357,3 +360,19 @@ def test_branches_nest_more_deeply_than_python_recurses() -> None:
     for closed in kept:
         closed.is_closed = True
     assert root.record_call("end") == ("call-2999",)
+
+
+def test_open_scopes_and_propagated_functions_pickle(sdk: None) -> None:
+    """A copy of a scope has not been entered; a copy of a propagated function runs at the same place."""
+    with autellix.program("outer") as outer:
+        scope = autellix.program("inner")
+        with scope:
+            copied = pickle.loads(pickle.dumps(scope))
+            branch = pickle.loads(pickle.dumps(BranchScope(running_thread().branch())))
+            with copied:
+                assert name_here() == "inner"
+        assert pickle.loads(pickle.dumps(outer)).program_id == outer.program_id
+    assert not any(program.name == "inner" for program in registry.programs._open.values())
+    with branch:
+        assert name_here() == "inner"
+    assert name_here() is None
