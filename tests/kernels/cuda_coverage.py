@@ -28,7 +28,7 @@ def main() -> int:
             made = stand_in.build(
                 cxx, folder / runtime / "driver", extra=["-O0", "-g", "--coverage"], runtime=runtime
             )
-            for play in PLAYS:
+            for play in PLAYS if runtime == "13.0" else PLAYS[:1]:
                 _say(stand_in.run(made, *play).out.strip())
             for line in _lines(folder / runtime / "cuda-parts"):
                 count, number, source = line.split(":", 2)

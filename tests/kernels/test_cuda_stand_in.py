@@ -72,7 +72,7 @@ def _faulty(shared: Folder) -> Path:
 def test_planted_faults_are_caught(shared: Folder, number: int, start: int) -> None:
     """Some schedule shows each fault; without one the same program finds nothing."""
     fault = cuda_faults.FAULTS[number - 1]
-    count = {"schedules": 400, "failures": 4, "starts": 24}[fault.mode]
+    count = {"schedules": 1500, "failures": 4, "starts": 24}[fault.mode]
     result = stand_in.run(_faulty(shared), fault.mode, start, count, AX_FAULT=str(number))
     assert result.code != 0, f"not caught: {fault.name}"
 
