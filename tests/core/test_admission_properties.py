@@ -228,7 +228,8 @@ class PassingJudge:
             assert own is not None
             waited_s = driver.now - own.since_s
             if waited_s > PATIENCE * response_s:
-                assert all(other.rank < own.rank for other in activated)
+                # Starving ones are equal, and turns go to the one that has waited for longest.
+                assert all(other.rank < own.rank or other.key == -math.inf for other in activated)
             if waited_s > STARVING * response_s:
                 assert all(other.key == -math.inf for other in activated)
 

@@ -232,4 +232,4 @@ def test_each_gateway_has_its_own_registry() -> None:
     first.set_stored(programs=3, sessions=2, active_calls=1)
     assert b'autellix_reaped_total{kind="session"} 2.0' in first.render()
     assert b'autellix_stored{kind="programs"} 3.0' in first.render()
-    assert b"2.0" not in second.render()
+    assert b"autellix_reaped_total{" not in second.render()

@@ -205,7 +205,10 @@ class Exchange:
         upstream, path = self._handle.upstream, self._dialect.path
         try:
             return await upstream.send("POST", path, *self._encode())
-        except EngineResetError:
+        except EngineResetError as error:
+            # A connection that lay idle for too long is closed by an engine that lives.
+            if await self._has_died():
+                raise upstream.unavailable(error) from error
             upstream.on_retry()
             return await upstream.send("POST", path, *self._encode(), is_retry=True)
 

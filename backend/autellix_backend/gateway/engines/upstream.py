@@ -161,16 +161,16 @@ class Upstream:
         assert self._session is not None, "the app's lifespan has not begun"
         url = _url(self._engine.base_url + target)
         if not is_retry and not self._engine.is_alive():
-            raise self._unavailable(ConnectionError("it is not running"), is_unsent=True)
+            raise self.unavailable(ConnectionError("it is not running"), is_unsent=True)
         try:
             response = await self._session.request(
                 method, url, data=data, headers=self._with_our_key(headers), allow_redirects=False
             )
         except _UNSENT as error:
-            raise self._unavailable(error, is_unsent=not is_retry) from error
+            raise self.unavailable(error, is_unsent=not is_retry) from error
         except _RESETS as error:
             if is_retry:
-                raise self._unavailable(error) from error
+                raise self.unavailable(error) from error
             raise EngineResetError(f"engine {self._engine.name} reset the connection") from error
         except _FAILURES as error:
             raise self._translate(error) from error
@@ -230,9 +230,10 @@ class Upstream:
             return self.bad_answer(f"sent no HTTP: {error.message or type(error).__name__}")
         if isinstance(error, aiohttp.ClientPayloadError) and _is_malformed(error):
             return self.bad_answer(f"sent a body that is no HTTP: {error}")
-        return self._unavailable(error)
+        return self.unavailable(error)
 
-    def _unavailable(self, error: Exception, *, is_unsent: bool = False) -> EngineUnavailableError:
+    def unavailable(self, error: Exception, *, is_unsent: bool = False) -> EngineUnavailableError:
+        """Return the error of a call that could not be sent, or whose engine died; it says why, if known."""
         reason = self._engine.failure() or str(error) or type(error).__name__
         message = f"engine {self._engine.name} is not reachable: {reason}"
         return EngineUnavailableError(message, is_unsent=is_unsent)
