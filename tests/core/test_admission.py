@@ -564,6 +564,29 @@ def test_an_idle_program_makes_room_after_the_time_that_its_context_is_worth(eng
     assert engine.active == "bc"
 
 
+def test_idle_programs_of_one_class_make_room_alike(engine: Engine) -> None:
+    for call_id in ("a1", "b1"):
+        engine.arrive(call_id, 30)
+        engine.finish(call_id, 30)
+    engine.arrive("c1", 10)
+    engine.arrive("d1", 60)
+
+    assert engine.review(after_s=MAX_HOLDS * HOLD_S, steps=REVIEW_STEPS) == []
+    assert engine.review(after_s=1e-6, steps=REVIEW_STEPS) == ["d1"]
+    assert engine.active == "cd"
+
+
+def test_an_idle_program_makes_room_for_one_that_grows(engine: Engine) -> None:
+    engine.arrive("a1", 30)
+    engine.run("a1")
+    engine.arrive("b1", 60)
+    engine.finish("b1", 60)
+    engine.grown["a1"] = 60
+
+    assert engine.review(steps=REVIEW_STEPS) == []
+    assert engine.active == "a"
+
+
 @pytest.mark.parametrize(
     ("share", "load_s", "kept_s"),
     [

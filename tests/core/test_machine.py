@@ -313,6 +313,11 @@ def test_an_ended_program_leaves_with_its_last_call(machine: Machine) -> None:
     assert len(machine) == 0
 
 
+def test_the_cost_of_work_is_learned_from_steps(machine: Machine) -> None:
+    machine.observe_step(50.0, 0.1, steps=3)
+    assert machine.token_cost.seconds == pytest.approx(0.002)
+
+
 def test_idle_programs_expire(machine: Machine) -> None:
     machine.arrive(Arrival("a", "p"), 0.0)
     machine.arrive(Arrival("b", "q"), 0.0)
