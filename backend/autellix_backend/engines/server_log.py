@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -23,7 +24,8 @@ class ServerLog:
     def rotate(self) -> None:
         """Make room for a new log and keep that of the server before."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        if self._path.exists():
+        # Another gateway of the same user may rotate it at the same moment.
+        with contextlib.suppress(FileNotFoundError):
             self._path.replace(self._path.with_suffix(".previous.log"))
 
     def tail(self) -> str:
