@@ -55,7 +55,7 @@ LIMIT_S = 0.02 * STEP_S
 SNAPSHOT_FLOOR_S = 50e-6
 SCHEDULER = {"policy": "atlas", "bounds": [0.1, 0.4, 1.6, 6.4], "beta": 8.0}
 # The parts of ours that run in every step; `_decide` also covers those it calls.
-PARTS = ("_decide", "_evict", "_on_scheduled", "_charge", "_report")
+PARTS = ("_decide", "_make_room", "_on_scheduled", "_charge", "_report")
 
 Samples = defaultdict[str, list[float]]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import random
@@ -22,6 +21,7 @@ from autellix_lab.fakes.call import MODEL_NAME, FakeBehaviour, FakeCall, Fault, 
 __all__ = ["FakeApi"]
 
 MAX_BODY_BYTES = 256 * 2**20
+RESEND_S = 0.001
 
 
 class FakeApi:
@@ -229,9 +229,13 @@ class FakeApi:
     def _send(self, message: bytes) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
-            # As in the real plugin: without a listener, or with a slow one, the report is dropped.
-            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+            try:
                 sender.sendto(message, str(self.report_socket))
+            except BlockingIOError:
+                # As in the real plugin: such a socket holds few messages, and what has no room comes later.
+                asyncio.get_running_loop().call_later(RESEND_S, self._send, message)
+            except (FileNotFoundError, ConnectionRefusedError):
+                return
 
 
 def _error(status: int, message: str, kind: str) -> web.Response:
