@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 import socket
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ class FakeApi:
         self.steps = 0
         """Tokens generated, over all calls."""
         self.report_socket = report_socket
+        self._unsent: deque[bytes] = deque()
         """The socket for engine reports."""
         self.report_server: ReportServer | None = None
         """Sends reports over the network, too."""
@@ -227,15 +229,24 @@ class FakeApi:
             self._send(report.to_bytes())
 
     def _send(self, message: bytes) -> None:
+        """Send a report, after those that wait for room."""
+        self._unsent.append(message)
+        if len(self._unsent) == 1:
+            self._send_unsent()
+
+    def _send_unsent(self) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
-            try:
-                sender.sendto(message, str(self.report_socket))
-            except BlockingIOError:
-                # As in the real plugin: such a socket holds few messages, and what has no room comes later.
-                asyncio.get_running_loop().call_later(RESEND_S, self._send, message)
-            except (FileNotFoundError, ConnectionRefusedError):
-                return
+            while self._unsent:
+                try:
+                    sender.sendto(self._unsent[0], str(self.report_socket))
+                except BlockingIOError:
+                    # As in the real plugin: such a socket holds few messages, the others come later.
+                    asyncio.get_running_loop().call_later(RESEND_S, self._send_unsent)
+                    return
+                except (FileNotFoundError, ConnectionRefusedError):
+                    pass
+                self._unsent.popleft()
 
 
 def _error(status: int, message: str, kind: str) -> web.Response:
