@@ -52,6 +52,10 @@ def run(args: argparse.Namespace) -> int:
     gateway = RemoteGateway.from_args(args)
     wanted = gateway.get(f"/history/{quote(args.program, safe='/')}")["program_id"]
     listed = gateway.get(f"/history?limit={MAX_PROGRAMS}")
+    if wanted not in {each["program_id"] for each in listed["programs"]}:
+        raise InputError(
+            f"{wanted} is not among the last {MAX_PROGRAMS:,} programs that ended; expected one of them"
+        )
     period = busy_period(listed["programs"], wanted)
     details = [gateway.get(f"/history/{quote(each['program_id'], safe='/')}") for each in period]
     settings = settings_of(gateway.get("/engines")["engines"], gateway.get("/config")["scheduler"], details)

@@ -87,3 +87,12 @@ def test_what_the_history_cannot_tell_is_an_error(
     answers["/engines"] = {"engines": []}
     with pytest.raises(InputError, match="no engine reports its slots"):
         run(capsys, "short")
+
+
+def test_a_program_behind_those_that_are_listed_is_an_error(
+    answers: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A history may hold more than one answer of the gateway."""
+    answers["/history?limit=1000"] = {"programs": HISTORY[:2], "has_more": True}
+    with pytest.raises(InputError, match=r"short is not among the last 1,000 programs that ended"):
+        run(capsys, "short")
