@@ -14,8 +14,9 @@ from tests.waiting import PATIENCE_S
 
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway import app as gateway_app
+from autellix_backend.gateway import wiring
 from autellix_backend.gateway.app import create_app
-from autellix_backend.settings import Settings
+from autellix_backend.settings import ObserveSettings, Settings
 from autellix_backend.stores.memory import MemoryStore
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
@@ -44,6 +45,45 @@ async def test_an_idle_program_is_removed_while_the_app_runs(serve: Any, wait_un
             while (await rig.get(PROGRAMS + "/p"))[0] != 404:  # noqa: ASYNC110 - it tells when asked
                 await asyncio.sleep(0.02)
         assert 'autellix_reaped_total{kind="program"} 1.0' in await metrics_of(rig)
+
+
+class Spans:
+    """A tracer that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.begun: dict[str, tuple[str, str | None]] = {}
+        self.ended: dict[str, float] = {}
+        self.calls = 0
+
+    def begin_program(self, program_id: str, shown_id: str, name: str | None, began_at_s: float) -> None:
+        self.begun.setdefault(program_id, (shown_id, name))
+
+    def take(self, _: object) -> None:
+        self.calls += 1
+
+    def end_program(self, program_id: str, ended_at_s: float, parts_s: dict[str, float]) -> None:
+        self.ended[program_id] = sum(parts_s.values())
+
+    def close(self) -> None:
+        pass
+
+
+async def test_a_program_that_ended_is_counted_and_its_span_is_closed(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans = Spans()
+    monkeypatch.setattr(wiring, "make_tracer", lambda *_: spans)
+    async with serve(observe=ObserveSettings(program_names=("react",))) as rig:
+        program = {"X-Autellix-Program-ID": "p", "X-Autellix-Program-Name": "react"}
+        await rig.chat(program)
+        assert (set(spans.begun), spans.ended) == ({"p"}, {})
+        await rig.chat({**program, "X-Autellix-Final": "true"})
+        metrics = await metrics_of(rig)
+
+    assert 'autellix_program_duration_seconds_count{name="react"} 1.0' in metrics
+    assert 'autellix_program_token_seconds_count{name="react"} 1.0' in metrics
+    assert (spans.begun, spans.calls) == ({"p": ("p", "react")}, 2)
+    assert spans.ended.keys() == {"p"} and spans.ended["p"] > 0
 
 
 async def test_a_program_with_a_running_call_is_not_idle(serve: Any, wait_until: Any) -> None:

@@ -149,10 +149,9 @@ class Components:
             history = self.history
             registry.subscribe(on_begun=history.on_call_begun, on_settled=history.on_call_settled)
             self.store.subscribe(partial(_by_id, history.on_program_ended))
-            history.subscribe(self._count_program)
+            history.subscribe(self._observe_program)
             if self.tracer is not None:
                 registry.subscribe(on_begun=partial(_begin_trace, self.tracer))
-                history.subscribe(partial(_end_trace, self.tracer))
         if self.history_file is not None:
             self.history.subscribe(self.history_file.put)
         registry.subscribe(on_begun=self.feed.on_call_begun, on_settled=self.feed.on_call_settled)
@@ -284,9 +283,13 @@ class Components:
         )
         self.feed.engine_changed(change.engine, change.state.value, change.reason)
 
-    def _count_program(self, program: EndedProgram) -> None:
+    def _observe_program(self, program: EndedProgram) -> None:
+        """Count an ended program, and close its span."""
+        parts_s = spent(program).parts_s
         output_tokens = sum(call.output_tokens or 0 for call in program.calls)
-        self.metrics.programs.take(program.name, spent(program).parts_s, output_tokens)
+        self.metrics.programs.take(program.name, parts_s, output_tokens)
+        if self.tracer is not None:
+            self.tracer.end_program(program.program_id, program.began_at_s + program.duration_s, parts_s)
 
     def count_refusal(self, tenant: str, reason: str) -> None:
         """Count a request that was refused; without a tenant if that is nobody's fault, or unknown."""
@@ -298,11 +301,6 @@ class Components:
 
 def _begin_trace(tracer: ProgramTracer, call: OpenCall) -> None:
     tracer.begin_program(call.start.program_id, call.shown_program, call.start.name, time.time())
-
-
-def _end_trace(tracer: ProgramTracer, program: EndedProgram) -> None:
-    ended_at_s = program.began_at_s + program.duration_s
-    tracer.end_program(program.program_id, ended_at_s, spent(program).parts_s)
 
 
 def _by_id(on_ended: Callable[[str], None], end: ProgramEnd) -> None:
