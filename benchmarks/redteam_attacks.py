@@ -35,7 +35,6 @@ OUR_HEADERS = (
     "Expected-Calls",
     "Expected-Tokens",
 )
-OTHER_HEADERS = ("X-Session-ID", "session-id", "traceparent", "x-request-id", "Range")
 WIDTH = 16
 """Requests of an attack at once."""
 ANSWER_S = 20.0

@@ -308,7 +308,7 @@ def test_the_demo_model_is_generated_on_demand(tmp_path: Path, monkeypatch: pyte
     assert built[0].parent == tmp_path
     assert replica.served_model_name == "autellix.demo-model"
     assert command[command.index("--max-num-seqs") + 1] == "3"
-    assert replica.log_path == tmp_path / "logs" / "replica-0.log"
+    assert replica.log.path == tmp_path / "logs" / "replica-0.log"
 
 
 @pytest.mark.parametrize(("model", "is_noise"), [("demo", True), ("Qwen/Qwen3-8B", False), (None, False)])

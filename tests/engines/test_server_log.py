@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 from pathlib import Path
 
 import pytest
@@ -15,26 +17,42 @@ def test_the_log_of_the_server_before_is_kept(tmp_path: Path) -> None:
     log.rotate()
     path.write_text("first", encoding="utf-8")
     log.rotate()
+    log.release()
 
     assert not path.exists()
     assert path.with_suffix(".previous.log").read_text(encoding="utf-8") == "first"
 
 
-def test_a_log_that_another_gateway_rotated_meanwhile_is_no_error(
+def test_each_of_two_gateways_has_its_own_log(tmp_path: Path) -> None:
+    """The second leaves the first one's log alone; a name is free again once its gateway has ended."""
+    first, second, third = (ServerLog(tmp_path / "replica-0.log") for _ in range(3))
+    first.claim().write_text("first", encoding="utf-8")
+    second.rotate()
+    second.path.write_text("second", encoding="utf-8")
+
+    assert [log.path.name for log in (first, second)] == ["replica-0.log", "replica-0.2.log"]
+    assert (first.tail(), second.tail()) == ("first", "second")
+    assert first.claim() == first.path
+
+    first.release()
+    third.rotate()
+    assert third.path == first.path
+    assert (tmp_path / "replica-0.previous.log").read_text(encoding="utf-8") == "first"
+    for log in (second, third):
+        log.release()
+
+
+def test_a_file_system_without_locks_keeps_no_engine_from_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "replica-0.log"
-    path.write_text("first", encoding="utf-8")
-    replace = Path.replace
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
 
-    def replace_late(self: Path, target: Path) -> Path:
-        replace(self, target)
-        return replace(self, target)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    log = ServerLog(tmp_path / "replica-0.log")
 
-    monkeypatch.setattr(Path, "replace", replace_late)
-    ServerLog(path).rotate()
-
-    assert path.with_suffix(".previous.log").read_text(encoding="utf-8") == "first"
+    assert log.claim().name == "replica-0.log"
+    log.release()
 
 
 def test_the_tail_of_a_log_that_is_not_there_says_so(tmp_path: Path) -> None:

@@ -74,23 +74,7 @@ def bash(found: Sequence[Level]) -> str:
         "_autellix() {",
         '  local current="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" at="" word',
         '  for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do',
-        *_descent(found, "$word"),
-        "  done",
-        '  case "$at|$before" in',
-        *(
-            f"    {shlex.quote(f'{_joined(level.path)}|{option}')}) "
-            f'COMPREPLY=($(compgen -W {_quoted(values)} -- "$current")); return ;;'
-            for level in found
-            for option, values in level.choices.items()
-        ),
-        "  esac",
-        '  case "$at" in',
-        *(
-            f"    {shlex.quote(_joined(level.path))}) "
-            f'COMPREPLY=($(compgen -W {_quoted(level.words)} -- "$current")) ;;'
-            for level in found
-        ),
-        "  esac",
+        *_cases(found, lambda words: f'COMPREPLY=($(compgen -W {_quoted(words)} -- "$current"))'),
         "}",
         # File names where nothing of ours fits.
         "complete -o default -F _autellix autellix",
@@ -105,22 +89,7 @@ def zsh(found: Sequence[Level]) -> str:
         "_autellix() {",
         '  local at="" word before="${words[CURRENT-1]}"',
         '  for word in "${(@)words[2,CURRENT-1]}"; do',
-        *_descent(found, "$word"),
-        "  done",
-        '  case "$at|$before" in',
-        *(
-            f"    {shlex.quote(f'{_joined(level.path)}|{option}')}) "
-            f"compadd -- {shlex.join(values)}; return ;;"
-            for level in found
-            for option, values in level.choices.items()
-        ),
-        "  esac",
-        '  case "$at" in',
-        *(
-            f"    {shlex.quote(_joined(level.path))}) compadd -- {shlex.join(level.words)} ;;"
-            for level in found
-        ),
-        "  esac",
+        *_cases(found, lambda words: f"compadd -- {shlex.join(words)}"),
         "  _files",
         "}",
         "compdef _autellix autellix",
@@ -151,18 +120,37 @@ def fish(found: Sequence[Level]) -> str:
 SHELLS: dict[str, Callable[[Sequence[Level]], str]] = {"bash": bash, "zsh": zsh, "fish": fish}
 
 
-def _descent(found: Sequence[Level], word: str) -> list[str]:
-    """Return the cases that follow the words so far down to the subcommand; others change nothing."""
-    steps = [(level.path, name) for level in found for name in level.subcommands]
-    cases = [
-        f"      {shlex.quote(f'{_joined(path)}|{name}')}) at={shlex.quote(_joined((*path, name)))} ;;"
-        for path, name in steps
+def _cases(found: Sequence[Level], offer: Callable[[Sequence[str]], str]) -> list[str]:
+    """Return the lines, for bash and zsh, that find the subcommand and offer what may follow it.
+
+    They end a loop over the words so far: a word that is no subcommand changes nothing. An option with
+    choices goes before all else.
+    """
+    return [
+        '    case "$at|$word" in',
+        *(
+            f"      {_pattern(level.path, name)}) at={_pattern((*level.path, name))} ;;"
+            for level in found
+            for name in level.subcommands
+        ),
+        "    esac",
+        "  done",
+        '  case "$at|$before" in',
+        *(
+            f"    {_pattern(level.path, option)}) {offer(values)}; return ;;"
+            for level in found
+            for option, values in level.choices.items()
+        ),
+        "  esac",
+        '  case "$at" in',
+        *(f"    {_pattern(level.path)}) {offer(level.words)} ;;" for level in found),
+        "  esac",
     ]
-    return [f'    case "$at|{word}" in', *cases, "    esac"]
 
 
-def _joined(path: Sequence[str]) -> str:
-    return " ".join(path)
+def _pattern(path: Sequence[str], word: str | None = None) -> str:
+    joined = " ".join(path)
+    return shlex.quote(joined if word is None else f"{joined}|{word}")
 
 
 def _quoted(words: Sequence[str]) -> str:

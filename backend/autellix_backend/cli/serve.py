@@ -14,6 +14,7 @@ import webbrowser
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import uvicorn
@@ -260,19 +261,17 @@ async def _start(engines: Sequence[Engine], *, must_answer: bool) -> None:
 
     A remote engine may be missing unless it must answer: its supervisor waits for it.
     """
+    logs: list[tuple[str, Path]] = []
     for engine in engines:
         if isinstance(engine, VllmReplica):
-            print(
-                f"Starting {engine.name} with {engine.model} (log: {engine.log_path}) ...",
-                file=sys.stderr,
-            )
+            logs.append((engine.name, engine.log.claim()))
+            print(f"Starting {engine.name} with {engine.model} (log: {engine.log.path}) ...", file=sys.stderr)
         elif isinstance(engine, RayReplica):
             print(f"Having Ray place {engine.name} with {engine.model} ...", file=sys.stderr)
     starts = [
         asyncio.ensure_future(engine.start() if engine.is_owned or must_answer else _start_if_there(engine))
         for engine in engines
     ]
-    logs = [(engine.name, engine.log_path) for engine in engines if isinstance(engine, VllmReplica)]
     try:
         async with showing_progress(logs, sys.stderr):
             await asyncio.gather(*starts)

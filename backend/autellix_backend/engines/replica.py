@@ -91,8 +91,7 @@ class VllmReplica:
         self._host = host
         self.environment = environment
         self._shutdown_timeout_s = shutdown_timeout_s
-        self.log_path = settings.engine.log_dir / f"{name}.log"
-        self._log = ServerLog(self.log_path)
+        self.log = ServerLog(settings.engine.log_dir / f"{name}.log")
         self._server = tuple(server)
         self.report_socket = new_report_socket()
         self._port = 0
@@ -120,7 +119,7 @@ class VllmReplica:
         """Start the server and return when its health path answers."""
         if self.is_alive():
             return
-        await self.stop()
+        await self._stop_server()
         await self._check()
         self._failure = None
         for tries_left in reversed(range(MAX_PORT_TRIES)):
@@ -135,6 +134,10 @@ class VllmReplica:
 
     async def stop(self) -> None:
         """Drain and end the server, and kill what is left of it."""
+        await self._stop_server()
+        self.log.release()
+
+    async def _stop_server(self) -> None:
         self._is_ready = False
         if self._process is not None:
             await self._end(self._shutdown_timeout_s + EXIT_MARGIN_S)
@@ -156,7 +159,7 @@ class VllmReplica:
         if (code := self._process.poll()) is None:
             return True
         self._is_ready = False
-        self._failure = f"{self.name} ended unexpectedly with exit code {code}{self._log.cause()}"
+        self._failure = f"{self.name} ended unexpectedly with exit code {code}{self.log.cause()}"
         _kill_group(self._process.pid)
         return False
 
@@ -198,13 +201,14 @@ class VllmReplica:
         except BaseException:
             # Also when cancelled: a half-started server must not stay.
             await self._end(EXIT_MARGIN_S)
+            self.log.release()
             raise
         self._is_ready = True
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        self._log.rotate()
+        self.log.rotate()
         command = self.command(self._port)
-        return guard.start(command, self._shutdown_timeout_s, self.log_path, self._environment())
+        return guard.start(command, self._shutdown_timeout_s, self.log.path, self._environment())
 
     def _environment(self) -> dict[str, str]:
         extra_args, cores = self._settings.extra_args, len(os.sched_getaffinity(0))
@@ -216,13 +220,13 @@ class VllmReplica:
         deadline = time.monotonic() + limit_s
         while (await self.probe(PROBE_TIMEOUT_S)).problem is not None:
             if (code := process.poll()) is not None:
-                raise self._start_error(f"ended with exit code {code} before it was ready{self._log.cause()}")
+                raise self._start_error(f"ended with exit code {code} before it was ready{self.log.cause()}")
             if time.monotonic() > deadline:
                 raise self._start_error(f"was not ready within {limit_s:g} s (engine.startup_timeout_s)")
             await asyncio.sleep(PROBE_PERIOD_S)
 
     def _start_error(self, problem: str) -> EngineStartError:
-        return EngineStartError(f"{self.name} {problem}", self.log_path, self._log.tail())
+        return EngineStartError(f"{self.name} {problem}", self.log.path, self.log.tail())
 
     async def _end(self, patience_s: float) -> None:
         """Close the pipe, which makes the guard end the server; then kill what is left of the group."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
+from itertools import count
 from pathlib import Path
+from typing import BinaryIO
 
 TAIL_LINES = 25
 TAIL_BYTES = 64 * 2**10
@@ -16,22 +19,42 @@ CONSEQUENCE = "Engine core initialization failed"
 
 
 class ServerLog:
-    """The file that a server's output goes to."""
+    """The file that a server's output goes to.
+
+    Gateways of one user share a folder of logs. The first one has `replica-0.log` while it runs, the next
+    one `replica-0.2.log`.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._first_path = self.path = path
+        self._lock: BinaryIO | None = None
+
+    def claim(self) -> Path:
+        """Keep the log from other gateways until release(), and return its path, which may be another now."""
+        if self._lock is None:
+            self._first_path.parent.mkdir(parents=True, exist_ok=True)
+            candidates = (self._first_path.with_suffix(f".{number}.log") for number in count(2))
+            self.path = self._first_path
+            while (lock := _lock(self.path.with_suffix(".lock"))) is None:
+                self.path = next(candidates)
+            self._lock = lock
+        return self.path
+
+    def release(self) -> None:
+        """Give up the claim; without one it does nothing."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.close()
 
     def rotate(self) -> None:
-        """Make room for a new log and keep that of the server before."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        # Another gateway of the same user may rotate it at the same moment.
+        """Make room for a new log, which is claimed, and keep that of the server before."""
         with contextlib.suppress(FileNotFoundError):
-            self._path.replace(self._path.with_suffix(".previous.log"))
+            self.claim().replace(self.path.with_suffix(".previous.log"))
 
     def tail(self) -> str:
         """Return the last lines."""
         try:
-            with self._path.open("rb") as log:
+            with self.path.open("rb") as log:
                 size = log.seek(0, os.SEEK_END)
                 log.seek(max(0, size - TAIL_BYTES))
                 text = log.read().decode(errors="replace")
@@ -42,9 +65,23 @@ class ServerLog:
     def cause(self) -> str:
         """Return the first error as the end of a sentence; vLLM buries it under its consequences."""
         try:
-            text = self._path.read_text(encoding="utf-8", errors="replace")
+            text = self.path.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
         lines = (line for line in text.splitlines() if WARNING not in line and CONSEQUENCE not in line)
         found = [match.group() for line in lines if (match := ERROR_LINE.search(line))]
-        return f": {found[0]}" if found else f"; see {self._path}"
+        return f": {found[0]}" if found else f"; see {self.path}"
+
+
+def _lock(path: Path) -> BinaryIO | None:
+    """Lock a file until it is closed; return None if another gateway has locked it."""
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    except OSError:
+        # A file system without locks: the log may be shared, and the engine starts all the same.
+        return file
+    return file

@@ -315,7 +315,7 @@ class StoreSettings(Section):
     `redis://USER:PASSWORD@HOST:PORT/DB`, `rediss://…` (TLS) or `unix://…`"""
     lease_s: Annotated[float, at_least(MIN_LEASE_S)] = 15.0
     """how long a gateway may be silent before the others count its running calls as lost, s"""
-    timeout_ms: PositiveInt = 100
+    timeout_ms: PositiveInt = 1000
     """the longest a call waits for the store before the gateway continues with its own copy, ms"""
     key_prefix: KeyPrefix = "autellix"
     """prefix of all keys, in braces; gateways with the same prefix share one table"""

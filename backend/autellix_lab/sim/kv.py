@@ -52,8 +52,6 @@ class KvBlocks:
         # By s % block_tokens: the decoding calls that need a block in step s.
         self._growing = [0] * block_tokens
         self._growing_calls = 0
-        self._loose = 0
-        """Blocks that decoding calls have got and that no segment counts yet."""
         self._lru: list[tuple[int, int, int, Segment]] = []
         """Stamp, the parts of one segment from its tail, and a number that makes entries different."""
         self._next_stamp = 0
@@ -152,11 +150,9 @@ class KvBlocks:
         blocks = self.growth(step, steps)
         assert blocks <= self.available, "a stretch was longer than the blocks for it"
         self._take(blocks)
-        self._loose += blocks
 
     def assign(self, segment: Segment, blocks: int) -> None:
         """Count blocks of a growing call to its segment."""
-        self._loose -= blocks
         segment.blocks += blocks
 
     def unheld_blocks(self, segment: Segment | None) -> int:
