@@ -28,8 +28,12 @@ class Asset:
 @cache
 def assets() -> Mapping[str, Asset]:
     """Return the page's files by their names."""
-    found = {
+    return MappingProxyType(read_assets(__package__))
+
+
+def read_assets(package: str) -> dict[str, Asset]:
+    """Return the files in a package's folder `static` by their names."""
+    return {
         entry.name: Asset(entry.read_bytes(), _TYPES[entry.name.rpartition(".")[2]])
-        for entry in files(__package__).joinpath("static").iterdir()
+        for entry in files(package).joinpath("static").iterdir()
     }
-    return MappingProxyType(found)

@@ -10,37 +10,12 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from autellix_backend.gateway.errors import NotFoundError
 from autellix_backend.gateway.http.openapi import refusals
 from autellix_backend.page.assets import INDEX, Asset, assets
+from autellix_backend.page.headers import PAGE_HEADERS
 from autellix_backend.settings import GatewaySettings
 
 ROOT = "/autellix"
 PAGE_PATH = ROOT + "/"
 FILES_PATH = PAGE_PATH + "page/"
-_POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self'",
-        "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-        "require-trusted-types-for 'script'",
-        "trusted-types 'none'",
-    )
-)
-HEADERS = {
-    "content-security-policy": _POLICY,
-    "x-frame-options": "DENY",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "permissions-policy": "camera=(), geolocation=(), microphone=()",
-    # A gateway of another version may answer at this address the next time.
-    "cache-control": "no-cache",
-}
-
 router = APIRouter(tags=["page"], responses=refusals(500))
 _PUBLIC: dict[str, Any] = {"security": []}
 
@@ -66,7 +41,7 @@ def has_page(gateway: GatewaySettings, *, has_keys: bool, is_loopback: bool) -> 
 async def redirect_to_page() -> Response:
     """Send a browser to the live page."""
     # From either path, also behind a proxy that adds a path of its own.
-    return RedirectResponse("autellix/", headers=HEADERS)
+    return RedirectResponse("autellix/", headers=PAGE_HEADERS)
 
 
 @router.get(PAGE_PATH, response_class=HTMLResponse, openapi_extra=_PUBLIC)
@@ -85,4 +60,4 @@ async def show_file(name: str) -> Response:
 
 
 def _response(asset: Asset) -> Response:
-    return Response(asset.content, media_type=asset.media_type, headers=HEADERS)
+    return Response(asset.content, media_type=asset.media_type, headers=PAGE_HEADERS)

@@ -1,0 +1,1 @@
+"""The page of `autellix demo --watch`: each policy plays the same programs, side by side."""
