@@ -1,6 +1,7 @@
 """Simulates the balancers on recorded programs, and how the rate at one latency grows with the engines.
 
-    balance_study.py memory DATA    balancers on 2 and 4 engines under admission, by their KV memory
+    balance_study.py memory DATA    balancers on 2 and 4 engines, and on a slow and a fast one, under
+                                    admission, by their KV memory
     balance_study.py traces DATA    balancers on 4 equal engines, and on 2 slow and 2 fast ones
     balance_study.py scaling DATA   the highest rate at one latency, for 1 to 64 engines
 
@@ -33,6 +34,7 @@ from autellix_lab.sim.markdown import markdown_table
 from autellix_lab.sim.presets import PRESETS
 from autellix_lab.sim.recorded import (
     FEW_SLOTS,
+    HELD_OUT,
     LEAST_PROGRAMS,
     fit_note,
     load_programs,
@@ -48,6 +50,7 @@ KV_SHARE = 0.25
 """Share of the engine's KV blocks: as many blocks per call as with large batches."""
 MEMORY_BASELINE = "locality-bounded"
 MEMORY_COUNTS = {"chat": 200, "tools": 150, "mixed": 60, "coding": 30, "tree": 12}
+HELD_OUT_COUNT = 40
 """Programs for each engine."""
 MEMORY_CELLS = {
     "tools": ((1.0, True), (0.5, True), (0.25, True), (0.5, False)),
@@ -55,10 +58,12 @@ MEMORY_CELLS = {
     "mixed": ((1.0, True), (0.25, True)),
     "coding": ((1.0, True),),
     "tree": ((1.0, True),),
+    **dict.fromkeys(HELD_OUT, ((1.0, True), (0.25, True))),
 }
 """Share of the preset's KV memory, and whether programs share their prefixes."""
 MEMORY_LOADS = (0.8, 1.3)
-MEMORY_ENGINES = (2, 4)
+MEMORY_ENGINES = {"2": (1.0, 1.0), "4": (1.0, 1.0, 1.0, 1.0), "slow and fast": (0.6, 1.4)}
+"""Speeds."""
 BASELINE = "round_robin"
 OURS = "locality-bounded"
 WITH_KV_EVENTS = "locality-bounded, KV events"
@@ -165,12 +170,15 @@ def run_traces(arguments: argparse.Namespace) -> None:
             print(f"{workload}, {title}: {time.perf_counter() - started:.0f} s", flush=True)
 
 
-def memory_settings(case: str, engines: int, slots: int, kv_share: float, *, shares: bool) -> SimSettings:
-    """Return engines under the default scheduler, and a balancer."""
+def memory_settings(
+    case: str, speeds: Sequence[float], slots: int, kv_share: float, *, shares: bool
+) -> SimSettings:
+    """Return engines of these speeds under the default scheduler, and a balancer."""
     return SimSettings(
         model=replace(PRESET, max_num_seqs=slots).with_kv(kv_share),
         scheduler=SchedulerConfig(),
-        engines=engines,
+        engines=len(speeds),
+        engine_speeds=tuple(speeds),
         balancer=case,
         shares_prefixes=shares,
     )
@@ -184,14 +192,16 @@ def run_memory(arguments: argparse.Namespace) -> None:
     for workload in arguments.workloads:
         programs = load_programs(arguments.data, workload)
         for kv_share, shares in MEMORY_CELLS[workload]:
-            for engines in arguments.engines or MEMORY_ENGINES:
+            for engines, speeds in MEMORY_ENGINES.items():
+                if arguments.engines and len(speeds) not in arguments.engines:
+                    continue
                 started = time.perf_counter()
                 slots = FEW_SLOTS.get(workload, SLOTS)
                 sweep = Sweep(
                     programs=programs,
-                    count=round(MEMORY_COUNTS[workload] * arguments.scale * engines),
+                    count=round(MEMORY_COUNTS.get(workload, HELD_OUT_COUNT) * arguments.scale * len(speeds)),
                     cases={
-                        name: memory_settings(name, engines, slots, kv_share, shares=shares)
+                        name: memory_settings(name, speeds, slots, kv_share, shares=shares)
                         for name in (MEMORY_BASELINE, *names)
                     },
                     loads=MEMORY_LOADS,
@@ -213,7 +223,7 @@ def run_memory(arguments: argparse.Namespace) -> None:
                         f"{result.interval(name, load, CACHED).mean:.0%}"
                         for name in (MEMORY_BASELINE, *names)
                     )
-                    table.append((title, str(engines), f"{load:g}", f"{base_s:.3g} s", *cells, cached))
+                    table.append((title, engines, f"{load:g}", f"{base_s:.3g} s", *cells, cached))
                 titles = ("programs", "engines", "load", f"mean of {MEMORY_BASELINE}", *names, "cached")
                 write_results(arguments.out, "balance-memory", rows, markdown_table(titles, table))
                 print(f"{title}, {engines} engines: {time.perf_counter() - started:.0f} s", flush=True)
@@ -230,7 +240,8 @@ def run_scaling(arguments: argparse.Namespace) -> None:
     programs: list[ProgramTrace] = load_programs(arguments.data, SCALING_WORKLOAD)
     rows: dict[str, Any] = {"slo_s": SLO_S, "loads": SCALING_LOADS, "engines": {}}
     rates: dict[tuple[str, int], float] = {}
-    for engines in arguments.engines or SEEDS_BY_ENGINES:
+    counts = arguments.engines or [*SEEDS_BY_ENGINES]
+    for engines in counts:
         started = time.perf_counter()
         cases = {name: settings(name, (1.0,) * engines, SCALING_SLOTS) for name in SCALED}
         sweep = Sweep(
@@ -249,7 +260,7 @@ def run_scaling(arguments: argparse.Namespace) -> None:
         # JSON has no infinity: outside the range, its end is written.
         rows["engines"][engines] = {"load_at_slo": {name: str(load) for name, load in found.items()}}
         rows["engines"][engines]["rows"] = latencies
-        done = [number for number in arguments.engines if (OURS, number) in rates]
+        done = [number for number in counts if (OURS, number) in rates]
         write_results(arguments.out, "balance-scaling", rows, scaling_table(rates, done))
         print(f"{engines} engines: {time.perf_counter() - started:.0f} s", flush=True)
 

@@ -25,6 +25,7 @@ from autellix_backend.reports.link import EngineFacts
 from autellix_backend.vllm_plugin.report_outlet import ReportOutlet
 from autellix_lab.fakes.call import FakeBehaviour, FakeCall
 
+SPAWN = multiprocessing.get_context("spawn")
 SECRET = "the secret of this benchmark"
 FACTS = EngineFacts(
     engine="e", version="0", vllm="0", policy="plas", has_admission=False, slots=256, kv_tokens=None
@@ -102,8 +103,8 @@ def main() -> None:
 
 def local(path: Path, steps: int, per_step: int, step_s: float) -> None:
     """Measure the local socket."""
-    received = multiprocessing.Value("l", 0, lock=False)
-    process = multiprocessing.Process(target=receive_local, args=(str(path), received), daemon=True)
+    received = SPAWN.Value("l", 0, lock=False)
+    process = SPAWN.Process(target=receive_local, args=(str(path), received), daemon=True)
     process.start()
     while not path.exists():
         time.sleep(0.01)
@@ -120,9 +121,9 @@ def linked(gateways: int, steps: int, per_step: int, step_s: float) -> None:
         address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
     outlet = ReportOutlet(None)
     # One for each, as none is locked.
-    received = [multiprocessing.Value("l", 0, lock=False) for _ in range(gateways)]
+    received = [SPAWN.Value("l", 0, lock=False) for _ in range(gateways)]
     processes = [
-        multiprocessing.Process(target=receive_linked, args=(address, f"g{number}", count), daemon=True)
+        SPAWN.Process(target=receive_linked, args=(address, f"g{number}", count), daemon=True)
         for number, count in enumerate(received)
     ]
     for process in processes:
@@ -151,5 +152,4 @@ def show(way: str, per_step: int, figures: dict[str, float], received: list[Any]
 
 
 if __name__ == "__main__":
-    multiprocessing.set_start_method("spawn")
     main()

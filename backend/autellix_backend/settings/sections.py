@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal, get_args
 from urllib.parse import urlsplit
 
-from autellix_backend.core.balance import BALANCER_NAMES
+from autellix_backend.core.balance import BALANCER_NAMES, DEFAULT_BALANCER
 from autellix_backend.core.balance.locality import DEFAULT_THRESHOLD_TOKENS
 from autellix_backend.core.config import ADMISSION_KINDS, PREEMPTION_KINDS, SERVICE_KINDS, SchedulerConfig
 from autellix_backend.core.policies import LIVE_POLICY_NAMES
@@ -205,7 +205,7 @@ class BalancerSettings(Section):
 
     section: ClassVar[str] = "balancer"
 
-    name: Annotated[str, one_of(BALANCER_NAMES)] = "locality-bounded"
+    name: Annotated[str, one_of(BALANCER_NAMES)] = DEFAULT_BALANCER
     """rule that chooses a call's engine; `locality` is Algorithm 2 of the paper"""
     threshold_tokens: NonNegativeInt = DEFAULT_THRESHOLD_TOKENS
     """prompt tokens from which `locality` keeps a program's calls on one engine"""

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from autellix_backend.core.balance import EngineLoad, FinishedCall, make_balancer
+from autellix_backend.core.balance import DEFAULT_BALANCER, EngineLoad, FinishedCall, make_balancer
 from autellix_backend.core.balance.memory import MemoryReport, memory_of
 from autellix_backend.core.classes import ClassSizes
 from autellix_backend.core.config import SchedulerConfig
@@ -47,7 +47,7 @@ class SimSettings:
     engines: int = 1
     engine_speeds: tuple[float, ...] = ()
     """Speed of each engine relative to the model; empty: all run at the model's speed."""
-    balancer: str = "least_used"
+    balancer: str = DEFAULT_BALANCER
     threshold_tokens: int = 2048
     kv_events: bool = False
     """Whether the balancer knows the cached tokens of each engine."""

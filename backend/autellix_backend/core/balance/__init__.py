@@ -9,9 +9,19 @@ from autellix_backend.core.balance.spread import LeastUsed, RoundRobin
 from autellix_backend.core.balance.working_set import WorkingSet
 from autellix_backend.core.errors import UnknownBalancerError
 
-__all__ = ["BALANCER_NAMES", "Balancer", "EngineLoad", "FinishedCall", "Placement", "make_balancer"]
+__all__ = [
+    "BALANCER_NAMES",
+    "DEFAULT_BALANCER",
+    "Balancer",
+    "EngineLoad",
+    "FinishedCall",
+    "Placement",
+    "make_balancer",
+]
 
 BALANCER_NAMES = (RoundRobin.name, LeastUsed.name, Locality.name, LocalityBounded.name, WorkingSet.name)
+DEFAULT_BALANCER = WorkingSet.name
+"""Of the gateway and the simulator."""
 
 
 def make_balancer(name: str, threshold_tokens: int = DEFAULT_THRESHOLD_TOKENS) -> Balancer:

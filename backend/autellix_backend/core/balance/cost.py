@@ -51,6 +51,7 @@ def cost_s(
     prefill_tokens: float,
     *,
     evicted_tokens: float = 0.0,
+    inactive_calls: int = 0,
     wait_weight: float = 1.0,
 ) -> float:
     """Return the cost of a call on an engine by the formula above.
@@ -60,16 +61,18 @@ def cost_s(
         mean: The mean call.
         prefill_tokens: Prompt tokens that this engine has to prefill.
         evicted_tokens: Tokens of other contexts that this call evicts from its cache.
+        inactive_calls: Waiting calls there that take no slot soon: those of inactive programs.
         wait_weight: The weight of waiting.
     """
+    waiting = max(0, load.waiting - inactive_calls)
     prefill_s = prefill_tokens * load.prefill_s_per_token
     evicted_s = evicted_tokens * load.prefill_s_per_token
     stall = 1 + STALL_WEIGHT * load.running
-    is_full = load.waiting > 0 or load.running >= load.slots
-    wait_s = (load.waiting + 1) * mean.engine_s(load) if is_full else 0.0
+    is_full = waiting > 0 or load.running >= load.slots
+    wait_s = (waiting + 1) * mean.engine_s(load) if is_full else 0.0
     fullness = min(1.0, (load.running + 1) / load.slots)
     decode_s = mean.output_tokens * load.decode_s_per_token * (1 + fullness)
     own_s = prefill_s + evicted_s + mean.output_tokens * load.decode_s_per_token / load.slots
-    behind_s = BEHIND_SHARE * own_s * load.waiting
+    behind_s = BEHIND_SHARE * own_s * waiting
     recomputes = min(MOST_RECOMPUTES, mean.calls_after)
     return wait_weight * wait_s + prefill_s * stall + decode_s + behind_s + recomputes * evicted_s * stall

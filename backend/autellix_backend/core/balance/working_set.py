@@ -19,7 +19,7 @@ For an engine that reports no working set, the cost is that of `locality-bounded
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from autellix_backend.core.balance.base import EngineLoad, FinishedCall, Placement
@@ -174,11 +174,11 @@ class WorkingSet(LocalityBounded):
         memory = load.memory
         if memory is None:
             return super()._cost_s(load, call, pin)
-        among_active = replace(load, waiting=max(0, load.waiting - memory.inactive_calls))
         call_s = cost_s(
-            among_active,
+            load,
             self._mean,
             self._new_tokens(load, call, pin),
+            inactive_calls=memory.inactive_calls,
             wait_weight=NEW_WAIT_WEIGHT if pin is None else 1.0,
         )
         return self._wait_s(load, memory, call, pin) + call_s
