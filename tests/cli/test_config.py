@@ -153,6 +153,22 @@ def test_the_check_makes_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "note: no model and no engine is named" in capsys.readouterr().out
 
 
+def test_the_check_notes_what_several_gateways_need(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One secret for their sessions, and none of the examples'."""
+    file.write_text("[engine]\nurls = ['http://engine1:8000']")
+    monkeypatch.setenv("AUTELLIX_STORE_URL", "redis://:change-me@127.0.0.1:1/0")
+    assert main(["config", "check", str(file)]) == 0
+    found = capsys.readouterr().out
+    assert "note: gateway.token_secret is not set: other gateways of this table need the same" in found
+    assert "note: store.url is the example's" in found
+    monkeypatch.setenv("AUTELLIX_STORE_URL", "redis://127.0.0.1:1/0")
+    monkeypatch.setenv("AUTELLIX_GATEWAY_TOKEN_SECRET", "0123456789abcdef")
+    assert main(["config", "check", str(file)]) == 0
+    assert "secret" not in capsys.readouterr().out
+
+
 def test_the_check_notes_what_listens_already(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A gateway may run already with this file: no problem."""
     with socket.create_server(("127.0.0.1", 0)) as taken:

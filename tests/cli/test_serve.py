@@ -335,8 +335,9 @@ def test_an_unreachable_remote_engine_is_an_error(tmp_path: Path, monkeypatch: p
     """A remote engine that does not answer is named with its address."""
     monkeypatch.setattr("autellix_backend.engines.remote.DEFAULT_PATIENCE_S", 0.0)
 
-    with pytest.raises(EngineError, match=r"engine\.urls: http://127\.0\.0\.1:1 does not answer"):
+    with pytest.raises(EngineError, match=r"engine\.urls: http://127\.0\.0\.1:1 does not answer") as error:
         asyncio.run(serve(make_settings(tmp_path, urls=("http://127.0.0.1:1",))))
+    assert "engine.must_answer = false" in str(error.value)
 
 
 def test_a_recording_that_cannot_be_written_shows_before_the_engine_starts(

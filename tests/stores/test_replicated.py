@@ -546,7 +546,11 @@ def test_programs_that_ended_just_before_the_table_was_lost_are_not_restored(
     table.run(main())
 
 
-def test_a_gateway_that_starts_without_the_table_works_and_joins_later(own_server: RedisServer) -> None:
+def test_a_gateway_that_starts_without_the_table_works_and_joins_later(
+    own_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says that the table is missing, once, and that it is back."""
+
     async def main() -> None:
         own_server.stop()
         store = await table.open()
@@ -557,6 +561,9 @@ def test_a_gateway_that_starts_without_the_table_works_and_joins_later(own_serve
         await returned(store, 2.0)
         assert (await view_of(store)).service_s == 2.0
         check(store)
+        lost, back = [record.getMessage() for record in caplog.records]
+        assert lost.startswith("the shared process table cannot be used")
+        assert back == "the shared process table is back; programs to merge: 1"
 
     table = Table("replicated", own_server.url)
     table.run(main())

@@ -22,7 +22,14 @@ from autellix_backend.observe.line_writer import STANDARD_ERROR
 from autellix_backend.settings import GatewaySettings, Settings, SettingsError
 from autellix_backend.stores.factory import make_store
 
-__all__ = ["notes_on", "problems_of"]
+__all__ = ["NO_SHARED_SECRET", "notes_on", "problems_of"]
+
+NO_SHARED_SECRET = (
+    "gateway.token_secret is not set: other gateways of this table need the same, "
+    "or each takes the others' sessions for strangers'"
+)
+PLACEHOLDER = "change-me"
+"""In place of each secret in the example files of `deploy/`."""
 
 
 def problems_of(settings: Settings) -> Iterator[str]:
@@ -51,6 +58,17 @@ def notes_on(settings: Settings) -> Iterator[str]:
         yield "no model and no engine is named: give one as `autellix serve MODEL` or `--engine URL`"
     if settings.gateway.port and _is_taken(settings.gateway):
         yield f"something listens on {settings.gateway.host}:{settings.gateway.port}, perhaps this gateway"
+    if settings.store.is_shared and settings.gateway.token_secret is None:
+        yield NO_SHARED_SECRET
+    secrets = {
+        "engine.api_key": settings.engine.api_key,
+        "engine.report_secret": settings.engine.report_secret,
+        "gateway.token_secret": settings.gateway.token_secret,
+        "store.url": settings.store.url,
+    }
+    for name, value in secrets.items():
+        if value is not None and PLACEHOLDER in value:
+            yield f"{name} is the example's, which everybody knows: make one with `openssl rand -hex 32`"
 
 
 def _check_host(gateway: GatewaySettings) -> None:

@@ -21,6 +21,7 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
+from autellix_backend.cli.config_check import NO_SHARED_SECRET
 from autellix_backend.cli.options import add_setting_options, settings_from_args
 from autellix_backend.cli.start_progress import showing_progress
 from autellix_backend.cli.workers import Workers, check_workers
@@ -285,7 +286,7 @@ async def _start_if_there(engine: Engine) -> None:
     try:
         await engine.start()
     except EngineUnreachableError as error:
-        print(f"autellix: {error}; it gets calls once it answers", file=sys.stderr, flush=True)
+        print(f"autellix: {error.what}; it gets calls once it answers", file=sys.stderr, flush=True)
 
 
 def _print_change(change: EngineChange) -> None:
@@ -320,6 +321,8 @@ def _with_token_secret(settings: Settings) -> Settings:
     if settings.gateway.token_secret is not None:
         return settings
     path = settings.engine.state_dir / SECRET_NAME
+    if settings.store.is_shared:
+        print(f"autellix: {NO_SHARED_SECRET}; this one's is in {path}", file=sys.stderr, flush=True)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with (

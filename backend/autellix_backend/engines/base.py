@@ -56,8 +56,11 @@ class EngineUnreachableError(EngineError):
     """A remote engine does not answer its health or models path."""
 
     def __init__(self, url: str, problem: str) -> None:
+        self.what = f"engine.urls: {url} {problem}"
+        """What does not answer, and how."""
         super().__init__(
-            f"engine.urls: {url} {problem}; expected the root of a running OpenAI-compatible server"
+            f"{self.what}; expected the root of a running OpenAI-compatible server, "
+            "or engine.must_answer = false, which starts without it"
         )
 
 

@@ -56,6 +56,7 @@ class ReplicatedStore:
         self._backlog = Backlog(shared, local, policy)
         self._on_fallback = on_fallback
         self._problem: str | None = "it was not opened"
+        self._is_lost = False
         # Programs whose end was published and that have not begun here since.
         self._latest_ends: dict[str, None] = {}
         self._end_subscribers: list[Callable[[ProgramEnd], None]] = []
@@ -65,6 +66,9 @@ class ReplicatedStore:
     async def open(self) -> None:
         """Join the shared table, if it can be reached."""
         await self._reconnect()
+        if self._problem is not None:
+            logger.warning("%s", self.failure())
+            self._is_lost = True
 
     async def close(self) -> None:
         """Leave the shared table; the backlog is lost."""
@@ -243,7 +247,8 @@ class ReplicatedStore:
         if self._problem is None:
             # The others that waited on the same connection only learn that it was given up.
             self._problem = str(error)
-            logger.warning("the shared process table cannot be used (%s): going on with the copy", error)
+            self._is_lost = True
+            logger.warning("%s", self.failure())
         self._shared.disconnect(error)
 
     async def _ask(self, ask: Callable[[RedisStore], Awaitable[T]]) -> T | None:
@@ -279,7 +284,10 @@ class ReplicatedStore:
             self._problem = str(error)
             self._shared.disconnect(error)
             return
-        logger.info("the shared process table is back, %d programs are to be merged", len(self._backlog))
+        if self._is_lost:
+            # As loud as the loss: who has read of that waits for this.
+            logger.warning("the shared process table is back; programs to merge: %d", len(self._backlog))
+        self._is_lost = False
         self._problem = None
 
     def _left_table(self, end: ProgramEnd) -> None:
