@@ -14,16 +14,30 @@ FIELD = "autellix"
 """The field of a JSON answer that holds its receipt, and of results to which an integration adds it."""
 COMMENT = ": autellix {"
 MAX_KEPT = 4096
+MAX_FIELDS = 32
+MAX_TEXT_CHARACTERS = 256
+MAX_COUNT = 2**63
 
 _kept: dict[str, Fields] = {}
 
 
 def keep(fields: object) -> None:
     """Keep a receipt; the oldest ones are forgotten."""
-    if isinstance(fields, dict) and isinstance(fields.get("call_id"), str):
+    if isinstance(fields, dict) and isinstance(fields.get("call_id"), str) and _is_small(fields):
         _kept[fields["call_id"]] = fields
         while len(_kept) > MAX_KEPT:
             _kept.pop(next(iter(_kept)), None)
+
+
+def _is_small(fields: Fields) -> bool:
+    """Return whether it can be a receipt: a few numbers and ids. Any host may send what looks like one."""
+    return len(fields) <= MAX_FIELDS and all(
+        value is None
+        or isinstance(value, bool | float)
+        or (isinstance(value, int) and abs(value) < MAX_COUNT)
+        or (isinstance(value, str) and len(value) <= MAX_TEXT_CHARACTERS)
+        for value in fields.values()
+    )
 
 
 def keep_comment(line: str) -> None:

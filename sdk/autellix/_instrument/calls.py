@@ -32,6 +32,8 @@ CALL_ATTRIBUTE = "_autellix_call"
 """The attribute of a request that holds its call, for the response."""
 VERSION_NAME = names.VERSION.lower().encode("ascii")
 IDENTITY_SOURCE_NAME = names.IDENTITY_SOURCE.lower().encode("ascii")
+PREFIX = "x-autellix-"
+"""Of all our headers."""
 FOREIGN_TOKEN = b"foreign-token"
 """The identity source of a call whose token the backend did not take."""
 _RAW_NAMES: dict[str, tuple[bytes, bytes]] = {}
@@ -164,7 +166,7 @@ def observe(response: Any) -> None:
     is_ours = _value(headers, VERSION_NAME) is not None
     if call is not None and call.account is not None:
         if is_ours and call.account.backend.state != KNOWN:
-            call.account.backend.finish_probe(KNOWN)
+            backends.confirm(call.account.backend)
         is_refused = _value(headers, IDENTITY_SOURCE_NAME) == FOREIGN_TOKEN
         session = call.session or process_session()
         keeper().on_answer(
@@ -172,10 +174,23 @@ def observe(response: Any) -> None:
         )
     else:
         url = request.url
+        if response.history and response.history[0].url.host != url.host:
+            # It went where another host has sent it, by a path of that one's choice.
+            return
         if not is_ours:
             backends.miss(url.host)
         else:
             backends.discover(url.scheme, url.host, url.port, url.path)
+
+
+def drop_identity(headers: Any, sender: Any, target: Any) -> None:
+    """Remove our headers from a request that a backend redirects to another host."""
+    if (sender.host, sender.port) == (target.host, target.port):
+        return
+    if sender.host == target.host and target.scheme == "https":
+        return
+    for name in [name for name in headers if name.lower().startswith(PREFIX)]:
+        del headers[name]
 
 
 def _value(headers: Any, name: bytes) -> bytes | None:

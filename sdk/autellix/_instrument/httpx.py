@@ -1,4 +1,4 @@
-"""Annotates calls made with a bare httpx client, where the user has asked for it."""
+"""Keeps identities from other hosts that httpx is redirected to; annotates bare clients where asked for."""
 
 from __future__ import annotations
 
@@ -74,7 +74,23 @@ def _patch_async_send(original: Callable[..., Any]) -> Callable[..., Any]:
     return send
 
 
+def _patch_redirect_headers(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _redirect_headers(self: Any, request: Any, url: Any, method: str) -> Any:
+        headers = original(self, request, url, method)
+        safely(calls.drop_identity, headers, request.url, url)
+        return headers
+
+    return _redirect_headers
+
+
+def instrument_redirects(patches: Patches, module: ModuleType) -> None:
+    """Let no redirect carry an identity to another host; httpx and httpx2 alike."""
+    patches.apply(getattr(module, "BaseClient", None), "_redirect_headers", _patch_redirect_headers)
+
+
 def instrument_httpx(patches: Patches, module: ModuleType) -> None:
     """Annotate every request of bare clients to a backend; httpx and httpx2 alike."""
+    instrument_redirects(patches, module)
     patches.apply(getattr(module, "Client", None), "send", _patch_send)
     patches.apply(getattr(module, "AsyncClient", None), "send", _patch_async_send)

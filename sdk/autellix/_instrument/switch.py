@@ -41,6 +41,8 @@ INSTRUMENTORS = {
     "gevent": "autellix._instrument.greenlets:instrument_gevent",
     "gevent.pool": "autellix._instrument.greenlets:instrument_gevent_pool",
     "greenlet": "autellix._instrument.greenlets:instrument_greenlets",
+    "httpx._client": "autellix._instrument.httpx:instrument_redirects",
+    "httpx2._client": "autellix._instrument.httpx:instrument_redirects",
     "joblib.externals.loky.process_executor": "autellix._instrument.processes:instrument_process_pool",
     "litellm.llms.custom_httpx.http_handler": "autellix._instrument.other_clients:instrument_litellm",
     "loky.process_executor": "autellix._instrument.processes:instrument_process_pool",

@@ -162,4 +162,5 @@ class BranchItems:
         return value if self.wrap is None else self.wrap(self.thread.branch(), value)
 
 
-generators.boundaries.update((BranchCall.__call__.__code__, BranchItems.__next__.__code__))
+generators.add_boundary(BranchCall.__call__.__code__)
+generators.add_boundary(BranchItems.__next__.__code__)

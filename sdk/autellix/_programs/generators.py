@@ -18,8 +18,11 @@ GENERATOR_FLAGS = 0x20 | 0x200
 SCOPE_HELPERS = frozenset({"contextlib", "_pytest.fixtures"})
 """Modules that drive a generator for the scope it opens: the scope is for the code around the generator."""
 
-boundaries: set[CodeType] = set()
-"""Code that runs a thread of its own on another one's stack; scopes further out do not hold inside."""
+boundaries: dict[int, CodeType] = {}
+"""Code that runs a thread of its own on another one's stack; scopes further out do not hold inside.
+
+By its identity: the hash of code is made of its instructions, at each look.
+"""
 open_scopes: dict[FrameType, ProgramThread] = {}
 """The innermost open scope of each generator."""
 
@@ -52,13 +55,17 @@ def close_scope(owner: FrameType) -> None:
         open_scopes[owner] = outer
 
 
+def add_boundary(code: CodeType) -> None:
+    """Let no scope from further out hold inside a function, given by its code."""
+    boundaries[id(code)] = code
+
+
 def innermost(frame: FrameType | None, outermost: FrameType | None) -> ProgramThread | None:
     """Return the scope of the innermost generator that has one open, from a frame up to the outermost one."""
     while frame is not None:
-        scope = _first_open(open_scopes.get(frame))
-        if scope is not None:
+        if frame in open_scopes and (scope := _first_open(open_scopes.get(frame))) is not None:
             return scope
-        if frame is outermost or frame.f_code in boundaries:
+        if frame is outermost or id(frame.f_code) in boundaries:
             return None
         frame = frame.f_back
     return None

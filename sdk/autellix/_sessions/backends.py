@@ -25,6 +25,13 @@ MAX_ACCOUNTS = 1024
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_MISSED = 20
 """Calls after which it is said that none has reached a backend."""
+MAX_DISCOVERED = 16
+"""Backends that are known by their answers alone; each gets connections, heartbeats and identities."""
+MAX_SEEN = 4096
+"""Origins that are remembered."""
+PATIENCE_S = 2.0
+"""For a whole exchange, from the connection to the last byte."""
+MIN_PATIENCE_S = 0.5
 
 PRIVATE_NETWORKS = (
     "127.0.0.0/8",
@@ -46,7 +53,17 @@ class Backend:
     answer, and no call carries headers before it.
     """
 
-    __slots__ = ("_accounts", "_is_probed", "has_waited", "is_configured", "origin", "root", "state", "uds")
+    __slots__ = (
+        "_accounts",
+        "_is_probed",
+        "has_waited",
+        "is_configured",
+        "origin",
+        "patience_s",
+        "root",
+        "state",
+        "uds",
+    )
 
     def __init__(self, origin: Origin, root: str, *, is_configured: bool, uds: str | None = None) -> None:
         self.origin = origin
@@ -54,6 +71,8 @@ class Backend:
         self.uds = uds
         """The path of the unix socket by which it is reached, in place of the origin's host and port."""
         self.is_configured = is_configured
+        self.patience_s = PATIENCE_S
+        """How long an exchange with it may take."""
         self._accounts: dict[Credentials, Account] = {}
         self.reset_probe()
 
@@ -76,6 +95,11 @@ class Backend:
         """Record the result of a probe, UNKNOWN if there was no answer, and release those who wait for it."""
         self.state = state
         self._is_probed.set()
+
+    def lose_patience(self) -> None:
+        """Note that it has not answered in time: one that nobody vouches for must not keep others waiting."""
+        if not self.is_configured:
+            self.patience_s = max(MIN_PATIENCE_S, self.patience_s / 2)
 
     @property
     def is_probed(self) -> bool:
@@ -140,6 +164,7 @@ class BackendRegistry:
     def configure(self, roots: dict[Origin, str]) -> None:
         """Admit these origins only, or nearby hosts if there are none; drop all results of probes."""
         self._configured = roots
+        self._discovered = 0
         self._seen: dict[tuple[str, str, int, str | None], Backend | None] = {}
         self.generation = object()
         """A new object after each change of the rule, for caches."""
@@ -152,6 +177,7 @@ class BackendRegistry:
         try:
             backend = self._seen[*origin, uds]
         except KeyError:
+            self._forget_some()
             # setdefault: two threads that see an origin first share one record.
             backend = self._seen.setdefault((*origin, uds), self._admit(origin, path, uds))
         return None if backend is None or backend.state == FOREIGN else backend
@@ -184,11 +210,42 @@ class BackendRegistry:
             if self._configured or scheme not in PORTS:
                 self._warn_unlisted(origin)
                 return False
+            if self._is_full():
+                return False
+            self._forget_some()
             backend = self._seen[*origin, None] = self._make(origin, path)
             self.generation = object()
-        if backend.state != KNOWN:
-            backend.finish_probe(KNOWN)
+        return self.confirm(backend)
+
+    def confirm(self, backend: Backend) -> bool:
+        """Note that a host has answered as Autellix; return False if too many others have."""
+        if backend.state == KNOWN:
+            return True
+        if self._is_full():
+            backend.finish_probe(FOREIGN)
+            return False
+        self._discovered += 1
+        backend.finish_probe(KNOWN)
         return True
+
+    def _is_full(self) -> bool:
+        if self._discovered < MAX_DISCOVERED:
+            return False
+        if not self._is_told:
+            self._is_told = True
+            log_warning(
+                "%d hosts have answered as Autellix backends; calls to further ones are in no program. Set "
+                "AUTELLIX_BASE_URL to the backends",
+                MAX_DISCOVERED,
+            )
+        return True
+
+    def _forget_some(self) -> None:
+        """Forget the oldest origins that get no identity, if there are many."""
+        if len(self._seen) >= MAX_SEEN:
+            for key, backend in list(self._seen.items())[: MAX_SEEN // 2]:
+                if backend is None or backend.state != KNOWN:
+                    self._seen.pop(key, None)
 
     def miss(self, host: str) -> None:
         """Count a call to a host that gets no identity; say once if no call has ever reached a backend."""

@@ -6,6 +6,7 @@ import threading
 import time
 
 from autellix._faults import log_debug
+from autellix._sessions.backends import PATIENCE_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
     from autellix._sessions.backends import Account, Backend
     from autellix._sessions.connection import Answer, Connection, Request
 
-TIMEOUT_S = 2.0
-"""For a whole exchange, from the connection to the last byte."""
+MAX_KEPT = 32
+"""Connections that are kept alive."""
 
 
 class _Kept(threading.local):
@@ -33,7 +34,7 @@ def exchange(
     method: str,
     path: str,
     body: bytes | None,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float = PATIENCE_S,
     proof: Mapping[str, str] | None = None,
 ) -> Answer | None:
     """Send one request; return status and body, or None if the backend does not answer.
@@ -44,7 +45,7 @@ def exchange(
 
 
 def exchange_all(
-    account: Account, requests: Sequence[Request], timeout_s: float = TIMEOUT_S
+    account: Account, requests: Sequence[Request], timeout_s: float = PATIENCE_S
 ) -> list[Answer | None]:
     """Send requests together, so that a distant backend costs one round trip; return their answers.
 
@@ -55,7 +56,7 @@ def exchange_all(
     backend = account.backend
     prepared = [_prepared(account, request) for request in requests]
     answers: list[Answer] = []
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + min(timeout_s, backend.patience_s)
     while len(answers) < len(prepared):
         connection = _take(backend)
         is_kept, count = connection is not None, len(answers)
@@ -63,12 +64,15 @@ def exchange_all(
             if connection is None:
                 connection = _connect(backend, deadline_s)
             if connection.exchange(prepared[count:], answers, deadline_s):
-                _kept.connections[backend] = connection
+                _keep(backend, connection)
             else:
                 connection.close()
+            backend.patience_s = PATIENCE_S
         except (OSError, HTTPException, ValueError) as error:
             if connection is not None:
                 connection.close()
+            if isinstance(error, TimeoutError):
+                backend.lose_patience()
             if not is_kept and len(answers) == count:
                 log_debug("%s %s at %s: %s", prepared[count][0], prepared[count][1], backend.origin, error)
                 break
@@ -79,6 +83,12 @@ def close_connections() -> None:
     """Close the connections of this thread."""
     while _kept.connections:
         _kept.connections.popitem()[1].close()
+
+
+def _keep(backend: Backend, connection: Connection) -> None:
+    _kept.connections[backend] = connection
+    while len(_kept.connections) > MAX_KEPT:
+        _kept.connections.pop(next(iter(_kept.connections))).close()
 
 
 def _take(backend: Backend) -> Connection | None:
@@ -122,8 +132,11 @@ class SessionWatch:
             self._read_response(self._connection)
         self.close()
         try:
-            connection = _connect(self._account.backend, time.monotonic() + TIMEOUT_S)
+            backend = self._account.backend
+            connection = _connect(backend, time.monotonic() + backend.patience_s)
         except (OSError, HTTPException, ValueError) as error:
+            if isinstance(error, TimeoutError):
+                backend.lose_patience()
             log_debug("GET %s at %s: %s", self._path, self._account.backend.origin, error)
             return
         try:
@@ -143,8 +156,11 @@ class SessionWatch:
     def _read_response(self, connection: Connection) -> None:
         from http.client import HTTPException
 
+        backend = self._account.backend
         try:
-            self._is_refused = connection.read_status(time.monotonic() + TIMEOUT_S) >= 400
-        except (OSError, HTTPException, ValueError):
+            self._is_refused = connection.read_status(time.monotonic() + backend.patience_s) >= 400
+        except (OSError, HTTPException, ValueError) as error:
+            if isinstance(error, TimeoutError):
+                backend.lose_patience()
             # The backend restarted, or a proxy's timeout expired.
             self._is_refused = False

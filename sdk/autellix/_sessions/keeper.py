@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 EXIT_LIMIT_S = 1.0
 FORK_LIMIT_S = 0.05
 MIN_HEARTBEAT_S = 0.05
+MIN_DISCOVERED_HEARTBEAT_S = 1.0
+"""Where the user has not named the backend."""
+MISSED_HEARTBEAT_S = 10.0
+"""From a heartbeat without an answer to the next one, at least."""
+MAX_TOKEN_CHARACTERS = 4096
 IDLE_SESSION_S = 900.0
 MAX_SESSIONS = 4096
 MAX_ENDED = 4096
@@ -178,7 +183,7 @@ class SessionKeeper:
         from autellix_wire.sessions import SessionStart
 
         try:
-            proof = session_proof()
+            proof = session_proof(account.backend)
             start = SessionStart(session_id=registration.session_id, client=CLIENT, proof=proof)
             answer = exchange(account, "POST", SESSIONS_PATH, start.to_bytes(), proof=_proof(registration))
             self._conclude(account, registration, answer)
@@ -215,10 +220,13 @@ class SessionKeeper:
             backend.finish_probe(KNOWN if backend.state == KNOWN else FOREIGN)
             return
         # A token that no header can carry is none.
-        token = started.token if is_header_value(started.token) else None
-        registration.mark_registered(max(started.heartbeat_s, MIN_HEARTBEAT_S), token, now_s)
+        is_sane = is_header_value(started.token) and len(started.token or "") <= MAX_TOKEN_CHARACTERS
+        least_s = MIN_HEARTBEAT_S if backend.is_configured else MIN_DISCOVERED_HEARTBEAT_S
+        heartbeat_s = max(started.heartbeat_s, least_s)
+        registration.mark_registered(heartbeat_s, started.token if is_sane else None, now_s)
         self._due_s = min(self._due_s, registration.heartbeat_due_s)
-        backend.finish_probe(KNOWN)
+        if not backends.confirm(backend):
+            registration.mark_unreachable(now_s, is_foreign=True)
 
     def _send_heartbeats(self) -> None:
         """Send the heartbeats that are due, and with them those of the same backends that soon will be."""
@@ -245,7 +253,10 @@ class SessionKeeper:
             registration.heartbeat_due_s = time.monotonic() + registration.heartbeat_s
             requests.append(("POST", _path(registration, "/heartbeat"), b"{}", _proof(registration)))
         for (session, registration), answer in zip(entries, exchange_all(account, requests), strict=True):
-            if answer is not None and answer[0] in (401, 404):
+            if answer is None:
+                missed_s = max(registration.heartbeat_s, MISSED_HEARTBEAT_S)
+                registration.heartbeat_due_s = time.monotonic() + missed_s
+            elif answer[0] in (401, 404):
                 # The backend restarted, has ended the session, or no longer takes its token.
                 self._post_registration(account, session, registration)
             elif registration.watch is not None:

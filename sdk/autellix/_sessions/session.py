@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 
 from autellix._ids import ids
+from autellix._sessions.backends import LOOPBACK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from autellix._sessions.backends import Account
+    from autellix._sessions.backends import Account, Backend
     from autellix._sessions.exchange import SessionWatch
 
 NEW = "new"
@@ -75,14 +76,24 @@ class Registration:
             self.watch.close()
 
 
-def session_proof() -> str:
-    """Return what shows a strict backend that a session is ours; child processes inherit it."""
+def session_proof(backend: Backend) -> str:
+    """Return what shows a strict backend that a session is ours; child processes inherit it.
+
+    A host that the user has not named gets one of its own: what it learns proves nothing to others.
+    """
     import os
 
-    found = os.environ.get(PROOF_VARIABLE)
-    if not found:
-        found = os.environ.setdefault(PROOF_VARIABLE, os.urandom(16).hex())
-    return found
+    secret = os.environ.get(PROOF_VARIABLE)
+    if not secret:
+        secret = os.environ.setdefault(PROOF_VARIABLE, os.urandom(16).hex())
+    if backend.is_configured:
+        return secret
+    _, host, port = backend.origin
+    import hashlib
+
+    # A child may call this machine by another of its names.
+    host = "localhost" if host in LOOPBACK else host
+    return hashlib.sha256(f"{secret} {host}:{port}".encode()).hexdigest()
 
 
 class ClientSession:

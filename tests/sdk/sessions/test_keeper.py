@@ -60,6 +60,7 @@ def registration_at(backend: Recording) -> Registration:
 
 
 def test_first_call_starts_the_session_once(sdk: None, backend: Recording) -> None:
+    autellix.configure(backend.url)
     ask(backend, count=3)
     (start,) = backend.wait_for("POST", "sessions")
     assert json.loads(start[2]) == {
@@ -104,6 +105,7 @@ def test_shared_program_ends_with_its_last_scope(sdk: None, backend: Recording) 
 def test_heartbeats_and_return_after_a_restart(sdk: None, make_backend: Callable[..., Recording]) -> None:
     """A backend that has forgotten the session answers a heartbeat by 404 and gets the session again."""
     backend = make_backend(heartbeat_s=0.05)
+    autellix.configure(backend.url)
     ask(backend)
     backend.wait_for("POST", "/heartbeat", count=2)
     backend.is_forgetful = True
