@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from tests.observe.settled_calls import TRACEPARENT, settled_call
 
@@ -11,11 +9,8 @@ from autellix_backend.observe.settled_call import Outcome, Usage
 from autellix_backend.observe.tracing import (
     ProgramTracer,
     attributes_of,
-    check_installed,
-    endpoint_of,
     make_tracer,
 )
-from autellix_backend.settings import SettingsError
 
 pytest.importorskip("opentelemetry.sdk.trace", reason="the extra otel is not installed")
 
@@ -96,24 +91,6 @@ def test_the_environments_name_and_attributes_count(monkeypatch: pytest.MonkeyPa
     assert (attributes["service.name"], attributes["deployment.environment"]) == ("mine", "test")
 
 
-@pytest.mark.parametrize(
-    ("setting", "environment", "expected"),
-    [
-        (None, {}, None),
-        ("http://a:1/", {}, "http://a:1/v1/traces"),
-        ("http://a:1/v1/traces", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://b:1"}, "http://a:1/v1/traces"),
-        (None, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://b:1/"}, "http://b:1/v1/traces"),
-        (None, {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://b:1/x"}, "http://b:1/x"),
-        ("http://a:1", {"OTEL_SDK_DISABLED": "true"}, None),
-        ("http://a:1", {"OTEL_TRACES_EXPORTER": "none"}, None),
-    ],
-)
-def test_the_environment_says_where_spans_go_if_the_setting_does_not(
-    setting: str | None, environment: dict[str, str], expected: str | None
-) -> None:
-    assert endpoint_of(setting, environment) == expected
-
-
 def test_without_an_endpoint_there_is_no_tracer() -> None:
     assert make_tracer(None, {}) is None
 
@@ -168,12 +145,3 @@ def test_the_exporter_is_made_of_the_endpoint() -> None:
     tracer = make_tracer("http://127.0.0.1:9", {})
     assert tracer is not None
     tracer.close()
-
-
-def test_without_the_extra_the_setting_is_an_error_that_names_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-
-    with pytest.raises(SettingsError, match=r"otlp_endpoint: needs opentelemetry.*autellix\[otel\]"):
-        check_installed()

@@ -17,7 +17,7 @@ from autellix_backend.engines.replica import generated_model
 from autellix_backend.engines.vllm_command import check_arguments, check_engine_installed
 from autellix_backend.errors import CommandError
 from autellix_backend.gateway.tenancy.file import load_tenants
-from autellix_backend.observe import tracing
+from autellix_backend.observe import otlp
 from autellix_backend.observe.line_writer import STANDARD_ERROR
 from autellix_backend.settings import GatewaySettings, Settings, SettingsError
 from autellix_backend.stores.factory import make_store
@@ -101,7 +101,7 @@ def _check_output(path: Path | None, setting: str) -> None:
 
 def _check_traces(settings: Settings) -> None:
     if settings.observe.otlp_endpoint is not None:
-        tracing.check_installed()
+        otlp.check_installed()
 
 
 def _check_store(settings: Settings) -> None:

@@ -39,7 +39,7 @@ from autellix_backend.gateway.http.page import PAGE_PATH, has_page
 from autellix_backend.gateway.http.protocol import bounded_protocol, connection_limit
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.tenants import Tenants
-from autellix_backend.observe import tracing
+from autellix_backend.observe import otlp
 from autellix_backend.observe.line_writer import check_writable
 from autellix_backend.settings import (
     EngineSettings,
@@ -181,8 +181,8 @@ def _check_outputs(settings: Settings) -> None:
         check_writable(settings.gateway.record_path, "gateway.record_path")
     if settings.observe.call_log is not None:
         check_writable(settings.observe.call_log, "observe.call_log")
-    if tracing.endpoint_of(settings.observe.otlp_endpoint, os.environ) is not None:
-        tracing.check_installed()
+    if otlp.sends_any(settings.observe.otlp_endpoint, os.environ):
+        otlp.check_installed()
 
 
 def bind(gateway: GatewaySettings) -> socket.socket:

@@ -113,6 +113,8 @@ async def _lifespan(components: Components, _app: FastAPI) -> AsyncIterator[None
             stack.push_async_callback(components.recorder.close)
         if components.tracer is not None:
             stack.push_async_callback(asyncio.to_thread, components.tracer.close)
+        if components.genai_metrics is not None:
+            stack.push_async_callback(asyncio.to_thread, components.genai_metrics.close)
         if components.call_log is not None:
             components.call_log.open()
             stack.push_async_callback(asyncio.to_thread, components.call_log.close, CLOSE_TIMEOUT_S)

@@ -45,6 +45,7 @@ from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.gateway.tenancy.open_sessions import OpenSessions
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.observe.call_log import make_call_log
+from autellix_backend.observe.genai_metrics import make_genai_metrics
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.observe.tracing import ProgramTracer, make_tracer
 from autellix_backend.reports.snapshot import EngineSnapshot
@@ -107,10 +108,12 @@ class Components:
         log_path = settings.observe.call_log
         self.call_log = None if log_path is None else make_call_log(log_path, metrics.registry)
         self.tracer = make_tracer(settings.observe.otlp_endpoint, os.environ)
+        self.genai_metrics = make_genai_metrics(settings.observe.otlp_endpoint, os.environ)
         self.classes = ProgramClasses()
         observe = settings.observe
         self.history = ProgramHistory(observe.history_programs, observe.history_age_s, clock=clock)
         self.history_file = self._make_history_file()
+        readers_of_usage = (self.recorder, self.limiter, self.tracer, self.genai_metrics)
         self.registry = CallRegistry(
             self.store,
             settings.scheduler,
@@ -120,7 +123,7 @@ class Components:
             limiter=self.limiter,
             classes=self.classes,
             # A report has better numbers than the answer, but for a call of several choices.
-            wants_usage=any(each is not None for each in (self.recorder, self.limiter, self.tracer)),
+            wants_usage=any(each is not None for each in readers_of_usage),
         )
         self.feed = feed = EventFeed(self.registry.find, time.time, metrics.events_dropped.inc)
         metrics.event_subscribers.set_function(lambda: feed.subscriber_count)
@@ -139,6 +142,8 @@ class Components:
             registry.subscribe(on_settled=self.call_log.put)
         if self.tracer is not None:
             registry.subscribe(on_settled=self.tracer.take)
+        if self.genai_metrics is not None:
+            registry.subscribe(on_settled=self.genai_metrics.take)
         if self.limiter is not None:
             registry.subscribe(on_settled=self.limiter.on_call_settled)
             self.store.subscribe(partial(_by_id, self.limiter.on_program_ended))

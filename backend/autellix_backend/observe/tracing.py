@@ -9,20 +9,20 @@ sends the spans and drops those that it cannot send. Its environment variables (
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from autellix_backend.observe.otlp import (
+    SHUTDOWN_TIMEOUT_MS,
+    check_installed,
+    endpoint_of,
+    service_resource,
+)
 from autellix_backend.observe.settled_call import Outcome, SettledCall
-from autellix_backend.settings import SettingsError
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
     from opentelemetry.trace import Span
-
-SERVICE_NAME = "autellix"
-TRACES_PATH = "/v1/traces"
-SHUTDOWN_TIMEOUT_MS = 5000
 
 _NS = 1_000_000_000
 
@@ -31,14 +31,11 @@ class ProgramTracer:
     """Creates a span for each program that is begun and ended, and for each settled call."""
 
     def __init__(self, processor: SpanProcessor) -> None:
-        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        # A name in the environment comes before ours.
-        resource = Resource.create({"service.name": SERVICE_NAME}).merge(OTELResourceDetector().detect())
         # The gateway itself shuts the provider down.
-        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider = TracerProvider(resource=service_resource(), shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("autellix_backend")
         self._propagator = TraceContextTextMapPropagator()
@@ -115,35 +112,6 @@ class ProgramTracer:
         self._provider.shutdown()
 
 
-def endpoint_of(endpoint: str | None, environment: Mapping[str, str]) -> str | None:
-    """Return where spans go: to the endpoint of our setting, else to that of the environment, if any."""
-    is_off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
-    if is_off or environment.get("OTEL_TRACES_EXPORTER") == "none":
-        return None
-    if endpoint is not None:
-        url = endpoint.rstrip("/")
-        return url if url.endswith(TRACES_PATH) else url + TRACES_PATH
-    if of_traces := environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
-        return of_traces
-    of_all = environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
-    return of_all.rstrip("/") + TRACES_PATH if of_all else None
-
-
-def check_installed() -> None:
-    """Check that spans can be sent.
-
-    Raises:
-        SettingsError: if the extra is not installed.
-    """
-    try:
-        importlib.import_module("opentelemetry.sdk.trace.export")
-        importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
-    except ModuleNotFoundError as error:
-        raise SettingsError(
-            "observe.otlp_endpoint", f"needs {error.name}", "`pip install 'autellix[otel]'`"
-        ) from error
-
-
 def make_tracer(endpoint: str | None, environment: Mapping[str, str]) -> ProgramTracer | None:
     """Return a tracer that sends over HTTP to an OTLP collector; None where none is named.
 
@@ -154,7 +122,7 @@ def make_tracer(endpoint: str | None, environment: Mapping[str, str]) -> Program
     Raises:
         SettingsError: if the extra is not installed.
     """
-    url = endpoint_of(endpoint, environment)
+    url = endpoint_of("traces", endpoint, environment)
     if url is None:
         return None
     check_installed()

@@ -292,8 +292,9 @@ class ObserveSettings(Section):
     call_log: Path | None = None
     """file to which one JSON line per settled call is appended; `-` is standard error"""
     otlp_endpoint: HttpUrl | None = None
-    """OpenTelemetry collector that receives spans of programs and calls over HTTP; unset follows
-    `OTEL_EXPORTER_OTLP_ENDPOINT` and `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`"""
+    """OpenTelemetry collector that receives spans of programs and calls, and GenAI metrics, over HTTP; unset
+    follows `OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` and
+    `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT`"""
     program_names: tuple[str, ...] = ()
     """names of programs that have [metrics](metrics.md#programs) of their own; others count as `other`"""
     history_programs: NonNegativeInt = 1000

@@ -1,0 +1,77 @@
+"""Where OpenTelemetry data go, and who sends them: our setting first, then OpenTelemetry's own variables."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from autellix_backend.settings import SettingsError
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
+
+SERVICE_NAME = "autellix"
+SHUTDOWN_TIMEOUT_MS = 5000
+
+Signal = Literal["traces", "metrics"]
+SIGNALS: tuple[Signal, ...] = ("traces", "metrics")
+_EXPORTERS = {
+    "traces": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+    "metrics": "opentelemetry.exporter.otlp.proto.http.metric_exporter",
+}
+
+
+def endpoint_of(signal: Signal, endpoint: str | None, environment: Mapping[str, str]) -> str | None:
+    """Return where data of a kind go; None if nowhere.
+
+    Args:
+        signal: The kind of data.
+        endpoint: Our setting: the address of a collector, or that of one kind of its data.
+        environment: The environment variables, which count where the setting is unset.
+    """
+    is_off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
+    if is_off or environment.get(f"OTEL_{signal.upper()}_EXPORTER") == "none":
+        return None
+    if endpoint is not None:
+        url = endpoint.rstrip("/")
+        named = [each for each in SIGNALS if url.endswith(_path(each))]
+        if not named:
+            return url + _path(signal)
+        return url if named == [signal] else None
+    if own := environment.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT"):
+        return own
+    of_all = environment.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    return of_all.rstrip("/") + _path(signal) if of_all else None
+
+
+def sends_any(endpoint: str | None, environment: Mapping[str, str]) -> bool:
+    """Return whether data of any kind are to be sent."""
+    return any(endpoint_of(signal, endpoint, environment) is not None for signal in SIGNALS)
+
+
+def check_installed() -> None:
+    """Check that data can be sent.
+
+    Raises:
+        SettingsError: if the extra is not installed.
+    """
+    try:
+        importlib.import_module("opentelemetry.sdk.trace.export")
+        for module in _EXPORTERS.values():
+            importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            "observe.otlp_endpoint", f"needs {error.name}", "`pip install 'autellix[otel]'`"
+        ) from error
+
+
+def service_resource() -> Resource:
+    """Return who sends: a name and attributes of the environment come before ours."""
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+
+    return Resource.create({"service.name": SERVICE_NAME}).merge(OTELResourceDetector().detect())
+
+
+def _path(signal: Signal) -> str:
+    return f"/v1/{signal}"
