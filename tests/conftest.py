@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +39,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> EngineGroups | None:
     """With `--dist loadgroup`, keep tests that share an engine on one worker."""
     return EngineGroups(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+def _open_sockets() -> set[str]:
+    found: set[str] = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        # The one of this listing is closed by now.
+        with contextlib.suppress(OSError):
+            found.add(str(descriptor.readlink()))
+    return {target for target in found if target.startswith("socket:")}
+
+
+@pytest.fixture(autouse=True)
+def no_socket_is_left() -> Iterator[None]:
+    """Blame a socket that nobody closes on the test that opened it.
+
+    Its ResourceWarning comes when it is collected: later, that would be within some other test or after all.
+    """
+    before = _open_sockets()
+    yield
+    if _open_sockets() - before:
+        gc.collect()
 
 
 @pytest.fixture(scope="session")

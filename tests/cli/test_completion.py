@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,15 +18,19 @@ from autellix_backend.cli.main import main, make_parser
 SHELLS = ("bash", "zsh", "fish")
 
 
-def script_of(shell: str, capsys: pytest.CaptureFixture[str]) -> str:
-    assert main(["completion", shell]) == 0
-    return capsys.readouterr().out
+@cache
+def script_of(shell: str) -> str:
+    """Return a shell's script, which takes all commands to be loaded."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert main(["completion", shell]) == 0
+    return out.getvalue()
 
 
 @pytest.fixture
-def bash_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def bash_script(tmp_path: Path) -> Path:
     path = tmp_path / "autellix.bash"
-    path.write_text(script_of("bash", capsys))
+    path.write_text(script_of("bash"))
     return path
 
 
@@ -63,12 +70,10 @@ def test_bash_completes(bash_script: Path, line: str, expected: list[str]) -> No
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_each_shell_accepts_its_script(
-    shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_shell_accepts_its_script(shell: str, tmp_path: Path) -> None:
     needs(shell)
     path = tmp_path / "script"
-    path.write_text(script_of(shell, capsys))
+    path.write_text(script_of(shell))
     subprocess.run([shell, "-n", str(path)], check=True)
 
 
@@ -85,10 +90,10 @@ def output_of(shell: str, code: str, folder: Path) -> list[str]:
     return done.stdout.split()
 
 
-def test_fish_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fish_completes(tmp_path: Path) -> None:
     needs("fish")
     path = tmp_path / "autellix.fish"
-    path.write_text(script_of("fish", capsys))
+    path.write_text(script_of("fish"))
 
     def completed(line: str) -> list[str]:
         return output_of("fish", f"source {path}; complete -C '{line}'", tmp_path / "empty")
@@ -98,11 +103,11 @@ def test_fish_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert completed("autellix serve --poli") == ["--policy"]
 
 
-def test_zsh_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_zsh_completes(tmp_path: Path) -> None:
     """Without a terminal: what the function would add is printed."""
     needs("zsh")
     path = tmp_path / "autellix.zsh"
-    path.write_text(script_of("zsh", capsys))
+    path.write_text(script_of("zsh"))
 
     def completed(*words: str) -> list[str]:
         stubs = 'compdef() { : }; _files() { : }; compadd() { shift; print -l -- "$@" }'
@@ -114,8 +119,8 @@ def test_zsh_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "--policy" in completed("autellix", "serve")
 
 
-def test_fish_knows_each_option_of_each_command(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = script_of("fish", capsys).splitlines()
+def test_fish_knows_each_option_of_each_command() -> None:
+    lines = script_of("fish").splitlines()
     assert any("__fish_seen_subcommand_from ps'" in line and "-l wide" in line for line in lines)
     assert any("-l state -x -a 'running waiting idle ending'" in line for line in lines)
     assert any("seen_subcommand_from config; and" in line and line.endswith("'show check'") for line in lines)

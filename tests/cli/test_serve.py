@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 from autellix_backend.cli import serve as serve_module
 from autellix_backend.cli.main import main
@@ -37,14 +37,6 @@ def make_settings(folder: Path, **engine: object) -> Settings:
         gateway=GatewaySettings(port=0, shutdown_grace_s=1.0),
         engine=EngineSettings(state_dir=folder, **engine),  # type: ignore[arg-type]
     )
-
-
-async def wait_until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.02)
 
 
 async def wait_ready(capsys: pytest.CaptureFixture[str], seen: list[str]) -> str:
@@ -152,7 +144,7 @@ async def kill_engine(replica: VllmReplica) -> None:
     async with aiohttp.ClientSession() as client:
         with pytest.raises(aiohttp.ClientError):
             await client.get(replica.base_url + "/die")
-    await wait_until(lambda: not replica.is_alive())
+    await until(lambda: not replica.is_alive())
 
 
 async def test_a_dead_engine_leaves_a_gateway_that_answers_503(
@@ -188,7 +180,7 @@ async def test_a_dead_engine_comes_back(
             said.append(capsys.readouterr().err)
             return fake_replica.is_alive() and fake_replica.pid != first and "up again" in "".join(said)
 
-        await wait_until(is_back)
+        await until(is_back)
 
     assert await serve_and(make_settings(tmp_path), capsys, use) == 0
     assert "RuntimeError: told to die; restarting" in "".join(said)
@@ -204,14 +196,14 @@ async def test_a_signal_during_the_start_ends_the_engine(
     monkeypatch.setattr("autellix_backend.cli.serve.make_engines", lambda _settings: [replica])
 
     server = asyncio.create_task(serve(make_settings(tmp_path)))
-    await wait_until(lambda: replica.pid is not None)
+    await until(lambda: replica.pid is not None)
     os.kill(os.getpid(), signal.SIGINT)
     assert await asyncio.wait_for(server, PATIENCE_S) == 130
     assert replica.pid is None
 
 
 def slow_engine() -> FakeEngine:
-    return FakeEngine(FakeBehaviour(output_tokens=40, token_delay_s=0.02))
+    return FakeEngine(FakeBehaviour(output_tokens=150, token_delay_s=0.02))
 
 
 async def in_flight(client: aiohttp.ClientSession, root: str, engine: FakeEngine) -> list[asyncio.Task[Any]]:
@@ -224,7 +216,7 @@ async def in_flight(client: aiohttp.ClientSession, root: str, engine: FakeEngine
 
     calls = [asyncio.create_task(call(is_streaming)) for is_streaming in (True, False)]
     await engine.wait_until(lambda: len(engine.calls) == 2)
-    await wait_until(lambda: any(received.json.get("stream") for received in engine.calls))
+    await until(lambda: any(received.json.get("stream") for received in engine.calls))
     return calls
 
 
@@ -255,7 +247,7 @@ async def test_sigterm_finishes_running_calls_and_refuses_new_ones(
             assert response.headers["Connection"] == "close"
         for status, content in await asyncio.gather(*calls):
             assert status == 200
-            assert b"token39" in content
+            assert b"token149" in content
     code = await asyncio.wait_for(server, PATIENCE_S)
     await engine.stop()
     assert code == 0
@@ -286,7 +278,7 @@ async def test_calls_that_outlast_the_grace_get_an_error(
             assert b'"code":"shutting_down"' in told
         assert b'"retryable":false' in stream
     ended = await asyncio.wait_for(server, PATIENCE_S)
-    await wait_until(lambda: engine.aborted_calls == 2)
+    await until(lambda: engine.aborted_calls == 2)
     await engine.stop()
     assert ended == code
 
@@ -374,7 +366,7 @@ def test_sighup_reloads_the_tenants(tmp_path: Path, capsys: pytest.CaptureFixtur
             return word in "".join(seen)
 
         os.kill(os.getpid(), signal.SIGHUP)
-        await wait_until(is_told)
+        await until(is_told)
 
     async def use(root: str) -> None:
         assert await statuses(root) == [200, 401]

@@ -180,7 +180,10 @@ async def test_a_real_process_is_restarted(tmp_path: Path, end: signal.Signals, 
         first = [replica.pid or 0, *read_pids(pid_file)]
         for pid in first if victim == "tree" else first[1:2]:
             os.kill(pid, end)
-        await watch.wait_for(lambda: watch.states[-1:] == [UP])
+        await watch.wait_for(lambda: RESTARTING in watch.states)
+        # The next one is not stopped, and may be slow on a loaded machine.
+        supervisor.PROBE_TIMEOUT_S = PATIENCE_S
+        await watch.wait_for(lambda: watch.states[-1] is UP)
         await watch.wait_for(lambda: not any(map(is_running, first)))
         second = read_pids(pid_file)
         assert all(map(is_running, second)) and not set(first) & set(second)

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.gateway.conftest import until_async
 from tests.waiting import PATIENCE_S
 
 from autellix_backend.core.policies import make_policy
@@ -18,7 +19,7 @@ from autellix_backend.gateway import wiring
 from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import ObserveSettings, Settings
 from autellix_backend.stores.memory import MemoryStore
-from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
+from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine, Fault
 
 CHAT = "/v1/chat/completions"
 SESSIONS = "/autellix/v1/sessions"
@@ -86,11 +87,20 @@ async def test_a_program_that_ended_is_counted_and_its_span_is_closed(
     assert spans.ended.keys() == {"p"} and spans.ended["p"] > 0
 
 
-async def test_a_program_with_a_running_call_is_not_idle(serve: Any, wait_until: Any) -> None:
-    behaviour = FakeBehaviour(token_delay_s=0.2)
-    async with serve(behaviour, program_idle_s=0.6) as rig:
-        await rig.chat({"X-Autellix-Program-ID": "p"})
-        assert len((await rig.get(PROGRAMS + "/p"))[1]["calls"]) == 1
+async def test_a_program_with_a_running_call_is_not_idle(serve: Any) -> None:
+    async with serve(program_idle_s=0.1) as rig:
+        rig.engine.behaviour = FakeBehaviour(fault=Fault.HANG)
+        call = asyncio.create_task(rig.chat({"X-Autellix-Program-ID": "busy"}))
+        await rig.engine.wait_until(lambda: len(rig.engine.calls) == 1)
+        rig.engine.behaviour = FakeBehaviour()
+        await rig.chat({"X-Autellix-Program-ID": "idle"})
+
+        async def has_left() -> bool:
+            return bool((await rig.get(PROGRAMS + "/idle"))[0] == 404)
+
+        await until_async(has_left)
+        assert (await rig.get(PROGRAMS + "/busy"))[1]["active_calls"] == 1
+        call.cancel()
 
 
 async def test_a_silent_session_is_removed_with_its_programs(serve: Any) -> None:

@@ -290,17 +290,21 @@ async def test_a_gateway_that_drains_refuses_waiting_and_fresh_calls_and_ends_th
         assert (await running)[0] == 200
 
 
-async def test_the_official_client_retries_only_retryable_errors(serve: Any) -> None:
-    async with serve(FakeBehaviour(fault=Fault.HANG), upstream_timeout_s=0.2) as rig:
-        client = openai.AsyncOpenAI(base_url=rig.url + "/v1", api_key="k")
-        async with client:
-            with pytest.raises(openai.InternalServerError):
-                await client.chat.completions.create(**HELLO)
-            assert len(rig.engine.calls) == 1, "a call that timed out is not repeated"
-            fault = Fault.RESET_BEFORE_FIRST_BYTE
-            rig.engine.behaviour = FakeBehaviour(fault=fault, faulty_calls=3)
-            answer = await client.chat.completions.create(**HELLO)
-            assert answer.choices[0].message.content
+async def test_the_official_client_does_not_repeat_a_call_that_timed_out(serve: Any) -> None:
+    async with (
+        serve(FakeBehaviour(fault=Fault.HANG), upstream_timeout_s=0.2) as rig,
+        openai.AsyncOpenAI(base_url=rig.url + "/v1", api_key="k") as client,
+    ):
+        with pytest.raises(openai.InternalServerError):
+            await client.chat.completions.create(**HELLO)
+        assert len(rig.engine.calls) == 1
+
+
+async def test_the_official_client_repeats_a_call_whose_engine_was_gone(serve: Any) -> None:
+    behaviour = FakeBehaviour(fault=Fault.RESET_BEFORE_FIRST_BYTE, faulty_calls=3)
+    async with serve(behaviour) as rig, openai.AsyncOpenAI(base_url=rig.url + "/v1", api_key="k") as client:
+        answer = await client.chat.completions.create(**HELLO)
+        assert answer.choices[0].message.content
 
 
 async def test_a_program_waits_until_its_context_fits_into_an_engine_that_reports_nothing(serve: Any) -> None:

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import json
 import socket
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 from autellix_backend.gateway.engines import upstream
 from autellix_lab.fakes.engine import FakeEngine
@@ -109,13 +109,12 @@ async def test_an_engine_that_takes_no_connection_gives_a_503_in_time(
             filler.connect_ex(address)
         engine = UnreachableEngine(address)
         async with serve(engine=engine, has_socket=False, recovery_wait_s=0.5) as rig:
-            started_s = time.monotonic()
-            async with rig.client.post(rig.url + CHAT, json=HELLO) as response:
+            # The kernel itself would try for two minutes.
+            async with asyncio.timeout(PATIENCE_S), rig.client.post(rig.url + CHAT, json=HELLO) as response:
                 assert response.status == 503
                 assert response.headers["Retry-After"] == "1"
                 error = (await response.json())["error"]
             assert error["code"] == "engine_unavailable"
-            assert time.monotonic() - started_s < 4.5
 
 
 async def test_a_stream_of_tool_call_deltas_passes_byte_for_byte(serve: Any) -> None:
