@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -30,6 +31,7 @@ from autellix_lab.fakes.engine import FakeEngine
 READY = re.compile(
     r"Autellix is ready: .* at (http://127\.0\.0\.1):(\d+)/v1 .*; 2 workers, each .*: (\d+), (\d+)$"
 )
+CALLS = re.compile(r"^autellix_calls_total\{.*\} (.*)$", re.MULTILINE)
 BACK = re.compile(r"autellix: worker (\d) is back, at port (\d+)")
 LIMIT_S = 240.0
 """Several interpreters start and load the gateway, perhaps beside others' work."""
@@ -65,12 +67,27 @@ class Service:
             if found := BACK.match(line):
                 return int(found[1]), int(found[2])
 
-    async def call(self, program: str) -> int:
-        """Make a call at the common address, on a connection of its own."""
+    async def text(self, worker: int, path: str) -> str:
+        """Return what one worker answers at its own port."""
+        url = f"{self.host}:{self.own_ports[worker]}{path}"
+        async with aiohttp.ClientSession() as client, client.get(url) as answer:
+            assert answer.status == 200, await answer.text()
+            return await answer.text()
+
+    async def counted_calls(self) -> list[float]:
+        """Return the settled calls as each worker's metrics show them."""
+        pages = [await self.text(worker, "/metrics") for worker in range(len(self.own_ports))]
+        return [
+            sum(map(float, re.findall(r"^autellix_calls_total\{.*\} (.*)$", page, re.M))) for page in pages
+        ]
+
+    async def call(self, program: str, worker: int | None = None) -> int:
+        """Make a call at the common address, or at one worker's own, on a connection of its own."""
+        port = self.port if worker is None else self.own_ports[worker]
         async with (
             aiohttp.ClientSession() as client,
             client.post(
-                f"{self.host}:{self.port}/v1/chat/completions",
+                f"{self.host}:{port}/v1/chat/completions",
                 json=CHAT,
                 headers={"X-Autellix-Program-ID": program},
             ) as answer,
@@ -86,7 +103,7 @@ def command_of(pid: int) -> bytes:
 
 
 @asynccontextmanager
-async def serving(redis_server: RedisServer, folder: Path) -> AsyncIterator[Service]:
+async def serving(redis_server: RedisServer, folder: Path, **settings: str) -> AsyncIterator[Service]:
     engine = FakeEngine()
     await engine.start()
     command = [sys.executable, "-m", "autellix_backend.cli.main", "serve", "--workers", "2"]
@@ -95,7 +112,7 @@ async def serving(redis_server: RedisServer, folder: Path) -> AsyncIterator[Serv
         *command,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "AUTELLIX_ENGINE_STATE_DIR": str(folder)},
+        env={**os.environ, "AUTELLIX_ENGINE_STATE_DIR": str(folder), **settings},
     )
     try:
         assert process.stdout is not None
@@ -118,6 +135,13 @@ async def test_two_workers_share_an_address_and_the_table(redis_server: RedisSer
         assert [await service.call(f"p{number}") for number in range(8)] == [200] * 8
         names = sorted(f"p{number}" for number in range(8))
         assert sorted(await service.listed(0)) == sorted(await service.listed(1)) == names
+
+        async def are_counted(calls: float) -> bool:
+            # One that has no time to answer counts as it did last.
+            return await service.counted_calls() == [calls, calls]
+
+        # Each shows the calls of both.
+        await until_async(partial(are_counted, 8.0))
         # One dies: the other goes on at once, and another takes its place.
         os.kill(next(iter(first)), signal.SIGKILL)
 
@@ -131,10 +155,21 @@ async def test_two_workers_share_an_address_and_the_table(redis_server: RedisSer
         service.own_ports[number - 1] = port
         assert "p9" in await service.listed(0)
         assert "p9" in await service.listed(1)
+        # What the one that died had counted is not lost.
+        await until_async(partial(are_counted, 9.0))
         workers = service.workers()
         service.process.terminate()
         assert await service.process.wait() == 0
         assert not any(command_of(pid) for pid in workers)
+
+
+@pytest.mark.timeout(LIMIT_S)
+async def test_a_limit_holds_over_both_workers(redis_server: RedisServer, tmp_path: Path) -> None:
+    limits = {"AUTELLIX_LIMITS_PROGRAM_CALLS": "3"}
+    async with asyncio.timeout(LIMIT_S), serving(redis_server, tmp_path, **limits) as service:
+        answers = [await service.call("p", worker) for worker in (0, 1, 0, 1, 0)]
+        assert answers == [200, 200, 200, 429, 429]
+        assert await service.call("q", 1) == 200
 
 
 @pytest.mark.timeout(LIMIT_S)

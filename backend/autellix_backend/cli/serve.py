@@ -39,6 +39,7 @@ from autellix_backend.gateway.http.page import PAGE_PATH, has_page
 from autellix_backend.gateway.http.protocol import bounded_protocol, connection_limit
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.tenants import Tenants
+from autellix_backend.gateway.workers.link import Link
 from autellix_backend.observe import otlp
 from autellix_backend.observe.line_writer import check_writable
 from autellix_backend.settings import (
@@ -109,10 +110,10 @@ async def serve(settings: Settings, *, opens_page: bool = False) -> int:
 
 
 async def serve_worker(
-    settings: Settings, listeners: list[socket.socket], announce: Callable[[str], None]
+    settings: Settings, listeners: list[socket.socket], announce: Callable[[str], None], parent: Link
 ) -> int:
     """Serve as one of several workers: the parent passes SIGINT on as SIGTERM."""
-    return await serve_on(settings, listeners, announce, ends=(signal.SIGTERM,))
+    return await serve_on(settings, listeners, announce, ends=(signal.SIGTERM,), parent=parent)
 
 
 async def serve_on(
@@ -122,6 +123,7 @@ async def serve_on(
     *,
     ends: Sequence[int] = ENDS,
     show_page: Callable[[str], None] | None = None,
+    parent: Link | None = None,
 ) -> int:
     """Start the engines, serve one gateway, and stop the engines; raises as serve() does.
 
@@ -131,6 +133,7 @@ async def serve_on(
         announce: Is called with the ready line.
         ends: The signals that end it.
         show_page: Is called with the address of the live page, where there is one.
+        parent: The link to the parent of several workers.
     """
     tenants = load_tenants(settings)
     engines: list[Engine] = []
@@ -143,7 +146,13 @@ async def serve_on(
             engines = await asyncio.to_thread(make_engines, settings)
             await _start(engines, must_answer=settings.engine.must_answer)
         connections = connection_limit()
-        app = create_app(_with_token_secret(settings), *engines, tenants=tenants, max_connections=connections)
+        app = create_app(
+            _with_token_secret(settings),
+            *engines,
+            tenants=tenants,
+            max_connections=connections,
+            parent=parent,
+        )
         pool = app.state.pool
         pool.subscribe(_print_change)
         make_ready_line = partial(_ready_line, settings, pool, listeners[0])

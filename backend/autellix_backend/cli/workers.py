@@ -1,9 +1,10 @@
 """`autellix serve --workers N`: one process that holds the address, and N gateways that accept at it.
 
-The parent listens, keeps the number of workers, and passes signals on; it serves nothing itself. Each worker
-is a gateway of its own on the shared process table, so programs are the same at all of them. What belongs to
-one gateway (its metrics, event feed and limits) is read at the worker's own port: the next ones after the
-common port, or any free ones if that was any free one.
+The parent listens, keeps the number of workers, and passes signals on; it serves no requests itself. Each
+worker is a gateway of its own on the shared process table, so programs are the same at all of them. What else
+they share (limits, metrics, what each knows of a program) goes through the parent: it has a link to each.
+Each worker also listens at a port of its own: the next ones after the common port, or any free ones if that
+was any free one.
 """
 
 from __future__ import annotations
@@ -15,22 +16,26 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
 import uvloop
 
+from autellix_backend.gateway.workers.hub import Hub
+from autellix_backend.gateway.workers.limits import LimitKeeper
+from autellix_backend.gateway.workers.link import Link
 from autellix_backend.settings import Settings, SettingsError
 
+READY = "ready"
 RESTART_DELAY_S = 1.0
 """A worker that dies at once would otherwise take a core by its starts."""
 EXIT_INTERRUPTED = 130
 EXIT_FAILURE = 1
 
-Serve = Callable[[Settings, list[socket.socket], Callable[[str], None]], Awaitable[int]]
+Serve = Callable[[Settings, list[socket.socket], Callable[[str], None], Link], Awaitable[int]]
 """Serves one gateway on listening sockets, calls back with its ready line, and returns the exit code."""
 
 
@@ -67,8 +72,8 @@ def check_workers(settings: Settings) -> None:
 class _Worker:
     number: int
     process: SpawnProcess
-    link: Connection
-    """Tells the ready line; the worker ends when this end of it is closed."""
+    served: asyncio.Task[None]
+    """Serves its link; the worker ends when the parent's end of that is closed."""
 
 
 class Workers:
@@ -81,6 +86,8 @@ class Workers:
         self._workers: dict[int, _Worker] = {}
         self._is_ending = False
         self._codes: list[int] = []
+        keeper = LimitKeeper(epoch_s=time.time() - time.monotonic(), clock=time.monotonic)
+        self._hub = Hub(settings.gateway.workers, keeper)
 
     async def run(self) -> int:
         """Keep the workers until SIGINT or SIGTERM; return the exit code."""
@@ -107,20 +114,21 @@ class Workers:
     async def _start(self, number: int) -> tuple[str, int] | None:
         """Start a worker; return its ready line and own port, None if it ends before."""
         context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
+        ours, theirs = socket.socketpair()
         arguments = (self._settings, self._listener, number, self._serve, theirs)
         process = context.Process(target=_work, args=arguments, name=f"autellix-worker-{number}")
-        process.start()
-        theirs.close()
-        self._workers[number] = _Worker(number, process, ours)
+        with theirs:
+            process.start()
+        link = Link(ours)
+        await link.open()
+        ready: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
+        link.handlers[READY] = lambda content: ready.set_result((content[0], content[1]))
+        served = asyncio.create_task(self._hub.serve(number, link))
+        self._workers[number] = _Worker(number, process, served)
         if self._is_ending:
             self._signal(signal.SIGTERM)
-        await _readable(ours.fileno())
-        try:
-            start: tuple[str, int] = ours.recv()
-        except (EOFError, ConnectionResetError):
-            return None
-        return start
+        await asyncio.wait((served, ready), return_when=asyncio.FIRST_COMPLETED)
+        return ready.result() if ready.done() else None
 
     async def _keep(self, number: int) -> None:
         """Replace a worker whenever it ends, until all are to end."""
@@ -128,7 +136,7 @@ class Workers:
             worker = self._workers[number]
             await _readable(worker.process.sentinel)
             worker.process.join()
-            worker.link.close()
+            await worker.served
             code = worker.process.exitcode or 0
             if self._is_ending:
                 self._codes.append(code if code >= 0 else EXIT_FAILURE)
@@ -168,17 +176,15 @@ class Workers:
                 loop.remove_signal_handler(number)
 
 
-def _work(settings: Settings, listener: socket.socket, number: int, serve: Serve, link: Connection) -> None:
+def _work(settings: Settings, listener: socket.socket, number: int, serve: Serve, own: socket.socket) -> None:
     """Run one worker."""
     # A terminal sends Ctrl-C to all processes; the parent passes it on, once.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        sys.exit(runner.run(_serve(settings, listener, number, serve, link)))
+        sys.exit(runner.run(_serve(settings, listener, number, serve, Link(own))))
 
 
-async def _serve(
-    settings: Settings, listener: socket.socket, number: int, serve: Serve, link: Connection
-) -> int:
+async def _serve(settings: Settings, listener: socket.socket, number: int, serve: Serve, link: Link) -> int:
     host, port = listener.getsockname()[:2]
     address = (host, port + number if settings.gateway.port else 0)
     try:
@@ -186,17 +192,21 @@ async def _serve(
     except OSError as error:
         print(f"autellix: worker {number} cannot listen at {address[1]}: {error.strerror}", file=sys.stderr)
         return EXIT_FAILURE
-    loop = asyncio.get_running_loop()
+    await link.open()
+    served = asyncio.create_task(link.serve())
 
-    def on_parent_gone() -> None:
-        # The parent sends nothing: what can be read is its end.
-        loop.remove_reader(link.fileno())
+    def on_parent_gone(_served: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    loop.add_reader(link.fileno(), on_parent_gone)
+    # The parent's end is closed when it ends, however that was.
+    served.add_done_callback(on_parent_gone)
     with contextlib.closing(own):
         own_port = own.getsockname()[1]
-        return await serve(settings, [listener, own], lambda line: link.send((line, own_port)))
+        code = await serve(settings, [listener, own], lambda line: link.tell(READY, (line, own_port)), link)
+    served.remove_done_callback(on_parent_gone)
+    link.close()
+    await asyncio.wait((served,))
+    return code
 
 
 async def _readable(descriptor: int) -> None:

@@ -35,6 +35,8 @@ from autellix_backend.gateway.http.passthrough import PassthroughEndpoint
 from autellix_backend.gateway.http.protocol import MAX_CONNECTIONS
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.gateway.wiring import Components
+from autellix_backend.gateway.workers.hub import METRICS
+from autellix_backend.gateway.workers.link import Link
 from autellix_backend.settings import Settings
 from autellix_backend.stores.base import ProgramStore
 
@@ -53,6 +55,7 @@ def create_app(
     tenants: Tenants | None = None,
     clock: Callable[[], float] = time.monotonic,
     max_connections: int = MAX_CONNECTIONS,
+    parent: Link | None = None,
 ) -> FastAPI:
     """Build the gateway in front of engines, which the caller starts and stops.
 
@@ -66,12 +69,14 @@ def create_app(
         tenants: The tenants; those of the settings if None.
         clock: Monotonic seconds.
         max_connections: How many connections the server takes, of which a tenant may have half.
+        parent: The link to the parent, where this is one of several workers; the caller opens it.
 
     Raises:
         SettingsError: if the recording or the call log cannot be written, the tenants file is malformed, or
             the extra for traces or for Redis is not installed.
     """
-    components = Components(settings, engines, store=store, tenants=tenants, clock=clock)
+    components = Components(settings, engines, store=store, tenants=tenants, clock=clock, parent=parent)
+    _answer_others(components)
     app = CallApp(
         title="Autellix", openapi_url=None, lifespan=partial(_lifespan, components), redirect_slashes=False
     )
@@ -132,6 +137,12 @@ async def _lifespan(components: Components, _app: FastAPI) -> AsyncIterator[None
         # First at the end: calls that the server cancelled still get their reports.
         stack.push_async_callback(components.registry.drained)
         yield
+
+
+def _answer_others(components: Components) -> None:
+    """Answer what other workers ask."""
+    answer, metrics, pool = components.others.answer, components.metrics, components.pool
+    answer(METRICS, lambda _: admin.metric_families(metrics, pool, components.store, components.classes))
 
 
 def _engine_routes(components: Components) -> list[AsgiRoute]:

@@ -20,6 +20,7 @@ GatewayError
 │   ├── EngineUnavailableError     no engine answers, or it died
 │   ├── OverloadedError            the engine's queue is full
 │   ├── IntakeFullError            too many bytes of bodies are on their way in
+│   ├── ParentSilentError          the parent of several workers does not answer
 │   ├── TooManySubscribersError    the event feed has as many subscribers as it may
 │   ├── TooManyConnectionsError    the gateway has as many connections as it may
 │   └── ShuttingDownError          the gateway is shutting down
@@ -258,6 +259,14 @@ class LimitError(GatewayError):
         if retry_after_s is not None:
             self.headers["retry-after"] = str(math.ceil(retry_after_s))
             self.headers["retry-after-ms"] = str(math.ceil(retry_after_s * 1000))
+        self.arguments = (code, kind, limit, message, retry_after_s)
+        """What it was made of, for another process to make it again."""
+        self.rate_headers: Mapping[str, str] = {}
+
+    def add_rates(self, headers: Mapping[str, str]) -> None:
+        """Add the rate limit headers to the answer."""
+        self.rate_headers = headers
+        self.headers.update(headers)
 
 
 class UnavailableError(GatewayError):
@@ -305,6 +314,15 @@ class IntakeFullError(UnavailableError):
             f"the gateway receives too many bytes of request bodies at once: the limit is {limit_bytes}, "
             "and half of that for one tenant (gateway.max_incoming_bytes)"
         )
+
+
+class ParentSilentError(UnavailableError):
+    """The parent of several workers does not answer, which counts for all of them."""
+
+    code = "overloaded"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} cannot be known at the moment: the workers' parent does not answer")
 
 
 class TooManySubscribersError(UnavailableError):

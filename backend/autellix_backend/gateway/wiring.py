@@ -41,9 +41,12 @@ from autellix_backend.gateway.identity.session_tokens import SessionTokens
 from autellix_backend.gateway.recording.recorder import ProgramRecorder
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.intake import Intake
-from autellix_backend.gateway.tenancy.limiter import Limiter
+from autellix_backend.gateway.tenancy.limiter import CallLimits, Limiter
 from autellix_backend.gateway.tenancy.open_sessions import OpenSessions
 from autellix_backend.gateway.tenancy.tenants import Tenants
+from autellix_backend.gateway.workers.limits import SharedLimiter
+from autellix_backend.gateway.workers.link import Link
+from autellix_backend.gateway.workers.others import OtherWorkers
 from autellix_backend.observe.call_log import make_call_log
 from autellix_backend.observe.genai_metrics import make_genai_metrics
 from autellix_backend.observe.metrics import GatewayMetrics
@@ -72,6 +75,7 @@ class Components:
         store: ProgramStore | None,
         tenants: Tenants | None,
         clock: Callable[[], float],
+        parent: Link | None = None,
     ) -> None:
         """Build the components; the arguments are those of `create_app`.
 
@@ -81,13 +85,14 @@ class Components:
         gateway = settings.gateway
         self.settings = settings
         self.clock = clock
+        self.others = OtherWorkers(parent)
         self.watches = Watches()
         self.tenants = tenants or load_tenants(settings)
         self.metrics = metrics = GatewayMetrics(settings.observe.program_names)
         self.store = store or self._make_store()
         metrics.follow_store(self.store.failure)
         self.recorder = self._make_recorder()
-        self.limiter = self._make_limiter()
+        self.limiter = self._make_limiter(parent)
         self.intake = self._make_intake()
         self.listing_turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.sessions = OpenSessions(
@@ -189,9 +194,11 @@ class Components:
             return None
         return HistoryFile(observe.history_file, observe.history_programs, self.metrics.registry)
 
-    def _make_limiter(self) -> Limiter | None:
+    def _make_limiter(self, parent: Link | None) -> CallLimits | None:
         if not self.tenants.has_keys and self.settings.limits == TenantLimits():
             return None
+        if parent is not None:
+            return SharedLimiter(parent, on_refusal=self.count_refusal)
         return Limiter(epoch_s=time.time() - self.clock(), on_refusal=self.count_refusal)
 
     def _make_intake(self) -> Intake:

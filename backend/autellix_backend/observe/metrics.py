@@ -7,16 +7,19 @@ Labels take values from bounded sets only, so the number of series is bounded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
 from functools import _lru_cache_wrapper, cache
 from importlib.metadata import version
 from typing import Any, TypeVar
 
+import msgspec
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
     Histogram,
     Info,
+    Metric,
     ProcessCollector,
     generate_latest,
 )
@@ -40,19 +43,50 @@ _NOTHING = KvOffloadTotals(0, 0, 0.0, 0, 0, 0.0, 0, 0)
 M = TypeVar("M", bound=MetricWrapperBase)
 
 
+class Merge(StrEnum):
+    """How the values of several workers of one address make one."""
+
+    SUM = "sum"
+    """Each has a part of it."""
+    LEAST = "least"
+    MOST = "most"
+    """Each knows the whole, as it is with engines and the process table; the older has less."""
+    EACH = "each"
+    """It belongs to the process."""
+
+
+_MERGES = {"counter": Merge.SUM, "histogram": Merge.SUM}
+
+
+class MetricFamily(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric's values in one worker, as plain data."""
+
+    name: str
+    text: str
+    kind: str
+    """Prometheus' type."""
+    merge: Merge
+    samples: list[tuple[str, tuple[tuple[str, str], ...], float]]
+    """Name, labels and value of each."""
+
+
 class MetricFactory:
     """Creates metrics in one registry and removes the series of engines that leave."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.merges: dict[str, Merge] = {}
+        """How the metrics of several workers are merged, by name; those that are not here by their type."""
         self._of_engines: list[MetricWrapperBase] = []
 
-    def counter(self, name: str, text: str, *labels: str) -> Counter:
+    def counter(self, name: str, text: str, *labels: str, merge: Merge = Merge.SUM) -> Counter:
         """Create `autellix_NAME_total`."""
+        self.merges["autellix_" + name] = merge
         return self._add(Counter("autellix_" + name, text, labels, registry=self.registry), labels)
 
-    def gauge(self, name: str, text: str, *labels: str) -> Gauge:
+    def gauge(self, name: str, text: str, *labels: str, merge: Merge = Merge.MOST) -> Gauge:
         """Create `autellix_NAME`."""
+        self.merges["autellix_" + name] = merge
         return self._add(Gauge("autellix_" + name, text, labels, registry=self.registry), labels)
 
     def latency(
@@ -207,13 +241,15 @@ class QueueMetrics:
         self._breaker_open = make.gauge(
             "engine_breaker_open", "Whether the circuit breaker is open.", "engine"
         )
-        self._queued_calls = make.gauge("queued_calls", "Calls in the gateway's queue.", "engine")
-        self._unanswered_calls = make.gauge(
-            "unanswered_calls",
-            "Calls without a byte of their answer.",
-            "engine",
+        self._queued_calls = make.gauge(
+            "queued_calls", "Calls in the gateway's queue.", "engine", merge=Merge.SUM
         )
-        self._unanswered_bytes = make.gauge("unanswered_bytes", "Bytes of those calls' bodies.", "engine")
+        self._unanswered_calls = make.gauge(
+            "unanswered_calls", "Calls without a byte of their answer.", "engine", merge=Merge.SUM
+        )
+        self._unanswered_bytes = make.gauge(
+            "unanswered_bytes", "Bytes of those calls' bodies.", "engine", merge=Merge.SUM
+        )
 
     def set_queue(
         self,
@@ -239,7 +275,9 @@ class SnapshotMetrics:
         self._slots = make.gauge("engine_slots", "The engine's batch slots.", "engine")
         self._blocks = make.gauge("engine_kv_blocks", "Used and total KV blocks.", "engine", "kind")
         self._step_s = make.gauge("engine_step_seconds", "Mean duration of the latest steps.", "engine")
-        self._age_s = make.gauge("engine_snapshot_age_seconds", "Age of the latest snapshot.", "engine")
+        self._age_s = make.gauge(
+            "engine_snapshot_age_seconds", "Age of the latest snapshot.", "engine", merge=Merge.LEAST
+        )
         self._strength_s = make.gauge(
             "boost_strength_seconds", "The most by which little work counts as an earlier arrival.", "engine"
         )
@@ -291,7 +329,7 @@ class OffloadMetrics:
 
     def __init__(self, make: MetricFactory) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
-            return make.counter("kv_offload_" + name, text, "engine", *labels)
+            return make.counter("kv_offload_" + name, text, "engine", *labels, merge=Merge.MOST)
 
         self._bytes = counter("bytes", "Bytes of stored and loaded KV blocks.", "direction")
         self._transfers = counter("transfers", "Copies between the memories.", "direction")
@@ -349,12 +387,18 @@ class GatewayMetrics:
             "identity_malformed", "Invalid ids in other tools' headers and fields, ignored.", "source"
         )
         self.reaped = make.counter("reaped", "Idle programs and lost sessions removed.", "kind")
-        self.engine_up = make.gauge("engine_up", "Whether the engine receives calls.", "engine")
-        self.engine_reports = make.gauge("engine_reports", "Whether the engine's reports arrive.", "engine")
+        self.engine_up = make.gauge(
+            "engine_up", "Whether the engine receives calls.", "engine", merge=Merge.LEAST
+        )
+        self.engine_reports = make.gauge(
+            "engine_reports", "Whether the engine's reports arrive.", "engine", merge=Merge.LEAST
+        )
         self.engine_restarts = make.counter(
             "engine_restarts", "Restarts of a dead or hung engine, failed attempts included.", "engine"
         )
-        self.event_subscribers = make.gauge("event_subscribers", "Open connections to the event feed.")
+        self.event_subscribers = make.gauge(
+            "event_subscribers", "Open connections to the event feed.", merge=Merge.SUM
+        )
         self.events_dropped = make.counter("events_dropped", "Events that slow subscribers missed.")
         self.engines = SnapshotMetrics(make)
         self.admission = AdmissionMetrics(make)
@@ -366,7 +410,9 @@ class GatewayMetrics:
         self.store_fallbacks = make.counter(
             "store_fallbacks", "Operations that the gateway's copy of the process table answered alone."
         )
-        self._store_up = make.gauge("store_up", "Whether the process table can be reached.")
+        self._store_up = make.gauge(
+            "store_up", "Whether the process table can be reached.", merge=Merge.LEAST
+        )
         self._stored = make.gauge("stored", "Entries in the store.", "kind")
         self._classes = make.gauge("classes", "Classes of programs, by whether they predict sizes.", "state")
 
@@ -399,3 +445,23 @@ class GatewayMetrics:
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
+
+    def families(self) -> list[MetricFamily]:
+        """Return all metrics as plain data, to be merged with those of other workers."""
+        return [
+            MetricFamily(
+                name=metric.name,
+                text=metric.documentation,
+                kind=metric.type,
+                merge=self._merge_of(metric),
+                samples=[
+                    (sample.name, tuple(sample.labels.items()), sample.value) for sample in metric.samples
+                ],
+            )
+            for metric in self.registry.collect()
+        ]
+
+    def _merge_of(self, metric: Metric) -> Merge:
+        if metric.name.startswith("process_"):
+            return Merge.EACH
+        return self._make.merges.get(metric.name, _MERGES.get(metric.type, Merge.MOST))

@@ -14,7 +14,7 @@ import logging
 import secrets
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 
 import msgspec
@@ -25,7 +25,7 @@ from autellix_backend.gateway.calls.open_call import CallRequest, OpenCall
 from autellix_backend.gateway.classes import ProgramClasses
 from autellix_backend.gateway.engines.queue import QueuedCall
 from autellix_backend.gateway.errors import ForeignProgramError
-from autellix_backend.gateway.tenancy.limiter import Limiter
+from autellix_backend.gateway.tenancy.limiter import CallLimits
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.observe.settled_call import Outcome, SettledCall, Usage
 from autellix_backend.reports.receipt import Receipt
@@ -54,7 +54,7 @@ class CallRegistry:
         *,
         clock: Callable[[], float],
         report_wait_s: float,
-        limiter: Limiter | None = None,
+        limiter: CallLimits | None = None,
         classes: ProgramClasses | None = None,
         wants_usage: bool = False,
     ) -> None:
@@ -125,20 +125,21 @@ class CallRegistry:
         Raises:
             LimitError: if the tenant's limits forbid it.
             BodyTooLargeError: if they do for its body alone.
+            ParentSilentError: if the parent of several workers, which counts, does not answer.
             ForeignProgramError: if identity is strict and the program is another client's.
         """
         now = self._clock()
         start = request.start(self._new_key(request.identity.call))
-        reservation = None
+        rate_headers: Mapping[str, str] = {}
         if self._limiter is not None:
-            reservation = self._limiter.admit(
+            rate_headers = await self._limiter.reserve(
                 request.tenant, start.key, start.program_id, request.body.size_bytes, now
             )
         try:
             inherited = await self._store.begin(start, now)
         except BaseException as error:
-            if self._limiter is not None and reservation is not None:
-                self._limiter.cancel(reservation, now)
+            if self._limiter is not None:
+                self._limiter.release(start.key, now)
             if isinstance(error, NotOwnerError):
                 raise ForeignProgramError(request.tenant.shown(start.program_id)) from error
             raise
@@ -162,7 +163,7 @@ class CallRegistry:
             queued=QueuedCall(arrival),
             engine=engine,
             engine_key=start.key,
-            rate_headers={} if reservation is None else reservation.headers,
+            rate_headers=rate_headers,
         )
         self._is_idle.clear()
         for on_begun in self._on_begun:

@@ -9,14 +9,24 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from autellix_backend.gateway.classes import ProgramClasses
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.reporting import LOCAL
 from autellix_backend.gateway.errors import EngineUnavailableError, ShuttingDownError
 from autellix_backend.gateway.explain.overview import engine_view
-from autellix_backend.gateway.http.components import Classes, Metrics, Pool, SettingsTree, Store, admin_only
+from autellix_backend.gateway.http.components import (
+    Classes,
+    Metrics,
+    Others,
+    Pool,
+    SettingsTree,
+    Store,
+    admin_only,
+)
 from autellix_backend.gateway.http.openapi import openapi_document, refusals
-from autellix_backend.observe.metrics import CONTENT_TYPE, GatewayMetrics
+from autellix_backend.observe.metrics import CONTENT_TYPE, GatewayMetrics, MetricFamily
 from autellix_backend.settings import settings_to_mapping
+from autellix_backend.stores.base import ProgramStore
 from autellix_wire import API_PREFIX
 
 _NEEDS_NO_KEY: dict[str, Any] = {"security": []}
@@ -80,22 +90,39 @@ async def health(pool: Pool) -> Response:
 @router.get(
     "/metrics",
     dependencies=[admin_only("the page of metrics")],
-    responses=refusals(401, 403),
+    responses=refusals(401, 403, 503),
     response_class=PlainTextResponse,
 )
-async def metrics(page: Metrics, pool: Pool, store: Store, classes: Classes) -> Response:
-    """Return the metrics in Prometheus' text format."""
-    _measure_engines(page, pool)
-    counts = await store.counts()
-    page.set_stored(programs=counts.programs, sessions=counts.sessions, active_calls=counts.active_calls)
-    page.set_classes(classes.states())
-    return Response(page.render(), headers={"content-type": CONTENT_TYPE})
+async def metrics(page: Metrics, pool: Pool, store: Store, classes: Classes, others: Others) -> Response:
+    """Return the metrics in Prometheus' text format, those of all workers together."""
+    text = await others.metrics_page()
+    if text is None:
+        await _measure(page, pool, store, classes)
+        text = page.render()
+    return Response(text, headers={"content-type": CONTENT_TYPE})
 
 
 @router.get("/openapi.json", responses=refusals(401))
 async def openapi(request: Request) -> dict[str, Any]:
     """Return this description of the API."""
     return openapi_document(request.app)
+
+
+async def metric_families(
+    page: GatewayMetrics, pool: EnginePool, store: ProgramStore, classes: ProgramClasses
+) -> list[MetricFamily]:
+    """Return this worker's part of the metrics."""
+    await _measure(page, pool, store, classes)
+    return page.families()
+
+
+async def _measure(
+    page: GatewayMetrics, pool: EnginePool, store: ProgramStore, classes: ProgramClasses
+) -> None:
+    _measure_engines(page, pool)
+    counts = await store.counts()
+    page.set_stored(programs=counts.programs, sessions=counts.sessions, active_calls=counts.active_calls)
+    page.set_classes(classes.states())
 
 
 def _check_ready(pool: EnginePool) -> None:

@@ -22,6 +22,7 @@ from autellix_backend.gateway.identity.session_tokens import SessionTokens
 from autellix_backend.gateway.requests import read_headers
 from autellix_backend.gateway.tenancy.open_sessions import OpenSessions
 from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.gateway.workers.others import OtherWorkers
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.settings import Settings
 from autellix_backend.stores.base import ProgramStore
@@ -77,6 +78,7 @@ History = Annotated[ProgramHistory, _component("history")]
 ListingTurns = Annotated[Mapping[str, asyncio.Lock], _component("listing_turns")]
 """By tenant: who lists programs."""
 Metrics = Annotated[GatewayMetrics, _component("metrics")]
+Others = Annotated[OtherWorkers, _component("others")]
 Pool = Annotated[EnginePool, _component("pool")]
 Routes = Annotated[Router, _component("router")]
 Sessions = Annotated[OpenSessions, _component("sessions")]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from autellix_backend.gateway.errors import BodyTooLargeError, GatewayError, IntakeFullError, LimitError
-from autellix_backend.gateway.tenancy.limiter import Limiter
+from autellix_backend.gateway.tenancy.limiter import CallLimits
 from autellix_backend.gateway.tenancy.quotas import too_many
 from autellix_backend.gateway.tenancy.tenants import Tenant
 
@@ -23,7 +23,7 @@ class Intake:
         self,
         max_bytes: int,
         max_tenant_bytes: int,
-        limiter: Limiter | None,
+        limiter: CallLimits | None,
         on_refusal: Callable[[str, str], None],
     ) -> None:
         """Start empty.

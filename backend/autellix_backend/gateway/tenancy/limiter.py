@@ -1,13 +1,14 @@
 """The usage of tenants and programs, and the admission of calls by it; `quotas` holds the arithmetic.
 
-Usage lives in this process: a restart resets it, and each of several gateways counts its own. A program's
-usage is dropped when the program ends.
+Usage lives in one process: a restart resets it, and each of several gateways counts its own; the workers of
+one gateway have their parent count. A program's usage is dropped when the program ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from autellix_backend.gateway.errors import BodyTooLargeError
 from autellix_backend.gateway.tenancy.quotas import (
@@ -48,6 +49,33 @@ class Reservation:
     """The rate limit headers of its answer."""
 
 
+class CallLimits(Protocol):
+    """Admits calls by their tenants' limits, here or in the parent of several workers."""
+
+    async def reserve(
+        self, tenant: Tenant, call_key: str, program_id: str, body_bytes: int, now: float
+    ) -> Mapping[str, str]:
+        """Admit a call and count it; return the rate limit headers of its answer.
+
+        Raises:
+            LimitError: if a limit is reached; then nothing is counted.
+            BodyTooLargeError: if its body alone exceeds the limit on all of its tenant's calls.
+            ParentSilentError: if who counts does not answer.
+        """
+
+    def release(self, call_key: str, now: float) -> None:
+        """Release a call that could not start; it may be unknown."""
+
+    def call_bytes(self, tenant: str) -> int:
+        """Return the bytes of a tenant's calls in flight in this process."""
+
+    def on_call_settled(self, settled: SettledCall) -> None:
+        """Charge a call that was admitted by limits."""
+
+    def on_program_ended(self, program_id: str) -> None:
+        """Drop a program; the id may be unknown."""
+
+
 class Limiter:
     """Admits calls by their tenants' limits, and charges them when they are settled."""
 
@@ -75,14 +103,12 @@ class Limiter:
         if limits == NO_LIMITS:
             return None
         usage = self._tenants.setdefault(tenant.name, TenantUsage())
-        if limits.max_call_bytes is not None and body_bytes > limits.max_call_bytes:
-            self._on_refusal(tenant.name, BodyTooLargeError.code)
-            raise BodyTooLargeError(limits.max_call_bytes, "limits.max_call_bytes")
+        check_body(tenant, body_bytes, self._on_refusal)
         self._advance(usage, limits, now)
         error = refusal(limits, usage, self._programs.get(program_id), body_bytes)
         if error is not None:
             self._on_refusal(tenant.name, error.code)
-            error.headers.update(rate_headers(limits, usage))
+            error.add_rates(rate_headers(limits, usage))
             raise error
         if usage.requests is not None:
             usage.requests = usage.requests.less(1)
@@ -93,6 +119,19 @@ class Limiter:
         reservation = Reservation(call_key, program_id, usage, limits, body_bytes, headers)
         self._reservations[call_key] = reservation
         return reservation
+
+    async def reserve(
+        self, tenant: Tenant, call_key: str, program_id: str, body_bytes: int, now: float
+    ) -> Mapping[str, str]:
+        """Admit a call as admit() does; return the rate limit headers of its answer."""
+        reservation = self.admit(tenant, call_key, program_id, body_bytes, now)
+        return {} if reservation is None else reservation.headers
+
+    def release(self, call_key: str, now: float) -> None:
+        """Release a call that could not start; it may be unknown."""
+        reservation = self._reservations.get(call_key)
+        if reservation is not None:
+            self.cancel(reservation, now)
 
     def call_bytes(self, tenant: str) -> int:
         """Return the bytes of a tenant's calls in flight."""
@@ -121,15 +160,11 @@ class Limiter:
 
     def on_call_settled(self, settled: SettledCall) -> None:
         """Charge a call that was admitted by limits."""
-        reservation, usage = self._reservations.get(settled.start.key), settled.engine_usage
+        reservation = self._reservations.get(settled.start.key)
         if reservation is not None:
+            tokens, service_s, is_refunded = charge_of(settled)
             self.charge(
-                reservation,
-                settled.settled_s,
-                tokens=0 if usage is None else usage.prompt_tokens + usage.output_tokens,
-                service_s=settled.receipt.service_s,
-                # A call that no engine took does not count among the tenant's requests.
-                is_refunded=settled.outcome == Outcome.UNAVAILABLE,
+                reservation, settled.settled_s, tokens=tokens, service_s=service_s, is_refunded=is_refunded
             )
 
     def on_program_ended(self, program_id: str) -> None:
@@ -202,6 +237,26 @@ class Limiter:
         usage.day_left_s = DAY_S - day_s
         if int(day) != usage.day:
             usage.day, usage.day_tokens, usage.day_service_s = int(day), 0, 0.0
+
+
+def check_body(tenant: Tenant, body_bytes: int, on_refusal: Callable[[str, str], None]) -> None:
+    """Check the body of a call alone.
+
+    Raises:
+        BodyTooLargeError: if it exceeds the limit on all of its tenant's calls.
+    """
+    limit = tenant.limits.max_call_bytes
+    if limit is not None and body_bytes > limit:
+        on_refusal(tenant.name, BodyTooLargeError.code)
+        raise BodyTooLargeError(limit, "limits.max_call_bytes")
+
+
+def charge_of(settled: SettledCall) -> tuple[int, float, bool]:
+    """Return the tokens and the service (s) of a settled call, and whether it counts as no request."""
+    usage = settled.engine_usage
+    tokens = 0 if usage is None else usage.prompt_tokens + usage.output_tokens
+    # A call that no engine took does not count among the tenant's requests.
+    return tokens, settled.receipt.service_s, settled.outcome == Outcome.UNAVAILABLE
 
 
 def _bucket(bucket: Bucket | None, per_minute: float | None, now: float) -> Bucket | None:

@@ -1,0 +1,1 @@
+"""Several gateway processes behind one address: what they ask their parent and one another."""
