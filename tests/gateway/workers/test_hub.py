@@ -18,13 +18,17 @@ def retries(page: bytes | None) -> str:
     return next(line for line in page.decode().splitlines() if line.startswith("autellix_upstream_retries_t"))
 
 
+def counted() -> GatewayMetrics:
+    metrics = GatewayMetrics()
+    metrics.follow_store(lambda: None)
+    metrics.retries.labels("e").inc(2)
+    return metrics
+
+
 async def test_every_worker_shows_the_same_metrics() -> None:
     async with workers_of(make_hub(2), 1, 2) as links:
         for link in links:
-            metrics = GatewayMetrics()
-            metrics.follow_store(lambda: None)
-            metrics.retries.labels("e").inc(2)
-            OtherWorkers(link).answer(METRICS, lambda _, metrics=metrics: metrics.families())
+            OtherWorkers(link).answer(METRICS, lambda _nothing: counted().families())
         pages = [await OtherWorkers(link).metrics_page() for link in links]
     assert [retries(page) for page in pages] == ['autellix_upstream_retries_total{engine="e"} 4.0'] * 2
 

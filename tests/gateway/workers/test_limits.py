@@ -17,21 +17,15 @@ from autellix_backend.settings import TenantLimits
 TENANT = Tenant(name="t", limits=TenantLimits(max_calls=2, program_calls=3))
 
 
-class Refusals(list[tuple[str, str]]):
-    """Takes what a worker counts."""
-
-    def count(self, tenant: str, code: str) -> None:
-        self.append((tenant, code))
-
-
-def limiter(link: Link) -> SharedLimiter:
-    return SharedLimiter(link, on_refusal=Refusals().count)
+def limiter(link: Link, refusals: list[tuple[str, str]] | None = None) -> SharedLimiter:
+    counted = [] if refusals is None else refusals
+    return SharedLimiter(link, on_refusal=lambda tenant, code: counted.append((tenant, code)))
 
 
 async def test_a_limit_holds_over_all_workers() -> None:
-    refusals = Refusals()
+    refusals: list[tuple[str, str]] = []
     async with workers_of(make_hub(2), 1, 2) as links:
-        first, second = SharedLimiter(links[0], on_refusal=refusals.count), limiter(links[1])
+        first, second = limiter(links[0], refusals), limiter(links[1])
         await first.reserve(TENANT, "a", "p", 10, 0.0)
         await second.reserve(TENANT, "b", "p", 10, 0.0)
         with pytest.raises(LimitError, match=r"at most 2 calls in flight .* make 3") as refused:

@@ -24,7 +24,7 @@ async def test_answers_find_their_questions() -> None:
         answers = await asyncio.gather(
             left.ask("later", 1, LONG_S), left.ask("now", 1, LONG_S), left.ask("later", 2, LONG_S)
         )
-    assert answers == [10, 2, 20]
+    assert list(answers) == [10, 2, 20]
 
 
 async def test_both_ends_ask() -> None:
