@@ -49,12 +49,19 @@ def problems_of(commands: list[list[str]], check_words: Callable[[list[str]], No
 
 def check_command(words: list[str]) -> None:
     """Check a whole command; one of a foreign program is right."""
-    if words[0] == "autellix":
-        check(autellix_parser(words[1]), words[2:])
+    if ours := autellix_in(words):
+        check(autellix_parser(ours[1]), ours[2:])
     elif words[0] == "make":
         check_targets(words[1:])
     elif script := script_of(words):
         check_script(script, words[words.index(script) + 1 :], is_whole=True)
+
+
+def autellix_in(words: list[str]) -> list[str]:
+    """Return the words of an `autellix` command, which may run in a container or as a unit does."""
+    may_be_inside = words[0] in ("docker", "kubectl", "systemd-run")
+    at = words.index("autellix") if "autellix" in words else -1
+    return words[at:] if at == 0 or (at > 0 and may_be_inside) else []
 
 
 def check_span(words: list[str]) -> None:
@@ -221,6 +228,12 @@ def test_files_of_settings_and_tenants_can_be_used(page: Page, tmp_path: Path) -
 def test_a_wrong_command_is_found(command: str) -> None:
     assert problems_of([command.split()], check_command)
     assert problems_of([command.split()], check_span)
+
+
+def test_a_wrong_command_inside_a_container_is_found() -> None:
+    command = "kubectl exec deploy/ax-gateway -- autellix engines --no-such-option"
+    assert problems_of([command.split()], check_command)
+    assert not problems_of([["pip", "install", "autellix"]], check_command)
 
 
 def test_faults_of_a_page_are_found() -> None:

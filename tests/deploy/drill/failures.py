@@ -131,14 +131,17 @@ async def replace_pods(cluster: Cluster) -> None:
 
 
 async def use_commands(cluster: Cluster) -> None:
-    """Run the operator's commands in a gateway's container, as the chart's notes say."""
+    """Run the operator's commands in a gateway's container, as the guide says."""
     gateway = cluster.first(Part.GATEWAY)
     port = gateway.probe.port
     url = () if port == DEFAULT_PORT else ("--url", f"http://127.0.0.1:{port}")
     commands: dict[str, tuple[str, ...]] = {
         "autellix engines": ("autellix", "engines", *url),
         "autellix ps": ("autellix", "ps", *url),
-        "autellix config": ("autellix", "config", "show"),
+        "autellix config show": ("autellix", "config", "show"),
+        "autellix config check": ("autellix", "config", "check"),
+        "autellix engines drain": ("autellix", "engines", "drain", "remote-0", *url),
+        "autellix engines undrain": ("autellix", "engines", "undrain", "remote-0", *url),
     }
     for what, command in commands.items():
         done = await asyncio.to_thread(cluster.node.execute, gateway.name, command)
