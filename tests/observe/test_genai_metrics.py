@@ -29,18 +29,15 @@ def points(reader: InMemoryMetricReader, *calls: Any) -> dict[str, list[tuple[di
     metrics = GenAiMetrics(reader)
     for call in calls:
         metrics.take(call)
-    data = reader.get_metrics_data()
+    data: Any = reader.get_metrics_data()
     found = {
-        metric.name: [
-            (dict(point.attributes), point.count, point.sum)
-            for point in metric.data.data_points  # type: ignore[union-attr]
-        ]
+        metric.name: [(dict(point.attributes), point.count, point.sum) for point in metric.data.data_points]
         for of_resource in (data.resource_metrics if data else ())
         for of_scope in of_resource.scope_metrics
         for metric in of_scope.metrics
     }
     metrics.close()
-    return found  # type: ignore[return-value]
+    return found
 
 
 def test_names_and_attributes_are_those_of_the_conventions(reader: InMemoryMetricReader) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -99,6 +100,9 @@ def settings_of(
         for name, value in scheduler.items()
         if name in names and value is not None
     }
+    if "beta" in scheduler and scheduler["beta"] is None:
+        # JSON has no infinity.
+        stated["beta"] = math.inf
     return SimSettings(model=model, scheduler=SchedulerConfig(**stated), engines=len(known))
 
 

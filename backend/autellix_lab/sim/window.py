@@ -6,6 +6,7 @@ It lacks the prompts: of each it takes for shared what the call found in the cac
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -52,10 +53,10 @@ def program_trace(program: Ended) -> ProgramTrace | None:
     """
     calls: list[CallTrace] = []
     places: dict[str, int] = {}
+    ends = _Ends()
     known = [call for call in program["calls"] if call["prompt_tokens"]]
     for call in sorted(known, key=lambda call: (call["start_s"], call["finish_s"])):
-        before = [known_ for known_ in calls if _finish_s(known_) <= call["start_s"]]
-        parents = _parents(call, before, places)
+        parents = _parents(call, calls, places, ends)
         last = max((calls[parent] for parent in parents), key=_finish_s, default=None)
         shared = 0 if last is None else min(call["cached_tokens"] or 0, last.context_tokens)
         places[call["call_id"]] = len(calls)
@@ -73,6 +74,7 @@ def program_trace(program: Ended) -> ProgramTrace | None:
                 latency_s=call["finish_s"] - call["start_s"],
             )
         )
+        ends.add(calls[-1])
     if not calls:
         return None
     return ProgramTrace(
@@ -84,15 +86,38 @@ def program_trace(program: Ended) -> ProgramTrace | None:
     )
 
 
-def _parents(call: Ended, before: Sequence[CallTrace], places: Mapping[str, int]) -> tuple[int, ...]:
-    if call["parents"] == [] or not before:
+class _Ends:
+    """The ends of calls in order, of all of them and by thread: thousands of calls would not look at all."""
+
+    def __init__(self) -> None:
+        self._all: list[tuple[float, int]] = []
+        self._by_thread: dict[str, list[tuple[float, int]]] = {}
+
+    def add(self, call: CallTrace) -> None:
+        """Note a call."""
+        # Of calls that ended at the same time, the first is the last in order.
+        end = (_finish_s(call), -call.id)
+        insort(self._all, end)
+        insort(self._by_thread.setdefault(call.thread, []), end)
+
+    def last_before(self, moment_s: float, thread: str) -> int | None:
+        """Return the call that had ended last by a moment: of a thread, else of all; None without one."""
+        for ends in (self._by_thread.get(thread, []), self._all):
+            number = bisect_right(ends, (moment_s, 1))
+            if number:
+                return -ends[number - 1][1]
+        return None
+
+
+def _parents(
+    call: Ended, calls: Sequence[CallTrace], places: Mapping[str, int], ends: _Ends
+) -> tuple[int, ...]:
+    last = ends.last_before(call["start_s"], call["thread_id"])
+    if call["parents"] == [] or last is None:
         return ()
-    ended = {each.id for each in before}
-    named = sorted({places[parent] for parent in call["parents"] or () if places.get(parent) in ended})
-    if named:
-        return tuple(named)
-    same = [each for each in before if each.thread == call["thread_id"]]
-    return (max(same or before, key=_finish_s).id,)
+    known = {places[parent] for parent in call["parents"] or () if parent in places}
+    named = sorted(place for place in known if _finish_s(calls[place]) <= call["start_s"])
+    return tuple(named) or (last,)
 
 
 def _finish_s(call: CallTrace) -> float:

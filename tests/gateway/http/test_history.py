@@ -38,6 +38,30 @@ async def test_a_program_that_has_ended_is_known_with_where_its_time_went(serve:
         assert why["text"].startswith("It took ")
 
 
+async def test_a_listing_continues_where_the_last_answer_ended(serve: Any) -> None:
+    async with serve() as rig:
+        names = [f"program-{number}" for number in range(5)]
+        for name in names:
+            await end(rig, name)
+        seen: list[str] = []
+        cursor = ""
+        while cursor is not None:
+            _, page = await rig.get(f"{HISTORY}?limit=2" + (f"&after={cursor}" if cursor else ""))
+            seen += [row["program_id"] for row in page["programs"]]
+            # One that ends meanwhile comes before all others, and moves none of them.
+            await end(rig, f"meanwhile-{len(seen)}")
+            cursor = page["next"]
+            assert page["has_more"] == (cursor is not None)
+        assert seen == names[::-1]
+
+
+async def test_what_no_listing_gave_is_no_cursor(serve: Any) -> None:
+    async with serve() as rig:
+        for cursor in ("yesterday", "soon:p", "17"):
+            status, answer = await rig.get(f"{HISTORY}?after={cursor}")
+            assert (status, answer["error"]["param"]) == (400, "after")
+
+
 async def test_limits_and_unknown_programs_are_told(serve: Any) -> None:
     async with serve() as rig:
         await end(rig, "first")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from typing import Any
 
 import pytest
@@ -76,6 +77,13 @@ def test_the_estimate_is_said_to_be_one_with_its_error(capsys: pytest.CaptureFix
 def test_the_policy_in_force_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     answer = json.loads(run(capsys, "short", "--policy", "plas", "--json"))
     assert all(each["estimated_s"] == pytest.approx(each["measured_s"]) for each in answer["programs"])
+
+
+def test_a_threshold_that_is_never_reached_is_null(answers: dict[str, Any]) -> None:
+    scheduler = {**SCHEDULER, "beta": None}
+    settings = whatif.settings_of([ENGINE], scheduler, [answers["/history/short"]])
+
+    assert settings.scheduler.beta == math.inf
 
 
 def test_what_the_history_cannot_tell_is_an_error(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -75,6 +76,25 @@ def test_without_parents_a_call_follows_its_thread_and_else_the_last_of_all() ->
     by_start = ["a", "d", "b", "c"]
     parents = {by_start[each.id]: [by_start[parent] for parent in each.parents] for each in trace.calls}
     assert parents == {"a": [], "d": [], "b": ["a"], "c": ["a"]}
+
+
+def test_many_calls_follow_the_same_as_when_each_looks_at_all() -> None:
+    chance = random.Random(3)
+    starts = sorted(chance.randrange(100) / 10 for _ in range(300))
+    calls = [
+        call(f"c-{number}", start_s, start_s + chance.randrange(1, 30) / 10,
+             thread_id=str(chance.randrange(8)))
+        for number, start_s in enumerate(starts)
+    ]  # fmt: skip
+    trace = program_trace({"program_id": "p", "began_at_s": 0.0, "calls": calls})
+
+    assert trace is not None
+    ends = [(each.start_s or 0.0) + (each.latency_s or 0.0) for each in trace.calls]
+    for each in trace.calls:
+        before = [other for other in trace.calls[: each.id] if ends[other.id] <= (each.start_s or 0.0)]
+        same = [other for other in before if other.thread == each.thread]
+        expected = max(same or before, key=lambda other: ends[other.id], default=None)
+        assert each.parents == (() if expected is None else (expected.id,))
 
 
 def test_a_program_whose_tokens_are_unknown_is_no_workload() -> None:

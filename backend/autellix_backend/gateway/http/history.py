@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Annotated
+from dataclasses import asdict, dataclass, fields
+from operator import itemgetter
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
-from autellix_backend.gateway.errors import NotFoundError
+from autellix_backend.gateway.errors import InvalidRequestError, NotFoundError
 from autellix_backend.gateway.explain.why import CallExplanation
 from autellix_backend.gateway.history.critical_path import Spent, spent, spent_text
 from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
@@ -62,30 +63,42 @@ class EndedTable:
 
     programs: list[EndedRow]
     has_more: bool
+    next: str | None = None
+    """Where the next answer begins (`after`); None at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndedCallRow:
-    """One call; times count from its program's first arrival, and unknown values are null."""
+class CallFacts:
+    """What all rows of calls have; times count from the program's first arrival, unknown values are null."""
 
     call_id: str
     thread_id: str
     parents: tuple[str, ...] | None
     tools: tuple[tuple[str, float], ...]
+    """Tools that ran at the client before it: name, seconds."""
     engine: str
-    outcome: str
     start_s: float
-    finish_s: float
-    first_token_s: float | None
-    wait_s: float
-    inactive_s: float
-    service_s: float
     level: int | None
     preemptions: int
     prompt_tokens: int | None
     cached_tokens: int | None
     output_tokens: int | None
     estimated: bool
+
+
+_SAME_NAMES = tuple(field.name for field in fields(CallFacts) if field.name != "estimated")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedCallRow(CallFacts):
+    """One call of an ended program."""
+
+    outcome: str
+    finish_s: float
+    first_token_s: float | None
+    wait_s: float
+    inactive_s: float
+    service_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +134,17 @@ async def list_ended(
     history: History,
     is_shown: IsShown,
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
+    after: str | None = None,
 ) -> EndedTable:
     """List the programs that ended, the last one first: the tenant's own, or all for an admin."""
+    before = _ended_before(after)
     programs = filter(is_shown, history.programs(viewer.visible_prefix))
-    found = list(itertools.islice(programs, limit + 1))
-    rows = [ended_row(program, viewer) for program in found[:limit]]
-    return EndedTable(programs=rows, has_more=len(found) > limit)
+    ids = [((program.ended_at_s, viewer.shown(program.program_id)), program) for program in programs]
+    found = sorted((each for each in ids if each[0] < before), key=itemgetter(0), reverse=True)
+    rows = [ended_row(program, viewer) for _, program in found[:limit]]
+    if len(found) <= limit:
+        return EndedTable(programs=rows, has_more=False)
+    return EndedTable(programs=rows, has_more=True, next=f"{rows[-1].ended_at_s}:{rows[-1].program_id}")
 
 
 @router.get(HISTORY_PATH + "/{program_id:path}", responses=refusals(404))
@@ -187,24 +205,35 @@ def ended_row(program: EndedProgram, viewer: Tenant) -> EndedRow:
     )
 
 
+def call_facts(call: EndedCall) -> dict[str, Any]:
+    """Return the fields of `CallFacts` of a call that has ended."""
+    return {name: getattr(call, name) for name in _SAME_NAMES} | {"estimated": call.is_estimated}
+
+
 def _call_row(call: EndedCall) -> EndedCallRow:
     return EndedCallRow(
-        call_id=call.call_id,
-        thread_id=call.thread_id,
-        parents=call.parents,
-        tools=call.tools,
-        engine=call.engine,
+        **call_facts(call),
         outcome=call.outcome,
-        start_s=call.start_s,
         finish_s=call.finish_s,
         first_token_s=call.first_token_s,
         wait_s=call.wait_s,
         inactive_s=call.inactive_s,
         service_s=call.service_s,
-        level=call.level,
-        preemptions=call.preemptions,
-        prompt_tokens=call.prompt_tokens,
-        cached_tokens=call.cached_tokens,
-        output_tokens=call.output_tokens,
-        estimated=call.is_estimated,
     )
+
+
+def _ended_before(cursor: str | None) -> tuple[float, str]:
+    """Return the end and the id of the program that a listing continues behind.
+
+    Raises:
+        InvalidRequestError: if no listing gave such a cursor.
+    """
+    if cursor is None:
+        return (math.inf, "")
+    ended_at_s, separator, shown_id = cursor.partition(":")
+    try:
+        if separator:
+            return (float(ended_at_s), shown_id)
+    except ValueError:
+        pass
+    raise InvalidRequestError(f"after: {cursor!r} is no cursor; expected an answer's `next`", param="after")

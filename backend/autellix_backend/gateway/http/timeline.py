@@ -25,7 +25,7 @@ from autellix_backend.gateway.http.components import (
     TakeOverview,
     Viewer,
 )
-from autellix_backend.gateway.http.history import ENDED, find_ended
+from autellix_backend.gateway.http.history import ENDED, CallFacts, call_facts, find_ended
 from autellix_backend.gateway.http.openapi import JSON_TYPE, refusals
 from autellix_backend.gateway.http.programs import ONE_PROGRAM, find_living
 from autellix_backend.stores.base import ProgramView
@@ -36,28 +36,15 @@ MAX_OPEN_CALLS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimelineCall:
-    """One call; times count from its program's first arrival, and unknown values are null."""
+class TimelineCall(CallFacts):
+    """One call, while it is open or after it ended."""
 
-    call_id: str
-    thread_id: str
-    parents: tuple[str, ...] | None
-    tools: tuple[tuple[str, float], ...]
-    """Tools that ran at the client before it: name, seconds."""
-    engine: str
     state: str
     """`finished`, or where it is: `queued`, `waiting`, `running`, `sent`."""
     outcome: str | None
-    start_s: float
     finish_s: float | None
     spans: tuple[Span, ...]
     """Without gaps up to its end in the engine."""
-    level: int | None
-    preemptions: int
-    prompt_tokens: int | None
-    cached_tokens: int | None
-    output_tokens: int | None
-    estimated: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,22 +157,11 @@ def living_program(
 
 def _finished_row(call: EndedCall) -> TimelineCall:
     return TimelineCall(
-        call_id=call.call_id,
-        thread_id=call.thread_id,
-        parents=call.parents,
-        tools=call.tools,
-        engine=call.engine,
+        **call_facts(call),
         state=FINISHED,
         outcome=call.outcome,
-        start_s=call.start_s,
         finish_s=call.finish_s,
         spans=spans(call),
-        level=call.level,
-        preemptions=call.preemptions,
-        prompt_tokens=call.prompt_tokens,
-        cached_tokens=call.cached_tokens,
-        output_tokens=call.output_tokens,
-        estimated=call.is_estimated,
     )
 
 

@@ -215,7 +215,7 @@ export class ProgramsView {
   async listEnded() {
     this.isStale.ended = false;
     try {
-      const { programs, hasMore } = await this.source.ended();
+      const { programs, hasMore } = await this.source.ended(MOST_PROGRAMS);
       this.ended = programs;
       this.endedHasMore = hasMore;
       if (!this.isClosed && this.shown === "ended") this.draw();

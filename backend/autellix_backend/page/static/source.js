@@ -48,21 +48,24 @@ export class GatewaySource {
   }
 
   // All living programs, at most as many as asked for.
-  async programs(most) {
+  programs(most) {
+    return this.listing("programs", most);
+  }
+
+  ended(most) {
+    return this.listing("history", most);
+  }
+
+  async listing(path, most) {
     const rows = [];
     let after = null;
     do {
       const from = after === null ? "" : `&after=${encodeURIComponent(after)}`;
-      const page = await this.get(`programs?limit=${Math.min(1000, most - rows.length)}${from}`);
+      const page = await this.get(`${path}?limit=${Math.min(1000, most - rows.length)}${from}`);
       rows.push(...page.programs);
       after = page.next;
     } while (after !== null && rows.length < most);
     return { programs: rows, hasMore: after !== null };
-  }
-
-  async ended() {
-    const page = await this.get("history?limit=1000");
-    return { programs: page.programs, hasMore: page.has_more };
   }
 
   timeline(programId) {
