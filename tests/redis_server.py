@@ -11,11 +11,12 @@ import time
 from pathlib import Path
 
 from redis import Redis
+from tests.ports import free_port
 from tests.waiting import PATIENCE_S
 
 CLUSTER_SLOTS = 16384
 CLUSTER_BUS = 10000
-MAX_PORT = 65535
+"""A cluster's node has a second port, this far above its own."""
 
 
 def find_server() -> str | None:
@@ -33,7 +34,7 @@ class RedisServer:
     """One server on a free port; it keeps nothing on disk."""
 
     def __init__(self, program: str, folder: Path, *options: str) -> None:
-        self.port = _free_port()
+        self.port = free_port(CLUSTER_BUS)
         self.url = f"redis://127.0.0.1:{self.port}"
         self._folder = folder
         self._command = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", *options]
@@ -80,13 +81,3 @@ def own_all_slots(server: RedisServer) -> None:
         while client.execute_command("CLUSTER INFO")["cluster_state"] != "ok":
             assert time.monotonic() < deadline, "the cluster did not come up"
             time.sleep(0.01)
-
-
-def _free_port() -> int:
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-        # A cluster's node has a second port above this one.
-        if port + CLUSTER_BUS <= MAX_PORT:
-            return port

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from tests.drills.processes import free_port
+from tests.ports import free_port
 from tests.waiting import until
 
 from autellix_backend.engines.report_client import LinkState, ReportClient

@@ -202,10 +202,6 @@ async def test_a_signal_during_the_start_ends_the_engine(
     assert replica.pid is None
 
 
-def slow_engine() -> FakeEngine:
-    return FakeEngine(FakeBehaviour(output_tokens=150, token_delay_s=0.02))
-
-
 async def in_flight(client: aiohttp.ClientSession, root: str, engine: FakeEngine) -> list[asyncio.Task[Any]]:
     """Make a call that streams and one that does not; return once both are at the engine."""
 
@@ -225,11 +221,12 @@ async def test_sigterm_finishes_running_calls_and_refuses_new_ones(
 ) -> None:
     """While it drains the server still answers: not ready, and 503 to calls."""
 
-    engine = slow_engine()
+    gate = asyncio.Event()
+    engine = FakeEngine(FakeBehaviour(gate=gate))
     await engine.start()
     settings = replace(
         make_settings(tmp_path, urls=(engine.base_url,)),
-        gateway=GatewaySettings(port=0, shutdown_grace_s=20.0),
+        gateway=GatewaySettings(port=0, shutdown_grace_s=PATIENCE_S),
     )
     server = asyncio.create_task(serve(settings))
     root = await wait_ready(capsys, [])
@@ -245,9 +242,10 @@ async def test_sigterm_finishes_running_calls_and_refuses_new_ones(
         async with client.post(root + "/v1/chat/completions", json={"messages": []}) as response:
             assert (response.status, response.headers["Retry-After"]) == (503, "1")
             assert response.headers["Connection"] == "close"
+        gate.set()
         for status, content in await asyncio.gather(*calls):
             assert status == 200
-            assert b"token149" in content
+            assert b"token3" in content
     code = await asyncio.wait_for(server, PATIENCE_S)
     await engine.stop()
     assert code == 0

@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tests.waiting import PATIENCE_S
 
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.reports.report import EngineReport
@@ -60,7 +61,7 @@ def test_sends_the_report_of_a_call(live_engine: VllmReplica) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(str(path))
         try:
-            receiver.settimeout(30)
+            receiver.settimeout(PATIENCE_S)
             chat(live_engine, vllm_xargs=xargs)
             # Between accounts the engine tells of its queues.
             while EngineSnapshot.is_one(datagram := receiver.recv(65536)):

@@ -14,7 +14,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.drills.processes import Server, Spec, free_port
+from tests.drills.processes import Server, Spec
+from tests.ports import free_port
 
 from autellix_backend.engines.vllm_command import SCHEDULER_CLASS, VLLM_SERVER, environment_defaults
 from autellix_lab.demo.model import DEMO_MODEL_NAME
@@ -32,15 +33,8 @@ HOLDING = 1500
 PATIENCE_S = 120.0
 
 
-def free_pair() -> int:
-    """Return a free port whose report port is free as well."""
-    while (port := free_port()) + OFFSET > 65535:
-        pass
-    return port
-
-
 def engine_spec(model: Path, folder: Path) -> Spec:
-    port = free_pair()
+    port = free_port(OFFSET)
     section = {"scheduler": {"policy": "plas"}, "report_address": f"tcp://127.0.0.1:{port + OFFSET}"}
     options = ["--model", str(model), "--served-model-name", DEMO_MODEL_NAME, "--enforce-eager"]
     options += ["--scheduler-cls", SCHEDULER_CLASS, "--additional-config", json.dumps({"autellix": section})]

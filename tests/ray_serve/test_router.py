@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import socket
 from collections.abc import Iterator
 from typing import Any
 
 import aiohttp
 import pytest
+from tests.ports import free_port
 
 REPLICAS = 2
 LIMIT = 4
@@ -59,12 +59,6 @@ def url(ray_cluster: Any) -> Iterator[str]:
     serve.run(make_application(), name="echo", route_prefix="/")
     yield f"http://127.0.0.1:{port}"
     serve.shutdown()
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 async def ask(client: aiohttp.ClientSession, url: str, program: str, delay_s: float = 0.0) -> str:

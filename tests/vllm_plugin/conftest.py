@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 _WORKER = Path(__file__).with_name("engine_worker.py")
 
@@ -54,7 +55,7 @@ class EngineWorker:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            self._process.wait(timeout=20)
+            self._process.wait(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

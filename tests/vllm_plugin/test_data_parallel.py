@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.drills.processes import free_port
+from tests.ports import free_port
 from tests.report_links import SECRET, LinkedGateway, linked
 from tests.waiting import until
 
@@ -64,13 +64,9 @@ def reports(tmp_path: Path) -> Iterator[socket.socket]:
 @pytest.fixture
 def report_address() -> str:
     """Return an address for the first rank's reports, with a free port after it for the second's."""
-    while True:
-        address = f"tcp://127.0.0.1:{free_port()}"
-        try:
-            with socket.create_server(("127.0.0.1", int(port_of_rank(address, 1).rpartition(":")[2]))):
-                return address
-        except (OSError, OverflowError):
-            continue
+    address = f"tcp://127.0.0.1:{free_port(companion_offset=1)}"
+    assert port_of_rank(address, 1).rpartition(":")[2] == str(int(address.rpartition(":")[2]) + 1)
+    return address
 
 
 @pytest.fixture

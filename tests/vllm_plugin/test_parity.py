@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.recording.trace import ProgramTrace, program_to_mapping
@@ -164,7 +165,7 @@ class ScriptedEngines:
         """End the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(timeout=20)
+        self._process.wait(timeout=PATIENCE_S)
         self._replies.close()
 
 

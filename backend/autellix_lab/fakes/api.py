@@ -168,6 +168,8 @@ class FakeApi:
     ) -> web.StreamResponse:
         if fault is Fault.HANG:
             await asyncio.Event().wait()
+        if call.behaviour.gate is not None:
+            await call.behaviour.gate.wait()
         if fault is Fault.SLOW:
             await asyncio.sleep(call.behaviour.slow_s)
         call.is_reported = fault is Fault.UNREPORTED

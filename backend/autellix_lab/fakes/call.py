@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import json
 import time
@@ -40,6 +41,8 @@ class FakeBehaviour:
     output_tokens: int = 4
     """Length of an answer when the request sets no limit; also the most that is generated."""
     token_delay_s: float = 0.0
+    gate: asyncio.Event | None = None
+    """Answers begin once it is set; None: at once."""
     fault: Fault = Fault.NONE
     faulty_calls: int | None = None
     """Number of calls with the fault; None: all."""

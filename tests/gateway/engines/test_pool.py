@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 from fastapi import FastAPI
 from tests.gateway.conftest import until, until_async
 from tests.serving import listening
+from tests.waiting import PATIENCE_S
 
 from autellix_backend.core.balance.speed import STALE_CALLS
 from autellix_backend.core.config import SchedulerConfig
@@ -44,6 +45,22 @@ class Rig:
         async with self.client.post(self.url + CHAT, json=body, headers={PROGRAM: program}) as response:
             await response.read()
             return response.status, response.headers["X-Autellix-Engine"]
+
+    def close_gates(self) -> asyncio.Event:
+        """Have the engines answer further calls only once the returned event is set."""
+        gate = asyncio.Event()
+        for engine in self.engines:
+            engine.behaviour = FakeBehaviour(gate=gate)
+        return gate
+
+    async def chats_at_once(
+        self, gate: asyncio.Event, calls: Sequence[tuple[str, str]]
+    ) -> list[tuple[int, str]]:
+        """Make calls by program and content that are all open before any is answered; return the answers."""
+        tasks = [asyncio.create_task(self.chat(*call)) for call in calls]
+        await until(lambda: sum(member.open_calls for member in self.app.state.pool) == len(tasks))
+        gate.set()
+        return await asyncio.gather(*tasks)
 
     async def ask(self, method: str, path: str, **body: Any) -> tuple[int, dict[str, Any]]:
         """Ask for something below the list of engines."""
@@ -80,7 +97,7 @@ async def serving(
     for fake in engines:
         await fake.start()
     settings = Settings(
-        gateway=GatewaySettings(recovery_wait_s=5.0),
+        gateway=GatewaySettings(recovery_wait_s=PATIENCE_S),
         engine=EngineSettings(**engine),
         scheduler=SchedulerConfig(policy="plas"),
         balancer=BalancerSettings(name=balancer, threshold_tokens=threshold_tokens),
@@ -111,9 +128,9 @@ async def test_calls_take_turns(wait_until: Any) -> None:
 async def test_a_call_goes_where_fewest_are_open() -> None:
     """Our own open calls count at once, not with the engine's next snapshot."""
 
-    slow = FakeBehaviour(token_delay_s=0.05)
-    async with serving(slow, slow, slow, balancer="least_used") as rig:
-        answers = await asyncio.gather(*(rig.chat(f"p{at}") for at in range(9)))
+    gate = asyncio.Event()
+    async with serving(*[FakeBehaviour(gate=gate)] * 3, balancer="least_used") as rig:
+        answers = await rig.chats_at_once(gate, [(f"p{at}", "hello") for at in range(9)])
         assert Counter(engine for _, engine in answers) == {"fake-0": 3, "fake-1": 3, "fake-2": 3}
 
 
@@ -146,20 +163,20 @@ async def test_a_refused_call_leaves_no_pin_behind() -> None:
 
 
 async def test_calls_avoid_a_full_engine() -> None:
-    slow = FakeBehaviour(token_delay_s=0.05)
-    async with serving(slow, slow, balancer="locality", max_waiting_calls=1) as rig:
-        answers = await asyncio.gather(*(rig.chat("p", "word " * 400) for _ in range(2)))
+    gate = asyncio.Event()
+    async with serving(*[FakeBehaviour(gate=gate)] * 2, balancer="locality", max_waiting_calls=1) as rig:
+        answers = await rig.chats_at_once(gate, [("p", "word " * 400)] * 2)
         assert sorted(answers) == [(200, "fake-0"), (200, "fake-1")]
 
 
 async def test_calls_of_a_dying_engine_are_answered_by_the_others() -> None:
-    # Slower than the fake engine's patience with its calls when it is killed.
-    slow = FakeBehaviour(token_delay_s=0.2)
-    async with serving(slow, slow, slow, max_restarts=0) as rig:
+    gate = asyncio.Event()
+    async with serving(*[FakeBehaviour(gate=gate)] * 3, max_restarts=0) as rig:
         calls = [asyncio.create_task(rig.chat(f"p{at}")) for at in range(12)]
         dying = rig.engines[1]
         await dying.wait_until(lambda: len(dying.calls) == 4)
         await dying.kill()
+        gate.set()
         answers = await asyncio.gather(*calls)
         assert {status for status, _ in answers} == {200}
         assert {engine for _, engine in answers} == {"fake-0", "fake-2"}
@@ -203,12 +220,13 @@ async def test_no_call_is_lost_while_an_engine_is_drained_and_removed() -> None:
 
 
 async def test_calls_queued_for_a_drained_engine_go_elsewhere() -> None:
-    slow = FakeBehaviour(token_delay_s=0.05)
-    async with serving(slow, slow, max_in_flight=1) as rig:
+    gate = asyncio.Event()
+    async with serving(*[FakeBehaviour(gate=gate)] * 2, max_in_flight=1) as rig:
         calls = [asyncio.create_task(rig.chat(f"p{at}")) for at in range(6)]
         pool = rig.app.state.pool
-        await until(lambda: len(pool.get("fake-0").queue) == 2)
+        await until(lambda: [len(pool.get(name).queue) for name in ("fake-0", "fake-1")] == [2, 2])
         assert (await rig.ask("POST", "/fake-0/drain"))[1]["queued_calls"] == 0
+        gate.set()
         answers = await asyncio.gather(*calls)
         assert Counter(answers) == {(200, "fake-0"): 1, (200, "fake-1"): 5}
 
@@ -216,15 +234,16 @@ async def test_calls_queued_for_a_drained_engine_go_elsewhere() -> None:
 async def test_a_drained_engine_is_undrained() -> None:
     """As is one that waiting calls were sent away from; one that leaves is not."""
 
-    slow = FakeBehaviour(token_delay_s=0.05)
-    async with serving(slow, slow, max_in_flight=1) as rig:
+    async with serving(FakeBehaviour(), FakeBehaviour(), max_in_flight=1) as rig:
         await rig.ask("POST", "/fake-0/drain")
         assert (await rig.chat())[1] == "fake-1"
         status, told = await rig.ask("POST", "/fake-0/undrain")
         assert (status, told["state"]) == (200, "up")
-        answers = await asyncio.gather(*(rig.chat(f"p{at}") for at in range(4)))
+        gate = rig.close_gates()
+        answers = await rig.chats_at_once(gate, [(f"p{at}", "hello") for at in range(4)])
         assert Counter(answers) == {(200, "fake-0"): 2, (200, "fake-1"): 2}
         assert (await rig.ask("POST", "/fake-0/undrain"))[0] == 200
+        gate = rig.close_gates()
         last = asyncio.create_task(rig.chat("p"))
         pool = rig.app.state.pool
         await until(lambda: any(member.open_calls for member in pool))
@@ -232,6 +251,7 @@ async def test_a_drained_engine_is_undrained() -> None:
         await rig.ask("DELETE", f"/{leaving}")
         status, told = await rig.ask("POST", f"/{leaving}/undrain")
         assert (status, told["error"]["code"], told["error"]["param"]) == (409, "conflict", "name")
+        gate.set()
         assert (await last)[0] == 200
         assert (await rig.ask("POST", "/nobody/undrain"))[0] == 404
 
@@ -278,7 +298,7 @@ async def test_an_invalid_engine_is_refused(body: dict[str, Any], param: str) ->
 async def test_slow_engines_get_fewer_calls() -> None:
     """Speeds are learnt from answers, so programs settle where they are answered sooner."""
 
-    fast, slow = FakeBehaviour(token_delay_s=0.001), FakeBehaviour(token_delay_s=0.03)
+    fast, slow = FakeBehaviour(), FakeBehaviour(token_delay_s=0.1)
     async with serving(fast, slow, balancer="locality-bounded") as rig:
         for at in range(12):
             await rig.chat(f"warm-{at}")
