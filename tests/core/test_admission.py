@@ -928,7 +928,7 @@ def test_keys_follow_the_work_of_programs() -> None:
     engine.arrive("b1", 60)
     engine.arrive("c1", 60)
     engine.now = 1000.0
-    engine.machine.table.statistics.sizes.known = 2.0
+    engine.machine.table.statistics.sizes_of("").known = 2.0
     engine.finish("a1", 60)
     engine.machine.table["b"].work = 1e9
 

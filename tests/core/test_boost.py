@@ -19,7 +19,7 @@ TOKEN_S = 0.001
 def make_boost(response_s: float = 100.0, spread: float = 1.0, share: float = 0.7) -> ProgramBoost:
     """Return a boost at full strength unless the spread is less."""
     statistics = ProgramStatistics()
-    statistics.sizes.known = spread
+    statistics.sizes_of("").known = spread
     statistics.on_live(0.0)
     statistics.on_idle(response_s)
     statistics.on_live(response_s)
@@ -134,9 +134,25 @@ def test_keys_are_kept_until_strength_or_cost_have_moved_by_a_tenth() -> None:
 
 def test_a_strength_that_vanishes_moves_all_keys() -> None:
     boost = make_boost()
-    boost._statistics.sizes.known = 0.0
+    boost._statistics.sizes_of("").known = 0.0
 
     assert (boost.refresh(), boost.strength_s) == (True, 0.0)
+
+
+def test_the_sizes_of_a_tenant_move_no_other_tenants_keys() -> None:
+    boost = make_boost()
+    theirs = boost._statistics.sizes_of("other")
+    theirs.known = 0.75
+    boost.refresh()
+    before = [boost.key_s(program(50.0, work=4096.0, tenant=tenant)) for tenant in ("", "other")]
+    theirs.known = 0.0
+
+    assert boost.refresh()
+    assert boost.strength_s == pytest.approx(70.0)
+    assert boost.key_s(program(50.0, work=4096.0)) == before[0]
+    assert boost.key_s(program(50.0, work=4096.0, tenant="other")) == 50.0 != before[1]
+    # Of one that is forgotten, order of arrival is kept.
+    assert boost.key_s(program(50.0, work=4096.0, tenant="unknown")) == 50.0
 
 
 def test_without_strength_no_cost_moves_the_keys() -> None:

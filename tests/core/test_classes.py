@@ -210,20 +210,22 @@ def test_a_lasting_change_of_sizes_forgets_the_old_programs(factor: float) -> No
 def test_a_program_without_work_teaches_nothing() -> None:
     sizes = ClassSizes()
     run(sizes, 0.0)
-    assert sizes.spread() is None
+    assert sizes.spread(CHAT.tenant) is None
     (only,) = sizes.reports()
     assert (only.ended, only.median_work, only.p90_work) == (0, None, None)
 
 
-def test_the_spread_of_all_classes_follows_the_ended_programs() -> None:
+def test_the_spread_of_all_classes_of_a_tenant_follows_its_ended_programs() -> None:
     sizes = ClassSizes()
     for _ in range(LEAST_PROGRAMS - 1):
         run(sizes, 1.0, key=ClassKey("a", "small"))
-    assert sizes.spread() is None
+    assert sizes.spread("a") is None
     for _ in range(HISTORY_PROGRAMS):
         run(sizes, 1.0, key=ClassKey("a", "small"))
-        run(sizes, math.e**2, key=ClassKey("b", "large"))
-    assert sizes.spread() == pytest.approx(1.0, rel=0.05)
+        run(sizes, math.e**2, key=ClassKey("a", "large"))
+        run(sizes, 1.0, key=ClassKey("b", "large"))
+    assert sizes.spread("a") == pytest.approx(1.0, rel=0.05)
+    assert (sizes.spread("b") or 1.0) < 0.2
     assert all(row.spread < 0.2 for row in sizes.reports())
 
 

@@ -367,7 +367,7 @@ def test_a_policy_that_reads_parents_uses_the_reported_inherited_service() -> No
 def boosted() -> Machine:
     """Return a machine with a boost at full strength, a program that runs, and little cost of tokens."""
     machine = Machine(SchedulerConfig(policy="boost", boost=1.0, token_s=0.001))
-    machine.table.statistics.sizes.known = 2.0
+    machine.table.statistics.sizes_of("").known = 2.0
     machine.arrive(Arrival("long", "p"), 0.0)
     machine.start("long", 0.0)
     return machine

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from autellix_backend.core.statistics import (
     FADING,
     KNOWN_PROGRAMS,
+    MAX_TENANTS,
     PRIOR_PROGRAMS,
     PRIOR_SPREAD,
     SIZE_WINDOW,
@@ -112,7 +113,31 @@ def test_programs_that_expire_together_count_like_those_that_end_one_by_one(prog
 
 
 def test_the_spread_starts_as_a_medium_one() -> None:
-    assert ProgramStatistics().sizes.value == pytest.approx(PRIOR_SPREAD)
+    statistics = ProgramStatistics()
+    assert statistics.spread == PRIOR_SPREAD
+    assert statistics.sizes_of("").value == statistics.spread == pytest.approx(PRIOR_SPREAD)
+
+
+def test_each_tenant_has_a_spread_of_its_own() -> None:
+    statistics = ProgramStatistics()
+    for index in range(SIZE_WINDOW):
+        statistics.on_ended(500.0, index, "even")
+        statistics.on_ended(math.exp(5 + 5 * (-1) ** index), index, "wide")
+
+    assert statistics.sizes_of("even").value < 0.15
+    assert statistics.sizes_of("wide").value == statistics.spread > 4
+
+
+def test_the_tenants_whose_sizes_count_are_bounded() -> None:
+    statistics = ProgramStatistics()
+    statistics.sizes_of("first").known = 2.0
+    for index in range(MAX_TENANTS - 1):
+        statistics.sizes_of(f"{index}")
+    assert statistics.sizes_of("first").known == 2.0
+    statistics.sizes_of("last")
+
+    assert len(statistics.sizes) == MAX_TENANTS
+    assert "0" not in statistics.sizes
 
 
 def test_the_spread_of_programs_of_one_size_falls_to_nothing() -> None:
@@ -120,7 +145,7 @@ def test_the_spread_of_programs_of_one_size_falls_to_nothing() -> None:
     for index in range(SIZE_WINDOW):
         statistics.on_ended(500.0, index)
 
-    assert statistics.sizes.value < 0.15
+    assert statistics.sizes_of("").value < 0.15
 
 
 def test_the_spread_is_that_of_the_logarithms_of_the_last_sizes() -> None:
@@ -130,7 +155,7 @@ def test_the_spread_is_that_of_the_logarithms_of_the_last_sizes() -> None:
     for index in range(SIZE_WINDOW):
         statistics.on_ended(math.exp(7.0 + 2.0 * (-1) ** index), index)
 
-    assert statistics.sizes.value == pytest.approx(2.0, rel=0.05)
+    assert statistics.sizes_of("").value == pytest.approx(2.0, rel=0.05)
 
 
 def test_programs_without_work_have_no_size() -> None:
@@ -138,7 +163,7 @@ def test_programs_without_work_have_no_size() -> None:
     for index in range(SIZE_WINDOW):
         statistics.on_ended(0.0, index)
 
-    assert statistics.sizes.value == pytest.approx(PRIOR_SPREAD)
+    assert statistics.sizes_of("").value == pytest.approx(PRIOR_SPREAD)
 
 
 def test_a_spread_that_is_known_from_elsewhere_is_the_beginning() -> None:

@@ -118,12 +118,12 @@ def test_an_end_without_a_time_is_not_measured() -> None:
     table = ProcessTable()
     table.begin("p", "a", 0.0)
     complete(table, "a", 4.0)
-    spread = table.statistics.sizes.value
+    spread = table.statistics.sizes_of("").value
     table["p"].work = 1e9
     table.end("p")
     table.begin("p", "a", 4.0)
 
-    assert (table.statistics.sizes.value, table.statistics.response_s) == (spread, 4.0)
+    assert (table.statistics.sizes_of("").value, table.statistics.response_s) == (spread, 4.0)
 
 
 def test_the_work_of_completed_calls_adds_up() -> None:

@@ -55,7 +55,7 @@ def test_a_class_that_is_predicted_well_gives_an_expected_work() -> None:
     begin(classes, "p", finished_calls=1, work=70.0)
     # At the second call nothing was scored yet.
     assert classes.expected_work("p") is None
-    assert (classes.spread() or 0.0) > 1
+    assert (classes.spread("") or 0.0) > 1
 
 
 def test_programs_leave_with_their_end() -> None:

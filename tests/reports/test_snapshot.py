@@ -97,7 +97,7 @@ def test_the_state_of_admission_and_boost() -> None:
     assert (admission_of(machine), boost_of(machine)) == (None, None)
     config = SchedulerConfig(policy="boost", boost=1.0, admission="working_set", kv_share=0.5)
     machine = Machine(config, kv_tokens=1000)
-    machine.table.statistics.sizes.known = 1.25
+    machine.table.statistics.sizes_of("").known = 1.25
     for number in range(3):
         context = Context(300, prefix="tools", prefix_tokens=100)
         machine.arrive(Arrival(f"c{number}", f"p{number}", context=context), float(number))

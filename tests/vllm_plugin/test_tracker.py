@@ -222,7 +222,7 @@ def test_remaining_service_orders_calls_under_hinted() -> None:
 def boosted() -> CallTracker:
     """A tracker whose programs differ much in size, so that the boost is at its full strength."""
     tracker = CallTracker(PluginSettings(scheduler=SchedulerConfig(policy="boost", boost=1.0)))
-    tracker.machine.table.statistics.sizes.known = 2.0
+    tracker.machine.table.statistics.sizes_of("").known = 2.0
     return tracker
 
 
@@ -231,7 +231,7 @@ def test_the_spread_that_the_gateway_has_measured_is_where_an_engine_begins() ->
     tracker.arrive("r", replace(identity(), spread=1.75), 0.0)
     tracker.arrive("q", identity(), 0.0)
 
-    assert tracker.machine.table.statistics.sizes.value == 1.75
+    assert tracker.machine.table.statistics.sizes_of("").value == 1.75
 
 
 def test_what_the_gateway_knows_orders_boosted_programs() -> None:

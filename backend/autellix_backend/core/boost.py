@@ -8,12 +8,13 @@ arXiv 2404.08826), with the known work of a program in the place of its unknown 
 Known are its finished calls and the prompts of those that wait; s is the engine seconds that these take. The
 strength g (s) is a share of the programs' mean response time. Where all programs have about the same size,
 known work says nothing about what is left, and order of arrival is best: g falls to zero as the spread of
-sizes does.
+sizes does. Each tenant has a strength of its own, by its own sizes.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from autellix_backend.core.statistics import ProgramStatistics, TokenCost
 from autellix_backend.core.table import Program
@@ -39,6 +40,20 @@ def work_of(prompt_tokens: float, output_tokens: float) -> float:
     return prompt_tokens + OUTPUT_WEIGHT * output_tokens
 
 
+class _Strength(NamedTuple):
+    seconds: float
+    token_s: float
+    """The cost of a token that its keys were computed with."""
+
+    def has_moved(self, before: _Strength) -> bool:
+        if self.seconds == before.seconds == 0:
+            return False  # Keys are times of arrival.
+        return not (_is_near(self.seconds, before.seconds) and _is_near(self.token_s, before.token_s))
+
+
+_NO_STRENGTH = _Strength(0.0, 0.0)
+
+
 class ProgramBoost:
     """The keys of programs, at a strength that follows what was measured."""
 
@@ -47,30 +62,38 @@ class ProgramBoost:
         self._share = share
         self._statistics = statistics
         self._token_cost = token_cost
-        self.strength_s = 0.0
-        self._token_s = 0.0
+        self._strengths: dict[str, _Strength] = {}
+        """By tenant."""
+
+    @property
+    def strength_s(self) -> float:
+        """The largest strength of a tenant."""
+        return max((strength.seconds for strength in self._strengths.values()), default=0.0)
 
     def refresh(self) -> bool:
-        """Bring strength and cost up to date; return whether they moved, and with them all keys."""
-        spread = (self._statistics.sizes.value - ONE_SIZE_SPREAD) / (FULL_BOOST_SPREAD - ONE_SIZE_SPREAD)
-        strength_s = self._share * self._statistics.response_s * min(1.0, max(0.0, spread))
-        token_s = self._token_cost.seconds
-        if strength_s == self.strength_s == 0:
-            return False  # Keys are times of arrival.
-        if _is_near(strength_s, self.strength_s) and _is_near(token_s, self._token_s):
-            return False
-        self.strength_s, self._token_s = strength_s, token_s
-        return True
+        """Bring strengths and cost up to date; return whether any moved, and with it keys."""
+        full_s, token_s = self._share * self._statistics.response_s, self._token_cost.seconds
+        strengths: dict[str, _Strength] = {}
+        has_moved = False
+        for tenant, sizes in self._statistics.sizes.items():
+            spread = (sizes.value - ONE_SIZE_SPREAD) / (FULL_BOOST_SPREAD - ONE_SIZE_SPREAD)
+            latest = _Strength(full_s * min(1.0, max(0.0, spread)), token_s)
+            before = self._strengths.get(tenant, _NO_STRENGTH)
+            has_moved |= latest.has_moved(before)
+            strengths[tenant] = latest if latest.has_moved(before) else before
+        self._strengths = strengths
+        return has_moved
 
     def key_s(self, program: Program) -> float:
         """Return the time (s) at which the program counts as having arrived."""
-        if self.strength_s <= 0:
+        strength_s, token_s = self._strengths.get(program.tenant, _NO_STRENGTH)
+        if strength_s <= 0:
             return program.created_s
         known = program.expected_work or program.work + program.waiting_work
         # By powers of two, so that programs of about the same work keep the order of their arrival.
         work = 2.0 ** math.ceil(math.log2(max(known, LEAST_WORK)))
-        share = max(_LEAST_SHARE, work * self._token_s / self.strength_s)
-        return program.created_s + self.strength_s * math.log(-math.expm1(-share))
+        share = max(_LEAST_SHARE, work * token_s / strength_s)
+        return program.created_s + strength_s * math.log(-math.expm1(-share))
 
 
 def _is_near(value: float, other: float) -> bool:

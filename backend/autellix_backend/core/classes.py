@@ -277,7 +277,8 @@ class ClassSizes:
 
     def __init__(self) -> None:
         self._classes: dict[str, dict[ClassKey, _ClassTables]] = {}
-        self._sizes = SizeSpread()
+        self._sizes: dict[str, SizeSpread] = {}
+        """Of all classes of a tenant."""
 
     def on_call(self, program: ObservedProgram, *, finished_calls: int, attained_work: float) -> None:
         """Predict a program's total if the arrival of a call takes it past a checkpoint."""
@@ -293,7 +294,7 @@ class ClassSizes:
         """Score the predictions for a program that has ended, and learn from it unless it did no work."""
         if work > 0:
             self._class(program.key).add(program, work)
-            self._sizes.add(work)
+            self._sizes.setdefault(program.key.tenant, SizeSpread()).add(work)
 
     def expected_work(self, program: ObservedProgram) -> float | None:
         """Return the total work that a program is expected to need, None where its class is uninformative."""
@@ -308,12 +309,13 @@ class ClassSizes:
         found = self._classes.get(key.tenant, {}).get(key)
         return found is not None and found.is_predicted(checkpoint)
 
-    def spread(self) -> float | None:
-        """Return the standard deviation of ln(work) over the latest ended programs of all classes.
+    def spread(self, tenant: str) -> float | None:
+        """Return the standard deviation of ln(work) over a tenant's latest ended programs of all classes.
 
         None before a few have ended.
         """
-        return self._sizes.value if len(self._sizes) >= LEAST_PROGRAMS else None
+        sizes = self._sizes.get(tenant)
+        return sizes.value if sizes is not None and len(sizes) >= LEAST_PROGRAMS else None
 
     def reports(self, tenant: str | None = None) -> list[ClassReport]:
         """Return what is known of each class, of one tenant or of all, by tenant and name."""

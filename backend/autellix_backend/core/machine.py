@@ -119,7 +119,9 @@ class Machine:
         call_id, program_id = arrival.call_id, arrival.program_id
         if call_id in self._calls:
             raise DuplicateCallError(call_id)
-        program = self.table.begin(program_id, call_id, now, thread_id=arrival.thread_id)
+        program = self.table.begin(
+            program_id, call_id, now, thread_id=arrival.thread_id, tenant=arrival.tenant
+        )
         self.table.merge(program_id, arrival.service_s, arrival.wait_s, arrival.work)
         _update(program, arrival, now)
         call = self._calls[call_id] = Call(

@@ -1,4 +1,4 @@
-"""Measurements: the response time of programs, the spread of their sizes, and the cost of a token."""
+"""Measurements: the response time of programs, the spread of each tenant's sizes, and the cost of a token."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ SIZE_WINDOW = 256
 """The ended programs whose sizes count."""
 PRIOR_PROGRAMS, PRIOR_SPREAD = 6, 0.7
 """A prior of a few programs of medium spread, so that the first ends do not decide alone."""
+MAX_TENANTS = 128
+"""Tenants whose sizes count; the one that had no program for the longest is forgotten first."""
 KNOWN_PROGRAMS = 64
 """As many count for a spread that another table has measured."""
 _STEP_FADING = 0.999
@@ -64,8 +66,8 @@ class ProgramStatistics:
     def __init__(self) -> None:
         self.live = 0
         """Programs with active calls."""
-        self.sizes = SizeSpread()
-        """Of ended programs."""
+        self.sizes: dict[str, SizeSpread] = {}
+        """Of ended programs, by tenant: those of one say nothing of another's."""
         self._now_s = 0.0
         self._busy_s = 0.0
         """Time in which any program was live: an idle night is no part of the time between two ends."""
@@ -79,6 +81,21 @@ class ProgramStatistics:
         self._mean_before_s = 0.0
         self._between_ends_s = 0.0
 
+    def sizes_of(self, tenant: str) -> SizeSpread:
+        """Return the sizes of a tenant that has programs."""
+        found = self.sizes.pop(tenant, None)
+        if found is None:
+            found = SizeSpread()
+        self.sizes[tenant] = found
+        if len(self.sizes) > MAX_TENANTS:
+            del self.sizes[next(iter(self.sizes))]
+        return found
+
+    @property
+    def spread(self) -> float:
+        """The largest spread of a tenant's sizes."""
+        return max((sizes.value for sizes in self.sizes.values()), default=PRIOR_SPREAD)
+
     def on_live(self, now: float) -> None:
         """Count a program that has its first active call."""
         self._advance(now)
@@ -89,12 +106,12 @@ class ProgramStatistics:
         self._advance(now)
         self.live -= 1
 
-    def on_ended(self, work: float, now: float) -> None:
-        """Learn from a program that is over; its work is in prompt tokens."""
+    def on_ended(self, work: float, now: float, tenant: str = "") -> None:
+        """Learn from a tenant's program that is over; its work is in prompt tokens."""
         self._advance(now)
         self._ends += 1
         self._count_end()
-        self.sizes.add(work)
+        self.sizes_of(tenant).add(work)
 
     @property
     def response_s(self) -> float:

@@ -20,6 +20,8 @@ class Program:
     """One entry of the process table."""
 
     program_id: str
+    tenant: str = ""
+    """Whose it is, by the last of its calls that arrived."""
     created_s: float
     """When its first call arrived."""
     service_s: float = 0.0
@@ -109,8 +111,10 @@ class ProcessTable:
             program.work = max(program.work, work)
         return program
 
-    def begin(self, program_id: str, call_id: str, now: float, *, thread_id: str = "0") -> Program:
-        """Record the arrival of a call, which reopens a program that had ended.
+    def begin(
+        self, program_id: str, call_id: str, now: float, *, thread_id: str = "0", tenant: str = ""
+    ) -> Program:
+        """Record the arrival of a tenant's call, which reopens a program that had ended.
 
         Raises:
             DuplicateCallError: the program has an active call of this id.
@@ -122,6 +126,8 @@ class ProcessTable:
             self.statistics.on_live(now)
             del self._idle[program_id]
         program.active_calls[call_id] = thread_id
+        program.tenant = tenant
+        self.statistics.sizes_of(tenant)
         program.last_arrival_s = now
         program.is_ended = False
         return program
@@ -208,7 +214,7 @@ class ProcessTable:
         del self._programs[program.program_id]
         del self._idle[program.program_id]
         if now is not None:
-            self.statistics.on_ended(program.work, now)
+            self.statistics.on_ended(program.work, now, program.tenant)
 
     def check(self) -> None:
         """Assert the table's invariants."""

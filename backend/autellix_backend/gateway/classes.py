@@ -74,9 +74,9 @@ class ProgramClasses:
         program = self._live.get(program_id)
         return None if program is None else self._sizes.expected_work(program)
 
-    def spread(self) -> float | None:
-        """Return the standard deviation of ln(work) over the latest ended programs, None at first."""
-        return self._sizes.spread()
+    def spread(self, tenant: str) -> float | None:
+        """Return the standard deviation of ln(work) over a tenant's latest ended programs, None at first."""
+        return self._sizes.spread(tenant)
 
     def reports(self, tenant: str | None = None) -> list[ClassReport]:
         """Return what is known of the classes of one tenant, or of all."""

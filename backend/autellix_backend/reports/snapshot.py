@@ -106,7 +106,7 @@ class DemandSnapshot(NamedTuple):
 
 
 class BoostSnapshot(NamedTuple):
-    """What the boosted order of programs follows."""
+    """What the boosted order of programs follows; the first two are those of the tenant with the most."""
 
     strength_s: float
     spread: float
@@ -258,7 +258,7 @@ def boost_of(machine: Machine) -> BoostSnapshot | None:
     statistics = machine.table.statistics
     return BoostSnapshot(
         strength_s=round(machine.boost.strength_s, _DIGITS),
-        spread=round(statistics.sizes.value, _DIGITS),
+        spread=round(statistics.spread, _DIGITS),
         response_s=round(statistics.response_s, _DIGITS),
     )
 

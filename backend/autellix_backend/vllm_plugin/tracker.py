@@ -124,7 +124,7 @@ class CallTracker:
         for program_id in identity.ended:
             self._end(program_id, now)
         if identity.spread is not None:
-            self.machine.table.statistics.sizes.known = identity.spread
+            self.machine.table.statistics.sizes_of(identity.tenant).known = identity.spread
         expected_s = identity.expected_s
         if not self.machine.policy.sizes_programs:
             expected_s = self.machine.config.nominal_service_s(prompt_tokens, max_tokens)

@@ -185,7 +185,7 @@ class CallRegistry:
             args[engine_args.GATEWAY] = self.gateway_id
         if self._policy.boosts:
             args |= call.boost_args(self._clock())
-            if (spread := self._classes.spread()) is not None:
+            if (spread := self._classes.spread(call.request.tenant.name)) is not None:
                 args[engine_args.SPREAD] = spread
         if self._policy.boosts or self._scheduler.admission != "none":
             if class_name := call.queued.arrival.class_name:
