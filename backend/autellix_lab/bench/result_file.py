@@ -88,7 +88,7 @@ def read_result(path: Path) -> ReplayResult:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ResultFileError(path, "file", f"cannot be read: {error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ResultFileError(path, "file", f"is not JSON: {error}") from error
     if not isinstance(document, dict) or document.get("kind") != KIND:
         raise ResultFileError(path, "kind", f"is not {KIND!r}; expected a file of `autellix bench replay`")

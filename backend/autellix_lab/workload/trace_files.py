@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -80,7 +81,7 @@ def _read_lines(path: Path) -> Iterator[ProgramTrace]:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield _read_line(line, f"{path}, line {number}")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise TraceError(str(path), f"cannot be read: {error}") from error
 
 
@@ -93,7 +94,7 @@ def _open(path: Path, mode: Literal["rt", "wt"]) -> IO[str]:
 def _read_line(line: str, where: str) -> ProgramTrace:
     try:
         mapping = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise TraceError("line", f"is not JSON: {error}", where) from error
     if not isinstance(mapping, dict):
         raise TraceError("line", "is not a JSON object", where)

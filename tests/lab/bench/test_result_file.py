@@ -89,7 +89,9 @@ def test_an_outcomes_field_is_named_with_its_place(tmp_path: Path) -> None:
         read_result(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000], ids=["empty", "cut", "list", "bytes", "deep"]
+)
 def test_an_invalid_result_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "r.json"
     path.write_bytes(content)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,8 @@ def test_writes_what_it_reads(tmp_path: Path, name: str) -> None:
     ("bad", "message"),
     [
         ("{", "line 2: line is not JSON"),
+        pytest.param("[" * 100_000, "line 2: line is not JSON", id="deep"),
+        pytest.param("1" * 5_000, "line 2: line is not JSON", id="digits"),
         ("[]", "line 2: line is not a JSON object"),
         (line(colour="red"), "line 2: colour is unknown"),
         (line(calls=None), "line 2: calls is None; expected a list"),
@@ -80,6 +83,10 @@ def test_writes_what_it_reads(tmp_path: Path, name: str) -> None:
         (
             line(second_gap_before_s=float("inf")),
             r"calls\[1\]\.gap_before_s is inf; expected null or finite seconds",
+        ),
+        (
+            line(second_start_s=1e308, second_latency_s=1e308),
+            r"calls\[1\]\.start_s is 1e\+308; expected null",
         ),
         (line(arrival_s=float("nan")), r"arrival_s is nan; expected null or finite seconds"),
         (line(second_prefix_from=1), r"calls\[1\]\.prefix_from is 1; expected null or the id of an earlier"),
@@ -104,5 +111,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_a_broken_archive_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl.gz").write_text("no archive")
+    with pytest.raises(TraceError, match=r"x\.jsonl\.gz cannot be read"):
+        read_traces(tmp_path / "x.jsonl.gz")
+    # A good head, and then no such kind of block.
+    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(b"")[:10] + b"\xff" * 20)
     with pytest.raises(TraceError, match=r"x\.jsonl\.gz cannot be read"):
         read_traces(tmp_path / "x.jsonl.gz")

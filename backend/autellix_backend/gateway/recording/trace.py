@@ -8,11 +8,13 @@ answer of the call `prefix_from`.
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import msgspec
+
+MAX_S = 1e15
+"""Of any time: sums of larger ones need not be numbers."""
 
 
 class TraceError(ValueError):
@@ -77,7 +79,7 @@ class ProgramTrace:
     def __post_init__(self) -> None:
         if not self.calls:
             raise TraceError("calls", "is empty")
-        if self.arrival_s is not None and not math.isfinite(self.arrival_s):
+        if not _is_time(self.arrival_s):
             raise TraceError("arrival_s", f"is {self.arrival_s}; expected null or finite seconds")
         for position, call in enumerate(self.calls):
             _check_call(call, position, self.calls)
@@ -129,12 +131,16 @@ def _check_call(call: CallTrace, position: int, calls: tuple[CallTrace, ...]) ->
         ("decode_tokens", call.decode_tokens >= 0, "zero or more"),
         ("shared_prefix_tokens", 0 <= call.shared_prefix_tokens <= prefill, "0 to prefill_tokens"),
         ("shared_prefix_tokens", call.shared_prefix_tokens <= longest, shared_limit),
-        ("start_s", math.isfinite(call.start_s or 0.0), "null or finite seconds"),
-        ("latency_s", math.isfinite(call.latency_s or 0.0), "null or finite seconds"),
-        ("gap_before_s", gap_s is None or 0 <= gap_s < math.inf, "null or finite seconds, zero or more"),
+        ("start_s", _is_time(call.start_s), "null or finite seconds"),
+        ("latency_s", _is_time(call.latency_s), "null or finite seconds"),
+        ("gap_before_s", gap_s is None or 0 <= gap_s <= MAX_S, "null or finite seconds, zero or more"),
     ):
         if not is_kept:
             _refuse(call, position, name, expected)
+
+
+def _is_time(seconds: float | None) -> bool:
+    return seconds is None or abs(seconds) <= MAX_S
 
 
 def _refuse(call: CallTrace, position: int, name: str, expected: str) -> NoReturn:
