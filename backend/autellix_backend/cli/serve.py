@@ -34,6 +34,7 @@ from autellix_backend.engines.supervisor import EngineChange, EngineState
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.pool import EnginePool
+from autellix_backend.gateway.http.acceptor import Acceptor
 from autellix_backend.gateway.http.origin import is_loopback
 from autellix_backend.gateway.http.page import PAGE_PATH, has_page
 from autellix_backend.gateway.http.protocol import bounded_protocol, connection_limit
@@ -55,6 +56,8 @@ EXIT_INTERRUPTED = 130
 EXIT_FAILURE = 1
 BACKLOG = 2048
 FLUSH_TIMEOUT_S = 1
+SWITCH_INTERVAL_S = 0.0005
+"""After Python's own 5 ms a thread that makes a long answer would give the event loop its turn."""
 ENDS = (signal.SIGINT, signal.SIGTERM)
 SECRET_NAME = "token-secret"
 SECRET_BYTES = 32
@@ -135,6 +138,7 @@ async def serve_on(
         show_page: Is called with the address of the live page, where there is one.
         parent: The link to the parent of several workers.
     """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     tenants = load_tenants(settings)
     engines: list[Engine] = []
     pool: EnginePool | None = None
@@ -228,14 +232,22 @@ class _Server(uvicorn.Server):
         """Whether a second signal ended it."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        # Uvicorn would have uvloop accept at them, one connection at a time.
+        await super().startup(sockets=[])
         if self.started:
+            acceptors = [Acceptor(listener, self._make_protocol) for listener in sockets or ()]
+            self.servers = cast(list[asyncio.base_events.Server], acceptors)
             pool: EnginePool = self._app.state.pool
             await pool.links_settled(LINK_WAIT_S)
             for handle in pool:
                 _print_reporting(handle)
             pool.subscribe_links(_print_reporting)
             self._on_ready()
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        # The class is our factory, which takes what uvicorn's own code gives it.
+        make: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -353,7 +365,8 @@ def _server_config(app: FastAPI, max_connections: int) -> uvicorn.Config:
         http=cast(type[asyncio.Protocol], bounded_protocol(max_connections)),
         ws="none",
         lifespan="on",
-        log_level="warning",
+        # Its warnings are about what clients send, a line for each request: a flood would fill the disk.
+        log_level="error",
         access_log=False,
         # The drain is over; what is left are answers on their way out.
         timeout_graceful_shutdown=FLUSH_TIMEOUT_S,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -35,6 +33,7 @@ from autellix_backend.gateway.history.ended_program import EndedProgram
 from autellix_backend.gateway.history.file import HistoryFile
 from autellix_backend.gateway.history.history import ProgramHistory
 from autellix_backend.gateway.http.sessions import LOST_HEARTBEATS
+from autellix_backend.gateway.http.turns import AnswerTurns
 from autellix_backend.gateway.http.watches import Watches
 from autellix_backend.gateway.identity.identity import IdentityResolver
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
@@ -94,7 +93,7 @@ class Components:
         self.recorder = self._make_recorder()
         self.limiter = self._make_limiter(parent)
         self.intake = self._make_intake()
-        self.listing_turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self.turns = AnswerTurns()
         self.sessions = OpenSessions(
             ttl_s=LOST_HEARTBEATS * gateway.heartbeat_s, on_refusal=self.count_refusal
         )

@@ -14,6 +14,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from tests.serving import listening
 from tests.waiting import PATIENCE_S
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from autellix_backend.gateway import requests
 from autellix_backend.gateway.errors import RequestTimeoutError
@@ -35,6 +36,8 @@ class EchoApp:
         self.disconnected = asyncio.Event()
         self.has_request = asyncio.Event()
         self.paths: list[str] = []
+        self.headers: list[tuple[bytes, bytes]] = []
+        """Of the last request, when its body was complete."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -51,6 +54,7 @@ class EchoApp:
         except RequestTimeoutError as error:
             await error_response(error, scope["path"])(scope, receive, send)
             return
+        self.headers = list(scope["headers"])
         if scope["path"] == "/stream":
             await self._stream(receive, send)
             return
@@ -161,6 +165,49 @@ async def test_large_bodies_and_pipelined_requests_pass() -> None:
     assert answer.count(OK_HEAD) == 3
     assert answer.count(b"1000000") == 2
     assert chunks.endswith(b"524288")
+
+
+async def test_pipelined_requests_are_bounded() -> None:
+    app = EchoApp()
+    async with listening(app) as url:
+        # Half a megabyte of them: each would take a task, and several kilobytes.
+        await exchange(url, b"GET / HTTP/1.1\r\nhost: a\r\n\r\n" * 16_000)
+    assert len(app.paths) <= 1 + protocol.MAX_PIPELINED
+
+
+async def test_a_request_with_another_behind_it_learns_that_its_client_left() -> None:
+    app = EchoApp()
+    async with asyncio.timeout(PATIENCE_S), listening(app) as url:
+        async with connected(url) as (reader, writer):
+            writer.write(b"GET /stream HTTP/1.1\r\nhost: a\r\n\r\nGET / HTTP/1.1\r\nhost: a\r\n\r\n")
+            assert (await reader.read(12)) == OK_HEAD
+        await app.disconnected.wait()
+
+
+async def test_trailers_do_not_join_the_headers() -> None:
+    app = EchoApp()
+    async with listening(app) as url:
+        head = b"POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+        answer = await exchange(url, head + b"1\r\nx\r\n0\r\nauthorization: Bearer other\r\n\r\n")
+    assert answer.endswith(b"\r\n\r\n1")
+    assert dict(app.headers).keys() == {b"host", b"connection", b"transfer-encoding"}
+
+
+async def test_chunks_of_a_byte_are_passed_on_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed: list[int] = []
+    on_body = HttpToolsProtocol.on_body
+
+    def count(self: HttpToolsProtocol, body: bytes) -> None:
+        passed.append(len(body))
+        on_body(self, body)
+
+    monkeypatch.setattr(HttpToolsProtocol, "on_body", count)
+    async with listening(EchoApp()) as url:
+        head = b"POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+        answer = await exchange(url, head + b"1\r\nx\r\n" * 10_000 + b"0\r\n\r\n")
+    assert answer.endswith(b"10000")
+    assert sum(passed) == 10_000
+    assert len(passed) < 1_000
 
 
 async def test_garbage_gets_an_error_object() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
 
 from autellix_backend.core.classes import ClassReport
 from autellix_backend.gateway.classes import verdict
-from autellix_backend.gateway.http.components import Classes, Viewer
-from autellix_backend.gateway.http.openapi import refusals
+from autellix_backend.gateway.http.components import Classes, Turns, Viewer
+from autellix_backend.gateway.http.openapi import JSON_TYPE, refusals
 from autellix_wire import API_PREFIX
 
 
@@ -54,11 +57,14 @@ class ClassTable:
 router = APIRouter(tags=["operators"], responses=refusals(401, 500))
 
 
-@router.get(API_PREFIX + "/classes")
-async def list_classes(viewer: Viewer, classes: Classes) -> ClassTable:
+@router.get(API_PREFIX + "/classes", response_model=ClassTable)
+async def list_classes(viewer: Viewer, classes: Classes, turns: Turns, request: Request) -> Response:
     """List the classes of programs: the tenant's own, or all for an admin."""
-    reports = classes.reports(None if viewer.is_admin else viewer.name)
-    return ClassTable(classes=[_row(report) for report in reports])
+    async with turns.turn(viewer, request) as pauses:
+        reports = classes.reports(None if viewer.is_admin else viewer.name)
+        content = msgspec.json.encode(ClassTable(classes=[_row(report) for report in reports]))
+        await pauses.pause()
+    return Response(content, media_type=JSON_TYPE)
 
 
 def _row(report: ClassReport) -> ClassRow:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Protocol
 
 from fastapi import Depends
@@ -17,6 +16,7 @@ from autellix_backend.gateway.explain.event_feed import EventFeed
 from autellix_backend.gateway.explain.overview import Overview, engine_view
 from autellix_backend.gateway.history.history import ProgramHistory
 from autellix_backend.gateway.http.origin import is_loopback
+from autellix_backend.gateway.http.turns import AnswerTurns
 from autellix_backend.gateway.http.watches import Watches
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
 from autellix_backend.gateway.requests import read_headers
@@ -75,8 +75,6 @@ Classes = Annotated[ProgramClasses, _component("classes")]
 Clock = Annotated[Callable[[], float], _component("clock")]
 Feed = Annotated[EventFeed, _component("feed")]
 History = Annotated[ProgramHistory, _component("history")]
-ListingTurns = Annotated[Mapping[str, asyncio.Lock], _component("listing_turns")]
-"""By tenant: who lists programs."""
 Metrics = Annotated[GatewayMetrics, _component("metrics")]
 Others = Annotated[OtherWorkers, _component("others")]
 Pool = Annotated[EnginePool, _component("pool")]
@@ -86,6 +84,7 @@ SettingsTree = Annotated[Settings, _component("settings")]
 Store = Annotated[ProgramStore, _component("store")]
 Tokens = Annotated[SessionTokens, _component("tokens")]
 WatchRegistry = Annotated[Watches, _component("watches")]
+Turns = Annotated[AnswerTurns, _component("turns")]
 TakeOverview = Annotated[Callable[[], Overview], Depends(_take_overview)]
 """Returns the open calls and the engines of the moment."""
 IsShown = Annotated[Callable[[Owned], bool], Depends(_is_shown)]

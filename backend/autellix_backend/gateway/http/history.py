@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from operator import itemgetter
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter, Query
+from starlette.requests import Request
+from starlette.responses import Response
 
 from autellix_backend.gateway.errors import InvalidRequestError, NotFoundError
 from autellix_backend.gateway.explain.why import CallExplanation
 from autellix_backend.gateway.history.critical_path import Spent, spent, spent_text
 from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
 from autellix_backend.gateway.history.history import ProgramHistory
-from autellix_backend.gateway.http.components import History, IsShown, Viewer
-from autellix_backend.gateway.http.openapi import refusals
+from autellix_backend.gateway.http.components import History, IsShown, Turns, Viewer
+from autellix_backend.gateway.http.openapi import JSON_TYPE, refusals
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_wire import API_PREFIX
 
@@ -128,31 +132,54 @@ class EndedExplanation:
 router = APIRouter(tags=["operators"], responses=refusals(401, 500))
 
 
-@router.get(HISTORY_PATH, responses=refusals(400))
+# A hundred thousand calls may be kept: both answers are made in a thread, one at a time for each tenant.
+@router.get(HISTORY_PATH, response_model=EndedTable, responses=refusals(400))
 async def list_ended(
     viewer: Viewer,
     history: History,
     is_shown: IsShown,
+    turns: Turns,
+    request: Request,
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
     after: str | None = None,
-) -> EndedTable:
+) -> Response:
     """List the programs that ended, the last one first: the tenant's own, or all for an admin."""
     before = _ended_before(after)
-    programs = filter(is_shown, history.programs(viewer.visible_prefix))
+    async with turns.turn(viewer, request):
+        programs = list(filter(is_shown, history.programs(viewer.visible_prefix)))
+        content = await asyncio.to_thread(_encoded_table, programs, before, limit, viewer)
+    return Response(content, media_type=JSON_TYPE)
+
+
+@router.get(HISTORY_PATH + "/{program_id:path}", response_model=EndedDetail, responses=refusals(404))
+async def show_ended(
+    program_id: str, viewer: Viewer, history: History, is_shown: IsShown, turns: Turns, request: Request
+) -> Response:
+    """Show an ended program with its calls."""
+    async with turns.turn(viewer, request):
+        program = find_ended(history, viewer, program_id, is_shown)
+        if program is None:
+            raise NotFoundError(f"the history has no program {program_id!r}", param="program_id")
+        content = await asyncio.to_thread(_encoded_detail, program, viewer)
+    return Response(content, media_type=JSON_TYPE)
+
+
+def _encoded_table(
+    programs: list[EndedProgram], before: tuple[float, str], limit: int, viewer: Tenant
+) -> bytes:
     ids = [((program.ended_at_s, viewer.shown(program.program_id)), program) for program in programs]
     found = sorted((each for each in ids if each[0] < before), key=itemgetter(0), reverse=True)
     rows = [ended_row(program, viewer) for _, program in found[:limit]]
-    if len(found) <= limit:
-        return EndedTable(programs=rows, has_more=False)
-    return EndedTable(programs=rows, has_more=True, next=f"{rows[-1].ended_at_s}:{rows[-1].program_id}")
+    has_more = len(found) > limit
+    cursor = f"{rows[-1].ended_at_s}:{rows[-1].program_id}" if has_more else None
+    return msgspec.json.encode(EndedTable(programs=rows, has_more=has_more, next=cursor))
 
 
-@router.get(HISTORY_PATH + "/{program_id:path}", responses=refusals(404))
-async def show_ended(program_id: str, viewer: Viewer, history: History, is_shown: IsShown) -> EndedDetail:
-    """Show an ended program with its calls."""
-    program = find_ended(history, viewer, program_id, is_shown)
-    if program is None:
-        raise NotFoundError(f"the history has no program {program_id!r}", param="program_id")
+def _encoded_detail(program: EndedProgram, viewer: Tenant) -> bytes:
+    return msgspec.json.encode(_detail(program, viewer))
+
+
+def _detail(program: EndedProgram, viewer: Tenant) -> EndedDetail:
     return EndedDetail(
         **asdict(ended_row(program, viewer)),
         text=spent_text(program),

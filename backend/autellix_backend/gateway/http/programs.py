@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated
@@ -26,25 +25,24 @@ from autellix_backend.gateway.explain.why import ProgramExplanation, explain_pro
 from autellix_backend.gateway.http.components import (
     History,
     IsShown,
-    ListingTurns,
     Routes,
     SettingsTree,
     Store,
     TakeOverview,
+    Turns,
     Viewer,
 )
 from autellix_backend.gateway.http.history import EndedExplanation, explain_ended, find_ended
 from autellix_backend.gateway.http.openapi import JSON_TYPE, refusals
-from autellix_backend.gateway.requests import ClientGoneError
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.stores.base import ProgramStore, ProgramView
 from autellix_wire import PROGRAMS_PATH
 
 DEFAULT_LIMIT = 200
 MAX_LIMIT = 1000
-MAX_PAGES = 20
+MAX_PAGES = 80
 """The most pages of the store for one answer, which may then hold less than was asked for, and a cursor."""
-PAGE_PROGRAMS = 100
+PAGE_PROGRAMS = 25
 ONE_PROGRAM = PROGRAMS_PATH + "/{program_id:path}"
 
 
@@ -84,22 +82,19 @@ async def list_programs(
     take_overview: TakeOverview,
     settings: SettingsTree,
     is_shown: IsShown,
-    turns: ListingTurns,
+    turns: Turns,
     request: Request,
     limit: Annotated[int, BeforeValidator(_check_limit), Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
     state: ProgramState | None = None,
     after: str | None = None,
 ) -> Response:
     """List programs, those with open calls first: the caller's own, or all for an admin."""
-    # One at a time for each tenant, and none for a client that has left: many would hold up all connections.
-    async with turns[viewer.name]:
-        await request.body()
-        if await request.is_disconnected():
-            raise ClientGoneError
+    async with turns.turn(viewer, request) as pauses:
         # The store does not know which of the other states an active program is in.
         is_active = None if state is None else state is not ProgramState.IDLE
         rows: list[ProgramRow] = []
         cursor = after
+        overview = take_overview()
         for _ in range(MAX_PAGES):
             most = min(limit - len(rows), PAGE_PROGRAMS)
             try:
@@ -108,7 +103,6 @@ async def list_programs(
                 )
             except ValueError as error:
                 raise InvalidRequestError(f"after: {error}", param="after") from error
-            overview = take_overview()
             rows += [
                 program_row(view, overview, settings.scheduler, viewer)
                 for view in page.programs
@@ -117,8 +111,7 @@ async def list_programs(
             cursor = page.cursor
             if cursor is None or len(rows) == limit:
                 break
-            # A long listing lets others' calls go between its pages.
-            await asyncio.sleep(0)
+            await pauses.pause()
     table = ProgramTable(programs=rows, has_more=cursor is not None, next=cursor)
     # Not through the framework, which would look at each value of a thousand rows and hold up other calls.
     return Response(msgspec.json.encode(table), media_type=JSON_TYPE)

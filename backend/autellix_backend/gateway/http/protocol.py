@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import resource
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from autellix_backend.gateway.errors import (
     GatewayError,
@@ -31,6 +32,8 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_HEADERS = 128
 HEAD_TIMEOUT_S = 20.0
 """From the connection, or the first byte of a later head, to the head's end; across an ocean it takes 1 s."""
+MAX_PIPELINED = 16
+"""Requests that may wait for the answer to an earlier one; a piece of 256 KiB holds 14,000 small ones."""
 LINGER_S = 2.0
 """How long the rest of a refused request is read and dropped: a reset could overtake the answer."""
 STALL_PERIOD_S = 30.0
@@ -105,6 +108,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._table = table
         self._requests = 0
         """Heads that were complete."""
+        self._unanswered: deque[RequestResponseCycle] = deque()
+        """Those whose answers are not complete, in order."""
+        self._pieces: list[bytes] = []
+        """Of a body, from one read: a chunk may have one byte."""
         self._is_in_head = True
         self._has_progressed = False
         self._unfinished_bytes = 0
@@ -123,8 +130,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(TooManyConnectionsError(self._table.max_connections))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Forget the connection, and tell all its requests."""
         self._table.remove(self)
+        # Uvicorn tells the last one only: an earlier one, perhaps a call that runs, would never end.
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
         self._head_timer.cancel()
         self._stall_timer.cancel()
         super().connection_lost(exc)
@@ -138,6 +149,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         self._has_progressed = False
         super().data_received(data)
+        self._pass_pieces()
         if self._has_progressed:
             self._unfinished_bytes = 0
             return
@@ -162,22 +174,30 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._is_oversize():
             self._refusal = self._oversize()
             raise self._refusal
+        if len(self._unanswered) > MAX_PIPELINED:
+            # An earlier answer is under way: no client gets to read this one.
+            raise InvalidRequestError(f"more than {MAX_PIPELINED} requests wait")
         self._table.set_busy(self)
         super().on_headers_complete()
+        self._unanswered.append(self.cycle)
+        # Trailers come as headers do; none may join those of the request, which is under way.
+        self.headers = []
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of a body."""
         self._has_progressed = True
-        super().on_body(body)
+        self._pieces.append(body)
 
     def on_message_complete(self) -> None:
         """Take the end of a request."""
         self._has_progressed = True
         self._is_in_head = True
+        self._pass_pieces()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Wait for the next request, but not for ever for the rest of one that is answered already."""
+        self._unanswered.popleft()
         super().on_response_complete()
         if self.transport.is_closing() or self.pipeline:
             return
@@ -194,6 +214,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """End the watch: the client has taken nearly all."""
         self._stall_timer.cancel()
         super().resume_writing()
+
+    def _pass_pieces(self) -> None:
+        if self._pieces:
+            body = b"".join(self._pieces)
+            self._pieces.clear()
+            super().on_body(body)
 
     def _is_oversize(self) -> bool:
         if len(self.url) > MAX_TARGET_BYTES or len(self.headers) > MAX_HEADERS:

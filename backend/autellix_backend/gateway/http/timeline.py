@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import Response
 
 from autellix_backend.gateway.calls.open_call import OpenCall
@@ -20,9 +21,9 @@ from autellix_backend.gateway.history.spans import Span, SpanKind, spans
 from autellix_backend.gateway.http.components import (
     History,
     IsShown,
-    ListingTurns,
     Store,
     TakeOverview,
+    Turns,
     Viewer,
 )
 from autellix_backend.gateway.http.history import ENDED, CallFacts, call_facts, find_ended
@@ -76,11 +77,12 @@ async def show_timeline(
     take_overview: TakeOverview,
     history: History,
     is_shown: IsShown,
-    turns: ListingTurns,
+    turns: Turns,
+    request: Request,
 ) -> Response:
     """Show what each call of a program did when, while it runs or after it ended."""
-    # One at a time for each tenant, and in a thread: thousands of calls would hold up all others'.
-    async with turns[viewer.name]:
+    # In a thread: thousands of calls would hold up all others'.
+    async with turns.turn(viewer, request):
         state = ENDED
         open_rows: tuple[TimelineCall, ...] = ()
         try:

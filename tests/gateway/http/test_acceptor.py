@@ -1,0 +1,139 @@
+"""Many connections at once, clients that left, and no file descriptor left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import uvloop
+from tests.waiting import PATIENCE_S
+
+from autellix_backend.gateway.http import acceptor
+from autellix_backend.gateway.http.acceptor import Acceptor
+
+CLIENTS = 100
+
+
+@contextmanager
+def connected(listener: socket.socket, count: int) -> Iterator[list[socket.socket]]:
+    """Connect clients, which takes no accepting."""
+    with contextlib.ExitStack() as stack:
+        address = listener.getsockname()
+        yield [stack.enter_context(socket.create_connection(address, PATIENCE_S)) for _ in range(count)]
+
+
+class ScarceListener(socket.socket):
+    """Has errors first, and then connections."""
+
+    errors: list[int]
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self.errors:
+            number = self.errors.pop(0)
+            raise OSError(number, os.strerror(number))
+        return super().accept()
+
+
+def test_a_round_of_uvloop_accepts_more_than_one() -> None:
+    """Otherwise a flood delays everyone's new connections by a round for each of its own."""
+    rounds = 0
+    made: Counter[int] = Counter()
+
+    class CountingProtocol(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            made[rounds] += 1
+            transport.close()
+
+    async def accept_all(listener: socket.socket) -> None:
+        nonlocal rounds
+        accepting = Acceptor(listener, CountingProtocol)
+        async with asyncio.timeout(PATIENCE_S):
+            while made.total() < CLIENTS:
+                rounds += 1
+                await asyncio.sleep(0)
+        accepting.close()
+        await accepting.wait_closed()
+
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=CLIENTS) as listener,
+        connected(listener, CLIENTS),
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        runner.run(accept_all(listener))
+    assert max(made.values()) > 1
+
+
+async def test_it_goes_on_when_descriptors_are_free_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(acceptor, "RETRY_S", 0.01)
+    made = asyncio.Event()
+
+    class NotingProtocol(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            made.set()
+            transport.close()
+
+    listener = ScarceListener()
+    listener.errors = [errno.ECONNABORTED, errno.EMFILE]
+    with listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        with connected(listener, 1):
+            accepting = Acceptor(listener, NotingProtocol)
+            async with asyncio.timeout(PATIENCE_S):
+                await made.wait()
+            accepting.close()
+            await accepting.wait_closed()
+    assert "Too many open files" in caplog.text
+
+
+async def test_the_system_keeps_little_of_an_answer_that_is_not_read() -> None:
+    taken = 0
+    full = asyncio.Event()
+
+    class ChattyProtocol(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            nonlocal taken
+            assert isinstance(transport, asyncio.WriteTransport)
+            while transport.get_write_buffer_size() == 0:
+                transport.write(b"x" * 65536)
+                taken += 65536
+            transport.close()
+            full.set()
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    with listener, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        accepting = Acceptor(listener, ChattyProtocol)
+        client.connect(listener.getsockname())
+        async with asyncio.timeout(PATIENCE_S):
+            await full.wait()
+        accepting.close()
+    assert taken <= 2 * 2**20
+
+
+async def test_closed_it_accepts_none_even_while_it_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor, "RETRY_S", 0.01)
+    listener = ScarceListener()
+    listener.errors = [errno.EMFILE]
+    with listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        with connected(listener, 1):
+            accepting = Acceptor(listener, asyncio.Protocol)
+            async with asyncio.timeout(PATIENCE_S):
+                while listener.errors:  # noqa: ASYNC110 - a listener has no event
+                    await asyncio.sleep(0)
+            accepting.close()
+            await asyncio.sleep(5 * acceptor.RETRY_S)
+            # The connection is still to be accepted.
+            listener.setblocking(False)
+            socket.socket.accept(listener)[0].close()
