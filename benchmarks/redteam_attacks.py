@@ -40,6 +40,9 @@ WIDTH = 16
 ANSWER_S = 20.0
 """How long an answer is waited for; a hostile client has time."""
 
+WHOLE_S = 3.0
+"""How long all of a connection's answers are waited for, where it may stay open."""
+
 
 @dataclass(slots=True)
 class Target:
@@ -86,19 +89,26 @@ class Target:
 
     async def send_raw(self, *parts: bytes, hold_s: float = 0.0) -> None:
         """Send bytes on a connection of their own, and read what comes."""
-        received = b""
-        async with self.connection() as (reader, writer):
-            with contextlib.suppress(ConnectionError, TimeoutError):
-                async with asyncio.timeout(ANSWER_S):
-                    for part in parts:
-                        writer.write(part)
-                        await writer.drain()
-                    await asyncio.sleep(hold_s)
-                    received = await reader.read(65536)
+        received = await self.exchange(*parts, hold_s=hold_s, is_whole=False)
         words = received.split(b" ", 2)
         is_answer = len(words) > 1 and words[1].isdigit()
         status = int(words[1]) if is_answer else "no answer"
         self.note(status, repr(parts[0][:120]), received.partition(b"\r\n\r\n")[2])
+
+    async def exchange(self, *parts: bytes, hold_s: float = 0.0, is_whole: bool = True) -> bytes:
+        """Send bytes on a connection of their own; return what comes in all, or first."""
+        received = bytearray()
+        async with self.connection() as (reader, writer):
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                async with asyncio.timeout(WHOLE_S if is_whole else ANSWER_S):
+                    for part in parts:
+                        writer.write(part)
+                        await writer.drain()
+                    await asyncio.sleep(hold_s)
+                    received += await reader.read(65536)
+                    while is_whole and (more := await reader.read(65536)):
+                        received += more
+        return bytes(received)
 
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
@@ -246,7 +256,7 @@ async def others_programs(target: Target) -> None:
         status = await target.send(method, f"/autellix/v1/sessions/session-0{rest}")
         _expect(target, status, {404}, rest)
     body = b'{"model": "m", "messages": [{"role": "user", "content": "a"}]}'
-    names = {"X-Autellix-Program-ID": "quiet/program-0", "X-Autellix-Final": "true"}
+    names = {"X-Autellix-Program-ID": "quiet/program-1", "X-Autellix-Final": "true"}
     await target.send("POST", "/v1/chat/completions", body, names)
     await target.send("POST", "/v1/chat/completions", body, {"X-Autellix-Session-Token": "v1.AAAA"})
     await target.send("POST", "/v1/chat/completions", body, {"X-Autellix-Interceptions": "a=1e308,b=1e308"})
@@ -338,6 +348,141 @@ async def many_connections(target: Target) -> None:
                 writer.write(head)
 
 
+async def silent_connections(target: Target) -> None:
+    """Open connections that send nothing, or what is no HTTP, faster than they are closed."""
+    garbage = (
+        b"",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x00" * 200,
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        for number in range(1_000):
+            _, writer = await stack.enter_async_context(target.connection())
+            writer.write(garbage[number % len(garbage)])
+
+
+async def pipelines(target: Target) -> None:
+    """Send thousands of requests at once on a connection, and some behind a stream that goes on."""
+    get = target.head("GET", "/v1/models")
+    small = b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n"
+    body = b'{"model": "long", "stream": true, "messages": [{"role": "user", "content": "a"}]}'
+    stream = target.head("POST", "/v1/chat/completions", f"content-length: {len(body)}") + body
+    for parts in ([get * 2_000] * 4, [small * 7_000] * 4, [small * 12], [stream + small]):
+        for _ in range(8):
+            await target.send_raw(*parts)
+
+
+async def chunks(target: Target) -> None:
+    """Send chunks of one byte, chunks with long extensions, and trailers that name another key."""
+    head = target.head("POST", "/v1/chat/completions", "transfer-encoding: chunked")
+    extension = b"1;" + b"a" * 30_000 + b"\r\nx\r\n"
+    trailers = b"1\r\n1\r\n0\r\n" + b"authorization: Bearer other\r\n" * 100 + b"\r\n"
+    end = b"0\r\n\r\n"
+    cases = ([b"1\r\n1\r\n" * 10_000] * 16, [extension] * 100, [trailers])
+    await asyncio.gather(*(target.send_raw(head, *parts, end) for parts in cases for _ in range(4)))
+
+
+async def smuggling(target: Target) -> None:
+    """Send requests whose end is where a proxy in front may not see it; a second answer is a hole."""
+    hidden = b"GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+    chunked, long = b"0\r\n\r\n" + hidden, hidden
+    for lines, body in (
+        (("content-length: 5", "transfer-encoding: chunked"), chunked),
+        (("transfer-encoding: chunked", f"content-length: {len(chunked)}"), chunked),
+        (("content-length: 0", f"content-length: {len(long)}"), long),
+        ((f"content-length: +{len(long)}",), long),
+        (("content-length: 0x10",), long),
+        (("content-length: 1, 1",), long),
+        (("content-length: -1",), long),
+        (("transfer-encoding: chunked, identity",), chunked),
+        (("transfer-encoding: xchunked",), chunked),
+        (("transfer-encoding : chunked",), chunked),
+        (("transfer-encoding:\x0bchunked",), chunked),
+        (("x: a\r\n transfer-encoding: chunked",), chunked),
+        (("transfer-encoding: chunked",), b"0;\n\r\n" + hidden),
+        (("transfer-encoding: chunked",), b"0\n\n" + hidden),
+        (("transfer-encoding: chunked",), b"-1\r\n\r\n" + hidden),
+        (("transfer-encoding: chunked",), b"10000000000000000\r\n" + hidden),
+    ):
+        answer = await target.exchange(target.head("POST", "/v1/chat/completions", *lines) + body)
+        _expect(target, answer.count(b"HTTP/1.1 "), {0, 1}, f"answers to {lines}")
+        _expect(target, answer.count(b"HTTP/1.1 2"), {0}, f"good answers to {lines}")
+
+
+async def upgrades(target: Target) -> None:
+    """Ask for other protocols; the connection goes on with this one."""
+    key = "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ=="
+    after = b"GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+    for lines in (
+        ("connection: upgrade", "upgrade: websocket", "sec-websocket-version: 13", key),
+        ("connection: upgrade, http2-settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQAAP__"),
+        ("connection: upgrade", "upgrade: TLS/1.0"),
+    ):
+        async with target.connection() as (reader, writer), asyncio.timeout(ANSWER_S):
+            for head in (target.head("GET", "/healthz", *lines), after):
+                writer.write(head)
+                _expect(target, (await reader.readuntil(b'"ok"}'))[:12], {b"HTTP/1.1 200"}, lines[1])
+    for line in (b"CONNECT a:1 HTTP/1.1", b"TRACE / HTTP/1.1", b"GET * HTTP/1.1", b"GET http://[ HTTP/1.1"):
+        await target.send_raw(line + b"\r\nhost: a\r\n\r\n")
+    # Nothing may come before the body is known to be wanted.
+    head = target.head("POST", "/v1/completions", "content-length: 99999999", "expect: 100-continue")
+    _expect(target, (await target.exchange(head))[9:12], {b"413", b"429"}, "expect: 100-continue")
+
+
+async def many_ids(target: Target) -> None:
+    """Name new threads, calls, parents and sessions in the same few programs, in every client's way."""
+    body = b'{"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": "a"}], "user": "%d"}'
+
+    async def one(number: int) -> None:
+        headers = {
+            "X-Autellix-Program-ID": f"wide-{number % 3}",
+            "X-Autellix-Thread-ID": f"thread-{number}",
+            "X-Autellix-Call-ID": f"call-{number}",
+            "X-Autellix-Session-ID": f"of-{number}",
+            "X-Autellix-Parent-IDs": ",".join(f"parent-{number}-{parent}" for parent in range(64)),
+            "X-Autellix-Interceptions": ",".join(f"tool-{number}-{tool}=1" for tool in range(16)),
+            "X-Autellix-Flags": f"flag-{number}",
+            "X-Agent-ID": f"agent-{number}",
+            "traceparent": f"00-{number:032x}-{number:016x}-01",
+        }
+        await target.send("POST", "/v1/chat/completions", body % number, headers)
+
+    await _side_by_side(one, 400)
+
+
+async def queries(target: Target) -> None:
+    """Ask the endpoints that read with ids and parameters of every kind."""
+    ids = (
+        "a",
+        "",
+        "%00",
+        "..%2f..%2fetc",
+        "%ff%fe",
+        "%F0%9F%98%80",
+        "a" * 3_000,
+        "a/b/c",
+        "%25s",
+        "{0}",
+        "*",
+    )
+    paths = [
+        f"/autellix/v1/{kind}{rest}"
+        for name in ids
+        for kind in (f"programs/{name}", f"history/{name}", f"sessions/{name}")
+        for rest in ("", "/why", "/timeline")
+    ]
+    values = ("-1", "0", "1001", "1e9", "9" * 400, "", "a5", "i99999999999999999999", "%00", "true", "ended")
+    paths += [
+        f"/autellix/v1/{path}?{name}={value}"
+        for path in ("programs", "history", "classes", "events", "engines")
+        for name in ("limit", "after", "state", "format", "since")
+        for value in values
+        if path != "events"
+    ]
+    await _side_by_side(lambda number: _get(target, paths[number]), len(paths))
+
+
 async def engine_answers(target: Target) -> None:
     """Have the engine answer with every fault, in every dialect."""
 
@@ -372,6 +517,13 @@ ATTACKS: Mapping[str, Callable[[Target], Awaitable[None]]] = {
     "many_sessions": many_sessions,
     "many_feeds": many_feeds,
     "many_connections": many_connections,
+    "silent_connections": silent_connections,
+    "pipelines": pipelines,
+    "chunks": chunks,
+    "smuggling": smuggling,
+    "upgrades": upgrades,
+    "many_ids": many_ids,
+    "queries": queries,
     "engine_answers": engine_answers,
 }
 
@@ -476,6 +628,10 @@ def _characters(draw: random.Random, count: int) -> list[str]:
 
 async def _post(target: Target, path: str, body: bytes) -> None:
     await target.send("POST", path, body)
+
+
+async def _get(target: Target, path: str) -> None:
+    await target.send("GET", path)
 
 
 async def _side_by_side(one: Callable[[int], Awaitable[None]], count: int) -> None:

@@ -1,4 +1,8 @@
-"""The red team's quiet tenant: it makes calls of every kind, one after the other, and times each."""
+"""The red team's quiet tenant: it makes calls of every kind, one after the other, and times each.
+
+Half of its workers keep their connections, the others open one for each call. Beside them a probe asks
+`/healthz`, which costs the gateway nearly nothing: its waits show how long the event loop is held.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ import aiohttp
 
 WORKERS = 4
 THINK_S = 0.02
+PROBE_PERIOD_S = 0.01
 PATIENCE_S = 60.0
 CALLS: tuple[tuple[str, str], ...] = (
     ("/v1/chat/completions", "messages"),
@@ -26,15 +31,27 @@ CALLS: tuple[tuple[str, str], ...] = (
 
 @dataclass(slots=True)
 class Phase:
-    """What the quiet tenant saw in a phase."""
+    """What the quiet tenant saw in a phase: its waits in seconds, and what was wrong."""
 
-    waits_s: list[float] = field(default_factory=list)
+    kept_s: list[float] = field(default_factory=list)
+    """Of calls on connections that were open already."""
+    fresh_s: list[float] = field(default_factory=list)
+    """Of calls on a connection of their own."""
+    probes_s: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
-    def quantile(self, share: float) -> float:
-        """Return a quantile of the waits, s."""
-        ordered = sorted(self.waits_s)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+    def add(self, other: Phase) -> None:
+        """Add what was seen in another phase."""
+        self.kept_s += other.kept_s
+        self.fresh_s += other.fresh_s
+        self.probes_s += other.probes_s
+        self.failures += other.failures
+
+
+def quantile(waits_s: Sequence[float], share: float) -> float:
+    """Return a quantile of waits, 0 of none."""
+    ordered = sorted(waits_s)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 def play(url: str, key: str, phases: Connection) -> None:
@@ -47,20 +64,40 @@ async def _play(url: str, key: str, phases: Connection) -> None:
     headers = {"authorization": f"Bearer {key}"}
     timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
 
-    async def work(client: aiohttp.ClientSession, worker: int) -> None:
+    async def work(client: aiohttp.ClientSession, worker: int, *, is_fresh: bool) -> None:
         number = 0
         while True:
             number += 1
             current = phase
             begun_s = time.monotonic()
             problem = await _call(client, url, worker, number)
-            current.waits_s.append(time.monotonic() - begun_s)
+            waits_s = current.fresh_s if is_fresh else current.kept_s
+            waits_s.append(time.monotonic() - begun_s)
             if problem is not None:
                 current.failures.append(problem)
             await asyncio.sleep(THINK_S)
 
-    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as client:
-        tasks = [asyncio.create_task(work(client, worker)) for worker in range(WORKERS)]
+    async def probe(client: aiohttp.ClientSession) -> None:
+        while True:
+            current = phase
+            begun_s = time.monotonic()
+            problem = await _ask(client, url + "/healthz")
+            current.probes_s.append(time.monotonic() - begun_s)
+            if problem is not None:
+                current.failures.append(problem)
+            await asyncio.sleep(PROBE_PERIOD_S)
+
+    fresh = aiohttp.TCPConnector(force_close=True)
+    async with (
+        aiohttp.ClientSession(headers=headers, timeout=timeout) as client,
+        aiohttp.ClientSession(headers=headers, timeout=timeout, connector=fresh) as fresh_client,
+    ):
+        clients = [fresh_client if worker % 2 else client for worker in range(WORKERS)]
+        tasks = [
+            asyncio.create_task(work(each, worker, is_fresh=each is fresh_client))
+            for worker, each in enumerate(clients)
+        ]
+        tasks.append(asyncio.create_task(probe(client)))
         with contextlib.suppress(EOFError):
             while True:
                 await asyncio.to_thread(phases.recv)
@@ -88,6 +125,10 @@ async def _call(client: aiohttp.ClientSession, url: str, worker: int, number: in
     return None
 
 
-def ratio(under: Sequence[Phase], alone: Phase, share: float) -> float:
-    """Return the worst quantile of some phases over that of the phase alone."""
-    return max(phase.quantile(share) for phase in under) / max(alone.quantile(share), 1e-6)
+async def _ask(client: aiohttp.ClientSession, url: str) -> str | None:
+    try:
+        async with client.get(url) as response:
+            await response.read()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        return f"{url}: {type(error).__name__} {error}"
+    return None if response.status == 200 else f"{url}: {response.status}"

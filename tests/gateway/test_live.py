@@ -72,6 +72,23 @@ async def test_all_choices_are_settled(live_engine: Any, listen: Any) -> None:
         assert (receipt["estimated"], receipt["output_tokens"]) == (False, 48)
 
 
+async def test_a_beam_search_is_one_call_of_its_program(live_engine: Any, listen: Any) -> None:
+    """Its engine makes requests of it, for each beam and token, that lack its arguments."""
+    async with gateway(live_engine, listen) as (url, store, client):
+        body = await body_of(client, url, use_beam_search=True, n=2, max_tokens=4)
+        headers = {"X-Autellix-Program-ID": "p"}
+        async with client.post(url + CHAT, json=body, headers=headers) as response:
+            answer = await response.json()
+        assert len(answer["choices"]) == 2
+        receipt = answer["autellix"]
+        # One request for the first token, and one for each beam and further token: each has reported.
+        assert (receipt["estimated"], receipt["engine_steps"]) == (False, 7)
+        program = await store.program("p")
+        assert program is not None
+        assert (program.finished_calls, (await store.counts()).programs) == (1, 1)
+        assert program.service_s == pytest.approx(receipt["service_s"])
+
+
 @pytest.mark.parametrize("is_streaming", [False, True])
 async def test_a_client_that_leaves_aborts_the_call(
     live_engine: Any, listen: Any, is_streaming: bool
