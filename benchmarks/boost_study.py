@@ -6,7 +6,7 @@
     boost_study.py offline DATA --page docs/results/offline.md  all programs at time zero
 
 DATA/public has the traces. Runs go to a file, one line each; runs that it has are not made again, so that an
-interrupted study goes on, and a page can be written anew. Each figure is the mean over seeds of the ratio to
+interrupted study goes on, and a page can be written again. Each figure is the mean over seeds of the ratio to
 `fcfs` with the same programs and arrivals. The constants of `boost` were chosen on seeds 0 to 4 of the
 families and on nothing else, so seeds 5 to 9 and the held-out sources judge them.
 """

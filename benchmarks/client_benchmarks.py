@@ -65,7 +65,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a client says of one run."""
+    """A client's figures of one run."""
 
     client: str
     way: str

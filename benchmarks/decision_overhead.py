@@ -144,7 +144,7 @@ def print_table(rows: list[dict[str, Any]], slots: int) -> None:
 
 
 def main() -> int:
-    """Run all cases; the exit status says whether the limit holds for one tenant and 1,000 calls."""
+    """Run all cases; the exit status is 0 if the limit holds for one tenant and 1,000 calls."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--waiting", type=int, nargs="+", default=[10, 100, 1000, 10000])
     parser.add_argument("--slots", type=int, default=64)

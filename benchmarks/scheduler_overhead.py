@@ -254,7 +254,7 @@ def _cell(times: dict[str, float]) -> str:
 
 
 def main() -> int:
-    """Run the comparison; the exit status says whether the limit holds at 1,000 waiting calls."""
+    """Run the comparison; the exit status is 0 if the limit holds at 1,000 waiting calls."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--waiting", type=int, nargs="+", default=[10, 100, 1000, 10000])
     parser.add_argument("--slots", type=int, default=64)

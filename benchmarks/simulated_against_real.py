@@ -1,4 +1,4 @@
-"""Play programs on real engines under several policies, and beside each ratio state what the simulator says.
+"""Play programs on real engines under several policies, and beside each ratio state the simulator's.
 
     python benchmarks/simulated_against_real.py [--workloads chat,mixed,tools] [--policies fcfs,boost,plas]
                                                 [--rounds 3] [--programs 40] [--json]

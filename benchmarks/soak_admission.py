@@ -103,7 +103,7 @@ class Watch:
     with_boost: int = 0
     standstills: list[str] = dataclasses.field(default_factory=list)
     stuck: list[str] = dataclasses.field(default_factory=list)
-    """What the backend said of calls that were open for longer than the bound."""
+    """The backend's explanation of calls that were open for longer than the bound."""
     log_lines: set[str] = dataclasses.field(default_factory=set)
     memory: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     """Settled calls and bytes of the gateway."""
@@ -271,7 +271,7 @@ class Soak:
         self._see_step(name, row, now)
 
     def _see_step(self, name: str, row: Mapping[str, Any], now: float) -> None:
-        """Notice an engine that has calls and makes no step; its log then says where it stands."""
+        """Notice an engine that has calls and makes no step; its log then shows where it hangs."""
         step = -1 if row["step"] is None else row["step"]
         still = self._still.get(name)
         if row["open_calls"] <= row["queued_calls"] or (still is not None and still.step != step):
@@ -438,7 +438,7 @@ class Soak:
         return found
 
     def _is_expected(self, line: str) -> bool:
-        """Whether a line of a log only tells that an engine died, which we killed."""
+        """Whether a line of a log only reports that an engine died, which we killed."""
         has_died = any(harm.kind == "kill core" for harm in self._harms)
         return has_died and line.startswith("replica-") and "Autellix" not in line
 

@@ -4,8 +4,8 @@
                                           [--draws 5] [--programs 40] [--json]
 
 vLLM's scheduler and KV cache manager run with our class in this machine's memory, as in an engine; a script
-writes the tokens, and a step takes what the engine model says. So the scheduling is real, and no noise of the
-machine is in the figures, which are in seconds of the model. The workloads are those of
+writes the tokens, and a step takes its time in the engine model. So the scheduling is real, no noise of the
+machine is in the figures, and these are in seconds of the model. The workloads are those of
 `simulated_against_real.py`: `tools` has short KV memory. Gateway, network and tokenizer are left out.
 """
 

@@ -180,7 +180,7 @@ class Play {
     compare();
   }
 
-  // After the loss every call says so, or succeeds with what was done before.
+  // After the loss every call fails by its code, or succeeds with what was done before.
   void close_lost() {
     if (context_ == nullptr) return;
     for (const Pending &one : pending_) {
@@ -518,7 +518,7 @@ stand_in::Settings settings_of(uint64_t seed) {
   return settings;
 }
 
-// What the stand-in has to say after a play.
+// The faults that the stand-in found in a play.
 void check_world() {
   for (const std::string &fault : stand_in::faults()) throw Wrong{fault};
   if (stand_in::has_lost_device()) return;

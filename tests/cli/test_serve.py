@@ -372,7 +372,7 @@ def test_sighup_reloads_the_tenants(tmp_path: Path, capsys: pytest.CaptureFixtur
         await reload("the tenants stay as they were")
         assert await statuses(root) == [200, 401]
         write("good", keys[1])
-        await reload("read the tenants anew")
+        await reload("read the tenants file again")
         assert await statuses(root) == [401, 200]
 
     async def main() -> int:

@@ -219,15 +219,18 @@ def test_a_session_of_many_programs_ends_in_steps(shared: Table, monkeypatch: py
 
 
 def test_no_script_works_on_more_than_a_page(shared: Table) -> None:
-    """The reply of each script tells how much Redis did at once."""
+    """The reply of each script shows how much Redis did at once."""
 
     async def main() -> None:
         store = await shared.open()
         await store.open_session("s", 0.0)
         count = 5 * MAX_REAPED
-        for number in range(count):
-            await store.begin(start("k", f"p{number}", "s"), 0.0)
-            await store.settle(end("k", 1.0, program=f"p{number}"), 0.0)
+
+        async def use(program: str) -> None:
+            await store.begin(start("k", program, "s"), 0.0)
+            await store.settle(end("k", 1.0, program=program), 0.0)
+
+        await asyncio.gather(*(use(f"p{number}") for number in range(count)))
         sizes: list[int] = []
         run = store._link.run
 

@@ -334,7 +334,7 @@ def _reload(tenants: Tenants) -> None:
     except SettingsError as error:
         print(f"autellix: error: {error}; the tenants stay as they were", file=sys.stderr, flush=True)
     else:
-        print("autellix: read the tenants anew", file=sys.stderr, flush=True)
+        print("autellix: read the tenants file again", file=sys.stderr, flush=True)
 
 
 def _with_token_secret(settings: Settings) -> Settings:
@@ -394,7 +394,7 @@ def _ready_line(settings: Settings, pool: EnginePool, listener: socket.socket) -
 
 
 def print_noise(engine: EngineSettings) -> None:
-    """Print that a generated model answers noise, before somebody takes it for a fault."""
+    """Print that a generated model answers noise, which would look like a fault."""
     if engine.model is not None and generated_model(engine.model) is not None:
         print(
             f"autellix: the weights of {engine.model} are random: its answers are noise, its timing is real",

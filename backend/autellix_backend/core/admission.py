@@ -2,7 +2,7 @@
 
 A program is active or not, and calls of inactive programs wait. A program that is between two calls stays
 active, because its next call needs its context again; were all contexts admitted that ask, each would be
-evicted before its program comes back, and every call would prefill everything anew. (Denning, "The Working
+evicted before its program comes back, and every call would prefill everything again. (Denning, "The Working
 Set Model for Program Behavior", CACM 1968; programs in the place of processes, KV blocks in that of pages.)
 
 The contexts of the active programs, prefixes that several share counted once, may fill a share of KV memory.

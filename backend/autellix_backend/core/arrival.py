@@ -51,7 +51,7 @@ class Arrival:
     work: float | None = None
     """The work of its program's finished calls, where the caller keeps it: the larger value wins."""
     expected_work: float | None = None
-    """The work that its program is expected to take in all; None if unknown."""
+    """The total work that its program is expected to need; None if unknown."""
     class_name: str = ""
     """The class of its program: programs of one class have similar gaps between calls."""
     context: Context | None = None

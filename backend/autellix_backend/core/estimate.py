@@ -25,7 +25,7 @@ HISTORY_PROGRAMS = 256
 MAX_CLASSES = 256
 """Classes of one tenant that are remembered; the one not seen for the longest is forgotten first."""
 LEAST_PROGRAMS = 30
-"""Finished programs that a class needs before it says anything."""
+"""Finished programs that a class needs before it predicts anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ The order, worst first:
 
 1. chunks that no living program uses, longest without one first;
 2. chunks of programs that have no call in the engine, longest idle first: they wait for a tool or a person,
-   and when they were used last says nothing of when they come back;
+   and their last use does not predict their next;
 3. chunks of programs with calls that may run, least recently called first: the engine has most of these too;
 4. chunks of programs that admission holds back, the latest first: these will be loaded, and nobody else
    keeps them.

@@ -94,7 +94,7 @@ class ReportClient:
         self._clock = clock
         self.state = LinkState.CONNECTING
         self.facts: dict[int, EngineFacts] = {}
-        """What the engine has said of itself, by rank; kept while the link is lost."""
+        """The engine's facts by rank; kept while the link is lost."""
         self.misunderstanding = ""
         """Why its protocol is another one, once it is."""
         self._heard_s: dict[int, float] = {}
@@ -116,7 +116,7 @@ class ReportClient:
 
     @property
     def first_facts(self) -> EngineFacts | None:
-        """What the engine's first rank has said."""
+        """The facts of the engine's first rank."""
         return self.facts[min(self.facts)] if self.facts else None
 
     async def settled(self, timeout_s: float) -> None:
@@ -286,7 +286,7 @@ class ReportClient:
             # Nothing listens, or something that knows nothing of ZeroMQ.
             self._become(LinkState.ABSENT)
         elif kind in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
-            # Whoever ends the handshake first decides how it fails, so its kind tells nothing.
+            # Whoever ends the handshake first decides how it fails, so its kind means nothing.
             self._become(LinkState.LOCKED if self._secret is None else LinkState.REFUSED)
 
     def _become(self, state: LinkState, *, is_news: bool = False) -> None:

@@ -45,7 +45,7 @@ class Strategy(IntEnum):
     STAGED = 2
     """Pages are gathered in near memory; adjacent pages in far memory share a transfer."""
     AUTO = 3
-    """STAGED where the job's table says that it is faster, else COALESCED."""
+    """STAGED where it is faster by the job's table, else COALESCED."""
 
 
 class Direction(IntEnum):

@@ -61,14 +61,14 @@ class OtherProtocolError(ReportError):
 
 
 class _Speaker(msgspec.Struct, frozen=True):
-    """What messages of all protocols say."""
+    """The facts that messages of all protocols hold."""
 
     protocol: int
     version: str = "unknown"
 
 
 class GatewayHello(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gateway says of itself."""
+    """The facts of a gateway."""
 
     gateway: str
     """The id that its calls name."""
@@ -98,7 +98,7 @@ class GatewayHello(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine with our scheduler says of itself."""
+    """The facts of an engine with our scheduler."""
 
     engine: str
     """An id that is new with every start of its process."""
@@ -143,7 +143,7 @@ def _check_protocol(content: bytes) -> None:
     try:
         speaker = _speaker_decoder.decode(content)
     except (msgspec.DecodeError, RecursionError):
-        # What is wrong with it is said by who reads all of it.
+        # The reader of the whole message names what is wrong.
         return
     if speaker.protocol != PROTOCOL:
         raise OtherProtocolError(speaker.protocol, speaker.version)

@@ -1,7 +1,7 @@
 """Identity in the ids of requests, for those that an engine makes of one call without the call's arguments.
 
-vLLM's beam search asks its scheduler for each token of each beam anew, without `vllm_xargs`, but under ids
-that begin with the call's. So the gateway names such a call by what the scheduler has to know of it.
+vLLM's beam search makes a request for each token of each beam, without `vllm_xargs`, but under ids that begin
+with the call's. So the gateway names such a call by what the scheduler has to know of it.
 """
 
 from __future__ import annotations

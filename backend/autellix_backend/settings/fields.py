@@ -29,7 +29,7 @@ class Rule:
     shown: Callable[[Any], object] | None = None
     """Returns what is shown of a value that holds a secret, of a list item by item."""
     shows_whole: bool = False
-    """Whether `shown` takes a whole list: an item may say what the next one is."""
+    """Whether `shown` takes a whole list: an item may decide what the next one is."""
 
     def check(self, name: str, value: object) -> None:
         """Raise a SettingsError of the field `name` if the value breaks the rule."""

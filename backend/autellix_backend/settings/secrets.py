@@ -1,4 +1,4 @@
-"""Secrets in addresses and arguments: how they are told apart, and what is shown of them."""
+"""Secrets in addresses and arguments: how they are found, and what is shown of them."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ class RedisStore:
         place: ListingPlace | None = ListingPlace.read(after, is_active=is_active)
         found: list[tuple[ListingPlace, str]] = []
         passes = 0
-        # One more than is shown tells whether any follow.
+        # One more than is shown, to know whether any follow.
         while place is not None and len(found) <= limit and passes < MAX_PASSES:
             names, place = await self._names(place, prefix, is_active=is_active)
             found += names

@@ -1,4 +1,4 @@
-"""What an engine says of itself to the gateways that connect to it."""
+"""The facts of an engine for the gateways that connect to it."""
 
 from __future__ import annotations
 

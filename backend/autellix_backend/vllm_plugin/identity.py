@@ -52,7 +52,7 @@ class CallIdentity:
     work: float | None = None
     """The work of its program's finished calls (see `core.boost`)."""
     expected_work: float | None = None
-    """The work that its program is expected to take in all."""
+    """The total work that its program is expected to need."""
     spread: float | None = None
     """Of the sizes of ended programs, as the gateway has measured it."""
     class_name: str = ""

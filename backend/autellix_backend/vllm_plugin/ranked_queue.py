@@ -75,7 +75,7 @@ class RankedRequestQueue(RequestQueue):
         raise IndexError("peek from an empty queue")
 
     def prepend_request(self, request: Request) -> None:
-        """Add a request; its priority alone says where."""
+        """Add a request, where its priority puts it."""
         self.add_request(request)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:

@@ -55,7 +55,7 @@ class ReportOutlet:
         return is_sent
 
     def close(self) -> None:
-        """Close the socket and the port; later reports go to the socket, opened anew."""
+        """Close the socket and the port; later reports go to the socket, which is opened again."""
         self._local.close()
         if self.server is not None:
             self.server.close()

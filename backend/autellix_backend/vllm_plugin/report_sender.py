@@ -62,7 +62,7 @@ class ReportSender:
         return True
 
     def close(self) -> None:
-        """Close the socket and drop what is pending; a later send opens it anew."""
+        """Close the socket and drop what is pending; a later send opens another."""
         with contextlib.suppress(IndexError):
             while True:
                 self._pending.popleft()

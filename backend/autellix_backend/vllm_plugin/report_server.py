@@ -1,7 +1,7 @@
 """Sends reports and snapshots over the network, to the gateways that connect to this engine.
 
 The engine's loop only appends to a queue; a thread of its own owns the sockets. A gateway that reads slowly
-loses messages, which are counted, and one that says nothing for a while is forgotten. Anybody without the
+loses messages, which are counted, and one that is silent for a while is forgotten. Anybody without the
 secret can but connect: such a connection holds 14 KiB and ends with the time for the handshake, and beyond
 MAX_CONNECTIONS at once the port closes for a while. That ends the connections of gateways, too: a flood can
 cost reports, but not the engine.
@@ -176,7 +176,7 @@ class ReportServer:
         return router
 
     def _watch(self) -> Any:
-        """Return a socket that tells of connections."""
+        """Return a socket that receives the events of connections."""
         address = f"inproc://{id(self)}"
         monitor = self._context.socket(zmq.PAIR)
         # Without a bound, as libzmq would wait for room and hold up all connections.
@@ -230,7 +230,7 @@ class ReportServer:
         try:
             gateway = GatewayHello.from_bytes(content).gateway
         except OtherProtocolError as error:
-            # Our facts tell the gateway the same.
+            # The gateway learns the same from our facts.
             self._complain(f"a gateway gets no reports at {self._address}: {error}")
             self._transmit(route, ENGINE, self._facts().to_bytes())
             return

@@ -79,7 +79,7 @@ class Turn:
 Follow = Callable[[str, int], Callable[[CallResult], None]]
 """Starts a progress bar with a run's title and number of calls; returns a function that receives results."""
 FollowTurn = Callable[[Turn], Callable[[CallResult], None]]
-"""Is told that a turn begins; returns a function that receives its results as they come."""
+"""Called when a turn begins; returns a function that receives its results as they come."""
 
 
 def calibrate(

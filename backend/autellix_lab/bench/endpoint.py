@@ -36,7 +36,7 @@ def first_model(url: str) -> str:
 
 
 def records_into(url: str, trace: Path) -> bool:
-    """Return whether a gateway on this machine records into a trace; False where none says so.
+    """Return whether a gateway on this machine records into a trace; False where that is unknown.
 
     A relative path is of the gateway's folder, which is not known here: the end of the path is compared.
     """

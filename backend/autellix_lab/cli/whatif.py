@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         RemoteError: if the gateway does not answer, or has no such program.
-        InputError: if its history does not tell enough.
+        InputError: if its history lacks what a replay needs.
     """
     gateway = RemoteGateway.from_args(args)
     wanted = gateway.get(f"/history/{quote(args.program, safe='/')}")["program_id"]
@@ -115,11 +115,11 @@ def estimate(
     measured period, so that what the simulator gets wrong under both leaves it alone.
 
     Raises:
-        InputError: if the history does not tell the tokens of the program's calls.
+        InputError: if the history lacks the tokens of the program's calls.
     """
     traces = [trace for trace in map(program_trace, programs) if trace is not None]
     if wanted not in {trace.program_id for trace in traces}:
-        raise InputError(f"the history does not tell the tokens of {wanted}'s calls")
+        raise InputError(f"the history lacks the tokens of {wanted}'s calls")
     first_s = min(trace.arrival_s or 0.0 for trace in traces)
     arrivals = sorted(((trace.arrival_s or 0.0) - first_s, trace.program_id, trace) for trace in traces)
     simulated = [
@@ -184,7 +184,7 @@ def _show(answer: Mapping[str, Any], *, is_cut: bool) -> None:
         )
     console.print(table)
     if answer["left_out"]:
-        print(f"{answer['left_out']} programs tell no tokens and are left out.", file=sys.stderr)
+        print(f"{answer['left_out']} programs without known tokens are left out.", file=sys.stderr)
     if is_cut:
         print(f"The busy period began before the last {MAX_PROGRAMS} programs.", file=sys.stderr)
 

@@ -54,8 +54,8 @@ def run_parts(
         options: The demo's settings.
         parts: The parts.
         follow: Follows each run with a progress bar.
-        report_progress: Is told in words what goes on.
-        watch: Is told of each turn of a policy, and of its calls.
+        report_progress: Receives lines about the progress.
+        watch: Is called for each turn of a policy, and for its calls.
 
     Raises:
         BackendError: if a backend does not start.

@@ -81,7 +81,7 @@ class FakeEngine(FakeApi):
             on_report: Receives every engine report, sent or not.
             report_address: Where gateways connect for reports over the network; None for none.
             report_secret: What they have to know.
-            policy: The policy that it says it has.
+            policy: The policy that it reports.
         """
         super().__init__(
             behaviour or FakeBehaviour(),

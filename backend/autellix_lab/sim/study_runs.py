@@ -1,7 +1,7 @@
 """Runs of a study, kept one by one in a file of JSON lines, and their ratios to a base.
 
 A study that was interrupted goes on where it stopped, and its tables are made from the file alone. Whoever
-wants runs anew deletes their lines.
+wants them run again deletes their lines.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ LEAST_TOKEN_S = 1e-6
 """The least time of an output token: an engine model needs one above zero."""
 
 Ended = Mapping[str, Any]
-"""An ended program as `GET /autellix/v1/history` tells of it: a row, or with its calls."""
+"""An ended program from `GET /autellix/v1/history`: a row, or with its calls."""
 
 
 def busy_period(programs: Iterable[Ended], program_id: str) -> list[Ended]:
@@ -46,7 +46,7 @@ def busy_period(programs: Iterable[Ended], program_id: str) -> list[Ended]:
 
 
 def program_trace(program: Ended) -> ProgramTrace | None:
-    """Return an ended program with its calls as a trace; None if none of them tells its tokens.
+    """Return an ended program with its calls as a trace; None if the tokens of none are known.
 
     A call depends on its parents that had ended before it came, else on the last call of its thread, or on
     the last of all. The time since then is its gap, a tool's or a person's.

@@ -90,7 +90,7 @@ def test_what_the_history_cannot_tell_is_an_error(
     answers: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers["/history/short"] = {**answers["/history/short"], "calls": []}
-    with pytest.raises(InputError, match="does not tell the tokens of short's calls"):
+    with pytest.raises(InputError, match="the history lacks the tokens of short's calls"):
         run(capsys, "short")
     answers["/engines"] = {"engines": []}
     with pytest.raises(InputError, match="no engine reports its slots"):

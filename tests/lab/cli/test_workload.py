@@ -100,7 +100,7 @@ def test_describe_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
         (["convert", "IN/absent.json", "IN/out"], "absent.json cannot be read"),
         (
             ["convert", "IN/bad.json", "IN/out"],
-            "bad.json: format cannot be told; expected --format recorded|",
+            "bad.json: format is unknown; expected --format recorded|",
         ),
         (["convert", "IN/bad.json", "IN/out", "--format", "bfcl"], "bad.json, line 1: line is not JSON"),
         (["convert", "IN/good.jsonl", "IN/no/out"], "No such file or directory"),

@@ -4,7 +4,7 @@ Each program is pinned to the engine of its last call, whose cache holds its con
 engine where it costs least (`cost.py`). Two rules keep programs from hopping:
 
 1. A pin yields only if another engine costs less than (1 - MARGIN) of staying. There the context has to be
-   prefilled anew, and the batch waits for it.
+   prefilled again, and the batch waits for it.
 2. A program that has moved is assumed to have lost its context on the engine it left. So moving back costs
    as much again, and the queues must have changed by more than both prices before it does.
 

@@ -1,6 +1,6 @@
 """The tokens of each program in one engine's KV cache, block by block.
 
-Engines name blocks by hashes of all tokens up to them, and say for which program they stored or found them. A
+Engines name blocks by hashes of all tokens up to them, and the program that they stored or found them for. A
 block that several programs share counts for each. What an engine evicts counts for none.
 """
 

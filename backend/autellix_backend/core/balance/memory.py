@@ -1,4 +1,4 @@
-"""What an engine's admission tells the balancer, so that both have one estimate of its memory.
+"""The state of an engine's admission for the balancer, so that both have one estimate of its memory.
 
 A program waits for activation while the contexts of the programs that are there, active or not, leave no
 room for its own. Programs that end free memory: a mean context in each mean time between two ends.

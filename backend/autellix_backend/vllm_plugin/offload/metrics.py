@@ -9,7 +9,7 @@ from vllm.v1.kv_offload.base import OffloadingCounterMetadata, OffloadingMetricM
 
 __all__ = ["add_counts", "definitions"]
 
-# vLLM drops what it registered by its own name when an engine is made anew in one process.
+# vLLM drops what it registered by its own name when another engine is made in the process.
 PREFIX = "vllm:autellix_kv_offload_"
 
 _BY_DIRECTION = {

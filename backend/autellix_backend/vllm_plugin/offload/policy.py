@@ -26,7 +26,7 @@ class ProgramCachePolicy(CachePolicy):
         return self._chunks.get(key)
 
     def insert(self, key: OffloadKey, chunk: ChunkStatus, _req_context: ReqContext | None = None) -> None:
-        """Add a chunk that is about to be stored; vLLM 0.32 does not say for which request."""
+        """Add a chunk that is about to be stored; vLLM 0.32 does not name its request."""
         self._chunks[key] = chunk
         self.retention.add(key)
 

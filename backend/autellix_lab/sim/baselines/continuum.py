@@ -88,7 +88,7 @@ class Durations:
 
 
 class Memoryfulness:
-    """How far the calls that a program has made tell how many are left: -correlation(k, N - k)."""
+    """How well the calls that a program has made predict how many are left: -correlation(k, N - k)."""
 
     def __init__(self) -> None:
         self._count = 0

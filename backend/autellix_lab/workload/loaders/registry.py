@@ -71,7 +71,7 @@ def detect_format(path: Path) -> str:
     fields = _first_fields(text)
     found = [name for name, distinct in _DISTINCT_FIELDS.items() if distinct <= fields]
     if len(found) != 1:
-        raise TraceError("format", f"cannot be told; expected --format {'|'.join(LOADERS)}", str(path))
+        raise TraceError("format", f"is unknown; expected --format {'|'.join(LOADERS)}", str(path))
     return found[0]
 
 

@@ -41,7 +41,7 @@ def test_an_unknown_file_asks_for_its_format(tmp_path: Path, text: str) -> None:
     """The message lists all formats."""
     (tmp_path / "x.txt").write_text(text)
 
-    with pytest.raises(TraceError, match=r"x\.txt: format cannot be told; expected --format recorded\|"):
+    with pytest.raises(TraceError, match=r"x\.txt: format is unknown; expected --format recorded\|"):
         load(tmp_path / "x.txt")
 
 
