@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -20,7 +21,7 @@ from tests.waiting import PATIENCE_S, until
 from autellix_backend.cli import serve as serve_module
 from autellix_backend.cli.main import main
 from autellix_backend.cli.options import settings_from_args
-from autellix_backend.cli.serve import add_arguments, serve, show_page
+from autellix_backend.cli.serve import add_arguments, bind, serve, serve_on, show_page
 from autellix_backend.engines.base import EngineError
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.gateway.tenancy.tenants import key_line, new_key
@@ -200,6 +201,37 @@ async def test_a_signal_during_the_start_ends_the_engine(
     os.kill(os.getpid(), signal.SIGINT)
     assert await asyncio.wait_for(server, PATIENCE_S) == 130
     assert replica.pid is None
+
+
+@pytest.mark.parametrize("page", ["on", "off"])
+async def test_while_the_engines_start_the_page_says_so_and_calls_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
+) -> None:
+    settings = make_settings(tmp_path, model="m", extra_args=("--fail", "late"))
+    settings = replace(settings, gateway=replace(settings.gateway, page=page))
+    replica = VllmReplica(settings, server=FAKE_SERVER)
+    monkeypatch.setattr("autellix_backend.cli.serve.make_engines", lambda _settings: [replica])
+    found: dict[str, tuple[int, str]] = {}
+
+    with contextlib.closing(bind(settings.gateway)) as listener:
+        server = asyncio.create_task(serve_on(settings, [listener], print, show_page=print))
+        await until(lambda: replica.pid is not None)
+        root = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with aiohttp.ClientSession() as client:
+            for path in ("/", "/autellix/", "/autellix/page/page.css", "/autellix/page/none", "/health"):
+                async with client.get(root + path) as response:
+                    found[path] = response.status, await response.text()
+                    assert response.status != 503 or response.headers["retry-after"] == "5"
+        os.kill(os.getpid(), signal.SIGINT)
+        assert await asyncio.wait_for(server, PATIENCE_S) == 130
+
+    assert found["/health"][0] == 503
+    assert '"code":"starting"' in found["/health"][1].replace(" ", "")
+    if page == "on":
+        assert [status for status, _ in found.values()] == [200, 200, 200, 404, 503]
+        assert "The engines start" in found["/"][1]
+    else:
+        assert {status for status, _ in found.values()} == {503}
 
 
 async def in_flight(client: aiohttp.ClientSession, root: str, engine: FakeEngine) -> list[asyncio.Task[Any]]:

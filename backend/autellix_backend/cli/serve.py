@@ -11,15 +11,16 @@ import signal
 import socket
 import sys
 import webbrowser
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import uvicorn
 import uvloop
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from autellix_backend.cli.config_check import NO_SHARED_SECRET
 from autellix_backend.cli.options import add_setting_options, settings_from_args
@@ -38,6 +39,7 @@ from autellix_backend.gateway.http.acceptor import Acceptor
 from autellix_backend.gateway.http.origin import is_loopback
 from autellix_backend.gateway.http.page import PAGE_PATH, has_page
 from autellix_backend.gateway.http.protocol import bounded_protocol, connection_limit
+from autellix_backend.gateway.http.starting import starting_app
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.tenants import Tenants
 from autellix_backend.gateway.workers.link import Link
@@ -146,9 +148,14 @@ async def serve_on(
         task = asyncio.current_task()
         assert task is not None
         with _on_signals(task.cancel, *ends):
-            # In a thread: it may have to generate the demo model.
-            engines = await asyncio.to_thread(make_engines, settings)
-            await _start(engines, must_answer=settings.engine.must_answer)
+            # Several workers have no page, and share their address.
+            page_is_there = has_page(
+                settings.gateway, has_keys=tenants.has_keys, is_loopback=is_loopback(settings.gateway.host)
+            )
+            async with _answering_meanwhile(listeners if show_page else [], has_page=page_is_there):
+                # In a thread: it may have to generate the demo model.
+                engines = await asyncio.to_thread(make_engines, settings)
+                await _start(engines, must_answer=settings.engine.must_answer)
         connections = connection_limit()
         app = create_app(
             _with_token_secret(settings),
@@ -165,10 +172,7 @@ async def serve_on(
         def on_ready() -> None:
             announce(make_ready_line())
             print_noise(settings.engine)
-            host = settings.gateway.host
-            if show_page is not None and has_page(
-                settings.gateway, has_keys=tenants.has_keys, is_loopback=is_loopback(host)
-            ):
+            if show_page is not None and page_is_there:
                 show_page(_root_url(listeners[0]) + PAGE_PATH)
 
         server = _Server(config, on_ready, app, settings.gateway.shutdown_grace_s)
@@ -278,6 +282,24 @@ class _Server(uvicorn.Server):
         self._app.state.watches.release()
 
 
+@contextlib.asynccontextmanager
+async def _answering_meanwhile(listeners: Sequence[socket.socket], *, has_page: bool) -> AsyncIterator[None]:
+    """Answer on copies of the listeners that the engines start; the listeners themselves stay open."""
+    if not listeners:
+        yield
+        return
+    config = _server_config(starting_app(has_page=has_page), connection_limit(), lifespan="off")
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    copies = [listener.dup() for listener in listeners]
+    await server.startup(copies)
+    try:
+        yield
+    finally:
+        await server.shutdown(copies)
+
+
 async def _start(engines: Sequence[Engine], *, must_answer: bool) -> None:
     """Start all engines at once; the first that fails ends the start of the others.
 
@@ -358,13 +380,15 @@ def _with_token_secret(settings: Settings) -> Settings:
     return replace(settings, gateway=gateway)
 
 
-def _server_config(app: FastAPI, max_connections: int) -> uvicorn.Config:
+def _server_config(
+    app: ASGIApp, max_connections: int, lifespan: Literal["on", "off"] = "on"
+) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         # A factory in place of a class: uvicorn only calls it.
         http=cast(type[asyncio.Protocol], bounded_protocol(max_connections)),
         ws="none",
-        lifespan="on",
+        lifespan=lifespan,
         # Its warnings are about what clients send, a line for each request: a flood would fill the disk.
         log_level="error",
         access_log=False,

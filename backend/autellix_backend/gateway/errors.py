@@ -23,6 +23,7 @@ GatewayError
 │   ├── ParentSilentError          the parent of several workers does not answer
 │   ├── TooManySubscribersError    the event feed has as many subscribers as it may
 │   ├── TooManyConnectionsError    the gateway has as many connections as it may
+│   ├── StartingError              the engines start
 │   └── ShuttingDownError          the gateway is shutting down
 └── EngineTimeoutError        504  the engine did not answer in time
 """
@@ -341,6 +342,18 @@ class TooManyConnectionsError(UnavailableError):
 
     def __init__(self, limit: int, whose: str = "the gateway") -> None:
         super().__init__(f"{whose} already has {limit} connections, the maximum; all have requests")
+
+
+class StartingError(UnavailableError):
+    """The engines of the gateway start; the client has to come again."""
+
+    code = "starting"
+
+    def __init__(self) -> None:
+        super().__init__("the engines start; the call may be repeated in a few seconds")
+        self.headers["retry-after"] = "5"
+        # The gateway's own server takes over the address.
+        self.headers["connection"] = "close"
 
 
 class ShuttingDownError(UnavailableError):

@@ -9,7 +9,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from autellix_backend.gateway.errors import NotFoundError
 from autellix_backend.gateway.http.openapi import refusals
-from autellix_backend.page.assets import INDEX, Asset, assets
+from autellix_backend.page.assets import INDEX, assets
 from autellix_backend.page.headers import PAGE_HEADERS
 from autellix_backend.settings import GatewaySettings
 
@@ -47,17 +47,20 @@ async def redirect_to_page() -> Response:
 @router.get(PAGE_PATH, response_class=HTMLResponse, openapi_extra=_PUBLIC)
 async def show_page() -> Response:
     """Return the live page."""
-    return _response(assets()[INDEX])
+    return file_response(INDEX)
 
 
 @router.get(FILES_PATH + "{name}", response_class=_AnyFile, responses=refusals(404), openapi_extra=_PUBLIC)
 async def show_file(name: str) -> Response:
     """Return a file of the live page: a script, a style sheet or a picture."""
-    asset = assets().get(name)
-    if asset is None or name == INDEX:
+    if name not in assets() or name == INDEX:
         raise NotFoundError(f"the page has no file {name!r}", param="name")
-    return _response(asset)
+    return file_response(name)
 
 
-def _response(asset: Asset) -> Response:
+def file_response(name: str) -> Response:
+    """Return one of the page's files, with the headers that keep other sites and scripts out; else a 404."""
+    asset = assets().get(name)
+    if asset is None:
+        return Response(status_code=404, headers=PAGE_HEADERS)
     return Response(asset.content, media_type=asset.media_type, headers=PAGE_HEADERS)

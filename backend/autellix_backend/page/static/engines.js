@@ -2,7 +2,7 @@
 
 import { apart, el, factList, legendOf, setText, svg } from "./dom.js";
 import { count, isKnown, oneOrMany, seconds, share, UNKNOWN } from "./format.js";
-import { pauseFor } from "./programs.js";
+import { noAnswer, pauseFor } from "./programs.js";
 
 const PERIOD_MS = 1000;
 const KEPT_MOMENTS = 120;
@@ -49,7 +49,7 @@ export class EnginesView {
         setText(this.note, "Engines are for operators: this key is a tenant's. Its programs are under Programs.");
         return false;
       }
-      this.onStatus(`The gateway does not answer: ${error.message}`, true);
+      this.onStatus(noAnswer(error), true);
       return true;
     }
   }

@@ -4,7 +4,7 @@ import { Dag } from "./dag.js";
 import { apart, el, factList, legendOf, setText, svg } from "./dom.js";
 import { clockTime, count, oneOrMany, seconds, share, UNKNOWN } from "./format.js";
 import { callEnd, Gantt, PART_NAMES, STRIPED } from "./gantt.js";
-import { pauseFor } from "./programs.js";
+import { noAnswer, pauseFor } from "./programs.js";
 import { LongTable } from "./table.js";
 
 const LEAST_PERIOD_MS = 1000;
@@ -65,17 +65,18 @@ export class ProgramView {
   build() {
     this.state = el("span", { class: "tag" });
     this.facts = el("div", {});
-    this.why = el("p", { class: "why" });
+    this.why = el("div", { class: "why" });
     this.spent = el("div", { class: "meter" });
-    this.problem = el("p", { class: "bad" });
+    this.problem = el("p", { class: "bad", role: "status" });
     const legend = Object.entries(PART_NAMES).map(([kind, text]) => [STRIPED.has(kind) ? `k-${kind} striped` : `k-${kind}`, text]);
     this.content = el("div", { hidden: true },
       el("div", { class: "card" }, this.facts, this.spent, this.why),
-      el("h2", {}, "Calls over time"), legendOf([...legend, ["swatch-path", "critical path"]]), this.gantt.node,
+      el("h2", {}, "Calls over time"), legendOf([...legend, ["swatch-path", "critical path"]]),
+      el("p", { class: "soft" }, "How long a call waited for KV memory is known in sum; it is drawn before its other waiting."), this.gantt.node,
       el("h2", {}, "What depended on what"), this.dag.node,
       el("h2", {}, "Calls"), this.table.node);
     return el("div", {}, el("p", {}, el("a", { href: "#/programs" }, "← All programs")),
-      el("h1", {}, apart(this.programId), " ", this.state), this.problem, this.content);
+      el("div", { class: "title-row" }, el("h1", {}, apart(this.programId)), this.state), this.problem, this.content);
   }
 
   async open() {
@@ -112,7 +113,7 @@ export class ProgramView {
     if (this.isClosed) return false;
     if (error.status === 401) this.onFailure(error);
     else if (error.status) setText(this.problem, error.status === 404 ? "There is no such program: it may have ended too long ago, or belong to others." : error.message);
-    else this.onStatus("The gateway does not answer; trying again", true);
+    else this.onStatus(noAnswer(error), true);
     return !error.status;
   }
 
@@ -121,8 +122,7 @@ export class ProgramView {
     this.content.hidden = false;
     setText(this.state, timeline.state);
     this.facts.replaceChildren(factsOfProgram(timeline));
-    setText(this.why, why ?? "");
-    this.why.hidden = !why;
+    this.why.replaceChildren(...(why ? wordsOf(why) : []));
     this.spent.replaceChildren(...spentBar(timeline.spent, timeline.duration_s));
     this.gantt.show(timeline);
     this.dag.show(timeline);
@@ -133,6 +133,12 @@ export class ProgramView {
     this.gantt.pick(callId);
     this.table.choose(callId);
   }
+}
+
+function wordsOf({ text, calls, more }) {
+  const rows = calls.map((call) => el("li", {}, el("strong", {}, apart(call.call_id)), ` (thread ${call.thread_id}) is ${call.state}. ${call.text}`));
+  if (more > 0) rows.push(el("li", {}, `${oneOrMany(more, "more call")} ${more === 1 ? "is" : "are"} open.`));
+  return [el("p", {}, text), rows.length ? el("ul", {}, rows) : null].filter(Boolean);
 }
 
 function factsOfProgram(timeline) {

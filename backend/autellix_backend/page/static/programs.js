@@ -157,7 +157,7 @@ export class ProgramsView {
       } catch (error) {
         if (this.feed.signal.aborted || this.isClosed) return;
         if (error.status === 401) return void this.onFailure(error);
-        this.onStatus(error.status ? `No events (${error.message}); listed every 2 s` : "The gateway does not answer; trying again", true);
+        this.onStatus(error.status ? `No events (${error.message}); listed every 2 s` : noAnswer(error), true);
       }
       await pauseFor(RETRY_MS);
     }
@@ -208,7 +208,7 @@ export class ProgramsView {
       this.takeEvents();
     } catch (error) {
       if (error.status === 401) this.onFailure(error);
-      else this.onStatus(`The gateway does not answer: ${error.message}`, true);
+      else this.onStatus(noAnswer(error), true);
     }
   }
 
@@ -221,7 +221,7 @@ export class ProgramsView {
       if (!this.isClosed && this.shown === "ended") this.draw();
     } catch (error) {
       if (error.status === 401) this.onFailure(error);
-      else this.onStatus(error.message, true);
+      else this.onStatus(noAnswer(error), true);
     }
   }
 
@@ -235,6 +235,11 @@ export class ProgramsView {
     const of = words.length ? `${count(found.length)} of ` : "";
     setText(this.note, `${of}${oneOrMany(all.length, "program")}${more}`);
   }
+}
+
+// What a browser says of a connection that failed helps nobody.
+export function noAnswer(error) {
+  return error.status ? `The gateway cannot answer: ${error.message}` : "The gateway does not answer; what is shown is old";
 }
 
 export function pauseFor(milliseconds) {

@@ -74,9 +74,8 @@ export class GatewaySource {
 
   async why(programId) {
     const answer = await this.get(`programs/${encodeURIComponent(programId)}/why`);
-    const calls = answer.calls.slice(0, MOST_EXPLAINED).map((call) => `${call.call_id} (thread ${call.thread_id}) is ${call.state}. ${call.text}`);
-    const more = answer.calls.length - calls.length;
-    return [answer.text, ...calls, ...(more > 0 ? [`${more} more calls are open.`] : [])].join("\n");
+    const calls = answer.calls.slice(0, MOST_EXPLAINED);
+    return { text: answer.text, calls, more: answer.calls.length - calls.length };
   }
 
   // Reads the event feed until it ends; raises when it cannot be read.
