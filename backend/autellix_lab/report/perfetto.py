@@ -36,17 +36,20 @@ def _program_events(program: Timeline, pid: int, offset_s: float, first_flow: in
     tracks = _tracks(program["calls"], end_s)
     for (thread, row), tid in tracks.names.items():
         yield _name("thread_name", pid, tid, thread if row == 0 else f"{thread} ({row + 1})")
-    by_id = {call["call_id"]: call for call in program["calls"]}
+    places = {call["call_id"]: place for place, call in enumerate(program["calls"])}
     flow = first_flow
     for place, call in enumerate(program["calls"]):
         tid = tracks.of_call[place]
         yield from _call_slices(call, end_s, pid, tid, offset_s)
         for parent_id in call["parents"] or ():
-            parent = by_id.get(parent_id)
-            if parent is None or parent["finish_s"] is None or parent["finish_s"] > call["start_s"]:
+            parent_place = places.get(parent_id)
+            if parent_place is None:
+                continue
+            parent = program["calls"][parent_place]
+            if parent["finish_s"] is None or parent["finish_s"] > call["start_s"]:
                 continue
             flow += 1
-            parent_tid = tracks.of_call[program["calls"].index(parent)]
+            parent_tid = tracks.of_call[parent_place]
             arrow = {"cat": "depends", "name": "depends", "id": f"{pid}.{flow}", "pid": pid}
             # An arrow starts inside its slice: at its very end it would be bound to the next one.
             left_s = max(parent["start_s"], parent["finish_s"] - 1 / MICROSECONDS)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from typing import Any
 
 import msgspec
-from tests.page.stage import telling_program
+from tests.page.stage import telling_program, wide_program
 from tests.page.traces import recorded_trace
 
 from autellix_backend.gateway.http.timeline import timeline_of
@@ -20,33 +21,53 @@ def telling() -> dict[str, Any]:
 
 
 def check(trace: dict[str, Any]) -> None:
-    """Check what Perfetto's importer of JSON wants of events, and that slices of one track nest."""
-    slices = defaultdict(list)
-    ends: dict[str, list[str]] = defaultdict(list)
+    """Check what the trace event format and Perfetto's importer of it want.
+
+    Slices of one track nest, an outer one before those in it; times are whole microseconds; every track has
+    a name; an arrow has one beginning and one end, in this order, each inside a slice of its track.
+    """
+    assert json.loads(json.dumps(trace, allow_nan=False)) == trace
+    assert trace["displayTimeUnit"] in ("ms", "ns")
+    slices: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    arrows: dict[str, list[dict[str, Any]]] = defaultdict(list)
     named = set()
     for event in trace["traceEvents"]:
         assert isinstance(event["pid"], int)
         assert isinstance(event["tid"], int)
+        assert isinstance(event["name"], str)
         assert event["ph"] in ("M", "X", "s", "f")
         if event["ph"] == "M":
             named.add((event["name"], event["pid"], event["tid"]))
             continue
         assert isinstance(event["ts"], int)
         assert event["ts"] >= 0
+        assert ("process_name", event["pid"], 0) in named
         assert ("thread_name", event["pid"], event["tid"]) in named
         if event["ph"] == "X":
+            assert isinstance(event["dur"], int)
             assert event["dur"] >= 0
             slices[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
         else:
-            ends[event["id"]].append(event["ph"])
+            arrows[event["id"]].append(event)
     for found in slices.values():
-        open_ends: list[int] = []
-        for start, end in sorted(found, key=lambda each: (each[0], -each[1])):
-            while open_ends and open_ends[-1] <= start:
-                open_ends.pop()
-            assert not open_ends or end <= open_ends[-1], "two slices of one track overlap"
-            open_ends.append(end)
-    assert all(kinds == ["s", "f"] for kinds in ends.values())
+        check_nesting(found)
+    for begin, end in arrows.values():
+        assert (begin["ph"], end["ph"], end["bp"]) == ("s", "f", "e")
+        assert (begin["cat"], begin["name"], begin["pid"]) == (end["cat"], end["name"], end["pid"])
+        assert begin["ts"] <= end["ts"]
+        for event in (begin, end):
+            track = slices[event["pid"], event["tid"]]
+            assert any(start <= event["ts"] <= finish for start, finish in track)
+
+
+def check_nesting(slices: list[tuple[int, int]]) -> None:
+    """Check the slices of a track, which the importer sorts by their starts; others keep their order."""
+    open_ends: list[int] = []
+    for start, end in sorted(slices, key=lambda each: each[0]):
+        while open_ends and open_ends[-1] <= start:
+            open_ends.pop()
+        assert not open_ends or end <= open_ends[-1], "two slices of one track overlap"
+        open_ends.append(end)
 
 
 def test_a_program_is_a_process_and_its_threads_are_tracks() -> None:
@@ -107,6 +128,14 @@ def test_an_open_call_lasts_until_now() -> None:
     [write] = [event for event in trace["traceEvents"] if event["name"] == "write"]
 
     assert write["ts"] + write["dur"] == 84_000_000
+
+
+def test_thousands_of_calls_keep_the_format() -> None:
+    timeline: dict[str, Any] = msgspec.to_builtins(timeline_of(wide_program("batch", 3000), "batch"))
+    trace = perfetto_trace([timeline, telling()])
+    check(trace)
+
+    assert sum(event.get("cat") == "call" for event in trace["traceEvents"]) == 3009
 
 
 def test_nothing_is_an_empty_trace() -> None:
