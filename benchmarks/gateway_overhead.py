@@ -1,7 +1,7 @@
 """Measure the gateway's overhead per call beside a bare aiohttp proxy and ThunderAgent, in one run.
 
     python benchmarks/gateway_overhead.py [--engine fake|vllm|both] [--thunderagent CHECKOUT] [--json]
-    python benchmarks/gateway_overhead.py --levels 1,16,64 [--before CHECKOUT] [--thunderagent CHECKOUT]
+    python benchmarks/gateway_overhead.py --levels 1,16,64 [--before REVISION] [--thunderagent CHECKOUT]
 
 Every target is measured in turn within each round: one call at a time for latency, then many at once for
 throughput and for processor time. Added latency is a difference of percentiles against the engine itself. On
@@ -9,7 +9,9 @@ a busy machine latency is mostly waiting for a core; a proxy's processor time pe
 its inverse is the number of calls that one core can carry in a second.
 
 With `--levels` the fake engine answers at once, and calls come from that many clients at a time: whole
-answers, and streams of 32 events. `--before` measures the gateway of another checkout in the same run.
+answers, and streams of 32 events. Connections are opened before the calls are timed. `--before` measures the
+gateway of an earlier commit in the same run. A target that does not answer all calls of a level in time is
+shown without figures there, and left out of the next ones.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ import asyncio
 import json
 import multiprocessing
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -45,6 +48,9 @@ PROGRAMS = 8
 PROMPT = "How long is the queue today? " * 70
 """About two kilobytes, as the prompt of a short agent step."""
 CALL_LIMIT_S = 30.0
+LEVEL_LIMIT_S = 40.0
+"""No batch is added to a level that has taken as long; nobody waits longer for one call."""
+ROOT = Path(__file__).parents[1]
 SHORT_TOKENS = 16
 LONG_TOKENS = 144
 TOKEN_DELAY_S = 0.002
@@ -155,33 +161,54 @@ async def measure_levels(ways: list[proxies.Proxy], options: argparse.Namespace)
     """Measure each number of clients, the targets in turn, in another order each time."""
     rows: list[dict[str, Any]] = []
     for load in (load for load in LEVEL_LOADS if load.name in options.loads.split(",")):
-        body = load.body("fake")
-        for way in ways:
-            await loaded(way, body, WARM_UP_CALLS, 4)
+        able = list(ways)
         for level in map(int, options.levels.split(",")):
-            calls = max(options.calls, level)
-            found: dict[str, list[Load]] = {way.name: [] for way in ways}
-            for batch in range(options.batches):
-                turn = batch % len(ways)
-                for way in ways[turn:] + ways[:turn]:
-                    found[way.name].append(await loaded(way, body, calls, level))
-            fresh = [
-                {
-                    "load": load.name,
-                    "clients": level,
-                    "way": name,
-                    "calls": calls * options.batches,
-                    "processor_ms": 1e3 * sum(one.processor_s for one in batches) / (calls * len(batches)),
-                    "p50_ms": 1e3 * statistics.median(s.total_s for one in batches for s in one.samples),
-                    "p99_ms": _percentile_ms([s for one in batches for s in one.samples], "total", 99),
-                    "calls_per_s": statistics.median(calls / one.elapsed_s for one in batches),
-                }
-                for name, batches in found.items()
-            ]
+            found = await _measure_level(able, load, level, options)
+            able = [way for way in able if found[way.name]]
+            fresh = [_level_row(load, level, name, batches) for name, batches in found.items()]
             # Under many clients a level takes long.
             print_levels(fresh, sys.stderr)
             rows += fresh
     return rows
+
+
+async def _measure_level(
+    ways: list[proxies.Proxy], load: CallLoad, level: int, options: argparse.Namespace
+) -> dict[str, list[Load]]:
+    """Return the batches of each target; none of one that could not answer all calls in time."""
+    calls, body = max(options.calls, level), load.body("fake")
+    found: dict[str, list[Load]] = {way.name: [] for way in ways}
+    lost: set[str] = set()
+    start_s = time.perf_counter()
+    for batch in range(options.batches):
+        if batch and time.perf_counter() - start_s > LEVEL_LIMIT_S:
+            break
+        turn = batch % len(ways)
+        for way in ways[turn:] + ways[:turn]:
+            if way.name in lost:
+                continue
+            try:
+                found[way.name].append(await loaded(way, body, calls, level))
+            except (SystemExit, aiohttp.ClientError) as error:
+                print(f"{way.name} at {level} clients: {error!r}", file=sys.stderr, flush=True)
+                lost.add(way.name)
+                found[way.name].clear()
+    return found
+
+
+def _level_row(load: CallLoad, level: int, name: str, batches: list[Load]) -> dict[str, Any]:
+    row: dict[str, Any] = {"load": load.name, "clients": level, "way": name, "calls": 0}
+    if not batches:
+        return row
+    samples = [sample for batch in batches for sample in batch.samples]
+    return row | {
+        "calls": len(samples),
+        "processor_ms": 1e3 * sum(batch.processor_s for batch in batches) / len(samples),
+        "p50_ms": 1e3 * statistics.median(sample.total_s for sample in samples),
+        "p99_ms": _percentile_ms(samples, "total", 99),
+        "first_p99_ms": _percentile_ms(samples, "first_byte", 99),
+        "calls_per_s": statistics.median(len(batch.samples) / batch.elapsed_s for batch in batches),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,16 +222,16 @@ class Load:
 
 
 async def loaded(way: proxies.Proxy, body: dict[str, Any], calls: int, at_once: int) -> Load:
-    """Make calls from many clients."""
+    """Make calls from many clients, each after one that is not counted: a batch measures no connecting."""
     numbers = iter(range(calls))
     samples: list[Sample] = []
 
     async def worker(client: aiohttp.ClientSession) -> None:
         for number in numbers:
-            sample = await call(client, way, body, number)
-            samples.append(sample)
+            samples.append(await call(client, way, body, number))  # noqa: PERF401 - the numbers are shared
 
     async with _client() as client:
+        await asyncio.gather(*(call(client, way, body, number) for number in range(at_once)))
         before_s, start_s = way.processor_s(), time.perf_counter()
         await asyncio.gather(*(worker(client) for _ in range(at_once)))
         return Load(samples, time.perf_counter() - start_s, way.processor_s() - before_s)
@@ -213,9 +240,17 @@ async def loaded(way: proxies.Proxy, body: dict[str, Any], calls: int, at_once: 
 def print_levels(rows: list[dict[str, Any]], file: TextIO) -> None:
     """Print one line per load, number of clients and target."""
     for row in rows:
+        line = f"{row['load']:8} {row['clients']:7} {row['way']:22}"
+        if not row["calls"]:
+            print(f"{line} not all calls were answered", file=file, flush=True)
+            continue
         per_core = f"{1e3 / row['processor_ms']:12.0f}" if row["processor_ms"] else f"{'':12}"
-        line = f"{row['load']:8} {row['clients']:7} {row['way']:22} {row['processor_ms']:8.3f} {per_core}"
-        print(f"{line} {row['p50_ms']:9.2f} {row['p99_ms']:9.2f}", file=file, flush=True)
+        line += f" {row['processor_ms']:8.3f} {per_core} {row['calls_per_s']:8.0f}"
+        print(
+            f"{line} {row['p50_ms']:9.2f} {row['p99_ms']:9.2f} {row['first_p99_ms']:9.2f}",
+            file=file,
+            flush=True,
+        )
 
 
 async def benchmark_levels(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
@@ -234,13 +269,25 @@ async def benchmark_levels(options: argparse.Namespace, folder: Path) -> list[di
             await stack.enter_async_context(proxies.bare(plain)),
         ]
         if options.before is not None:
-            before = proxies.other_gateway(await engine("before"), options.before, "autellix before")
+            checkout = stack.enter_context(worktree(options.before, folder / "checkout"))
+            before = proxies.other_gateway(await engine("before"), checkout, "autellix before")
             ways.append(await stack.enter_async_context(before))
         ways.append(await stack.enter_async_context(proxies.gateway(await engine("now"))))
         if options.thunderagent is not None:
             other = proxies.thunderagent(plain, options.thunderagent, "default")
             ways.append(await stack.enter_async_context(other))
         return await measure_levels(ways, options)
+
+
+@contextmanager
+def worktree(revision: str, folder: Path) -> Iterator[Path]:
+    """Check an earlier commit out."""
+    git = ["git", "-C", str(ROOT), "worktree"]
+    subprocess.run([*git, "add", "--quiet", "--detach", str(folder), revision], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run([*git, "remove", "--force", str(folder)], check=True)
 
 
 def _row(
@@ -371,7 +418,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=3, help="batches of each load, each way")
     parser.add_argument("--levels", help="numbers of clients, by commas: measures these alone")
     parser.add_argument("--loads", default="answer,stream", help="which loads with --levels, by commas")
-    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="another checkout of this project")
+    parser.add_argument("--before", metavar="REVISION", help="an earlier commit of this project")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -380,8 +427,8 @@ def main() -> None:
             if options.json:
                 print(json.dumps(rows, indent=2))
                 return
-            head = f"{'load':8} {'clients':>7} {'way':22} {'cpu ms':>8} {'calls/core-s':>12}"
-            print(head + f" {'p50 ms':>9} {'p99 ms':>9}")
+            head = f"{'load':8} {'clients':>7} {'way':22} {'cpu ms':>8} {'calls/core-s':>12} {'calls/s':>8}"
+            print(head + f" {'p50 ms':>9} {'p99 ms':>9} {'1st p99':>9}")
             print_levels(rows, sys.stdout)
             return
         found = asyncio.run(benchmark(options, Path(folder)))
