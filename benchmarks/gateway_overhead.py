@@ -47,7 +47,7 @@ WARM_UP_CALLS = 20
 PROGRAMS = 8
 PROMPT = "How long is the queue today? " * 70
 """About two kilobytes, as the prompt of a short agent step."""
-CALL_LIMIT_S = 30.0
+CALL_LIMIT_S = 60.0
 LEVEL_LIMIT_S = 40.0
 """No batch is added to a level that has taken as long; nobody waits longer for one call."""
 ROOT = Path(__file__).parents[1]

@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import uvicorn
@@ -163,8 +164,9 @@ async def _child(name: str, serve: Callable[..., None], *arguments: object) -> A
 
 
 def _serve_gateway(engine: RunningEngine, settings: Settings, report: Connection | _Printed) -> None:
+    protocol, settle_heap = _as_served()
     config = uvicorn.Config(
-        create_app(settings, engine), port=0, http="httptools", ws="none", access_log=False, log_config=None
+        create_app(settings, engine), port=0, http=protocol, ws="none", access_log=False, log_config=None
     )
     server = uvicorn.Server(config)
 
@@ -172,11 +174,27 @@ def _serve_gateway(engine: RunningEngine, settings: Settings, report: Connection
         serving = asyncio.create_task(server.serve())
         while not server.started and not serving.done():  # noqa: ASYNC110 - uvicorn offers no event
             await asyncio.sleep(0.01)
+        settle_heap()
         report.send(server.servers[0].sockets[0].getsockname()[1])
         await serving
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
+
+
+def _as_served() -> tuple[Any, Callable[[], None]]:
+    """Return the HTTP protocol and the last act of the start of `autellix serve`, as far as they are there."""
+    try:
+        from autellix_backend.gateway.http.protocol import bounded_protocol, connection_limit
+
+        protocol: Any = bounded_protocol(connection_limit())
+    except ImportError:
+        protocol = "httptools"
+    try:
+        from autellix_backend.gateway.heap import settle_heap
+    except ImportError:
+        return protocol, lambda: None
+    return protocol, settle_heap
 
 
 def _serve_bare(engine_url: str, report: Connection) -> None:

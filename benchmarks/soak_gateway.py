@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import cast
 
 import uvicorn
 import uvloop
@@ -16,6 +17,8 @@ from proxies import RunningEngine
 
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.app import create_app
+from autellix_backend.gateway.heap import settle_heap
+from autellix_backend.gateway.http.protocol import bounded_protocol, connection_limit
 from autellix_backend.gateway.http.sessions import LOST_HEARTBEATS
 from autellix_backend.settings import Settings
 from autellix_backend.stores.base import CallEnd, CallStart, Inherited
@@ -77,13 +80,15 @@ def serve(engine: RunningEngine, settings: Settings, requests: Connection) -> No
     """Run the gateway in this process; report its port, then Stats for everything that arrives."""
     store = LedgerStore(settings)
     app = create_app(settings, engine, store=store)
-    config = uvicorn.Config(app, port=0, http="httptools", ws="none", access_log=False, log_config=None)
+    protocol = cast(type[asyncio.Protocol], bounded_protocol(connection_limit()))
+    config = uvicorn.Config(app, port=0, http=protocol, ws="none", access_log=False, log_config=None)
     server = uvicorn.Server(config)
 
     async def run() -> None:
         serving = asyncio.create_task(server.serve())
         while not server.started:  # noqa: ASYNC110 - uvicorn offers no event
             await asyncio.sleep(0.01)
+        settle_heap()
         requests.send(server.servers[0].sockets[0].getsockname()[1])
         while True:
             try:

@@ -35,6 +35,7 @@ from autellix_backend.engines.supervisor import EngineChange, EngineState
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.pool import EnginePool
+from autellix_backend.gateway.heap import settle_heap
 from autellix_backend.gateway.http.acceptor import Acceptor
 from autellix_backend.gateway.http.origin import is_loopback
 from autellix_backend.gateway.http.page import PAGE_PATH, has_page
@@ -170,6 +171,7 @@ async def serve_on(
         config = _server_config(app, connections)
 
         def on_ready() -> None:
+            settle_heap()
             announce(make_ready_line())
             print_noise(settings.engine)
             if show_page is not None and page_is_there:
