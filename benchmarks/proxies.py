@@ -183,7 +183,7 @@ def _serve_gateway(engine: RunningEngine, settings: Settings, report: Connection
 
 
 def _as_served() -> tuple[Any, Callable[[], None]]:
-    """Return the HTTP protocol and the last act of the start of `autellix serve`, as far as they are there."""
+    """Return the HTTP protocol and the last act at the start of `autellix serve`, if they are there."""
     try:
         from autellix_backend.gateway.http.protocol import bounded_protocol, connection_limit
 
