@@ -11,21 +11,16 @@ from typing import Any
 import pytest
 
 from autellix_backend.core.admission import (
-    GAP_WINDOW,
-    LEAST_HOLD_S,
-    MAX_CLASSES,
-    MAX_HOLDS,
     MAX_PASSED,
-    MIN_GAPS,
     PATIENCE,
     REVIEW_STEPS,
     STARVING,
-    ClassGaps,
     WorkingSetAdmission,
 )
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.call import Call
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.core.idle import LEAST_HOLD_S, MAX_HOLDS, MIN_GAPS
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.table import ProcessTable
 
@@ -605,7 +600,7 @@ def test_what_would_be_loaded_is_kept_for_as_long_as_its_load_takes(
         asked.append((program_id, tokens))
         return share, load_s
 
-    engine.admission.host_loads = host_loads
+    engine.admission.idle.host_loads = host_loads
     engine.arrive("a1", 60)
     engine.finish("a1", 60)
     engine.arrive("busy", 10)
@@ -667,7 +662,7 @@ def test_a_gap_counts_though_the_program_has_lost_its_memory_meanwhile() -> None
         engine.finish(f"b{index}")
         engine.machine.end_program("b", engine.now)
 
-    assert engine.admission._gaps.long_gap_s("", "coder") == gap_s
+    assert engine.admission.idle.gaps.long_gap_s("", "coder") == gap_s
 
 
 def test_simultaneous_calls_have_no_gap() -> None:
@@ -678,46 +673,7 @@ def test_simultaneous_calls_have_no_gap() -> None:
         if index % 2:
             engine.finish(f"a{index - 1}", 1)
 
-    assert engine.admission._gaps.long_gap_s("", "coder") is None
-
-
-def test_the_last_gaps_of_a_class_decide() -> None:
-    gaps = ClassGaps()
-    for gap_s in range(MIN_GAPS - 1):
-        gaps.add("", "a", gap_s)
-    assert gaps.long_gap_s("", "a") is None
-    gaps.add("", "a", 100.0)
-    assert gaps.long_gap_s("", "a") == 100.0
-
-    for _ in range(GAP_WINDOW):
-        gaps.add("", "a", 2.0)
-    assert gaps.long_gap_s("", "a") == 2.0
-
-
-def test_the_class_seen_longest_ago_is_forgotten() -> None:
-    gaps = ClassGaps()
-    for index in range(MAX_CLASSES):
-        for _ in range(MIN_GAPS):
-            gaps.add("", str(index), 1.0)
-    gaps.add("", "0", 1.0)
-
-    gaps.add("", "one more", 1.0)
-
-    assert gaps.long_gap_s("", "0") == 1.0
-    assert gaps.long_gap_s("", "1") is None
-
-
-def test_a_tenant_with_many_classes_drives_out_its_own_alone() -> None:
-    gaps = ClassGaps()
-    for _ in range(MIN_GAPS):
-        gaps.add("few", "coder", 1.0)
-        gaps.add("other", "coder", 2.0)
-
-    for index in range(10_000):
-        gaps.add("many", str(index), 3.0)
-
-    assert gaps.long_gap_s("few", "coder") == 1.0
-    assert gaps.long_gap_s("other", "coder") == 2.0
+    assert engine.admission.idle.gaps.long_gap_s("", "coder") is None
 
 
 # Standstill.

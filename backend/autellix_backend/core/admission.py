@@ -29,7 +29,6 @@ once in the time in which the engine prefills all of it:
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from heapq import heapify, heappop, heappush
@@ -39,6 +38,7 @@ from typing import TYPE_CHECKING
 
 from autellix_backend.core.arrival import Context
 from autellix_backend.core.call import Call
+from autellix_backend.core.idle import MAX_HOLDS, IdleLimits
 from autellix_backend.core.statistics import ProgramStatistics, TokenCost
 from autellix_backend.core.table import Program
 from autellix_backend.core.working_set import ActiveSet, InactivePrograms, ProgramContext
@@ -46,11 +46,7 @@ from autellix_backend.core.working_set import ActiveSet, InactivePrograms, Progr
 if TYPE_CHECKING:
     from autellix_backend.core.config import SchedulerConfig
 
-__all__ = ["REVIEW_STEPS", "HostLoads", "WorkingSetAdmission", "make_admission"]
-
-HostLoads = Callable[[str, int], tuple[float, float]]
-"""For an idle program's id and tokens: the share of its context that would be loaded from host memory when it
-returns, and the seconds of the load; nothing where recomputing is cheaper."""
+__all__ = ["REVIEW_STEPS", "WorkingSetAdmission", "make_admission"]
 
 REVIEW_STEPS = 16
 """Contexts grow by a token in each step: so often they are measured again."""
@@ -60,42 +56,10 @@ STARVING = 8.0
 """After so many it goes first, and others give way: by attained service alone it might never run."""
 MAX_PASSED = 64
 """The most programs that are passed over in one review, which bounds its cost."""
-GAP_WINDOW, MIN_GAPS = 64, 8
-"""Gaps between calls that are remembered of a class, and those needed before they count."""
-GAP_QUANTILE = 0.95
-MAX_CLASSES = 256
-MAX_HOLDS = 4.0
-"""Idle programs of classes with long gaps stay active for so many times the prefill of all memory."""
-LEAST_HOLD_S = 0.1
-"""Idle programs stay active at least so long: many clients only pass an answer on to the next call."""
 _NOTHING = Context(0)
 
 
 _Turn = tuple[float, float, int, ProgramContext]
-
-
-class ClassGaps:
-    """The last gaps (s) between the calls of a program, by class of a tenant."""
-
-    def __init__(self) -> None:
-        self._gaps: dict[tuple[str, str], deque[float]] = {}
-
-    def add(self, tenant: str, class_name: str, gap_s: float) -> None:
-        """Add the time in which a program had no call."""
-        key = (tenant, class_name)
-        gaps = self._gaps.pop(key, None) or deque(maxlen=GAP_WINDOW)
-        gaps.append(gap_s)
-        # The class seen last goes to the end, so that the first is the one to forget.
-        self._gaps[key] = gaps
-        if len(self._gaps) > MAX_CLASSES:
-            # The tenant with the most classes, so that none drives out those of others.
-            most = Counter(tenant for tenant, _ in self._gaps).most_common(1)[0][0]
-            del self._gaps[next(key for key in self._gaps if key[0] == most)]
-
-    def long_gap_s(self, tenant: str, class_name: str) -> float | None:
-        """Return a gap that few exceed; None if too few were seen."""
-        gaps = self._gaps.get((tenant, class_name), ())
-        return sorted(gaps)[int(GAP_QUANTILE * len(gaps))] if len(gaps) >= MIN_GAPS else None
 
 
 class WorkingSetAdmission:
@@ -120,15 +84,11 @@ class WorkingSetAdmission:
         """
         self.capacity_tokens = capacity_tokens
         self.active = ActiveSet()
-        self.host_loads: HostLoads | None = None
-        """Where the engine has host memory; set once, by its owner."""
-        self._max_idle_s = max_idle_s
+        self.idle = IdleLimits(capacity_tokens, max_idle_s, token_cost)
         self._statistics = statistics
-        self._token_cost = token_cost
         self._key_of = key_of
         self._inactive = InactivePrograms()
         self._numbers = count()
-        self._gaps = ClassGaps()
         self._leaving: dict[ProgramContext, int] = {}
         """Inactive programs with running calls, and the KV memory (tokens) of these."""
         self._changed: dict[Call, bool] = {}
@@ -178,7 +138,7 @@ class WorkingSetAdmission:
         shape = context or _NOTHING
         # From the table, which also knows programs that have lost their place here since.
         if len(program.active_calls) == 1 and program.last_completion_s is not None:
-            self._gaps.add(call.tenant, program.class_name, now - program.last_completion_s)
+            self.idle.gaps.add(call.tenant, program.class_name, now - program.last_completion_s)
         own = self.context(program.program_id)
         if own is None:
             own = ProgramContext(
@@ -251,11 +211,6 @@ class WorkingSetAdmission:
         return [call for call, was_admitted in changed.items() if call.is_admitted != was_admitted]
 
     # The set.
-
-    @property
-    def _hold_s(self) -> float:
-        """The time in which the engine prefills all of the memory."""
-        return self._token_cost.seconds * self.capacity_tokens
 
     @property
     def _is_over(self) -> bool:
@@ -384,41 +339,17 @@ class WorkingSetAdmission:
     def _drop_idle(self, now: float) -> None:
         """Deactivate programs without a call for which others have waited long enough."""
         limits_s: dict[tuple[str, str], float] = {}
-        least_s = min(self._max_idle_s, self._hold_s) if self.host_loads is None else 0.0
+        least_s = self.idle.least_s
         idle = [own for own in self.active.contexts.values() if not own.calls]
         for own in idle:
             if now - own.since_s <= least_s:
                 continue
             kind = (own.tenant, own.program.class_name)
             if kind not in limits_s:
-                limits_s[kind] = self._idle_limit_s(*kind)
-            if now - own.since_s > self._kept_s(own, limits_s[kind]):
+                limits_s[kind] = self.idle.of_class(*kind)
+            kept_s = self.idle.of_program(own.program.program_id, own.own_tokens, limits_s[kind])
+            if now - own.since_s > kept_s:
                 self._drop(own)
-
-    def _kept_s(self, own: ProgramContext, limit_s: float) -> float:
-        """Return how long to keep an idle program, whose context would be recomputed for the given time.
-
-        A load costs no time of the engine, only that of its own memory; so that part of the context is worth
-        to be kept for as long as the load takes, by the rule of the limit.
-        """
-        if self.host_loads is None:
-            return limit_s
-        share, load_s = self.host_loads(own.program.program_id, own.own_tokens)
-        return min(limit_s, (1.0 - share) * limit_s + load_s + LEAST_HOLD_S)
-
-    def _idle_limit_s(self, tenant: str, class_name: str) -> float:
-        """Return how long to keep the context of an idle program while others wait for memory.
-
-        Keeping it withholds its share of memory, and with it that share of the engine's time; evicting it
-        costs its prefill. Both are in proportion to its tokens, so they are equal after the time in which the
-        engine prefills all of that memory. To stop then costs at most twice what the best choice would (the
-        "ski rental" rule: Karlin et al., "Competitive Snoopy Caching", Algorithmica 1988). A class of
-        programs whose gaps are known to be longer gets more time, within a bound.
-        """
-        hold_s = self._hold_s
-        gap_s = self._gaps.long_gap_s(tenant, class_name)
-        most_s = MAX_HOLDS * hold_s
-        return min(self._max_idle_s, most_s if gap_s is None else max(hold_s, min(gap_s, most_s)))
 
     def _put_starving_first(self, now: float) -> None:
         limit_s = STARVING * self._statistics.response_s
@@ -456,9 +387,9 @@ class WorkingSetAdmission:
         """Take memory for the program that has waited for too long, of the tenant with the least."""
         if now < self._next_turn_s:
             return
-        hold_s = self._hold_s
+        hold_s = self.idle.hold_s
         self._next_turn_s = now + hold_s
-        response_s = min(self._statistics.response_s, self._max_idle_s)
+        response_s = min(self._statistics.response_s, self.idle.longest_s)
         starving_s = max(MAX_HOLDS * hold_s, STARVING * response_s)
         waiting = self._inactive.contexts.values()
         # The first of a tenant has waited for longest.

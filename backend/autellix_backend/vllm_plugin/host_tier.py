@@ -31,7 +31,7 @@ class HostTier:
         has_tier = tracker.machine.admission is not None and hasattr(connector, "loading_ahead")
         self._connector = connector if has_tier else None
         if has_tier and tracker.machine.admission is not None:
-            tracker.machine.admission.host_loads = connector.load_of
+            tracker.machine.admission.idle.host_loads = connector.load_of
         self._loads_ahead = has_tier and engine.loads_whole_contexts
         self._engine = engine
         self._tracker = tracker

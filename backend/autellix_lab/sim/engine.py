@@ -61,7 +61,7 @@ class SimEngine:
         is_priced = self.machine.preempts and config.preemption == "priced"
         self.blocks = CallBlocks(model, is_priced=is_priced) if baseline is None else baseline.blocks
         if self.machine.admission is not None and baseline is None and self.blocks.host is not None:
-            self.machine.admission.host_loads = self.blocks.load_of
+            self.machine.admission.idle.host_loads = self.blocks.load_of
         self.calls: dict[str, EngineCall] = {}
         self.batch = RunningBatch(config, self.machine, self.blocks)
         self.busy_s = 0.0
