@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import gc
+import threading
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import autellix
 from autellix.testing import RecordingBackend, tool_call
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# These libraries warn, and leave clients open.
+pytestmark = pytest.mark.filterwarnings("ignore")
 TOOLS = ("search", "calculate")
 EXPECTED = {
     "question": (),
@@ -17,6 +24,13 @@ EXPECTED = {
     "calculate asks": ("question",),
     "calculate found": ("calculate asks", "search asks"),
 }
+
+
+@pytest.fixture(autouse=True)
+def _collected() -> Iterator[None]:
+    """Collect what a library has left open here, where its warnings are ignored."""
+    yield
+    gc.collect()
 
 
 def script(body: dict[str, Any]) -> str | dict[str, Any]:
@@ -44,6 +58,27 @@ def make_tools(client: Any) -> dict[str, Any]:
     async def calculate() -> str:
         """Calculate something."""
         return await run("calculate")
+
+    return {"search": search, "calculate": calculate}
+
+
+def make_sync_tools(client: Any) -> dict[str, Callable[[], str]]:
+    """Return the same tools for frameworks that run them in threads."""
+    both = threading.Barrier(2)
+
+    def run(name: str) -> str:
+        both.wait(60)
+        messages: Any = [{"role": "user", "content": f"{name} asks"}]
+        client.chat.completions.create(model="m", messages=messages)
+        return f"{name} found"
+
+    def search() -> str:
+        """Search the web."""
+        return run("search")
+
+    def calculate() -> str:
+        """Calculate something."""
+        return run("calculate")
 
     return {"search": search, "calculate": calculate}
 
@@ -91,6 +126,110 @@ async def test_microsoft_agent_framework(backend: RecordingBackend) -> None:
         with autellix.program("researcher"):
             answer = await agent.run("question")
         assert answer.text == "done"
+    check(backend)
+
+
+async def test_pydantic_ai(backend: RecordingBackend) -> None:
+    pydantic_ai: Any = pytest.importorskip("pydantic_ai")
+    models: Any = pytest.importorskip("pydantic_ai.models.openai")
+    providers: Any = pytest.importorskip("pydantic_ai.providers.openai")
+    import openai
+
+    backend.answer = script
+
+    async with openai.AsyncOpenAI(base_url=backend.url, api_key="key") as client:
+        model = models.OpenAIChatModel("m", provider=providers.OpenAIProvider(openai_client=client))
+        agent = pydantic_ai.Agent(model, tools=list(make_tools(client).values()))
+        with autellix.program("researcher"):
+            result = await agent.run("question")
+        assert result.output == "done"
+    check(backend)
+
+
+async def test_llama_index(backend: RecordingBackend) -> None:
+    workflow: Any = pytest.importorskip("llama_index.core.agent.workflow")
+    openai_like: Any = pytest.importorskip("llama_index.llms.openai_like")
+    import openai
+
+    backend.answer = script
+    llm = openai_like.OpenAILike(
+        model="m",
+        api_base=backend.url,
+        api_key="key",
+        is_chat_model=True,
+        is_function_calling_model=True,
+        max_retries=0,
+    )
+
+    async with openai.AsyncOpenAI(base_url=backend.url, api_key="key") as client:
+        tools = list(make_tools(client).values())
+        agent = workflow.FunctionAgent(tools=tools, llm=llm, streaming=False)
+        with autellix.program("researcher"):
+            answer = await agent.run("question")
+        assert str(answer) == "done"
+    check(backend)
+
+
+async def test_agno(backend: RecordingBackend) -> None:
+    agents: Any = pytest.importorskip("agno.agent")
+    models: Any = pytest.importorskip("agno.models.openai.like")
+    import openai
+
+    backend.answer = script
+
+    async with openai.AsyncOpenAI(base_url=backend.url, api_key="key") as client:
+        model = models.OpenAILike(id="m", base_url=backend.url, api_key="key")
+        agent = agents.Agent(model=model, tools=list(make_tools(client).values()), telemetry=False)
+        with autellix.program("researcher"):
+            answer = await agent.arun("question")
+        assert answer.content == "done"
+    check(backend)
+
+
+def test_haystack(backend: RecordingBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HAYSTACK_TELEMETRY_ENABLED", "False")
+    agents: Any = pytest.importorskip("haystack.components.agents")
+    chat: Any = pytest.importorskip("haystack.components.generators.chat")
+    messages: Any = pytest.importorskip("haystack.dataclasses")
+    tools: Any = pytest.importorskip("haystack.tools")
+    secrets: Any = pytest.importorskip("haystack.utils")
+    import openai
+
+    backend.answer = script
+
+    with openai.OpenAI(base_url=backend.url, api_key="key") as client:
+        key = secrets.Secret.from_token("key")
+        generator = chat.OpenAIChatGenerator(model="m", api_base_url=backend.url, api_key=key)
+        functions = [tools.create_tool_from_function(tool) for tool in make_sync_tools(client).values()]
+        agent = agents.Agent(chat_generator=generator, tools=functions)
+        with autellix.program("researcher"):
+            result = agent.run(messages=[messages.ChatMessage.from_user("question")])
+        assert result["messages"][-1].text == "done"
+    check(backend)
+
+
+def test_smolagents(backend: RecordingBackend) -> None:
+    """Its agents end by a tool of their own, and ask in a message that also lists the tools."""
+    smolagents: Any = pytest.importorskip("smolagents")
+    import openai
+
+    def answer(body: dict[str, Any]) -> str | dict[str, Any]:
+        if "tools" not in body:
+            return "done"
+        has_answers = any(message["role"] in ("tool", "tool-response") for message in body["messages"])
+        found = has_answers or "found" in str(body["messages"][-1]["content"])
+        return (
+            tool_call(("final_answer", {"answer": "done"})) if found else tool_call(*((n, {}) for n in TOOLS))
+        )
+
+    backend.answer = answer
+
+    with openai.OpenAI(base_url=backend.url, api_key="key") as client:
+        model = smolagents.OpenAIServerModel("m", api_base=backend.url, api_key="key")
+        tools = [smolagents.tool(tool) for tool in make_sync_tools(client).values()]
+        agent = smolagents.ToolCallingAgent(tools=tools, model=model, verbosity_level=0)
+        with autellix.program("researcher"):
+            assert agent.run("question") == "done"
     check(backend)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import runpy
 import sys
@@ -153,3 +154,32 @@ def test_command_line_needs_no_other_package(run_script: Callable[..., str]) -> 
     lines = run_script(script, str(root / "sdk"), str(root / "backend")).splitlines()
     assert "0" in lines
     assert lines[-1] == "1"
+
+
+def test_headers_with_requests(sdk: None, backend: Recording) -> None:
+    requests: Any = pytest.importorskip("requests")
+    autellix.configure(backend.url)
+    url = backend.url + "/chat/completions"
+    with autellix.program("agent"), requests.Session() as session:
+        for _ in range(2):
+            session.post(url, json={"messages": []}, headers=autellix.headers(url)).raise_for_status()
+    first, second = backend.recorded
+    assert (first.parents, second.parents) == ((), (first.call_id,))
+    assert {call.program_name for call in backend.recorded} == {"agent"}
+
+
+async def test_headers_with_aiohttp(sdk: None, backend: Recording) -> None:
+    aiohttp: Any = pytest.importorskip("aiohttp")
+    autellix.configure(backend.url)
+    url = backend.url + "/chat/completions"
+
+    async with autellix.program("agent"), aiohttp.ClientSession() as session:
+
+        async def ask(text: str) -> None:
+            body = {"messages": [{"role": "user", "content": text}]}
+            async with session.post(url, json=body, headers=autellix.headers(url)) as response:
+                assert response.status == 200
+
+        await asyncio.gather(ask("left"), ask("right"))
+        await ask("joined")
+    assert backend.dag() == {"left": (), "right": (), "joined": ("left", "right")}

@@ -17,7 +17,9 @@ import autellix
 from autellix import web
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+
+    from tests.sdk.conftest import Recording
 
 
 def make_app(agent: Agent) -> FastAPI:
@@ -151,3 +153,127 @@ async def test_each_django_request_is_a_program(agent: Agent) -> None:
     assert asyncio.iscoroutinefunction(middleware)
     assert web.DjangoMiddleware(view)(Request()) == "POST /chats/{id}/turns"
     assert await middleware(Request()) == "POST /chats/{id}/turns"
+
+
+def check_two_requests(agent: Agent, name: str) -> None:
+    """Each of two requests made two calls."""
+    programs = agent.backend.programs().values()
+    assert [[call.content for call in calls] for calls in programs] == [["head", "tail"]] * 2
+    assert {call.program_name for call in agent.backend.recorded} == {name}
+
+
+async def test_each_starlette_request_is_a_program(agent: Agent) -> None:
+    applications: Any = pytest.importorskip("starlette.applications")
+    responses: Any = pytest.importorskip("starlette.responses")
+
+    async def chat(_request: object) -> Any:
+        return responses.PlainTextResponse(
+            await agent.aask("head") + await asyncio.to_thread(agent.ask, "tail")
+        )
+
+    app = applications.Starlette()
+    app.add_route("/chats/{id}", chat, methods=["POST"])
+    app.add_middleware(web.AsgiMiddleware)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://app") as client:
+        for _ in range(2):
+            assert (await client.post("/chats/7")).status_code == 200
+    check_two_requests(agent, "POST /chats/{id}")
+
+
+def test_each_flask_request_is_a_program(agent: Agent) -> None:
+    flask: Any = pytest.importorskip("flask")
+    app = flask.Flask("app")
+
+    def chat(number: int) -> Any:
+        agent.ask("head")
+        return flask.Response(agent.ask("tail") for _ in range(1))
+
+    app.add_url_rule("/chats/<int:number>", view_func=chat)
+    app.wsgi_app = web.WsgiMiddleware(app.wsgi_app)
+    for _ in range(2):
+        assert app.test_client().get("/chats/7").text == "tail"
+    check_two_requests(agent, "GET /chats/{id}")
+
+
+DJANGO = """
+import asyncio, logging, sys
+import autellix, django, openai
+from django.conf import settings
+from django.http import HttpResponse
+from django.test import AsyncClient, Client
+from django.urls import path
+
+logging.disable(logging.CRITICAL)
+settings.configure(
+    ALLOWED_HOSTS=["*"], ROOT_URLCONF=__name__, SECRET_KEY="key", USE_TZ=True,
+    MIDDLEWARE=["autellix.web.DjangoMiddleware"],
+)
+django.setup()
+client = openai.OpenAI(base_url=sys.argv[1], api_key="key")
+aclient = openai.AsyncOpenAI(base_url=sys.argv[1], api_key="key")
+
+def arguments(text):
+    return {"model": "m", "messages": [{"role": "user", "content": text}]}
+
+def sync_view(request, number):
+    client.chat.completions.create(**arguments("head"))
+    client.chat.completions.create(**arguments("tail"))
+    return HttpResponse("sync")
+
+async def async_view(request, number):
+    await aclient.chat.completions.create(**arguments("head"))
+    await asyncio.to_thread(client.chat.completions.create, **arguments("tail"))
+    return HttpResponse("async")
+
+urlpatterns = [path("sync/<int:number>", sync_view), path("async/<int:number>", async_view)]
+
+async def main():
+    for view in ("sync", "async"):
+        assert (await AsyncClient().get(f"/{view}/7")).content.decode() == view
+    await aclient.close()
+
+assert Client().get("/sync/7").content == b"sync"
+asyncio.run(main())
+"""
+
+
+def test_each_request_of_a_django_project_is_a_program(
+    backend: Recording, run_script: Callable[..., str]
+) -> None:
+    """Sync and async views, under a sync server and an async one, in a process of their own."""
+    pytest.importorskip("django")
+    run_script(DJANGO, backend.url, AUTELLIX_BASE_URL=backend.url, PYTHONWARNINGS="ignore")
+    names = [[(call.program_name, call.content) for call in calls] for calls in backend.programs().values()]
+    sync, asynchronous = (
+        [(f"GET /{view}/{{id}}", text) for text in ("head", "tail")] for view in ("sync", "async")
+    )
+    assert names == [sync, sync, asynchronous]
+    assert len(backend.wait_for("DELETE", "/programs/", count=3)) == 3
+
+
+async def test_each_aiohttp_request_is_a_program(agent: Agent) -> None:
+    """Its handlers are decorated: it has middleware of its own kind."""
+    aiohttp: Any = pytest.importorskip("aiohttp")
+    aiohttp_web: Any = pytest.importorskip("aiohttp.web")
+
+    @autellix.program("chat")
+    async def chat(_request: object) -> Any:
+        return aiohttp_web.Response(
+            text=await agent.aask("head") + await asyncio.to_thread(agent.ask, "tail")
+        )
+
+    app = aiohttp_web.Application()
+    app.router.add_get("/", chat)
+    runner = aiohttp_web.AppRunner(app)
+    await runner.setup()
+    site = aiohttp_web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        port = runner.addresses[0][1]
+        async with aiohttp.ClientSession() as session:
+            for _ in range(2):
+                async with session.get(f"http://127.0.0.1:{port}/") as response:
+                    assert response.status == 200
+    finally:
+        await runner.cleanup()
+    check_two_requests(agent, "chat")

@@ -1,0 +1,229 @@
+"""Faults of a gateway from its user's side: calls end as without us, and the next one is annotated."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import http.server
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+from tests.waiting import wait_until
+
+import autellix
+from autellix._sessions import keeper
+from autellix._sessions.session import REGISTERED, UNREACHABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.sdk.conftest import Recording
+
+MESSAGES: Any = [{"role": "user", "content": "x"}]
+GARBAGE = {
+    "no HTTP": b"\x00\xff" * 500,
+    "half a head": b"HTTP/1.1 200 OK\r\nContent-Le",
+    "endless head": b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 20_000,
+    "no JSON": b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 3\r\n\r\n{[}",
+    "other JSON": b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n[]",
+}
+
+
+class Front:
+    """What stands before a gateway: it passes connections on, or answers each with `fault`."""
+
+    def __init__(self, port: int) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}/v1"
+        self.fault: bytes | None = None
+        self._port = port
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            if self.fault is not None:
+                connection.recv(65536)
+                connection.sendall(self.fault)
+                return
+            with socket.create_connection(("127.0.0.1", self._port)) as backend:
+                back = threading.Thread(target=self._copy, args=(backend, connection), daemon=True)
+                back.start()
+                self._copy(connection, backend)
+                back.join()
+
+    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+
+@pytest.fixture
+def gateway(sdk: None, make_backend: Callable[..., Recording]) -> Recording:
+    return make_backend(token="signed")
+
+
+@pytest.fixture
+def front(gateway: Recording) -> Iterator[Front]:
+    front = Front(gateway.port)
+    yield front
+    front.close()
+
+
+def ask(url: str) -> Any:
+    with openai.OpenAI(base_url=url, api_key="key", max_retries=0) as client:
+        return client.chat.completions.create(model="m", messages=MESSAGES)
+
+
+def outcome(url: str) -> str:
+    """What the user gets: an answer's type, or an error's."""
+    try:
+        return type(ask(url)).__name__
+    except Exception as error:  # noqa: BLE001 - whatever the library raises
+        return type(error).__name__
+
+
+def states() -> set[str]:
+    return {entry.state for entry in keeper.process_session().registrations.values()}
+
+
+def check_recovery(gateway: Recording, url: str) -> None:
+    """One call reaches the gateway, and the next is annotated; the session follows."""
+    count = len(gateway.calls)
+    ask(url)
+    ask(url)
+    assert len(gateway.calls) == count + 2
+    assert gateway.calls[-1]["x-autellix-program-id"] == autellix.current().program_id
+    wait_until(lambda: states() == {REGISTERED})
+    ask(url)
+    assert gateway.calls[-1]["x-autellix-session-token"] == "signed"
+
+
+@pytest.mark.parametrize("is_configured", [True, False])
+@pytest.mark.parametrize("garbage", GARBAGE)
+def test_garbage(gateway: Recording, front: Front, garbage: str, is_configured: bool) -> None:
+    front.fault = GARBAGE[garbage]
+    autellix.uninstrument()
+    expected = outcome(front.url)
+    autellix.instrument()
+    autellix.configure(front.url if is_configured else None)
+    assert [outcome(front.url) for _ in range(2)] == [expected] * 2
+    wait_until(lambda: states() <= {UNREACHABLE})
+    front.fault = None
+    check_recovery(gateway, front.url)
+
+
+@pytest.mark.parametrize("is_configured", [True, False])
+def test_dead_and_late(gateway: Recording, is_configured: bool) -> None:
+    """Its port is closed, and the calls fail as without us, until it starts."""
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/v1"
+    autellix.configure(url if is_configured else None)
+    assert [outcome(url) for _ in range(2)] == ["APIConnectionError"] * 2
+    wait_until(lambda: states() <= {UNREACHABLE})
+    try:
+        listener = socket.create_server(("127.0.0.1", port))
+    except OSError:
+        pytest.skip("another process has taken the port meanwhile")
+    front = Front.__new__(Front)
+    front._listener, front.fault, front._port = listener, None, gateway.port
+    threading.Thread(target=front._accept, daemon=True).start()
+    try:
+        check_recovery(gateway, url)
+    finally:
+        front.close()
+
+
+@pytest.mark.parametrize("is_configured", [True, False])
+def test_dies_and_comes_back_as_another(gateway: Recording, front: Front, is_configured: bool) -> None:
+    """A restart with another secret: it knows neither the session nor its token."""
+    autellix.configure(front.url if is_configured else None)
+    check_recovery(gateway, front.url)
+    front.fault = b""
+    assert [outcome(front.url) for _ in range(2)] == ["APIConnectionError"] * 2
+    front.fault = None
+    gateway.token = "other"
+    gateway.response_headers = {"X-Autellix-Identity-Source": "foreign-token"}
+    ask(front.url)
+    gateway.response_headers = {}
+    wait_until(lambda: states() == {REGISTERED})
+    ask(front.url)
+    assert gateway.calls[-1]["x-autellix-session-token"] == "other"
+
+
+def test_slow(gateway: Recording) -> None:
+    """Its sessions API hangs, and its calls do not: they are annotated without a token, and never wait."""
+    gateway.control_delay_s = 3.0
+    autellix.configure(gateway.url)
+    for _ in range(3):
+        ask(gateway.url)
+    assert all("x-autellix-call-id" in call for call in gateway.calls)
+    assert not any("x-autellix-session-token" in call for call in gateway.calls)
+    gateway.control_delay_s = 0.0
+    wait_until(lambda: states() <= {UNREACHABLE, REGISTERED})
+    check_recovery(gateway, gateway.url)
+
+
+def test_foreign_server_becomes_a_gateway(gateway: Recording) -> None:
+    gateway.is_autellix = False
+    for _ in range(2):
+        ask(gateway.url)
+    assert not any(name.startswith("x-autellix") for call in gateway.calls for name in call)
+    gateway.is_autellix = True
+    check_recovery(gateway, gateway.url)
+
+
+class _Proxy(http.server.BaseHTTPRequestHandler):
+    """An HTTP proxy: it passes each request on to the address in its first line."""
+
+    protocol_version = "HTTP/1.1"
+    passed: list[str] = []
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
+        pass
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        address, _, path = self.path.removeprefix("http://").partition("/")
+        self.passed.append(path)
+        connection = http.client.HTTPConnection(address, timeout=60)
+        connection.request("POST", f"/{path}", body, dict(self.headers.items()))
+        answer = connection.getresponse()
+        content = answer.read()
+        connection.close()
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("date", "server", "content-length"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+def test_behind_a_proxy(gateway: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls and session take the same way."""
+    _Proxy.passed = []
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Proxy) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("no_proxy", "")
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        autellix.configure(gateway.url)
+        check_recovery(gateway, gateway.url)
+        server.shutdown()
+    assert _Proxy.passed.count("v1/chat/completions") == 3
+    assert "autellix/v1/sessions" in _Proxy.passed
