@@ -357,7 +357,7 @@ async def silent_connections(target: Target) -> None:
         b"\x00" * 200,
     )
     async with contextlib.AsyncExitStack() as stack:
-        for number in range(1_000):
+        for number in range(400):
             _, writer = await stack.enter_async_context(target.connection())
             writer.write(garbage[number % len(garbage)])
 

@@ -12,7 +12,7 @@ import pytest
 import zmq
 from msgspec.structs import replace
 from tests.report_links import FACTS, SECRET, LinkedGateway, free_address, linked, serving
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from zmq.utils import z85
 
 from autellix_backend.core.config import SchedulerConfig
@@ -161,6 +161,24 @@ async def test_a_flood_does_not_hold_up_the_event_loop() -> None:
                 server.send("g1", message)
             await until(lambda: len(gateway.messages) == len(expected))
             assert gateway.messages == expected
+
+
+async def test_large_messages_take_several_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_client, "MAX_ROUND_BYTES", 1)
+    address = free_address()
+    expected = [str(number).encode() for number in range(50)]
+    with serving(address) as server:
+        async with linked(address) as gateway:
+            await gateway.reaches(LinkState.UP)
+            for message in expected:
+                server.send("g1", message)
+            most, before = 0, 0
+            async with asyncio.timeout(PATIENCE_S):
+                while len(gateway.messages) < len(expected):
+                    await asyncio.sleep(0)
+                    most, before = max(most, len(gateway.messages) - before), len(gateway.messages)
+            assert gateway.messages == expected
+            assert most <= 10
 
 
 async def test_malformed_messages_of_an_engine_are_ignored() -> None:

@@ -85,7 +85,36 @@ def test_a_field_of_another_type_is_refused(name: str, value: object) -> None:
         EngineReport.from_bytes(json.dumps(message).encode())
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("service_s", value) for value in (-0.1, 1e10, 1e308)),
+        *((name, -1.0) for name in ("wait_s", "table_wait_s", "inherited_service_s", "inactive_s")),
+        *(
+            (name, -1)
+            for name in ("level", "preemptions", "output_tokens", "engine_steps", "dropped_records")
+        ),
+        ("prompt_tokens", 2**60),
+        ("prefilled_s", 1e300),
+        ("runs", [[0.0, 1.0], [-5.0, 1.0]]),
+    ],
+)
+def test_a_number_that_no_engine_measures_is_refused(name: str, value: object) -> None:
+    """It would be charged to the program, and stay."""
+    message = json.loads(REPORT.to_bytes()) | {name: value}
+
+    with pytest.raises(ReportError, match=r"^not an engine report: "):
+        EngineReport.from_bytes(json.dumps(message).encode())
+
+
+def test_a_difference_of_times_may_round_below_zero() -> None:
+    message = json.loads(REPORT.to_bytes()) | {"table_wait_s": -1e-9}
+
+    assert EngineReport.from_bytes(json.dumps(message).encode()).table_wait_s == -1e-9
+
+
 SHORT = st.text(max_size=12)
+COUNT = st.integers(0, 2**53)
 
 
 @settings(max_examples=30)
@@ -103,6 +132,16 @@ SHORT = st.text(max_size=12)
         table_wait_s=st.floats(0, 1e9),
         service_s=st.floats(0, 1e9),
         inherited_service_s=st.floats(0, 1e9),
+        level=COUNT,
+        preemptions=COUNT,
+        demotions=COUNT,
+        promotions=COUNT,
+        prompt_tokens=COUNT,
+        output_tokens=COUNT,
+        cached_tokens=COUNT,
+        arrival_step=COUNT,
+        finish_step=COUNT,
+        engine_steps=COUNT,
     )
 )
 def test_any_report_survives_the_wire(report: EngineReport) -> None:

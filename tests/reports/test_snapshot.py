@@ -262,6 +262,8 @@ def test_an_invalid_snapshot_is_refused(datagram: bytes) -> None:
     [
         ("step", "2"),
         ("step", True),
+        ("rank", -1),
+        ("rank", 1024),
         ("mean_step_s", "x"),
         ("level_calls", [1, None]),
         ("level_calls", 3),

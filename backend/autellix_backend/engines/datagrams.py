@@ -10,6 +10,8 @@ from pathlib import Path
 
 MAX_DATAGRAM_BYTES = 64 * 1024
 RECEIVE_BUFFER_BYTES = 4 * 2**20
+MAX_ROUND = 64
+"""Datagrams that are read in a row; the rest is read when others had their turn."""
 
 
 class DatagramReceiver:
@@ -43,5 +45,5 @@ class DatagramReceiver:
     def _read(self) -> None:
         assert self._socket is not None
         with contextlib.suppress(BlockingIOError):
-            while True:
+            for _ in range(MAX_ROUND):
                 self._on_datagram(self._socket.recv(MAX_DATAGRAM_BYTES))

@@ -45,6 +45,8 @@ MAX_QUEUED = 16_384
 """Messages that wait here for the event loop; an engine that sends more waits, and then drops its own."""
 MAX_ROUND = 256
 """Messages that are read in a row: an engine's flood must not hold up calls."""
+MAX_ROUND_BYTES = 256 * 1024
+"""Of the same: a snapshot of a megabyte takes milliseconds."""
 FIRST_RECONNECT_MS = 200
 MAX_RECONNECT_MS = 2_000
 HANDSHAKE_MS = 5_000
@@ -102,6 +104,7 @@ class ReportClient:
         self._socket: Any = None
         self._monitor: Any = None
         self._timer: asyncio.TimerHandle | None = None
+        self._has_next_round = False
         self._settled = asyncio.Event()
 
     @property
@@ -230,13 +233,25 @@ class ReportClient:
             self._become(LinkState.LOST)
 
     def _read(self) -> None:
+        # A round that is to come reads these too: two series of rounds would read twice as much in a row.
+        if not self._has_next_round:
+            self._read_round()
+
+    def _read_round(self) -> None:
         # The descriptor shows new messages once, so all are read, in rounds.
+        self._has_next_round = False
         if self._socket is None:
             return
         with contextlib.suppress(zmq.Again):
+            left_bytes = MAX_ROUND_BYTES
             for _ in range(MAX_ROUND):
-                self._take(self._socket.recv_multipart(zmq.NOBLOCK))
-            asyncio.get_running_loop().call_soon(self._read)
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                self._take(frames)
+                left_bytes -= sum(map(len, frames))
+                if left_bytes <= 0:
+                    break
+            self._has_next_round = True
+            asyncio.get_running_loop().call_soon(self._read_round)
 
     def _take(self, frames: list[bytes]) -> None:
         if len(frames) != 2:

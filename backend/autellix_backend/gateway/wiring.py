@@ -231,7 +231,7 @@ class Components:
             default_slots=limits.max_in_flight or limits.max_num_seqs or USUAL_SLOTS,
         )
         decoder = ReportDecoder(
-            on_report=self.registry.on_report,
+            on_report=partial(self.registry.on_report, engine.name),
             on_malformed=metrics.reports.labels("malformed").inc,
             on_snapshot=partial(self._on_snapshot, handle),
         )

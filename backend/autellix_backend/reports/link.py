@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from typing import Annotated
 
 import msgspec
 
@@ -97,12 +98,16 @@ class GatewayHello(msgspec.Struct, frozen=True, kw_only=True):
         return hello
 
 
+Rank = Annotated[int, msgspec.Meta(ge=0, lt=1024)]
+"""A rank of an engine, for each of which something is kept."""
+
+
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of an engine with our scheduler."""
 
     engine: str
     """An id that is new with every start of its process."""
-    rank: int = 0
+    rank: Rank = 0
     """Its data-parallel rank; each rank is a process with a report port of its own."""
     version: str
     """The scheduler's."""

@@ -11,6 +11,17 @@ from autellix_backend.reports.errors import ReportError
 
 __all__ = ["EngineReport"]
 
+MAX_S = 1e9
+"""Of any time: what is charged to programs is added up and compared, and kept in the shared table."""
+MAX_COUNT = 2**53
+_ROUNDING_S = 1e-3
+"""Below zero by so little a difference of times may be."""
+_TIMES = ("wait_s", "table_wait_s", "service_s", "inherited_service_s", "inactive_s")
+_COUNTS = (
+    *("level", "preemptions", "demotions", "promotions", "prompt_tokens", "output_tokens", "cached_tokens"),
+    *("arrival_step", "finish_step", "engine_steps", "dropped_records"),
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReport(CallRecord):
@@ -45,12 +56,31 @@ class EngineReport(CallRecord):
         """Read a report; keys of a later version are ignored.
 
         Raises:
-            ReportError: the datagram is not a JSON object with every field of its type.
+            ReportError: the datagram is not a JSON object with every field of its type, or a number is
+                below zero or beyond reason.
         """
         try:
-            return _decoder.decode(datagram)
+            report = _decoder.decode(datagram)
         except (msgspec.DecodeError, RecursionError) as error:
             raise ReportError(f"not an engine report: {error}") from error
+        report._check()
+        return report
+
+    def _check(self) -> None:
+        for name in _TIMES:
+            if not _is_time(getattr(self, name)):
+                raise ReportError(f"not an engine report: {name} is {getattr(self, name)}")
+        for name in _COUNTS:
+            if not 0 <= getattr(self, name) <= MAX_COUNT:
+                raise ReportError(f"not an engine report: {name} is {getattr(self, name)}")
+        if not all(_is_time(start) and _is_time(end) for start, end in self.runs):
+            raise ReportError("not an engine report: a run's times are out of bounds")
+        if self.prefilled_s is not None and not _is_time(self.prefilled_s):
+            raise ReportError(f"not an engine report: prefilled_s is {self.prefilled_s}")
+
+
+def _is_time(seconds: float) -> bool:
+    return -_ROUNDING_S <= seconds <= MAX_S
 
 
 _decoder = msgspec.json.Decoder(EngineReport)

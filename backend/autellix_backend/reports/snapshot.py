@@ -12,6 +12,7 @@ from autellix_backend.core.call import Call
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.starvation import totals
 from autellix_backend.reports.errors import ReportError
+from autellix_backend.reports.link import Rank
 
 __all__ = [
     "MAX_IDLE_IDS",
@@ -137,7 +138,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag_field=_TAG_F
     Each data-parallel rank of an engine has queues of its own, and sends snapshots of its own.
     """
 
-    rank: int = 0
+    rank: Rank = 0
     """The data-parallel rank, from 0."""
     step: int
     """Steps executed since the engine started."""

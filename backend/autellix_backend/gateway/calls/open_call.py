@@ -18,6 +18,7 @@ from autellix_backend.reports.report import EngineReport
 from autellix_backend.stores.base import CallEnd, CallStart, Inherited
 from autellix_wire import engine_args
 
+FURTHER_REPORTS = 256
 BYTES_PER_TOKEN = 4
 """For the estimate of a prompt that no engine has seen."""
 
@@ -125,6 +126,11 @@ class OpenCall:
     """The tokens that the answer states; read only where they are needed."""
     receipt: Receipt | None = None
     """Set when the call is settled."""
+
+    @property
+    def max_reports(self) -> int:
+        """How many reports of it are kept: engines that call tools themselves make more requests of it."""
+        return self.request.body.record_count + FURTHER_REPORTS
 
     @property
     def prompt_tokens(self) -> int:

@@ -213,10 +213,11 @@ class CallRegistry:
         self._renew_key(call)
         call.engine = engine
 
-    def on_report(self, report: EngineReport) -> None:
-        """Match a report to its call; one that no call waits for is counted and dropped."""
+    def on_report(self, engine: str, report: EngineReport) -> None:
+        """Match an engine's report to its call; one that no call there waits for is counted and dropped."""
         call = self._open.get(report.call_id)
-        if call is None:
+        # Ids can be guessed: no engine settles the calls of another.
+        if call is None or call.engine != engine or len(call.reports) > call.max_reports:
             self._reports("late").inc()
             return
         self._reports("matched").inc()
