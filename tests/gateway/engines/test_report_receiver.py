@@ -95,21 +95,21 @@ def test_reports_and_snapshots_arrive_and_malformed_datagrams_are_counted(
         assert not path.exists()
 
 
-async def test_a_flood_of_datagrams_lets_others_have_their_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_flood_of_datagrams_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datagrams, "MAX_ROUND", 1)
     received: list[bytes] = []
     most, before = 0, 0
-    receiver = DatagramReceiver(tmp_path / "a.sock", received.append)
-    receiver.open()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-        for number in range(8):
-            sender.sendto(b"%d" % number, str(tmp_path / "a.sock"))
-    async with asyncio.timeout(PATIENCE_S):
-        while len(received) < 8:
-            await asyncio.sleep(0)
-            most, before = max(most, len(received) - before), len(received)
-    receiver.close()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.sock"
+        receiver = DatagramReceiver(path, received.append)
+        receiver.open()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            for number in range(8):
+                sender.sendto(b"%d" % number, str(path))
+        async with asyncio.timeout(PATIENCE_S):
+            while len(received) < 8:
+                await asyncio.sleep(0)
+                most, before = max(most, len(received) - before), len(received)
+        receiver.close()
     assert received == [b"%d" % number for number in range(8)]
     assert most == 1

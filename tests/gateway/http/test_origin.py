@@ -90,6 +90,16 @@ async def test_without_keys_engines_are_changed_from_the_same_machine_only(serve
         assert await _status(rig.app, _post_from("10.1.2.3", path)) == 403
 
 
+async def test_a_name_that_leads_to_this_machine_changes_no_engines(serve: Any) -> None:
+    """Where the gateway listens on all addresses, any name may be its own; but a page may have it, too."""
+    async with serve(host="0.0.0.0") as rig:
+        url = rig.url + "/autellix/v1/engines/engine/drain"
+        page = {"host": "evil.example", "origin": "http://evil.example"}
+        for headers, status in ((page, 403), ({"host": "127.0.0.1"}, 404)):
+            async with rig.client.post(url, headers=headers) as response:
+                assert response.status == status
+
+
 def _post_from(address: str, path: str) -> dict[str, Any]:
     return {
         "type": "http",

@@ -15,7 +15,7 @@ from autellix_backend.gateway.errors import AdminOnlyError
 from autellix_backend.gateway.explain.event_feed import EventFeed
 from autellix_backend.gateway.explain.overview import Overview, engine_view
 from autellix_backend.gateway.history.history import ProgramHistory
-from autellix_backend.gateway.http.origin import is_loopback
+from autellix_backend.gateway.http.origin import is_loopback, names_this_machine
 from autellix_backend.gateway.http.turns import AnswerTurns
 from autellix_backend.gateway.http.watches import Watches
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
@@ -68,7 +68,10 @@ async def _is_shown(request: Request) -> Callable[[Owned], bool]:
 
 
 def _is_on_this_machine(request: Request) -> bool:
-    return request.client is None or is_loopback(request.client.host)
+    # A page whose owner has its name resolve to this machine, and clients behind a proxy here, name another.
+    host = request.headers.get("host", "")
+    is_local = not host or names_this_machine(host)
+    return is_local and (request.client is None or is_loopback(request.client.host))
 
 
 Classes = Annotated[ProgramClasses, _component("classes")]

@@ -57,7 +57,7 @@ def foreign_page(marks: Mapping[bytes, str], *, is_local: bool, is_page: bool = 
         is_page: Whether it asks for a file of our page, to which a link of another site may lead.
     """
     host = marks.get(b"host", "")
-    if is_local and host and not _is_of_this_machine(host):
+    if is_local and host and not names_this_machine(host):
         return f"Host: is {host!r}; expected a loopback address or localhost, where the gateway listens"
     origin = marks.get(b"origin")
     if origin is not None and _authority(origin) != host.lower():
@@ -79,7 +79,8 @@ def is_loopback(host: str) -> bool:
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
-def _is_of_this_machine(host: str) -> bool:
+def names_this_machine(host: str) -> bool:
+    """Return whether a `Host` is a loopback address or localhost, with or without a port."""
     return len(host) <= MAX_HOST_CHARACTERS and _names_this_machine(host)
 
 
