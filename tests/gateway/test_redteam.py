@@ -29,13 +29,13 @@ def attacks(monkeypatch: pytest.MonkeyPatch) -> Any:
     return redteam_attacks
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_quiet_tenant_is_served_and_nothing_is_left() -> None:
     run = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "redteam.py"), "--rounds", "1", "--json"],
+        [sys.executable, str(BENCHMARKS / "redteam.py"), "--rounds", "1", "--slack-s", "10", "--json"],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=580,
         check=False,
     )
     report = json.loads(run.stdout)
