@@ -177,7 +177,7 @@ async def serve_on(
             if show_page is not None and page_is_there:
                 show_page(_root_url(listeners[0]) + PAGE_PATH)
 
-        server = _Server(config, on_ready, app, settings.gateway.shutdown_grace_s)
+        server = _Server(config, on_ready, app, settings.gateway)
         # Without a tenants file SIGHUP ends the process, as it does when a terminal closes.
         reloads = (signal.SIGHUP,) if tenants.has_keys else ()
         with _on_signals(server.end, *ends), _on_signals(lambda: _reload(tenants), *reloads):
@@ -227,12 +227,13 @@ class _Server(uvicorn.Server):
     """Uvicorn without its own signal handling, which ends the process before the engine is stopped."""
 
     def __init__(
-        self, config: uvicorn.Config, on_ready: Callable[[], None], app: FastAPI, grace_s: float
+        self, config: uvicorn.Config, on_ready: Callable[[], None], app: FastAPI, gateway: GatewaySettings
     ) -> None:
         super().__init__(config)
         self._on_ready = on_ready
         self._app = app
-        self._grace_s = grace_s
+        self._grace_s = gateway.shutdown_grace_s
+        self._has_siblings = gateway.workers > 1
         self._drain: asyncio.Task[None] | None = None
         self.is_cut_short = False
         """Whether a second signal ended it."""
@@ -241,7 +242,8 @@ class _Server(uvicorn.Server):
         # Uvicorn would have uvloop accept at them, one connection at a time.
         await super().startup(sockets=[])
         if self.started:
-            acceptors = [Acceptor(listener, self._make_protocol) for listener in sockets or ()]
+            make, is_shared = self._make_protocol, self._has_siblings
+            acceptors = [Acceptor(listener, make, is_shared=is_shared) for listener in sockets or ()]
             self.servers = cast(list[asyncio.base_events.Server], acceptors)
             pool: EnginePool = self._app.state.pool
             await pool.links_settled(LINK_WAIT_S)

@@ -70,6 +70,27 @@ def test_a_round_of_uvloop_accepts_more_than_one() -> None:
     assert max(made.values()) > 1
 
 
+async def test_one_of_several_processes_leaves_connections_to_the_others() -> None:
+    class ManyListener(socket.socket):
+        taken = 0
+
+        def accept(self) -> tuple[socket.socket, object]:
+            self.taken += 1
+            return super().accept()
+
+    with ManyListener() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(CLIENTS)
+        with connected(listener, CLIENTS):
+            accepting = Acceptor(listener, asyncio.Protocol, is_shared=True)
+            async with asyncio.timeout(PATIENCE_S):
+                while not listener.taken:  # noqa: ASYNC110 - a listener has no event
+                    await asyncio.sleep(0)
+            accepting.close()
+            await accepting.wait_closed()
+    assert listener.taken <= acceptor.SHARED_ROUND_CONNECTIONS
+
+
 async def test_it_goes_on_when_descriptors_are_free_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

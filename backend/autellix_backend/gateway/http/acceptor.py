@@ -14,6 +14,8 @@ from collections.abc import Callable
 
 ROUND_CONNECTIONS = 64
 """Accepted before other work gets its turn; each takes about 40 µs."""
+SHARED_ROUND_CONNECTIONS = 4
+"""The same where several processes accept at one socket: none may take all that are opened at once."""
 SEND_BUFFER_BYTES = 256 * 1024
 """About half of what the system keeps of an answer that a client does not read; by itself it keeps 4 MiB."""
 RETRY_S = 1.0
@@ -26,13 +28,26 @@ logger = logging.getLogger(__name__)
 class Acceptor:
     """Accepts at one listening socket, which the caller closes; stands in for an `asyncio.Server`."""
 
-    def __init__(self, listener: socket.socket, make_protocol: Callable[[], asyncio.BaseProtocol]) -> None:
-        """Begin to accept, in the running event loop."""
+    def __init__(
+        self,
+        listener: socket.socket,
+        make_protocol: Callable[[], asyncio.BaseProtocol],
+        *,
+        is_shared: bool = False,
+    ) -> None:
+        """Begin to accept, in the running event loop.
+
+        Args:
+            listener: The socket.
+            make_protocol: Returns the protocol of one connection.
+            is_shared: Whether other processes accept at it too.
+        """
         listener.setblocking(False)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         self.sockets = (listener,)
         self._listener = listener
         self._make_protocol = make_protocol
+        self._most = SHARED_ROUND_CONNECTIONS if is_shared else ROUND_CONNECTIONS
         self._loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
@@ -49,7 +64,7 @@ class Acceptor:
         await asyncio.gather(*self._opening, return_exceptions=True)
 
     def _accept(self) -> None:
-        for _ in range(ROUND_CONNECTIONS):
+        for _ in range(self._most):
             try:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError):
