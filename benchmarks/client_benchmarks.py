@@ -201,7 +201,8 @@ def ways_of(plain: str, ours: str, gateway: str) -> list[Way]:
 async def measure(options: argparse.Namespace, folder: Path) -> list[Run]:
     """Let the clients take turns on the three ways."""
     model = str(build_demo_model(demo_model_directory()))
-    clients = [bench_serve, guidellm] if options.guidellm else [bench_serve]
+    clients = [] if options.guidellm_alone else [bench_serve]
+    clients += [guidellm] if options.guidellm else []
     runs: list[Run] = []
     async with AsyncExitStack() as stack:
         ways = ways_of(*options.urls) if options.urls else await start(stack, options, folder)
@@ -262,6 +263,7 @@ def main() -> int:
     """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--guidellm", metavar="PROGRAM", help="its program, in an environment of its own")
+    parser.add_argument("--guidellm-alone", action="store_true", help="without `vllm bench serve`")
     parser.add_argument("--requests", type=int, default=40, help="in each run")
     parser.add_argument("--at-once", type=int, default=8, help="how many at once")
     parser.add_argument("--slots", type=int, default=4, help="batch slots of an engine")
@@ -274,6 +276,8 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="add the runs to those of a file")
     options = parser.parse_args()
+    if options.guidellm_alone and not options.guidellm:
+        parser.error("--guidellm-alone: expected --guidellm PROGRAM")
     with tempfile.TemporaryDirectory() as folder:
         runs = asyncio.run(measure(options, Path(folder)))
     if options.json:

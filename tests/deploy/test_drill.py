@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 from tests.deploy.drill.contract import differences, merged, shape
+from tests.deploy.drill.costs import described, processor_seconds
 from tests.deploy.drill.from_units import environment_file, words
 from tests.deploy.drill.pods import Part, expand, of_part
 from tests.deploy.drill.shipped import WAYS, Size
+
+from autellix_backend.engines.vllm_command import EXECUTOR_ARGUMENT, IN_PROCESS_EXECUTOR
 
 SECRET = "AUTELLIX_ENGINE_REPORT_SECRET"
 
@@ -39,6 +43,8 @@ def test_every_way_makes_the_same_parts(way: str, size: Size, tmp_path: Path, re
     for engine in engines:
         command = engine.main.command
         config = json.loads(command[command.index("--additional-config") + 1])["autellix"]
+        # As on one machine: without a worker process.
+        assert command[command.index(EXECUTOR_ARGUMENT) + 1] == IN_PROCESS_EXECUTOR
         assert config["scheduler"]["policy"] == "plas"
         assert (
             engine.main.environment["VLLM_API_KEY"] == gateways[0].main.environment["AUTELLIX_ENGINE_API_KEY"]
@@ -58,6 +64,20 @@ def test_an_engine_finds_our_packages_only_where_the_chart_puts_them(size: Size,
     assert first.command == ("cp", "-r", "/opt/autellix/plugin/.", "/plugin")
     assert engine.main.environment["PYTHONPATH"] == "/plugin"
     assert {mount.volume for mount in first.mounts} <= {mount.volume for mount in engine.main.mounts}
+
+
+def test_processor_time_is_counted_by_part(tmp_path: Path) -> None:
+    stat = "1 (a) b) S 0 0 0 0 0 0 0 0 0 0 {own} 0 {children} 0 20"
+    tick = os.sysconf("SC_CLK_TCK")
+    programs = ("VLLM::EngineCore", "python\0-m\0tests.deploy.drill.main\0--folder\0/autellix")
+    for number, program in enumerate(programs):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "cmdline").write_text(program)
+        (folder / "stat").write_text(stat.format(own=2 * tick, children=number * tick))
+    found = processor_seconds(tmp_path)
+    assert found == {"engine cores": 2.0, "the drill": 3.0}
+    assert described({}, found) == "the drill 3.0 s, engine cores 2.0 s"
 
 
 def test_variables_are_put_in_as_kubernetes_does() -> None:

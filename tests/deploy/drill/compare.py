@@ -23,13 +23,14 @@ def compare(table: Table, one: Told | None, cluster: Told, policy: str) -> None:
     )
     table.note("why explains a waiting call by its place", bool(cluster.why), cluster.why)
     if one is None:
-        logger.info(
-            "order: %s; there is no other backend to compare with", "; ".join(map(str, cluster.orders))
-        )
+        orders = "; ".join(map(str, cluster.orders))
+        logger.info("order: %s; %s; there is no other backend to compare with", orders, cluster.costs)
         return
     for number, (order, other) in enumerate(zip(cluster.orders, one.orders, strict=True), start=1):
         holds = order.short_first >= other.short_first - TOLERANCE
         table.note(f"order, round {number}, as on one machine", holds, f"{order} (one machine: {other})")
+    costs = f"{cluster.costs} (one machine: {one.costs})"
+    table.note("processor time of these rounds", True, costs)
     table.note("tokens equal one machine's", cluster.tokens == one.tokens, cluster.tokens)
     table.note("answers equal one machine's", cluster.answers == one.answers)
     for name, form in cluster.shapes.items():

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import aiohttp
+from tests.deploy.drill.costs import described, processor_seconds
 
 from autellix_lab.demo.model import DEMO_MODEL_NAME
 from autellix_wire import API_PREFIX, FINAL, PROGRAM_ID, PROGRAMS_PATH
@@ -84,6 +85,8 @@ class Told:
     readiness: str
     why: str
     """An explanation of a waiting call."""
+    costs: str
+    """What its processes have had of processors while programs competed, by part."""
 
 
 @asynccontextmanager
@@ -168,8 +171,9 @@ async def are_all_well(session: aiohttp.ClientSession, backend: Backend, expecte
 async def examine(backend: Backend, prefix: str) -> Told:
     """Put the whole contract to a backend that has no work."""
     async with client() as session:
-        seen = _Seen()
+        seen, before = _Seen(), processor_seconds()
         orders = [await _compete(session, backend, f"{prefix}-{number}", seen) for number in range(ROUNDS)]
+        costs = described(before, processor_seconds())
         gateway = backend.gateways[0]
         answers = [
             await chat(session, gateway, f"{prefix}-content-{at}", 8 + at, text=f"Count to {at}.")
@@ -194,6 +198,7 @@ async def examine(backend: Backend, prefix: str) -> Told:
             is_measured=not any(answer["autellix"]["estimated"] for answer in answers),
             readiness=(await get(session, gateway, "/readyz"))["status"],
             why=seen.why,
+            costs=costs,
         )
 
 

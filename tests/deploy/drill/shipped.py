@@ -17,7 +17,7 @@ from tests.deploy.drill import from_chart, from_compose, from_units
 from tests.deploy.drill.images import Image, make_images
 from tests.deploy.drill.pods import Container, Mount, Part, Pod, Probe, Volume
 
-from autellix_backend.engines.vllm_command import environment_defaults
+from autellix_backend.engines.vllm_command import device_arguments, environment_defaults
 from autellix_lab.demo.model import DEMO_MODEL_NAME
 
 SLOTS = 2
@@ -39,8 +39,9 @@ class Size:
 
     @property
     def engine_arguments(self) -> list[str]:
-        """What a CPU and a small batch want of vLLM."""
-        return ["--enforce-eager", f"--max-num-seqs={SLOTS}"]
+        """What the backend on one machine gives its engines for a CPU, and a small batch."""
+        of_cpu = device_arguments(str(self.model), (), self.engine_environment, is_cpu=True)
+        return [*of_cpu, f"--max-num-seqs={SLOTS}"]
 
     @property
     def engine_environment(self) -> dict[str, str]:
