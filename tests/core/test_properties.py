@@ -20,6 +20,7 @@ from autellix_backend.core.call import Call, CallRecord, CallState, ChangeReason
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.policies import POLICY_NAMES
+from autellix_backend.core.policies.base import SizePolicy
 from autellix_backend.core.queues.levels import LevelQueue
 from autellix_backend.core.starvation import is_starving
 
@@ -204,7 +205,7 @@ def test_a_level_stays_between_1_and_k(config: SchedulerConfig, events: list[Any
     driver = drive(config, events)
 
     policy = driver.machine.policy
-    keyed_levels = 2 if policy.name in ("sjf", "hinted", "srpt") else 1
+    keyed_levels = 2 if isinstance(policy, SizePolicy) else 1
     levels = config.level_count if policy.has_levels else keyed_levels
     assert all(1 <= call.level <= levels for call in driver.machine)
     assert all(1 <= record.level <= levels for record in driver.records)
