@@ -412,6 +412,16 @@ def test_other_process_does_not_end_a_program_with_a_chosen_id(
     assert sorted(path.rpartition("/")[2].startswith("program-") for path in ended) == [False, True]
 
 
+def test_other_process_does_not_end_a_program_around_its_own(agent: Agent, tmp_path: Path) -> None:
+    """It is started in an inner program, and opens the outer one, which is still open where it came from."""
+    branch = "process = context.Process(target=reopen, args=('chosen',)); process.start(); process.join()"
+    branch = f"with autellix.program('agent', id='chosen'), autellix.program('inner'): {branch}"
+    run_processes(agent, tmp_path, "spawn", branch)
+    assert agent.programs()["reopened"] == "agent"
+    ended = [path for method, path, _ in agent.backend.control if method == "DELETE" and "/programs/" in path]
+    assert not any(path.endswith("/chosen") for path in ended)
+
+
 @row(
     "`multiprocessing.Pool`",
     "each item carries its program and has parents; joins are not seen, as with `Process`",
