@@ -17,6 +17,7 @@ from autellix_backend.gateway.calls.exchange import CallEndpoint
 from autellix_backend.gateway.http import (
     admin,
     classes,
+    elsewhere,
     engines,
     events,
     history,
@@ -141,8 +142,13 @@ async def _lifespan(components: Components, _app: FastAPI) -> AsyncIterator[None
 
 def _answer_others(components: Components) -> None:
     """Answer what other workers ask."""
-    answer, metrics, pool = components.others.answer, components.metrics, components.pool
-    answer(METRICS, lambda _: admin.metric_families(metrics, pool, components.store, components.classes))
+    others, metrics, pool = components.others, components.metrics, components.pool
+    others.answer(
+        METRICS, lambda _: admin.metric_families(metrics, pool, components.store, components.classes)
+    )
+    elsewhere.answer_open_calls(others, components.registry, pool)
+    elsewhere.answer_history(others, components.history)
+    elsewhere.join_feeds(others, components.feed)
 
 
 def _engine_routes(components: Components) -> list[AsgiRoute]:

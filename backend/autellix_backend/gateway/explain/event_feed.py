@@ -89,6 +89,22 @@ class EventFeed:
         self._wall_clock = wall_clock
         self._on_drop = on_drop
         self._subscriptions: set[Subscription] = set()
+        self._relay: Callable[[Event], None] | None = None
+        self._on_listeners: Callable[[bool], None] = lambda _is_listening: None
+
+    def relay_calls(self, relay: Callable[[Event], None] | None) -> None:
+        """Give events of calls to another worker too; None ends that."""
+        self._relay = relay
+
+    def on_listeners(self, tell: Callable[[bool], None]) -> None:
+        """Call `tell` when there is a first subscriber, and when there is none any more."""
+        self._on_listeners = tell
+
+    def deliver(self, event: Event) -> None:
+        """Publish an event of another worker to the subscribers here."""
+        for subscription in self._subscriptions:
+            if not subscription.offer(event):
+                self._on_drop()
 
     def count_of(self, viewer: Tenant) -> int:
         """Return the number of a tenant's subscriptions."""
@@ -104,21 +120,25 @@ class EventFeed:
         """Queue a tenant's events while inside, only those of some programs if their ids are given."""
         subscription = Subscription(viewer, program_ids)
         self._subscriptions.add(subscription)
+        if len(self._subscriptions) == 1:
+            self._on_listeners(True)
         try:
             yield subscription
         finally:
             self._subscriptions.discard(subscription)
+            if not self._subscriptions:
+                self._on_listeners(False)
 
     def on_call_begun(self, call: OpenCall) -> None:
         """Publish that a call began."""
-        if self._subscriptions:
+        if self._has_readers:
             self._publish_call(
                 "begun", call.start, level=call.level, inherited_service_s=call.entry_service_s
             )
 
     def on_call_settled(self, settled: SettledCall) -> None:
         """Publish that a call was settled."""
-        if not self._subscriptions:
+        if not self._has_readers:
             return
         receipt = settled.receipt
         self._publish_call(
@@ -135,16 +155,18 @@ class EventFeed:
         )
 
     def on_program_ended(self, program_id: str) -> None:
-        """Publish that a program ended and left the process table."""
-        self._publish("program_ended", program_id, {})
+        """Publish that a program ended and left the process table, which every worker learns by itself."""
+        if self._subscriptions:
+            self._publish("program_ended", program_id, {})
 
     def engine_changed(self, engine: str, state: str, reason: str | None) -> None:
         """Publish an engine's new state."""
-        self._publish("engine", None, {"engine": engine, "state": state, "reason": reason})
+        if self._subscriptions:
+            self._publish("engine", None, {"engine": engine, "state": state, "reason": reason})
 
     def snapshot_taken(self, engine: str, before: EngineSnapshot | None, after: EngineSnapshot) -> None:
         """Publish the promotions and preemptions between two snapshots of an engine."""
-        if not self._subscriptions or before is None:
+        if not self._has_readers or before is None:
             return
         known = {(call.call_id, call.thread_id): call for call in before.calls}
         for standing in after.calls:
@@ -159,12 +181,15 @@ class EventFeed:
 
     def _publish_call(self, kind: str, call: CallStart, **facts: Any) -> None:
         named = {"call_id": call.call_id, "thread_id": call.thread_id, "name": call.name, **facts}
-        self._publish(kind, call.program_id, named)
+        event = self._publish(kind, call.program_id, named)
+        if self._relay is not None:
+            self._relay(event)
 
-    def _publish(self, kind: str, program_id: str | None, facts: dict[str, Any]) -> None:
-        if not self._subscriptions:
-            return
+    def _publish(self, kind: str, program_id: str | None, facts: dict[str, Any]) -> Event:
         event = Event(kind=kind, at_s=self._wall_clock(), program_id=program_id, facts=facts)
-        for subscription in self._subscriptions:
-            if not subscription.offer(event):
-                self._on_drop()
+        self.deliver(event)
+        return event
+
+    @property
+    def _has_readers(self) -> bool:
+        return bool(self._subscriptions) or self._relay is not None

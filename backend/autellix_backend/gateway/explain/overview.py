@@ -10,7 +10,7 @@ from itertools import chain
 from autellix_backend.gateway.calls.open_call import OpenCall
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.reports.snapshot import CallSnapshot, EngineSnapshot
-from autellix_backend.stores.base import ProgramView
+from autellix_backend.stores.base import CallStart, Inherited, ProgramView
 
 
 class OpenCallState(StrEnum):
@@ -76,14 +76,59 @@ def _silence_of(handle: EngineHandle) -> str:
     return silence if problem is None else f"{silence} ({problem})"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedElsewhere:
+    """The waiting of another worker's call in the queues before engines."""
+
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallElsewhere:
+    """An open call of another worker: what explanations read of an OpenCall."""
+
+    start: CallStart
+    began_s: float
+    level: int
+    entry_service_s: float
+    inherited: Inherited
+    queued: QueuedElsewhere
+    engine: str
+    engine_key: str
+    first_bytes_s: float | None
+    streamed_events: int
+    why_queued: str | None
+    """Why it waits at its gateway; None once it was sent."""
+
+
+ShownCall = OpenCall | CallElsewhere
+
+
+def seen_from_elsewhere(call: OpenCall, why_queued: str | None) -> CallElsewhere:
+    """Return an open call of this worker for another one."""
+    return CallElsewhere(
+        start=call.start,
+        began_s=call.began_s,
+        level=call.level,
+        entry_service_s=call.entry_service_s,
+        inherited=call.inherited,
+        queued=QueuedElsewhere(wait_s=call.queued.wait_s),
+        engine=call.engine,
+        engine_key=call.engine_key,
+        first_bytes_s=call.first_bytes_s,
+        streamed_events=call.streamed_events,
+        why_queued=why_queued,
+    )
+
+
 class Overview:
     """One moment's open calls and engines, indexed by program."""
 
-    def __init__(self, calls: Iterable[OpenCall], engines: Mapping[str, EngineView], now: float) -> None:
+    def __init__(self, calls: Iterable[ShownCall], engines: Mapping[str, EngineView], now: float) -> None:
         self.engines = engines
         self.now = now
         """The moment, on the store's clock."""
-        self._calls: dict[str, list[OpenCall]] = {}
+        self._calls: dict[str, list[ShownCall]] = {}
         for call in calls:
             self._calls.setdefault(call.start.program_id, []).append(call)
         self._in_engines: dict[str, tuple[CallSnapshot, EngineSnapshot]] = {}
@@ -91,7 +136,7 @@ class Overview:
             # In queue order: of parallel choices the last one counts.
             self._in_engines.update((entry.call_id, (entry, snapshot)) for entry in snapshot.calls)
 
-    def calls_of(self, program_id: str) -> list[OpenCall]:
+    def calls_of(self, program_id: str) -> list[ShownCall]:
         """Return a program's open calls, oldest first."""
         return self._calls.get(program_id, [])
 
@@ -99,22 +144,24 @@ class Overview:
         """Return the engines of a program's open calls by name; None for one that has left."""
         return {call.engine: self.engines.get(call.engine) for call in self.calls_of(program_id)}
 
-    def in_engine(self, call: OpenCall) -> CallSnapshot | None:
+    def in_engine(self, call: ShownCall) -> CallSnapshot | None:
         """Return the call's entry in its engine's last snapshot."""
         found = self._in_engines.get(call.engine_key)
         return None if found is None else found[0]
 
-    def rank_of(self, call: OpenCall) -> EngineSnapshot | None:
+    def rank_of(self, call: ShownCall) -> EngineSnapshot | None:
         """Return the snapshot that has the call: that of its data-parallel rank."""
         found = self._in_engines.get(call.engine_key)
         return None if found is None else found[1]
 
-    def why_queued(self, call: OpenCall) -> str | None:
+    def why_queued(self, call: ShownCall) -> str | None:
         """Return why a call waits at the gateway; None once it was sent."""
+        if isinstance(call, CallElsewhere):
+            return call.why_queued
         engine = self.engines.get(call.engine)
         return None if engine is None else engine.why_queued(call.start.key)
 
-    def call_state(self, call: OpenCall) -> OpenCallState:
+    def call_state(self, call: ShownCall) -> OpenCallState:
         """Return where an open call is."""
         if self.why_queued(call) is not None:
             return OpenCallState.QUEUED

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from autellix_backend.core.balance import Placement
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
-from autellix_backend.gateway.calls.open_call import OpenCall
 from autellix_backend.gateway.engines.inactive import Inactive
 from autellix_backend.gateway.explain.overview import (
     EngineView,
     OpenCallState,
     Overview,
     ProgramState,
+    ShownCall,
 )
 from autellix_backend.gateway.explain.placement import placement_text
 from autellix_backend.gateway.tenancy.tenants import Tenant
@@ -134,7 +134,7 @@ def explain_program(
 
 
 def explain_call(
-    call: OpenCall, overview: Overview, config: SchedulerConfig, viewer: Tenant
+    call: ShownCall, overview: Overview, config: SchedulerConfig, viewer: Tenant
 ) -> CallExplanation:
     """Explain where an open call is."""
     engine, entry = overview.engines.get(call.engine), overview.in_engine(call)
@@ -184,7 +184,7 @@ def _inactive(entry: CallSnapshot, snapshot: EngineSnapshot) -> Inactive | None:
     return Inactive(entry.context_tokens or 0, entry.inactive_place, snapshot.admission)
 
 
-def _boost_text(call: OpenCall, entry: CallSnapshot, snapshot: EngineSnapshot, now: float) -> str:
+def _boost_text(call: ShownCall, entry: CallSnapshot, snapshot: EngineSnapshot, now: float) -> str:
     if snapshot.boost is None:
         return ""
     age_s = call.inherited.age_s + now - call.began_s

@@ -15,6 +15,7 @@ from autellix_backend.gateway.errors import AdminOnlyError
 from autellix_backend.gateway.explain.event_feed import EventFeed
 from autellix_backend.gateway.explain.overview import Overview, engine_view
 from autellix_backend.gateway.history.history import ProgramHistory
+from autellix_backend.gateway.http.elsewhere import open_calls
 from autellix_backend.gateway.http.origin import is_loopback, names_this_machine
 from autellix_backend.gateway.http.turns import AnswerTurns
 from autellix_backend.gateway.http.watches import Watches
@@ -45,10 +46,12 @@ def _component(name: str) -> Any:
 
 async def _take_overview(request: Request) -> Callable[[], Overview]:
     components = request.app.state.components
+    prefix = components.tenants.of(request.scope).visible_prefix
+    elsewhere = await open_calls(components.others, request.scope, prefix)
 
     def take() -> Overview:
         engines = {handle.name: engine_view(handle) for handle in components.pool}
-        return Overview(components.registry, engines, components.clock())
+        return Overview((*components.registry, *elsewhere), engines, components.clock())
 
     return take
 

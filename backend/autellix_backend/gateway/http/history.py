@@ -13,15 +13,19 @@ import msgspec
 from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from autellix_backend.gateway.errors import InvalidRequestError, NotFoundError
 from autellix_backend.gateway.explain.why import CallExplanation
 from autellix_backend.gateway.history.critical_path import Spent, spent, spent_text
 from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
 from autellix_backend.gateway.history.history import ProgramHistory
-from autellix_backend.gateway.http.components import History, IsShown, Turns, Viewer
+from autellix_backend.gateway.history.joined import joined, joined_by_id
+from autellix_backend.gateway.http.components import History, IsShown, Others, Turns, Viewer
+from autellix_backend.gateway.http.elsewhere import ended, ended_list
 from autellix_backend.gateway.http.openapi import JSON_TYPE, refusals
 from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.gateway.workers.others import OtherWorkers
 from autellix_wire import API_PREFIX
 
 HISTORY_PATH = API_PREFIX + "/history"
@@ -139,6 +143,7 @@ async def list_ended(
     history: History,
     is_shown: IsShown,
     turns: Turns,
+    others: Others,
     request: Request,
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = DEFAULT_LIMIT,
     after: str | None = None,
@@ -146,18 +151,28 @@ async def list_ended(
     """List the programs that ended, the last one first: the tenant's own, or all for an admin."""
     before = _ended_before(after)
     async with turns.turn(viewer, request):
-        programs = list(filter(is_shown, history.programs(viewer.visible_prefix)))
+        prefix = viewer.visible_prefix
+        elsewhere = await ended_list(others, request.scope, prefix, before[0], limit + 1)
+        programs = list(filter(is_shown, history.programs(prefix)))
+        if elsewhere:
+            programs = joined_by_id([*programs, *filter(is_shown, elsewhere)])
         content = await asyncio.to_thread(_encoded_table, programs, before, limit, viewer)
     return Response(content, media_type=JSON_TYPE)
 
 
 @router.get(HISTORY_PATH + "/{program_id:path}", response_model=EndedDetail, responses=refusals(404))
 async def show_ended(
-    program_id: str, viewer: Viewer, history: History, is_shown: IsShown, turns: Turns, request: Request
+    program_id: str,
+    viewer: Viewer,
+    history: History,
+    is_shown: IsShown,
+    turns: Turns,
+    others: Others,
+    request: Request,
 ) -> Response:
     """Show an ended program with its calls."""
     async with turns.turn(viewer, request):
-        program = find_ended(history, viewer, program_id, is_shown)
+        program = await find_ended(history, viewer, program_id, is_shown, others, request.scope)
         if program is None:
             raise NotFoundError(f"the history has no program {program_id!r}", param="program_id")
         content = await asyncio.to_thread(_encoded_detail, program, viewer)
@@ -188,12 +203,21 @@ def _detail(program: EndedProgram, viewer: Tenant) -> EndedDetail:
     )
 
 
-def find_ended(
-    history: ProgramHistory, viewer: Tenant, program_id: str, is_shown: Callable[[EndedProgram], bool]
+async def find_ended(
+    history: ProgramHistory,
+    viewer: Tenant,
+    program_id: str,
+    is_shown: Callable[[EndedProgram], bool],
+    others: OtherWorkers,
+    scope: Scope,
 ) -> EndedProgram | None:
     """Return the last ended program of an id, as the viewer knows it; None if there is none to be shown."""
-    found = (history.find(scoped_id) for scoped_id in viewer.candidates(program_id))
-    return next((program for program in found if program is not None and is_shown(program)), None)
+    for scoped_id in viewer.candidates(program_id):
+        own = history.find(scoped_id)
+        parts = [*([] if own is None else [own]), *await ended(others, scope, scoped_id)]
+        if shown := list(filter(is_shown, parts)):
+            return joined(shown) if len(shown) > 1 else shown[0]
+    return None
 
 
 def explain_ended(program: EndedProgram, viewer: Tenant) -> EndedExplanation:

@@ -1,14 +1,24 @@
-"""The mark on every response: clients that see it annotate their next calls to this gateway."""
+"""The marks on responses: on every one, by which clients annotate their next calls to this gateway, and on
+one that lacks what a worker did not tell.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
+from collections.abc import Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from autellix_wire import VERSION
 
 _HEADER = (VERSION.lower().encode(), importlib.metadata.version("autellix").encode())
+MISSING_WORKERS = "X-Autellix-Missing-Workers"
+_MISSING_KEY = "autellix.missing_workers"
+
+
+def note_missing(scope: Scope, workers: Iterable[int]) -> None:
+    """Note which workers did not answer in time, for the response to name."""
+    scope.setdefault(_MISSING_KEY, set()).update(workers)
 
 
 class Mark:
@@ -25,7 +35,14 @@ class Mark:
 
         async def send_marked(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), _HEADER]
+                message["headers"] = [*message.get("headers", ()), _HEADER, *_missing(scope)]
             await send(message)
 
         await self._app(scope, receive, send_marked)
+
+
+def _missing(scope: Scope) -> list[tuple[bytes, bytes]]:
+    workers: set[int] = scope.get(_MISSING_KEY, set())
+    if not workers:
+        return []
+    return [(MISSING_WORKERS.lower().encode(), ", ".join(map(str, sorted(workers))).encode())]

@@ -25,6 +25,7 @@ from autellix_backend.gateway.explain.why import ProgramExplanation, explain_pro
 from autellix_backend.gateway.http.components import (
     History,
     IsShown,
+    Others,
     Routes,
     SettingsTree,
     Store,
@@ -128,12 +129,15 @@ async def explain(
     routes: Routes,
     is_shown: IsShown,
     history: History,
+    others: Others,
+    request: Request,
 ) -> ProgramExplanation | EndedExplanation:
     """Explain why a program's calls wait or run, or where the time of one that has ended went."""
     try:
         view = await find_living(store, viewer, program_id, is_shown)
     except NotFoundError:
-        if (ended := find_ended(history, viewer, program_id, is_shown)) is None:
+        ended = await find_ended(history, viewer, program_id, is_shown, others, request.scope)
+        if ended is None:
             raise
         return explain_ended(ended, viewer)
     placement = routes.placement(view.program_id)

@@ -11,21 +11,23 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from autellix_backend.gateway.calls.open_call import OpenCall
 from autellix_backend.gateway.errors import NotFoundError
-from autellix_backend.gateway.explain.overview import OpenCallState, Overview
+from autellix_backend.gateway.explain.overview import OpenCallState, Overview, ShownCall
 from autellix_backend.gateway.history.critical_path import Spent, spent
 from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
 from autellix_backend.gateway.history.history import OpenProgram
+from autellix_backend.gateway.history.joined import joined_living
 from autellix_backend.gateway.history.spans import Span, SpanKind, spans
 from autellix_backend.gateway.http.components import (
     History,
     IsShown,
+    Others,
     Store,
     TakeOverview,
     Turns,
     Viewer,
 )
+from autellix_backend.gateway.http.elsewhere import living
 from autellix_backend.gateway.http.history import ENDED, CallFacts, call_facts, find_ended
 from autellix_backend.gateway.http.openapi import JSON_TYPE, refusals
 from autellix_backend.gateway.http.programs import ONE_PROGRAM, find_living
@@ -78,6 +80,7 @@ async def show_timeline(
     history: History,
     is_shown: IsShown,
     turns: Turns,
+    others: Others,
     request: Request,
 ) -> Response:
     """Show what each call of a program did when, while it runs or after it ended."""
@@ -88,16 +91,16 @@ async def show_timeline(
         try:
             view = await find_living(store, viewer, program_id, is_shown)
         except NotFoundError:
-            found = find_ended(history, viewer, program_id, is_shown)
+            found = await find_ended(history, viewer, program_id, is_shown, others, request.scope)
             if found is None:
                 raise
             program = found
         else:
+            own = history.living(view.program_id)
+            parts = [*([] if own is None else [own]), *await living(others, request.scope, view.program_id)]
             overview = take_overview()
             state = overview.program_state(view)
-            program, open_rows = living_program(
-                view, history.living(view.program_id), overview, wall_s=time.time()
-            )
+            program, open_rows = living_program(view, joined_living(parts), overview, wall_s=time.time())
         shown_id = viewer.shown(program.program_id)
         content = await asyncio.to_thread(_encoded, program, shown_id, state, open_rows)
     return Response(content, media_type=JSON_TYPE)
@@ -167,7 +170,7 @@ def _finished_row(call: EndedCall) -> TimelineCall:
     )
 
 
-def _open_row(call: OpenCall, overview: Overview, origin_s: float) -> TimelineCall:
+def _open_row(call: ShownCall, overview: Overview, origin_s: float) -> TimelineCall:
     entry = overview.in_engine(call)
     return TimelineCall(
         call_id=call.start.call_id,
@@ -189,7 +192,7 @@ def _open_row(call: OpenCall, overview: Overview, origin_s: float) -> TimelineCa
     )
 
 
-def open_spans(call: OpenCall, overview: Overview, origin_s: float) -> tuple[Span, ...]:
+def open_spans(call: ShownCall, overview: Overview, origin_s: float) -> tuple[Span, ...]:
     """Return what an open call did so far, by its engine's last snapshot."""
     state, entry = overview.call_state(call), overview.in_engine(call)
     engine = overview.engines.get(call.engine)
@@ -223,7 +226,7 @@ def open_spans(call: OpenCall, overview: Overview, origin_s: float) -> tuple[Spa
     return tuple(found)
 
 
-def _as_ended(call: OpenCall, overview: Overview, origin_s: float) -> EndedCall:
+def _as_ended(call: ShownCall, overview: Overview, origin_s: float) -> EndedCall:
     """Return an open call as if it ended at this moment."""
     parts = open_spans(call, overview, origin_s)
     waits = {SpanKind.WAITING, SpanKind.INACTIVE, SpanKind.PREEMPTED}

@@ -1,0 +1,123 @@
+"""What the other workers of the same address know, for the endpoints of operators.
+
+A worker that does not answer within its second is named in a header of the answer, and its part is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.types import Scope
+
+from autellix_backend.gateway.calls.registry import CallRegistry
+from autellix_backend.gateway.engines.pool import EnginePool
+from autellix_backend.gateway.explain.event_feed import Event, EventFeed
+from autellix_backend.gateway.explain.overview import CallElsewhere, seen_from_elsewhere
+from autellix_backend.gateway.history.ended_program import EndedProgram
+from autellix_backend.gateway.history.history import OpenProgram, ProgramHistory
+from autellix_backend.gateway.http.mark import note_missing
+from autellix_backend.gateway.workers.hub import EVENT, EVENTS_WANTED
+from autellix_backend.gateway.workers.others import OtherWorkers
+
+OPEN_CALLS, ENDED, ENDED_LIST, LIVING = "open_calls", "ended", "ended_list", "living"
+MAX_CALLS = 4096
+"""Open calls that a worker tells another at once."""
+
+T = TypeVar("T")
+
+
+async def open_calls(others: OtherWorkers, scope: Scope, prefix: str) -> list[CallElsewhere]:
+    """Return the open calls of other workers, of programs whose ids begin so."""
+    parts = await _ask(others, scope, OPEN_CALLS, prefix)
+    return [call for part in parts for call in _read(part, list[CallElsewhere])]
+
+
+async def ended(others: OtherWorkers, scope: Scope, program_id: str) -> list[EndedProgram]:
+    """Return the other workers' parts of an ended program."""
+    parts = await _ask(others, scope, ENDED, program_id)
+    return [program for part in parts for program in _read(part, list[EndedProgram])]
+
+
+async def ended_list(
+    others: OtherWorkers, scope: Scope, prefix: str, before_s: float, limit: int
+) -> list[EndedProgram]:
+    """Return the other workers' parts of the last programs that ended before a moment (s since 1970)."""
+    parts = await _ask(others, scope, ENDED_LIST, (prefix, before_s, limit))
+    # In a thread, as whoever lists programs does.
+    return [program for part in parts for program in await asyncio.to_thread(_read, part, list[EndedProgram])]
+
+
+async def living(others: OtherWorkers, scope: Scope, program_id: str) -> list[OpenProgram]:
+    """Return the other workers' parts of a program that has not ended."""
+    parts = await _ask(others, scope, LIVING, program_id)
+    return [program for part in parts for program in _read(part, list[OpenProgram])]
+
+
+def answer_open_calls(others: OtherWorkers, registry: CallRegistry, pool: EnginePool) -> None:
+    """Answer what others ask about open calls."""
+
+    def tell(prefix: str) -> bytes:
+        engines = {handle.name: handle.queue for handle in pool}
+        calls = [call for call in registry if call.start.program_id.startswith(prefix)]
+        return msgspec.msgpack.encode(
+            [
+                seen_from_elsewhere(
+                    call, engines[call.engine].why_queued(call.start.key) if call.engine in engines else None
+                )
+                for call in calls[:MAX_CALLS]
+            ]
+        )
+
+    others.answer(OPEN_CALLS, tell)
+
+
+def answer_history(others: OtherWorkers, history: ProgramHistory) -> None:
+    """Answer what others ask about programs and their settled calls."""
+
+    def tell_ended(program_id: str) -> bytes:
+        program = history.find(program_id)
+        return msgspec.msgpack.encode([] if program is None else [program])
+
+    def tell_living(program_id: str) -> bytes:
+        program = history.living(program_id)
+        return msgspec.msgpack.encode([] if program is None else [program])
+
+    async def tell_list(content: tuple[str, float, int]) -> bytes:
+        prefix, before_s, limit = content
+        found = [each for each in history.programs(prefix) if each.ended_at_s <= before_s]
+        return await asyncio.to_thread(msgspec.msgpack.encode, found[:limit])
+
+    others.answer(ENDED, tell_ended)
+    others.answer(LIVING, tell_living)
+    others.answer(ENDED_LIST, tell_list)
+
+
+def join_feeds(others: OtherWorkers, feed: EventFeed) -> None:
+    """Publish the other workers' calls here, and this one's there, wherever somebody listens."""
+    if not others.exist:
+        return
+
+    def on_wanted(is_wanted: bool) -> None:
+        feed.relay_calls(_tell if is_wanted else None)
+
+    def _tell(event: Event) -> None:
+        others.tell(EVENT, event)
+
+    others.answer(EVENTS_WANTED, on_wanted)
+    others.answer(EVENT, lambda content: feed.deliver(msgspec.convert(content, Event)))
+    feed.on_listeners(lambda is_listening: others.tell(EVENTS_WANTED, is_listening))
+    # Whoever listens already is told again to all.
+    others.tell(EVENTS_WANTED, False)
+
+
+async def _ask(others: OtherWorkers, scope: Scope, kind: str, content: Any) -> Sequence[bytes]:
+    answers = await others.ask(kind, content)
+    note_missing(scope, [worker for worker, answer in answers.items() if answer is None])
+    return [answer for answer in answers.values() if answer is not None]
+
+
+def _read(part: bytes, kind: type[T]) -> T:
+    return msgspec.msgpack.decode(part, type=kind)
