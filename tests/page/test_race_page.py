@@ -35,19 +35,19 @@ def test_two_policies_race(browser: BrowserThread, pictures: Path, look: str) ->
         await column(page, "boost").get_by_text("waits for its turn").wait_for()
         for result in results(s_per_call=2.0):
             take(result)
-        await column(page, "fcfs").get_by_text("3 of 3 programs", exact=True).wait_for()
+        await column(page, "fcfs").get_by_text("3 of 3", exact=True).wait_for()
         take = race.begin(turn("boost"))
         await column(page, "fcfs").get_by_text("has played; shown at the same second").wait_for()
         for result in results(s_per_call=1.0, programs=2):
             take(result)
-        await column(page, "boost").get_by_text("2 of 3 programs", exact=True).wait_for()
+        await column(page, "boost").get_by_text("2 of 3", exact=True).wait_for()
         assert await column(page, "boost").locator("rect.race-done").count() == 2
         assert await page.get_by_role("img", name="boost: 2 of 3 programs finished").count() == 1
         link = page.get_by_role("link", name="The live page of boost's gateway")
         assert await link.get_attribute("href") == "http://127.0.0.1:1/boost/autellix/"
         race.end()
         await page.get_by_text("The demo has ended").wait_for()
-        await column(page, "fcfs").get_by_text("3 of 3 programs", exact=True).wait_for()
+        await column(page, "fcfs").get_by_text("3 of 3", exact=True).wait_for()
         row = page.get_by_role("row", name="round 1, saturation")
         assert (await row.inner_text()).split("\t")[1:] == latencies()
         wide = await page.evaluate("document.documentElement.scrollWidth - innerWidth")

@@ -11,7 +11,7 @@ const PICTURE_HEIGHT = 430;
 
 const statusLine = document.getElementById("status");
 const title = el("h1", {}, "The race");
-const news = el("p", { class: "soft" });
+const news = el("p", { class: "soft race-news" });
 const lanes = el("div", { class: "two" });
 const past = el("div", {});
 document.getElementById("main").append(title, news, lanes, past);
@@ -77,7 +77,7 @@ function columnOf(state, policy, { moment, horizon, end, playing }) {
   const turn = turnOf(lane, policy === playing, playing);
   return el("section", { class: "card", "data-policy": policy },
     el("h2", {}, apart(policy), el("span", { class: "tag" }, turn)),
-    factList([["Finished", words], ["Mean time so far", lane ? seconds(meanSoFar(rows, now)) : UNKNOWN], ["Second of its turn", lane ? wholeSeconds(now) : UNKNOWN]]),
+    factList([["Programs finished", `${count(finished)} of ${count(rows.length)}`], ["Mean time so far", lane ? seconds(meanSoFar(rows, now)) : UNKNOWN], ["Second of its turn", lane ? wholeSeconds(now) : UNKNOWN]]),
     pictureOf(rows, now, horizon, `${policy}: ${words} finished`),
     legendOf([["k-decode", "finished"], ["k-client", "under way; a notch for each answer"]]),
     lane ? el("p", {}, el("a", { href: lane.page_url, target: "_blank", rel: "noreferrer" }, `The live page of ${policy}'s gateway`)) : null);
