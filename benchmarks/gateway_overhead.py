@@ -48,8 +48,8 @@ PROGRAMS = 8
 PROMPT = "How long is the queue today? " * 70
 """About two kilobytes, as the prompt of a short agent step."""
 CALL_LIMIT_S = 60.0
-LEVEL_LIMIT_S = 40.0
-"""No batch is added to a level that has taken as long; nobody waits longer for one call."""
+LEVEL_LIMIT_S = 25.0
+"""No batch is added to a level that has taken as long."""
 ROOT = Path(__file__).parents[1]
 SHORT_TOKENS = 16
 LONG_TOKENS = 144

@@ -18,7 +18,7 @@ from proxies import RunningEngine
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.heap import settle_heap
-from autellix_backend.gateway.http.protocol import bounded_protocol, connection_limit
+from autellix_backend.gateway.http.protocol import KEEP_ALIVE_S, bounded_protocol, connection_limit
 from autellix_backend.gateway.http.sessions import LOST_HEARTBEATS
 from autellix_backend.settings import Settings
 from autellix_backend.stores.base import CallEnd, CallStart, Inherited
@@ -81,7 +81,15 @@ def serve(engine: RunningEngine, settings: Settings, requests: Connection) -> No
     store = LedgerStore(settings)
     app = create_app(settings, engine, store=store)
     protocol = cast(type[asyncio.Protocol], bounded_protocol(connection_limit()))
-    config = uvicorn.Config(app, port=0, http=protocol, ws="none", access_log=False, log_config=None)
+    config = uvicorn.Config(
+        app,
+        port=0,
+        http=protocol,
+        ws="none",
+        access_log=False,
+        log_config=None,
+        timeout_keep_alive=KEEP_ALIVE_S,
+    )
     server = uvicorn.Server(config)
 
     async def run() -> None:

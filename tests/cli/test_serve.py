@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import httpx
 import pytest
 from tests.waiting import PATIENCE_S, until
 
@@ -477,3 +478,15 @@ def test_ray_needs_no_address(words: list[str], address: str | None) -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     assert settings_from_args(parser.parse_args(["demo", *words])).ray.address == address
+
+
+def test_clients_give_idle_connections_up_before_the_gateway_does() -> None:
+    """Otherwise a call may be sent on a connection that the gateway is closing."""
+
+    async def app(*_arguments: object) -> None:
+        pass
+
+    kept_s = serve_module._server_config(app, max_connections=1).timeout_keep_alive
+    at_clients_s = httpx.Limits().keepalive_expiry
+    assert at_clients_s is not None
+    assert kept_s > 2 * at_clients_s

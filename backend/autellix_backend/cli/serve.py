@@ -39,7 +39,7 @@ from autellix_backend.gateway.heap import settle_heap
 from autellix_backend.gateway.http.acceptor import Acceptor
 from autellix_backend.gateway.http.origin import is_loopback
 from autellix_backend.gateway.http.page import PAGE_PATH, has_page
-from autellix_backend.gateway.http.protocol import bounded_protocol, connection_limit
+from autellix_backend.gateway.http.protocol import KEEP_ALIVE_S, bounded_protocol, connection_limit
 from autellix_backend.gateway.http.starting import starting_app
 from autellix_backend.gateway.tenancy.file import load_tenants
 from autellix_backend.gateway.tenancy.tenants import Tenants
@@ -391,6 +391,7 @@ def _server_config(
         app,
         # A factory in place of a class: uvicorn only calls it.
         http=cast(type[asyncio.Protocol], bounded_protocol(max_connections)),
+        timeout_keep_alive=KEEP_ALIVE_S,
         ws="none",
         lifespan=lifespan,
         # Its warnings are about what clients send, a line for each request: a flood would fill the disk.

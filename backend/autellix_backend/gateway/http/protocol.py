@@ -41,6 +41,9 @@ MIN_READ_BYTES = 32 * 1024
 """What a client with undelivered bytes must take in a stall period, or it is held to be gone."""
 RESERVED_FILES = 64
 """File descriptors for everything but the connections of clients and to engines."""
+KEEP_ALIVE_S = 75
+"""How long a connection may lie idle: longer than clients keep theirs, or a call would meet its end. Above
+the bound on connections the oldest idle one leaves sooner."""
 MAX_CONNECTIONS = 65_536
 """Whatever the operating system allows: an idle connection takes about 10 KiB."""
 
