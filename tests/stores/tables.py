@@ -10,7 +10,7 @@ from typing import Any
 from tests.stores.redis_check import check_table
 
 from autellix_backend.core.policies import make_policy
-from autellix_backend.stores.base import CallEnd, CallStart, ProgramStore
+from autellix_backend.stores.base import CallEnd, CallStart, ProgramStore, ProgramView
 from autellix_backend.stores.local_copy import LocalCopy
 from autellix_backend.stores.memory import MemoryStore
 from autellix_backend.stores.redis import RedisStore
@@ -22,6 +22,7 @@ IDLE_S = 100.0
 SESSION_TTL_S = 30.0
 LEASE_S = 20.0
 TIMEOUT_S = 30.0
+PAGE_PROGRAMS = 200
 
 _numbers = itertools.count()
 
@@ -110,6 +111,20 @@ def check(store: Any) -> None:
         check_table(store._link.url, store._link.tag)
     else:
         store.check()
+
+
+async def all_programs(store: ProgramStore, limit: int | None = None, **options: Any) -> list[ProgramView]:
+    """Return the programs of all pages, or the first `limit`."""
+    programs: list[ProgramView] = []
+    cursor: str | None = None
+    while limit is None or len(programs) < limit:
+        most = PAGE_PROGRAMS if limit is None else min(PAGE_PROGRAMS, limit - len(programs))
+        page = await store.page(after=cursor, limit=most, **options)
+        programs += page.programs
+        cursor = page.cursor
+        if cursor is None:
+            break
+    return programs
 
 
 def start(key: str, program: str = "p", session: str | None = None, **fields: Any) -> CallStart:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.stores.tables import Table, check, end, start
+from tests.stores.tables import Table, all_programs, check, end, start
 
 from autellix_backend.core.errors import DuplicateCallError, UnknownCallError
 from autellix_backend.core.estimate import LEAST_PROGRAMS, Hint
@@ -76,7 +76,7 @@ def test_closing_a_session_ends_the_programs_that_it_alone_keeps(table: Table) -
             await store.settle(end(key, 1.0, program=program), 1.0)
         check(store)
         assert await store.close_session("s", 2.0) is True
-        assert [view.program_id for view in await store.programs()] == ["q"]
+        assert [view.program_id for view in await all_programs(store)] == ["q"]
         assert await store.close_session("s", 2.0) is False
         assert await store.close_session("t", 2.0) is True
         assert await store.counts() == Counts(programs=0, sessions=0, active_calls=0)

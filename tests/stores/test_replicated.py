@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.redis_server import RedisServer
 from tests.stores.relay import Relay, relaying
-from tests.stores.tables import IDLE_S, LEASE_S, SESSION_TTL_S, Table, check, end, start
+from tests.stores.tables import IDLE_S, LEASE_S, SESSION_TTL_S, Table, all_programs, check, end, start
 from tests.waiting import PATIENCE_S
 
 from autellix_backend.core.errors import UnknownCallError
@@ -194,7 +194,7 @@ def test_a_program_that_ended_meanwhile_stays_ended(shared: Table, pair: Pair) -
             await near.reap(LEASE_S + 1)
             relay.mend()
             await returned(far, LEASE_S + 2)
-            assert [view.program_id for view in await near.programs()] == ["busy"]
+            assert [view.program_id for view in await all_programs(near)] == ["busy"]
             await far.settle(end("busy-2", 1.0, program="busy"), LEASE_S + 3)
             assert await near.counts() == Counts(programs=0, sessions=0, active_calls=0)
             assert sorted(left) == ["busy", "charged", "idle"]
@@ -328,7 +328,7 @@ def test_ends_and_starts_during_a_partition_are_published_afterwards(shared: Tab
             assert await far.close_session("gone", 4.0) is True
             relay.mend()
             await returned(far, 5.0)
-            assert [view.program_id for view in await near.programs()] == ["fresh"]
+            assert [view.program_id for view in await all_programs(near)] == ["fresh"]
             assert (await view_of(near, "fresh")).name == "chat"
             assert await near.heartbeat("gone", 6.0) is False
             assert await near.heartbeat("new", 6.0) is True
@@ -358,9 +358,9 @@ def test_a_program_known_to_a_partitioned_gateway_alone_ends_on_the_other_side(
             assert await near.end_program("running", 2.0) is True
             relay.mend()
             await returned(far, 3.0)
-            assert {view.program_id for view in await near.programs()} == {"running", "kept"}
+            assert {view.program_id for view in await all_programs(near)} == {"running", "kept"}
             await far.settle(end("running-far", 1.0, program="running"), 4.0)
-            assert [view.program_id for view in await far.programs()] == ["kept"]
+            assert [view.program_id for view in await all_programs(far)] == ["kept"]
             assert (await view_of(near, "kept")).service_s == 2.0
             await asyncio.to_thread(check, far)
 
@@ -418,7 +418,7 @@ def test_a_session_that_ends_during_a_partition_ends_its_new_programs(shared: Ta
             assert await far.close_session("s", 2.0) is True
             relay.mend()
             await returned(far, 3.0)
-            assert [view.program_id for view in await near.programs()] == ["busy"]
+            assert [view.program_id for view in await all_programs(near)] == ["busy"]
             await far.settle(end("busy-2", 1.0, program="busy"), 4.0)
             assert await near.counts() == Counts(programs=0, sessions=0, active_calls=0)
             await asyncio.to_thread(check, far)
@@ -618,7 +618,7 @@ def test_any_partitions_leave_the_service_exact(
                     await stores[side].reap(now)
             relay.mend()
             await returned(far, float(len(moves)))
-            for view in await near.programs():
+            for view in await all_programs(near):
                 assert view.service_s == pytest.approx(expected[view.program_id])
             assert (await near.counts()).active_calls == len(running)
             await asyncio.to_thread(check, far)

@@ -270,12 +270,6 @@ class ProgramStore(Protocol):
         """
         ...
 
-    async def programs(
-        self, *, prefix: str = "", is_active: bool | None = None, limit: int | None = None
-    ) -> list[ProgramView]:
-        """Return all pages together, or the first `limit` programs."""
-        ...
-
     async def counts(self) -> Counts:
         """Return how much the store holds."""
 

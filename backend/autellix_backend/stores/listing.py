@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
 
-from autellix_backend.stores.base import ProgramPage, ProgramView
-
-PAGE_PROGRAMS = 200
-"""The programs of a page where a caller asks for all."""
 SLACK = 64
 """Places of dropped programs that the order may keep, beside as many as it has programs."""
 _CURSOR = re.compile(r"([ai])(\d{1,15})", re.ASCII)
@@ -74,19 +70,3 @@ class ArrivalOrder:
             found, name = self._places[index]
             if self._numbers.get(name) == found:
                 yield found, name
-
-
-async def all_pages(
-    page: Callable[[str | None, int], Awaitable[ProgramPage]], limit: int | None
-) -> list[ProgramView]:
-    """Return the programs of all pages, which `page` returns by cursor and limit, or the first `limit`."""
-    programs: list[ProgramView] = []
-    cursor: str | None = None
-    while limit is None or len(programs) < limit:
-        most = PAGE_PROGRAMS if limit is None else min(PAGE_PROGRAMS, limit - len(programs))
-        answer = await page(cursor, most)
-        programs += answer.programs
-        cursor = answer.cursor
-        if cursor is None:
-            break
-    return programs

@@ -26,7 +26,7 @@ from autellix_backend.stores.base import (
     tenant_of,
 )
 from autellix_backend.stores.deadlines import Deadlines
-from autellix_backend.stores.listing import ArrivalOrder, ListingPlace, all_pages
+from autellix_backend.stores.listing import ArrivalOrder, ListingPlace
 
 MAX_FLAGS = 8
 HISTORY_CALLS = 512
@@ -208,14 +208,6 @@ class MemoryStore:
             return None
         entry = self._entries[program_id]
         return _view(program, entry, (*entry.history, *entry.running.values()))
-
-    async def programs(
-        self, *, prefix: str = "", is_active: bool | None = None, limit: int | None = None
-    ) -> list[ProgramView]:
-        """Return all pages together."""
-        return await all_pages(
-            lambda after, most: self.page(prefix=prefix, is_active=is_active, after=after, limit=most), limit
-        )
 
     async def page(
         self, *, prefix: str = "", is_active: bool | None = None, after: str | None = None, limit: int

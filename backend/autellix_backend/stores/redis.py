@@ -33,7 +33,7 @@ from autellix_backend.stores.base import (
     program_work,
     tenant_of,
 )
-from autellix_backend.stores.listing import ListingPlace, all_pages
+from autellix_backend.stores.listing import ListingPlace
 from autellix_backend.stores.memory import HISTORY_CALLS, MAX_FLAGS
 from autellix_backend.stores.redis_link import RedisLink
 from autellix_backend.stores.redis_records import (
@@ -250,14 +250,6 @@ class RedisStore:
         """Return one program with its calls."""
         views = await self._views([program_id], has_calls=True)
         return views[0] if views else None
-
-    async def programs(
-        self, *, prefix: str = "", is_active: bool | None = None, limit: int | None = None
-    ) -> list[ProgramView]:
-        """Return all pages together."""
-        return await all_pages(
-            lambda after, most: self.page(prefix=prefix, is_active=is_active, after=after, limit=most), limit
-        )
 
     async def page(
         self, *, prefix: str = "", is_active: bool | None = None, after: str | None = None, limit: int

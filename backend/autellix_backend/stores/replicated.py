@@ -210,12 +210,6 @@ class ReplicatedStore:
             return self._local.view(program_id)
         return await self._read(lambda store: store.program(program_id))
 
-    async def programs(
-        self, *, prefix: str = "", is_active: bool | None = None, limit: int | None = None
-    ) -> list[ProgramView]:
-        """Return all pages together."""
-        return await self._read(lambda store: store.programs(prefix=prefix, is_active=is_active, limit=limit))
-
     async def page(
         self, *, prefix: str = "", is_active: bool | None = None, after: str | None = None, limit: int
     ) -> ProgramPage:

@@ -10,6 +10,7 @@ import aiohttp
 import anthropic
 import openai
 import pytest
+from tests.stores.tables import all_programs
 
 from autellix_backend.gateway.calls.dialects import DIALECTS, Dialect
 from autellix_backend.gateway.errors import ErrorShape
@@ -118,7 +119,7 @@ async def test_pass_through_requests_reach_the_engine_unchanged(serve: Any, row:
         assert rig.engine.requests[-1].body == body
         if row.path != "/v1/models":
             assert answer == {"method": row.method, "target": target}
-        assert await rig.store.programs() == []
+        assert await all_programs(rig.store) == []
 
 
 async def test_an_escaped_slash_in_an_id_stays_escaped(serve: Any) -> None:

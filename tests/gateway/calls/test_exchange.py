@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 import pytest
+from tests.stores.tables import all_programs
 
 from autellix_backend.core.classes import LEAST_PROGRAMS, LEAST_SCORED
 from autellix_backend.core.statistics import PRIOR_SPREAD
@@ -125,7 +126,7 @@ async def test_service_accumulates_and_is_sent_to_the_engine(serve: Any) -> None
 async def test_unidentified_calls_leave_nothing_behind(serve: Any) -> None:
     async with serve() as rig:
         await rig.chat()
-        assert await rig.store.programs() == []
+        assert await all_programs(rig.store) == []
 
 
 async def test_missing_reports_are_estimated_and_marked(serve: Any) -> None:

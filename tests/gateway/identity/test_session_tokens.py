@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.gateway.conftest import CHAT, HELLO, Rig, Serve
+from tests.stores.tables import all_programs
 from tests.waiting import PATIENCE_S, until
 
 from autellix_backend.gateway.http import components
@@ -93,7 +94,7 @@ def test_strict_gateway_refuses_calls_without_a_token(serve: Serve, token: str |
         assert error["param"] == "X-Autellix-Session-Token"
         assert "gateway.strict_identity" in error["message"]
         assert ("x-should-retry" in answered) == (token is None)
-        assert await rig.store.programs() == []
+        assert await all_programs(rig.store) == []
 
     run(serve, use, strict_identity=True)
 
