@@ -102,6 +102,7 @@ class Attacked:
     phase: Phase = dataclasses.field(default_factory=Phase)
     elapsed_s: float = 0.0
     gateway_cpu_s: float = 0.0
+    gateway_delay_s: float = 0.0
     memory_bytes: int = 0
     requests: int = 0
 
@@ -136,6 +137,8 @@ class Row:
     probes: Waits
     elapsed_s: float
     gateway_cpu_s: float
+    gateway_delay_s: float
+    """How long its event loop was ready to run, and the machine had no core for it."""
     requests: int
     """Hostile ones that were answered, or given up."""
     memory_mib: float
@@ -148,7 +151,8 @@ class Row:
             f"p99 {self.calls.p99_ms:7.1f}  longest {self.calls.longest_ms:7.1f}  "
             f"fresh p50 {self.fresh.p50_ms:7.1f} p99 {self.fresh.p99_ms:7.1f}  "
             f"probe p50 {self.probes.p50_ms:6.1f} p99 {self.probes.p99_ms:7.1f} ms  "
-            f"gateway {self.gateway_cpu_s:6.2f} of {self.elapsed_s:6.2f} s  "
+            f"gateway {self.gateway_cpu_s:6.2f} of {self.elapsed_s:6.2f} s, without a core "
+            f"{self.gateway_delay_s:6.2f} s  "
             f"requests {self.requests:6}  memory {self.memory_mib:5.0f} MiB"
         )
 
@@ -205,6 +209,10 @@ class Gateway:
             Path(f"/proc/{self._process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
         )
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def delay_s(self) -> float:
+        """Return how long its main thread has waited for a core."""
+        return int(Path(f"/proc/{self._process.pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
 
     def get(self, path: str) -> str:
         """Read an endpoint as the operator."""
@@ -318,9 +326,11 @@ async def _during(
 ) -> None:
     """Note what the quiet tenant sees and the gateway spends until an action ends."""
     begun_s, begun_cpu_s, requests = time.monotonic(), gateway.cpu_s(), target.answers.total()
+    begun_delay_s = gateway.delay_s()
     await action
     attacked.elapsed_s += time.monotonic() - begun_s
     attacked.gateway_cpu_s += gateway.cpu_s() - begun_cpu_s
+    attacked.gateway_delay_s += gateway.delay_s() - begun_delay_s
     attacked.requests += target.answers.total() - requests
     attacked.memory_bytes = max(attacked.memory_bytes, gateway.memory_bytes())
     attacked.phase.add(await quiet.end_phase())
@@ -355,6 +365,7 @@ def _row(name: str, attacked: Attacked) -> Row:
         probes=Waits.of(phase.probes_s),
         elapsed_s=attacked.elapsed_s,
         gateway_cpu_s=attacked.gateway_cpu_s,
+        gateway_delay_s=attacked.gateway_delay_s,
         requests=attacked.requests,
         memory_mib=attacked.memory_bytes / MIB,
     )

@@ -18,6 +18,8 @@ STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encodi
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 ENDLESS_PARTS = 2_000
+PART_PERIOD_S = 0.01
+"""Fifty such streams would else keep the engine from its other answers."""
 MAX_READ_BYTES = 65_536
 
 
@@ -106,8 +108,11 @@ def _fields(data: bytes) -> dict[str, object]:
 async def _send_without_end(writer: asyncio.StreamWriter) -> None:
     writer.write(STREAM)
     for _ in range(ENDLESS_PARTS):
+        if writer.is_closing():
+            break
         writer.write(chunk(b"data: " + b"x" * 32_768 + b"\n\n"))
         await writer.drain()
+        await asyncio.sleep(PART_PERIOD_S)
 
 
 def _said(body: dict[str, object]) -> bytes:

@@ -81,8 +81,8 @@ async def test_a_beam_search_is_one_call_of_its_program(live_engine: Any, listen
             answer = await response.json()
         assert len(answer["choices"]) == 2
         receipt = answer["autellix"]
-        # One request for the first token, and one for each beam and further token: each has reported.
-        assert (receipt["estimated"], receipt["engine_steps"]) == (False, 7)
+        # One request for the first token, and one for each beam and further token: each has reported its own.
+        assert (receipt["estimated"], receipt["output_tokens"]) == (False, 7)
         program = await store.program("p")
         assert program is not None
         assert (program.finished_calls, (await store.counts()).programs) == (1, 1)
