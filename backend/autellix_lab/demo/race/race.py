@@ -72,6 +72,8 @@ class Race:
                 began = self._clock() - result.finish_s
                 lane.began = began if lane.began is None else min(lane.began, began)
                 lane.calls.append((places[result.program], result.finish_s))
+                if len(lane.calls) == turn.calls and self._turn is turn:
+                    self._rest()
 
         return take
 

@@ -75,31 +75,41 @@ def test_only_calls_that_the_page_does_not_know_are_sent(race: Race) -> None:
 def test_the_lanes_of_a_heat_stay_until_the_next(race: Race) -> None:
     play(race, "fcfs", 2.0)
     play(race, "boost", 1.0)
-    state = race.state(0, {})
-    assert {policy: lane["is_playing"] for policy, lane in state["lanes"].items()} == {
-        "fcfs": False,
-        "boost": True,
-    }
+    assert list(race.state(0, {})["lanes"]) == ["fcfs", "boost"]
     play(race, "fcfs", 1.0, load="below saturation")
     state = race.state(1, {})
 
     assert list(state["lanes"]) == ["fcfs"]
     assert (state["heat"], state["title"]) == (2, "round 1, below saturation")
-    assert state["heats"] == [
-        {
-            "title": "round 1, saturation",
-            "mean_s": {"fcfs": mean_latency_s(2.0), "boost": pytest.approx(mean_latency_s(1.0))},
-        }
-    ]
+    assert state["heats"][0] == {
+        "title": "round 1, saturation",
+        "mean_s": {
+            "fcfs": pytest.approx(mean_latency_s(2.0)),
+            "boost": pytest.approx(mean_latency_s(1.0)),
+        },
+    }
+
+
+def test_a_turn_is_over_when_its_last_call_is_answered(race: Race) -> None:
+    take = race.begin(turn("fcfs"))
+    *most, last = results(s_per_call=1.0)
+    for result in most:
+        take(result)
+    assert race.state(0, {})["lanes"]["fcfs"]["is_playing"]
+    take(last)
+
+    assert not race.state(0, {})["lanes"]["fcfs"]["is_playing"]
 
 
 def test_the_end_closes_the_last_turn(race: Race) -> None:
-    play(race, "fcfs", 2.0)
+    take = race.begin(turn("fcfs"))
+    for result in results(s_per_call=2.0, programs=2):
+        take(result)
     race.end()
     state = race.state(0, {})
 
     assert (state["is_over"], state["lanes"]["fcfs"]["is_playing"]) == (True, False)
-    assert state["heats"][0]["mean_s"] == {"fcfs": mean_latency_s(2.0)}
+    assert state["heats"][0]["mean_s"] == {"fcfs": mean(2.0 * len(program.calls) for program in PROGRAMS[:2])}
     assert json.loads(json.dumps(state))["policies"] == ["fcfs", "boost"]
 
 
