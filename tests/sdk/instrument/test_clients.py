@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
+import threading
 from typing import TYPE_CHECKING, Any
 
 import anthropic
@@ -12,7 +12,7 @@ import httpx
 import openai
 import pydantic
 import pytest
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 import autellix
 
@@ -82,17 +82,23 @@ def test_azure_client_is_annotated(client: openai.OpenAI, backend: Recording) ->
 def test_cancelled_call_leaves_nothing_behind(client: openai.OpenAI, backend: Recording) -> None:
     from autellix._instrument.openai import in_flight
 
+    has_come, may_answer = threading.Event(), threading.Event()
+
     def answer_late(_body: object) -> str:
-        time.sleep(0.3)
+        has_come.set()
+        may_answer.wait(PATIENCE_S)
         return "late"
 
     backend.answer = answer_late
 
     async def main() -> None:
         async with openai.AsyncOpenAI(base_url=backend.url, api_key="key") as client:
-            call = client.chat.completions.create(model="m", messages=MESSAGES)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(call, 0.1)
+            call = asyncio.create_task(client.chat.completions.create(model="m", messages=MESSAGES))
+            await until(has_come.is_set)
+            call.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await call
+            may_answer.set()
 
     asyncio.run(main())
     client.close()
