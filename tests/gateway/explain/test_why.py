@@ -239,6 +239,7 @@ def test_a_policy_without_levels_has_no_bounds() -> None:
 )
 def test_missing_engine_data_is_stated(present: Overview, words: str) -> None:
     (call,) = present.calls_of("p")
+    assert isinstance(call, OpenCall)
     told = why(present, call)
 
     assert words in told.text
