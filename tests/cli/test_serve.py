@@ -133,13 +133,14 @@ def fake_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VllmReplica
 async def test_stops_its_engine_at_the_end(
     tmp_path: Path, fake_replica: VllmReplica, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The replica lives as long as the server does."""
+    """The replica lives as long as the server does, and the wait for its end is announced."""
 
     async def use(_root: str) -> None:
         assert fake_replica.is_alive()
 
     assert await serve_and(make_settings(tmp_path), capsys, use) == 0
     assert fake_replica.pid is None
+    assert f"ending {fake_replica.name}" in capsys.readouterr().err
 
 
 async def kill_engine(replica: VllmReplica) -> None:

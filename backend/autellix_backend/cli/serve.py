@@ -191,7 +191,7 @@ async def serve_on(
         if pool is not None:
             # A server that was forced to exit has not done so.
             await pool.close()
-        await asyncio.gather(*(engine.stop() for engine in engines))
+        await _stop(engines)
 
 
 def _check_outputs(settings: Settings) -> None:
@@ -327,6 +327,13 @@ async def _start(engines: Sequence[Engine], *, must_answer: bool) -> None:
         for start in starts:
             start.cancel()
         await asyncio.gather(*starts, return_exceptions=True)
+
+
+async def _stop(engines: Sequence[Engine]) -> None:
+    """Stop all engines at once; those that are ours may take as long as a server of vLLM takes to end."""
+    if owned := [engine.name for engine in engines if engine.is_owned]:
+        print(f"autellix: ending {', '.join(owned)}; this may take 20 s", file=sys.stderr, flush=True)
+    await asyncio.gather(*(engine.stop() for engine in engines))
 
 
 async def _start_if_there(engine: Engine) -> None:
