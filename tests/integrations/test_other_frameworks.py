@@ -22,7 +22,7 @@ EXPECTED = {
     "question": (),
     "search asks": ("question",),
     "calculate asks": ("question",),
-    "calculate found": ("calculate asks", "search asks"),
+    "found": ("calculate asks", "search asks"),
 }
 
 

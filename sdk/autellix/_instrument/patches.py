@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 
 from autellix._faults import log_debug, safely
 
@@ -106,6 +107,8 @@ class ImportHook:
         self._waiting: dict[str, OnImport] = {}
         self._half_loaded: dict[str, ModuleType] = {}
         """Modules whose import had begun before they were waited for."""
+        self._sought: set[tuple[int, str]] = set()
+        """By thread: modules that are being looked for."""
 
     def when_imported(self, name: str, callback: OnImport) -> None:
         """Call back with the module, at once if it is loaded, and right after each import of it."""
@@ -133,13 +136,26 @@ class ImportHook:
         """Let the other finders find the module, and watch its execution."""
         if self._half_loaded:
             safely(self._settle)
-        if name not in self._waiting:
+        sought = (threading.get_ident(), name)
+        if name not in self._waiting or sought in self._sought:
+            # Another hook asks all finders again and wraps what they find: that is watched further out.
             return None
+        self._sought.add(sought)
+        try:
+            spec = self._ask_others(name, path, target)
+        finally:
+            self._sought.discard(sought)
+        if spec is not None:
+            safely(self._watch, spec)
+        return spec
+
+    def _ask_others(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = None if finder is self or find is None else find(name, path, target)
             if spec is not None:
-                safely(self._watch, spec)
                 return spec
         return None
 

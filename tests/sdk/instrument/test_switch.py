@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.machinery
+import importlib.util
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 import autellix
 from autellix._faults import safely
@@ -17,7 +21,6 @@ from autellix._instrument import patches as patching
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import pytest
     from tests.sdk.conftest import Recording
 
 IMPORT_ORDERS = [
@@ -136,24 +139,70 @@ def test_later_wrapper_of_somebody_else_survives() -> None:
     assert Owner().method() == "original+ours+theirs"
 
 
-def test_import_hook_calls_back_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class AskingFinder:
+    """A hook that asks all finders, itself left out, and returns what they find in a loader of its own."""
+
+    def __init__(self) -> None:
+        self.is_asking = False
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if self.is_asking:
+            return None
+        self.is_asking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.is_asking = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = WrappedLoader(spec.loader)  # type: ignore[assignment]
+        return spec
+
+
+class WrappedLoader:
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def create_module(self, spec: Any) -> Any:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        self.loader.exec_module(module)
+
+
+@pytest.mark.parametrize("others", [[], [AskingFinder]], ids=["alone", "beside another hook"])
+def test_import_hook_calls_back_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: list[type[AskingFinder]]
+) -> None:
     (tmp_path / "awaited_module.py").write_text("value = 1\n")
-    (tmp_path / "awaited_package").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [*(other() for other in others), *sys.meta_path])
     hook, seen = patching.ImportHook(), []
     hook.when_imported("awaited_module", lambda module: seen.append(module.value))
-    hook.when_imported("awaited_package", lambda module: seen.append("a namespace has no code"))
     hook.when_imported("missing_module", lambda module: seen.append("never"))
-    for name in ("awaited_module", "awaited_package", "missing_module"):
+    for name in ("awaited_module", "missing_module"):
         try:
             module = __import__(name)
         except ModuleNotFoundError:
             continue
         assert "exec_module" not in vars(module.__loader__)
-        monkeypatch.delitem(sys.modules, name)
+        del sys.modules[name]
     hook.when_imported("sys", lambda module: seen.append(module.__name__))
     hook.remove()
     assert seen == [1, "sys"]
+
+
+def test_import_hook_leaves_a_namespace_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no code. Another hook may give it a loader with some, which then calls back."""
+    (tmp_path / "awaited_package").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [importlib.machinery.PathFinder])
+    hook = patching.ImportHook()
+    seen: list[object] = []
+    hook.when_imported("awaited_package", seen.append)
+    __import__("awaited_package")
+    del sys.modules["awaited_package"]
+    hook.remove()
+    assert seen == []
 
 
 def test_module_that_is_loaded_again_is_patched_again(
