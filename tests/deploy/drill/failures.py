@@ -21,7 +21,11 @@ DEFAULT_PORT = 8000
 """Where the commands look for a gateway."""
 TOLERANCE = 0.05
 SETTLE_S = 20.0
-CLEAR = ("failed: in a stream: engine_unavailable", "failed: status 503: shutting_down")
+CLEAR = (
+    "failed: in a stream: engine_unavailable",
+    "failed: status 503: shutting_down",
+    "failed: status 503: starting",
+)
 """Errors that a client understands: its stream was cut, or it should call another gateway."""
 
 
