@@ -36,6 +36,8 @@ PAUSE_S = 0.1
 RECEIPT = b": autellix "
 ERROR = b'data: {"error":'
 DONE = b"data: [DONE]"
+STARTING = b'"code":"starting"'
+"""In an error object."""
 
 
 class Fate(enum.Enum):
@@ -43,7 +45,7 @@ class Fate(enum.Enum):
 
     ANSWERED = "answered"
     REFUSED = "refused"
-    """The connection failed: no gateway received the call."""
+    """The connection failed, or the gateway was still starting: none received the call."""
     CUT = "cut"
     """The connection to the gateway broke."""
     FAILED = "failed"
@@ -256,6 +258,9 @@ class Load:
             gateway = self._next_gateway()
             try:
                 async with self._client.request(method, gateway.url + path, json=body) as response:
+                    if STARTING in await response.read():
+                        await asyncio.sleep(PAUSE_S)
+                        continue
                     if response.status not in expected:
                         self.ledger.note(Fate.UNCLEAR, f"{method} {path}: {response.status}")
                     return response.status
@@ -279,6 +284,8 @@ def _failure(where: str, content: bytes) -> _FailedError:
         code, message = error["code"], error["message"]
     except (ValueError, TypeError, KeyError):
         return _FailedError(Fate.UNCLEAR, f"{where}: {content[:200]!r}")
+    if STARTING in content:
+        return _FailedError(Fate.REFUSED, f"{where}: {code}")
     return _FailedError(Fate.FAILED if code and message else Fate.UNCLEAR, f"{where}: {code}")
 
 

@@ -21,11 +21,7 @@ DEFAULT_PORT = 8000
 """Where the commands look for a gateway."""
 TOLERANCE = 0.05
 SETTLE_S = 20.0
-CLEAR = (
-    "failed: in a stream: engine_unavailable",
-    "failed: status 503: shutting_down",
-    "failed: status 503: starting",
-)
+CLEAR = ("failed: in a stream: engine_unavailable", "failed: status 503: shutting_down")
 """Errors that a client understands: its stream was cut, or it should call another gateway."""
 
 
