@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.gateway.engine_reports import report_of
 from tests.gateway.open_calls import open_call
 from tests.observe.settled_calls import TRACEPARENT
 
@@ -17,7 +18,6 @@ from autellix_backend.gateway.calls.open_call import FURTHER_REPORTS
 from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.observe.settled_call import Outcome
-from autellix_backend.reports.report import EngineReport
 from autellix_backend.settings import ObserveSettings
 from autellix_backend.stores.memory import MemoryStore
 from autellix_lab.fakes.engine import FakeBehaviour, Fault
@@ -41,33 +41,6 @@ async def test_subscribers_are_called_once_for_each_call_in_their_order() -> Non
     assert await registry.settle(call, Outcome.ABORTED, has_reports=False) is receipt
     key = call.start.key
     assert noted == [("first", key), ("second", key), ("settled", key), ("last", key)]
-
-
-def report_of(key: str) -> EngineReport:
-    return EngineReport(
-        call_id=key,
-        program_id="p",
-        thread_id="0",
-        arrival_s=0.0,
-        finish_s=1.0,
-        wait_s=0.5,
-        table_wait_s=0.5,
-        service_s=0.5,
-        level=1,
-        preemptions=0,
-        demotions=0,
-        promotions=0,
-        inherited_service_s=0.0,
-        is_aborted=False,
-        request_id="r",
-        prompt_tokens=1,
-        output_tokens=2,
-        cached_tokens=0,
-        arrival_step=0,
-        finish_step=2,
-        engine_steps=2,
-        finish_reason="stop",
-    )
 
 
 async def test_an_engine_reports_its_own_calls_only_and_not_without_end() -> None:

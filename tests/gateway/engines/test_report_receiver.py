@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from tests.gateway.engine_reports import report_of
 from tests.waiting import PATIENCE_S
 
 from autellix_backend.engines import datagrams
@@ -19,32 +20,7 @@ from autellix_backend.gateway.engines.report_receiver import ReportDecoder
 from autellix_backend.reports.report import EngineReport
 from autellix_backend.reports.snapshot import EngineSnapshot
 
-ACCOUNT = EngineReport(
-    call_id="c",
-    program_id="p",
-    thread_id="0",
-    arrival_s=0.0,
-    finish_s=1.0,
-    wait_s=0.5,
-    table_wait_s=0.5,
-    service_s=0.5,
-    level=1,
-    preemptions=0,
-    demotions=0,
-    promotions=0,
-    inherited_service_s=0.0,
-    is_aborted=False,
-    request_id="r",
-    prompt_tokens=1,
-    output_tokens=2,
-    cached_tokens=0,
-    arrival_step=0,
-    finish_step=2,
-    engine_steps=2,
-    finish_reason="stop",
-)
-
-
+REPORT = report_of("c")
 SNAPSHOT = EngineSnapshot(
     step=1,
     mean_step_s=None,
@@ -73,17 +49,17 @@ def test_reports_and_snapshots_arrive_and_malformed_datagrams_are_counted(
         receiver.open()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             for datagram in (
-                ACCOUNT.to_bytes(),
+                REPORT.to_bytes(),
                 b"{}",
                 b"\xff",
                 b"[]",
                 SNAPSHOT.to_bytes(),
                 SNAPSHOT.to_bytes()[:-1],
-                ACCOUNT.to_bytes(),
+                REPORT.to_bytes(),
             ):
                 sender.sendto(datagram, str(path))
         await wait_until(lambda: len(received) == 2 and len(malformed) == 4)
-        assert received == [ACCOUNT, ACCOUNT]
+        assert received == [REPORT, REPORT]
         assert snapshots == [SNAPSHOT]
         receiver.close()
         receiver.close()
