@@ -73,15 +73,16 @@ class ProgramBoost:
     def refresh(self) -> bool:
         """Bring strengths and cost up to date; return whether any moved, and with it keys."""
         full_s, token_s = self._share * self._statistics.response_s, self._token_cost.seconds
-        strengths: dict[str, _Strength] = {}
+        measured = self._statistics.sizes
+        if self._strengths.keys() != measured.keys():
+            self._strengths = {tenant: self._strengths.get(tenant, _NO_STRENGTH) for tenant in measured}
         has_moved = False
-        for tenant, sizes in self._statistics.sizes.items():
+        for tenant, sizes in measured.items():
             spread = (sizes.value - ONE_SIZE_SPREAD) / (FULL_BOOST_SPREAD - ONE_SIZE_SPREAD)
             latest = _Strength(full_s * min(1.0, max(0.0, spread)), token_s)
-            before = self._strengths.get(tenant, _NO_STRENGTH)
-            has_moved |= latest.has_moved(before)
-            strengths[tenant] = latest if latest.has_moved(before) else before
-        self._strengths = strengths
+            if latest.has_moved(self._strengths[tenant]):
+                self._strengths[tenant] = latest
+                has_moved = True
         return has_moved
 
     def key_s(self, program: Program) -> float:
