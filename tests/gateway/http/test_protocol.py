@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import resource
+import weakref
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,13 +16,14 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 from tests.serving import listening
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from autellix_backend.gateway import requests
 from autellix_backend.gateway.errors import RequestTimeoutError
 from autellix_backend.gateway.http import protocol
 from autellix_backend.gateway.http.errors import error_response
+from autellix_backend.gateway.http.protocol import has_left
 from autellix_backend.gateway.requests import ClientGoneError, read_body, read_headers
 from autellix_backend.gateway.tenancy.intake import Intake
 from autellix_backend.gateway.tenancy.tenants import Tenant
@@ -208,6 +212,99 @@ async def test_chunks_of_a_byte_are_passed_on_together(monkeypatch: pytest.Monke
     assert answer.endswith(b"10000")
     assert sum(passed) == 10_000
     assert len(passed) < 1_000
+
+
+async def test_long_reads_are_parsed_in_pieces_of_which_a_round_has_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connections, rounds = 4, 0
+    parsed: Counter[int] = Counter()
+    data_received = HttpToolsProtocol.data_received
+
+    def count_round() -> None:
+        nonlocal rounds
+        rounds += 1
+        loop.call_soon(count_round)
+
+    def count(self: HttpToolsProtocol, data: bytes) -> None:
+        parsed[rounds] += len(data)
+        data_received(self, data)
+
+    monkeypatch.setattr(protocol, "PARSE_S", 0.0)
+    monkeypatch.setattr(HttpToolsProtocol, "data_received", count)
+    async with listening(EchoApp()) as url:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(count_round)
+        head = b"POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+        request = head + b"1\r\nx\r\n" * 100_000 + b"0\r\n\r\n"
+        answers = await asyncio.gather(*(exchange(url, request) for _ in range(connections)))
+    assert [answer.endswith(b"100000") for answer in answers] == [True] * connections
+    assert sum(parsed.values()) == connections * len(request)
+    # One of those that wait, and one of a read that came when none waited.
+    assert max(parsed.values()) <= 2 * protocol.PIECE_BYTES
+
+
+async def test_a_client_may_leave_while_its_long_read_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "PARSE_S", 0.0)
+    app = EchoApp()
+    async with listening(app) as url:
+        head = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+        async with asyncio.timeout(PATIENCE_S), connected(url) as (_, writer):
+            writer.write(head + b"1\r\nx\r\n" * 30_000)
+            await app.has_request.wait()
+            writer.transport.abort()
+        answer = await exchange(url, b"GET /early HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+    assert answer.startswith(OK_HEAD)
+
+
+async def test_connections_that_end_leave_nothing_to_the_garbage_collector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left: weakref.WeakSet[Any] = weakref.WeakSet()
+    on_headers_complete = HttpToolsProtocol.on_headers_complete
+
+    def note(self: HttpToolsProtocol) -> None:
+        on_headers_complete(self)
+        left.update([self, self.cycle])
+
+    monkeypatch.setattr(HttpToolsProtocol, "on_headers_complete", note)
+    get = b"GET /%s HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+    gc.disable()
+    try:
+        app = EchoApp()
+        async with listening(app) as url:
+            assert (await exchange(url, get % b"early")).startswith(OK_HEAD)
+            assert (await exchange(url, b"not HTTP\r\n\r\n")).startswith(b"HTTP/1.1 400")
+            async with connected(url) as (reader, writer), asyncio.timeout(PATIENCE_S):
+                writer.write(get % b"stream")
+                await reader.readexactly(1)
+                writer.transport.abort()
+                await app.disconnected.wait()
+        await until(lambda: not left)
+    finally:
+        gc.enable()
+
+
+async def test_a_request_knows_whether_its_client_has_left() -> None:
+    seen: list[bool] = []
+    has_begun, has_ended = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            seen.append(has_left(scope))
+            has_begun.set()
+            await receive()
+            await receive()
+            seen.append(has_left(scope))
+            has_ended.set()
+
+    async with listening(app) as url, asyncio.timeout(PATIENCE_S):
+        async with connected(url) as (_, writer):
+            writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+            await has_begun.wait()
+        await has_ended.wait()
+    assert seen == [False, True]
+    assert not has_left({"type": "http"})
 
 
 async def test_garbage_gets_an_error_object() -> None:

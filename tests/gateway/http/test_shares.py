@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import PATIENCE_S
 
 from autellix_backend.gateway.errors import LimitError
-from autellix_backend.gateway.http import events
+from autellix_backend.gateway.http import authentication, events
 from autellix_backend.gateway.http.authentication import Authentication
 from autellix_backend.gateway.tenancy.open_sessions import OpenSessions
 from autellix_backend.gateway.tenancy.tenants import Tenant, Tenants, key_line
@@ -81,11 +82,13 @@ def test_a_session_without_a_heartbeat_leaves_its_place() -> None:
 async def test_a_tenants_open_requests_leave_connections_for_others() -> None:
     tenants = {key_line(name): Tenant(name=name) for name in ("hostile", "quiet")}
     keys = {bytes.fromhex(line.removeprefix("sha256:")): tenant for line, tenant in tenants.items()}
-    release, begun, refused = asyncio.Event(), [], []
+    release, all_begun, begun, refused = asyncio.Event(), asyncio.Event(), [], []
     statuses: list[int] = []
 
     async def app(scope: Any, *_: Any) -> None:
         begun.append(scope)
+        if len(begun) == 3:
+            all_begun.set()
         await release.wait()
 
     async def send(message: Any) -> None:
@@ -101,10 +104,27 @@ async def test_a_tenants_open_requests_leave_connections_for_others() -> None:
 
     tasks = [asyncio.create_task(ask("hostile")) for _ in range(3)]
     tasks.append(asyncio.create_task(ask("quiet")))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE_S):
+        await all_begun.wait()
     assert (len(begun), refused, statuses) == (3, [("hostile", "too_many_connections")], [503])
     release.set()
     await asyncio.gather(*tasks)
     await ask("hostile")
     assert len(begun) == 4
+
+
+async def test_a_request_whose_client_left_while_it_waited_does_not_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = {bytes.fromhex(key_line("a").removeprefix("sha256:")): Tenant(name="a")}
+    begun = []
+
+    async def app(scope: Any, *_: Any) -> None:
+        begun.append(scope["path"])
+
+    guarded = Authentication(app, Tenants(keys), lambda *_: None, max_connections=9)
+    monkeypatch.setattr(authentication, "has_left", lambda scope: scope["path"] == "/gone")
+    for path in ("/gone", "/there"):
+        headers = [(b"authorization", b"Bearer a")]
+        await guarded({"type": "http", "path": path, "headers": headers}, None, None)  # type: ignore[arg-type]
+    assert begun == ["/there"]

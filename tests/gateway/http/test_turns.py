@@ -11,7 +11,7 @@ from starlette.types import Message
 from tests.waiting import PATIENCE_S
 
 from autellix_backend.gateway.http import turns
-from autellix_backend.gateway.http.turns import AnswerTurns, Pauses
+from autellix_backend.gateway.http.turns import AnswerTurns, Pauses, RequestTurns
 from autellix_backend.gateway.requests import ClientGoneError
 from autellix_backend.gateway.tenancy.tenants import Tenant
 
@@ -31,6 +31,59 @@ class ScriptedClient:
         if not self.left:
             await asyncio.Event().wait()
         return self.left.pop(0)
+
+
+async def _rounds(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_one_request_of_each_tenant_begins_in_a_round() -> None:
+    made = RequestTurns()
+    begun: list[str] = []
+
+    async def ask(tenant: str) -> None:
+        await made.begin(tenant)
+        begun.append(tenant)
+
+    tasks = [asyncio.create_task(ask("hostile")) for _ in range(50)]
+    await _rounds(10)
+    early = len(begun)
+    assert 1 < early <= 10
+    tasks.append(asyncio.create_task(ask("quiet")))
+    await _rounds(2)
+    assert "quiet" in begun
+    assert len(begun) <= early + 3
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*tasks)
+    assert (begun.count("hostile"), begun.count("quiet")) == (50, 1)
+
+
+async def test_requests_of_a_tenant_begin_in_the_order_in_which_they_came() -> None:
+    made = RequestTurns()
+    begun: list[int] = []
+
+    async def ask(number: int) -> None:
+        await made.begin("a")
+        begun.append(number)
+
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*(ask(number) for number in range(10)))
+    assert begun == [*range(10)]
+
+
+async def test_a_request_whose_client_left_takes_no_turn() -> None:
+    made = RequestTurns()
+    tasks = [asyncio.create_task(made.begin("a")) for _ in range(20)]
+    await _rounds(1)
+    for task in tasks[1:19]:
+        task.cancel()
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # All is forgotten: the next one begins at once.
+        await _rounds(3)
+        await made.begin("a")
+    assert [task.cancelled() for task in tasks] == [False] + [True] * 18 + [False]
 
 
 @pytest.mark.parametrize("messages", [(GONE, GONE), (COMPLETE, GONE)], ids=["within", "after"])

@@ -12,7 +12,7 @@ import logging
 import socket
 from collections.abc import Callable
 
-ROUND_CONNECTIONS = 64
+ROUND_CONNECTIONS = 16
 """Accepted before other work gets its turn; each takes about 40 µs."""
 SHARED_ROUND_CONNECTIONS = 4
 """The same where several processes accept at one socket: none may take all that are opened at once."""

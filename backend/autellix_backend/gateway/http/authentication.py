@@ -10,6 +10,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from autellix_backend.gateway.errors import GatewayError, InvalidKeyError, TooManyConnectionsError
 from autellix_backend.gateway.http.errors import error_response
 from autellix_backend.gateway.http.page import is_page_path
+from autellix_backend.gateway.http.protocol import has_left
+from autellix_backend.gateway.http.turns import RequestTurns
 from autellix_backend.gateway.requests import read_headers
 from autellix_backend.gateway.tenancy.tenants import Tenants, set_tenant
 
@@ -20,7 +22,8 @@ OPEN_PATHS = frozenset({"/health", "/healthz", "/ping", "/readyz"})
 class Authentication:
     """ASGI middleware that rejects requests without a known key; not installed without tenants.
 
-    It bounds the requests of each tenant too: with half of all connections, none can lock the others out.
+    It bounds the requests of each tenant too: with half of all connections, none can lock the others out, and
+    they begin in turns, those without a known key in one turn together.
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class Authentication:
         self._on_refusal = on_refusal
         self._max_requests = max(1, max_connections // 2)
         self._open: Counter[str] = Counter()
+        self._turns = RequestTurns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass one request on with its tenant, or answer it with 401 or 503."""
@@ -40,6 +44,7 @@ class Authentication:
         try:
             tenant = self._tenants.authenticate(read_headers(scope))
         except InvalidKeyError as error:
+            await self._turns.begin("")
             await self._refuse(error, "", scope, receive, send)
             return
         if self._open[tenant.name] >= self._max_requests:
@@ -49,7 +54,9 @@ class Authentication:
         set_tenant(scope, tenant)
         self._open[tenant.name] += 1
         try:
-            await self._app(scope, receive, send)
+            await self._turns.begin(tenant.name)
+            if not has_left(scope):
+                await self._app(scope, receive, send)
         finally:
             self._open[tenant.name] -= 1
 

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from starlette.types import Scope
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from autellix_backend.gateway.errors import (
@@ -44,8 +48,21 @@ RESERVED_FILES = 64
 KEEP_ALIVE_S = 75
 """How long a connection may lie idle: longer than clients keep theirs, or a call would meet its end. Above
 the bound on connections the oldest idle one leaves sooner."""
+PIECE_BYTES = 4 * 1024
+"""Parsed at once; as chunks of one byte they take half a millisecond."""
+PARSE_S = 0.001
+"""Of longer reads, what is not parsed after this time waits for a later round of the event loop."""
+CYCLE = "autellix.cycle"
+"""Key in the state of a request's scope: its cycle of uvicorn's, which knows whether the client has left."""
 MAX_CONNECTIONS = 65_536
 """Whatever the operating system allows: an idle connection takes about 10 KiB."""
+
+
+def has_left(scope: Scope) -> bool:
+    """Return whether a request's client has left already; False where another server serves it."""
+    find_cycle = scope.get("state", {}).get(CYCLE)
+    cycle = None if find_cycle is None else find_cycle()
+    return cycle is not None and cycle.disconnected
 
 
 class ConnectionTable:
@@ -53,6 +70,7 @@ class ConnectionTable:
 
     def __init__(self, max_connections: int) -> None:
         self.max_connections = max_connections
+        self.long_reads = LongReads()
         self._open: set[BoundedHttpProtocol] = set()
         self._idle: dict[BoundedHttpProtocol, None] = {}
 
@@ -83,6 +101,61 @@ class ConnectionTable:
             self._idle[connection] = None
 
 
+class LongReads:
+    """Connections with reads that take long to parse: one of them goes on in each round of the event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[BoundedHttpProtocol] = deque()
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether a connection has more to parse."""
+        return bool(self._waiting)
+
+    def add(self, connection: BoundedHttpProtocol) -> None:
+        """Have a connection parse more, a while in each of its turns, until it has parsed all."""
+        if not self._waiting:
+            connection.loop.call_soon(self._go_on)
+        self._waiting.append(connection)
+
+    def _go_on(self) -> None:
+        connection = self._waiting.popleft()
+        if self._waiting:
+            connection.loop.call_soon(self._go_on)
+        connection.parse_more()
+
+
+class _Flow(FlowControl):
+    """Pauses reading for the app, as uvicorn's does, and while a long read is parsed."""
+
+    _is_held = False
+    _is_paused = False
+    """By the app, while held."""
+
+    def pause_reading(self) -> None:
+        if self._is_held:
+            self._is_paused = True
+        else:
+            super().pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._is_held:
+            self._is_paused = False
+        else:
+            super().resume_reading()
+
+    def hold_reading(self) -> None:
+        if not self._is_held:
+            self._is_paused = self.read_paused
+            super().pause_reading()
+            self._is_held = True
+
+    def release_reading(self) -> None:
+        was_held, self._is_held = self._is_held, False
+        if was_held and not self._is_paused:
+            super().resume_reading()
+
+
 class _Timer:
     """One timer that may be started again."""
 
@@ -106,6 +179,8 @@ class _Timer:
 class BoundedHttpProtocol(HttpToolsProtocol):
     """The connection of a client."""
 
+    flow: _Flow
+
     def __init__(self, *args: Any, table: ConnectionTable, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._table = table
@@ -113,6 +188,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Heads that were complete."""
         self._unanswered: deque[RequestResponseCycle] = deque()
         """Those whose answers are not complete, in order."""
+        self._unparsed = memoryview(b"")
+        """Of a long read."""
         self._pieces: list[bytes] = []
         """Of a body, from one read: a chunk may have one byte."""
         self._is_in_head = True
@@ -127,6 +204,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection if there is room for it."""
         super().connection_made(transport)
+        self.flow = _Flow(transport)
         if self._table.add(self):
             self._await_head()
         else:
@@ -135,6 +213,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection, and tell all its requests."""
         self._table.remove(self)
+        self._unparsed = memoryview(b"")
         # Uvicorn tells the last one only: an earlier one, perhaps a call that runs, would never end.
         for cycle in self._unanswered:
             cycle.disconnected = True
@@ -144,7 +223,34 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, unless too much of a head, a chunk's extension or a trailer is unfinished."""
+        """Parse what came; of a long read what is left after a while in later rounds."""
+        if len(data) <= PIECE_BYTES:
+            self._parse(data)
+            return
+        self._unparsed = memoryview(data)
+        if self._table.long_reads.are_waiting:
+            self._wait_to_parse()
+        else:
+            self.parse_more()
+
+    def parse_more(self) -> None:
+        """Parse more of a long read, for a while."""
+        end_s = time.perf_counter() + PARSE_S
+        while self._unparsed:
+            piece, self._unparsed = self._unparsed[:PIECE_BYTES], self._unparsed[PIECE_BYTES:]
+            self._parse(bytes(piece))
+            if self._unparsed and time.perf_counter() >= end_s:
+                self._wait_to_parse()
+                return
+        if not self.transport.is_closing():
+            self.flow.release_reading()
+
+    def _wait_to_parse(self) -> None:
+        self.flow.hold_reading()
+        self._table.long_reads.add(self)
+
+    def _parse(self, data: bytes) -> None:
+        """Parse bytes, unless too much of a head, a chunk's extension or a trailer is unfinished."""
         if self._is_refused:
             return
         if self._unfinished_bytes > MAX_HEAD_BYTES:
@@ -183,6 +289,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._table.set_busy(self)
         super().on_headers_complete()
         self._unanswered.append(self.cycle)
+        # The cycle refers to the scope: a strong reference back would leave each request to the collector.
+        self.scope["state"][CYCLE] = weakref.ref(self.cycle)
         # Trailers come as headers do; none may join those of the request, which is under way.
         self.headers = []
 

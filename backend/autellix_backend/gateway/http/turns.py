@@ -1,10 +1,10 @@
-"""Turns for answers that take long to make: one at a time for each tenant, and pauses for others' calls."""
+"""Turns: whose request begins next, and for answers that take long to make, with pauses for others' calls."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -15,6 +15,47 @@ from autellix_backend.gateway.tenancy.tenants import Tenant
 
 MAX_PAUSE_S = 0.05
 """A piece of work is far shorter, unless the machine is busy or the work was waiting."""
+
+
+class RequestTurns:
+    """Who begins a request: at most one of each tenant in a round of the event loop.
+
+    A round takes as long as all that is ready, and each request passes through several: those that one tenant
+    sends at once, all begun at once, would add all their work to every step of the others' requests.
+    """
+
+    def __init__(self) -> None:
+        self._begun: set[str] = set()
+        """Tenants of whom a request begins in this round."""
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """By tenant, each of them among those above, the first to come first."""
+
+    async def begin(self, tenant: str) -> None:
+        """Wait until a request of a tenant may begin."""
+        if tenant in self._begun:
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(tenant, deque()).append(turn)
+            await turn
+            return
+        if not self._begun:
+            asyncio.get_running_loop().call_soon(self._begin_round)
+        self._begun.add(tenant)
+
+    def _begin_round(self) -> None:
+        self._begun = {tenant for tenant, turns in self._waiting.items() if _begin_first(turns)}
+        self._waiting = {tenant: turns for tenant, turns in self._waiting.items() if turns}
+        if self._begun:
+            asyncio.get_running_loop().call_soon(self._begin_round)
+
+
+def _begin_first(turns: deque[asyncio.Future[None]]) -> bool:
+    """Let the first begin whose client has not left; return whether there was one."""
+    while turns:
+        turn = turns.popleft()
+        if not turn.done():
+            turn.set_result(None)
+            return True
+    return False
 
 
 class AnswerTurns:
