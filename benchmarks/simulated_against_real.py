@@ -16,7 +16,8 @@ simulation, and every simulated run begins on a fresh engine.
     python benchmarks/simulated_against_real.py --seeds 30 --replay DIR
 
 draws other arrivals for the programs of a finished measurement in DIR, with the model fitted there, and
-states the spread of the ratios: what chance does to a run of so many programs.
+states the spread of the ratios: what chance does to a run of so many programs. `--refit DIR` fits and
+simulates it again, with a changed simulator say.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from autellix_lab.bench.backend import BackendProcess
 from autellix_lab.bench.calibrate import choose_bounds
 from autellix_lab.bench.compare import Target, calibrate
 from autellix_lab.bench.metrics import RunSummary, summarise
-from autellix_lab.bench.mixes import measured_calls
+from autellix_lab.bench.mixes import measured_calls, preempted_calls
 from autellix_lab.bench.replay import ReplayJob, replay
 from autellix_lab.bench.results import CallResult
 from autellix_lab.demo.parts import BLOCK_TOKENS, MAX_CONTEXT_TOKENS, DemoOptions, Part, demo_parts
@@ -176,7 +177,7 @@ def _result(
 def fit_run(results: Sequence[CallResult], part: Part, slots: int) -> Fitted | None:
     """Fit an engine to the receipts of a run; None if they do not determine it."""
     try:
-        fit = fit_model(measured_calls("run", results))
+        fit = fit_model(measured_calls("run", results), preempted_calls("run", results))
     except FitError:
         return None
     outside = [
@@ -427,6 +428,17 @@ def spread_lines(workload: str, args: argparse.Namespace) -> list[str]:
     return lines
 
 
+def refitted(workload: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Fit and simulate the runs of a finished measurement again."""
+    rounds = []
+    for entry in json.loads((args.refit / f"{workload}.json").read_text()):
+        played = entry["policies"]
+        runs = {policy: [CallResult(**call) for call in played[policy]["calls"]] for policy in args.policies}
+        bounds = next((found for each in played.values() if (found := each["scheduler"].get("bounds"))), ())
+        rounds.append(compared(part_of(workload, args), entry["arrivals_s"], runs, bounds, args))
+    return rounds
+
+
 def _silent(_title: str, _calls: int) -> Any:
     return lambda _result: None
 
@@ -458,6 +470,7 @@ def main() -> int:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--out", type=Path, default=Path("simulated-against-real"))
     parser.add_argument("--replay", type=Path, help="a finished measurement, to draw other arrivals for")
+    parser.add_argument("--refit", type=Path, help="a finished measurement, to fit and simulate again")
     parser.add_argument("--seeds", type=int, default=30, help="draws of --replay")
     args = parser.parse_args()
     lines: list[str] = []
@@ -468,7 +481,7 @@ def main() -> int:
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
     for workload in args.workloads:
-        rounds = measure(workload, args)
+        rounds = measure(workload, args) if args.refit is None else refitted(workload, args)
         (args.out / f"{workload}.json").write_text(json.dumps(rounds) + "\n", encoding="utf-8")
         lines += ratio_lines(workload, rounds, args.policies)
     print("\n".join(lines))

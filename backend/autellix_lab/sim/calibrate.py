@@ -6,7 +6,9 @@ tokens in all, p prefill tokens and a admitted calls in a step, the model predic
     step_s + d * decode_s + k * context_s + p * prefill_s + a * call_s
 
 A call's receipt holds its last step and its number of steps, so the steps of all calls align. The sum over a
-call's steps is its service time: one linear equation for the five times.
+call's steps is its service time: one linear equation for the five times. The steps in which a preempted call
+ran are not known, so it gives no equation; but others shared their steps with it, evenly between its arrival
+and its end as far as anyone knows.
 
 They are solved by non-negative least squares. Errors are relative to the mean call of their mix, and every
 mix has the same weight, so that neither many nor short calls outweigh the others.
@@ -16,14 +18,14 @@ from __future__ import annotations
 
 import datetime
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from autellix_lab.sim.model import EngineModel
 
-__all__ = ["FitError", "MeasuredCall", "ModelFit", "fit_model", "predicted_s"]
+__all__ = ["FitError", "MeasuredCall", "ModelFit", "PreemptedCall", "fit_model", "predicted_s"]
 
 TOKEN_BUDGET = 2048
 """vLLM's default on most hardware; the fit does not depend on it."""
@@ -74,6 +76,20 @@ class MeasuredCall:
         return self.cached_tokens + self.prefill_tokens + 1 + step - self.first_decode_step
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptedCall:
+    """The engine's report of one call that was preempted, beside those that the model is fitted to."""
+
+    mix: str
+    arrival_step: int
+    finish_step: int
+    preemptions: int
+    prefill_tokens: int
+    """Prompt tokens that were computed at first, without cached tokens."""
+    output_tokens: int
+    cached_tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class ModelFit:
     """Fitted times and their errors."""
@@ -108,8 +124,12 @@ class ModelFit:
         )
 
 
-def fit_model(calls: Sequence[MeasuredCall]) -> ModelFit:
+def fit_model(calls: Sequence[MeasuredCall], preempted: Sequence[PreemptedCall] = ()) -> ModelFit:
     """Fit the times of a step to measured calls.
+
+    Args:
+        calls: those that ran without a preemption.
+        preempted: the others, which shared steps with them.
 
     Raises:
         FitError: if a call contradicts itself, or the calls leave a time undetermined.
@@ -120,7 +140,7 @@ def fit_model(calls: Sequence[MeasuredCall]) -> ModelFit:
                 f"a call of {call.mix} with {call.output_tokens} tokens had {call.engine_steps} steps and "
                 f"{call.service_s} s of service; expected a step for each token, and time"
             )
-    rows = _rows(calls)
+    rows = _rows(calls, preempted)
     times = _solve(rows, [call.service_s for call in calls], _weights(calls))
     fitted: dict[str, float] = {}
     measured: dict[str, float] = {}
@@ -138,29 +158,35 @@ def predicted_s(model: EngineModel, calls: Sequence[MeasuredCall]) -> list[float
     return [_product(row, times) for row in _rows(calls)]
 
 
-def _rows(calls: Sequence[MeasuredCall]) -> list[Row]:
+def _rows(calls: Sequence[MeasuredCall], preempted: Sequence[PreemptedCall] = ()) -> list[Row]:
     """Return each call's coefficients: its steps, and the sums over them that the other times multiply."""
-    decoding: Counter[tuple[str, int]] = Counter()
-    contexts: Counter[tuple[str, int]] = Counter()
-    prefilling: dict[tuple[str, int], float] = {}
-    starting = Counter((call.mix, call.first_step) for call in calls)
+    decoding: defaultdict[tuple[str, int], float] = defaultdict(float)
+    contexts: defaultdict[tuple[str, int], float] = defaultdict(float)
+    prefilling: defaultdict[tuple[str, int], float] = defaultdict(float)
+    starting: defaultdict[tuple[str, int], float] = defaultdict(float)
+    for other in preempted:
+        steps = range(other.arrival_step + 1, other.finish_step + 1)
+        mean_context = other.cached_tokens + other.prefill_tokens + other.output_tokens / 2
+        for step in steps:
+            key = (other.mix, step)
+            decoding[key] += other.output_tokens / len(steps)
+            contexts[key] += mean_context * other.output_tokens / len(steps)
+            prefilling[key] += other.prefill_tokens / len(steps)
+            starting[key] += (1 + other.preemptions) / len(steps)
     for call in calls:
+        starting[call.mix, call.first_step] += 1
         begin = call.first_decode_step
         for step in range(begin, call.finish_step + 1):
             decoding[call.mix, step] += 1
             contexts[call.mix, step] += call.context_tokens(step)
         # Chunks of one prompt count as equal; only calls that overlap with part of it would differ.
         for step in range(call.first_step, begin):
-            key = (call.mix, step)
-            prefilling[key] = prefilling.get(key, 0.0) + call.prefill_tokens / call.prefill_steps
+            prefilling[call.mix, step] += call.prefill_tokens / call.prefill_steps
     rows: list[Row] = []
     for call in calls:
-        steps = [(call.mix, step) for step in range(call.first_step, call.finish_step + 1)]
-        decodes = sum(decoding[key] for key in steps)
-        read = sum(contexts[key] for key in steps)
-        tokens = sum(prefilling.get(key, 0.0) for key in steps)
-        starts = sum(starting[key] for key in steps)
-        rows.append((float(len(steps)), float(decodes), float(read), tokens, float(starts)))
+        shared = [(call.mix, step) for step in range(call.first_step, call.finish_step + 1)]
+        sums = (sum(each[key] for key in shared) for each in (decoding, contexts, prefilling, starting))
+        rows.append((float(len(shared)), *sums))
     return rows
 
 

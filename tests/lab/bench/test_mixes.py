@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autellix_backend.gateway.recording.trace import ProgramTrace
-from autellix_lab.bench.mixes import Mix, measure_mixes, measured_calls
+from autellix_lab.bench.mixes import Mix, measure_mixes, measured_calls, preempted_calls
 from autellix_lab.bench.results import CallResult
 from autellix_lab.sim.calibrate import FitError
 
@@ -29,7 +29,13 @@ def test_calls_without_reports_are_refused(fields: dict[str, Any], message: str)
 
 
 def answer(program: str, call: int, preemptions: int = 0) -> CallResult:
-    receipt = {"finish_step": 10, "engine_steps": 3, "service_s": 0.3, "preemptions": preemptions}
+    receipt = {
+        "arrival_step": 2,
+        "finish_step": 10,
+        "engine_steps": 3,
+        "service_s": 0.3,
+        "preemptions": preemptions,
+    }
     return CallResult(
         program=program,
         call=call,
@@ -43,11 +49,15 @@ def answer(program: str, call: int, preemptions: int = 0) -> CallResult:
     )
 
 
-def test_preempted_calls_do_not_count() -> None:
+def test_preempted_calls_are_apart() -> None:
     """Their steps are not in a row."""
-    (found,) = measured_calls("m", [answer("a", 0), answer("b", 0, preemptions=1)])
+    results = [answer("a", 0), answer("b", 0, preemptions=1)]
+    (found,) = measured_calls("m", results)
+    (other,) = preempted_calls("m", results)
 
     assert (found.first_step, found.prefill_steps, found.prefill_tokens) == (8, 1, 16)
+    assert (other.arrival_step, other.finish_step, other.preemptions) == (2, 10, 1)
+    assert (other.prefill_tokens, other.cached_tokens, other.output_tokens) == (16, 4, 3)
 
 
 def test_mixes_are_as_long_as_their_share_of_the_time() -> None:
