@@ -221,7 +221,7 @@ def _serve_bare(engine_url: str, report: Connection) -> None:
             app.router.add_post("/{path:.*}", relay)
             runner = web.AppRunner(app, access_log=None)
             await runner.setup()
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            await web.TCPSite(runner, "127.0.0.1", 0, backlog=2048).start()
             report.send(runner.addresses[0][1])
             await asyncio.Event().wait()
 

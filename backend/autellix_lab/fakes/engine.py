@@ -43,6 +43,8 @@ __all__ = [
     "ReceivedRequest",
 ]
 
+BACKLOG = 2048
+"""Connections that wait to be accepted, as many as before vLLM's server: of aiohttp's 128 a crowd tries again."""
 _FACTS = EngineFacts(
     engine="", version="0", vllm="fake", policy="plas", has_admission=False, slots=256, kv_tokens=None
 )
@@ -116,7 +118,7 @@ class FakeEngine(FakeApi):
             shutdown_timeout=0.1,
         )
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
+        await web.TCPSite(self._runner, "127.0.0.1", self._port, backlog=BACKLOG).start()
         self.base_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         self._failure = None
         self.listen()
