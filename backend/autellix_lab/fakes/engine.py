@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 BACKLOG = 2048
-"""Connections that wait to be accepted, as many as before vLLM's server: of aiohttp's 128 a crowd tries again."""
+"""Connections that wait to be accepted, as before vLLM's server: of aiohttp's 128 a crowd tries again."""
 _FACTS = EngineFacts(
     engine="", version="0", vllm="fake", policy="plas", has_admission=False, slots=256, kv_tokens=None
 )
