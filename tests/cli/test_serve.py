@@ -205,6 +205,32 @@ async def test_a_signal_during_the_start_ends_the_engine(
     assert replica.pid is None
 
 
+async def test_sighup_during_the_start_reloads_the_tenants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A unit that is reloaded while its engines load goes on starting."""
+    path = tmp_path / "tenants.toml"
+    path.write_text(f'[[tenant]]\nname = "a"\nkeys = ["{key_line(new_key())}"]')
+    settings = make_settings(tmp_path, model="m", extra_args=("--fail", "late"))
+    settings = replace(settings, gateway=replace(settings.gateway, tenants_file=path))
+    replica = VllmReplica(settings, server=FAKE_SERVER)
+    monkeypatch.setattr("autellix_backend.cli.serve.make_engines", lambda _settings: [replica])
+    printed: list[str] = []
+
+    def is_read_again() -> bool:
+        printed.append(capsys.readouterr().err)
+        return "read the tenants file again" in "".join(printed)
+
+    server = asyncio.create_task(serve(settings))
+    await until(lambda: replica.pid is not None)
+    # Unhandled it would end this process.
+    assert signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
+    os.kill(os.getpid(), signal.SIGHUP)
+    await until(is_read_again)
+    os.kill(os.getpid(), signal.SIGINT)
+    assert await asyncio.wait_for(server, PATIENCE_S) == 130
+
+
 @pytest.mark.parametrize("page", ["on", "off"])
 async def test_while_the_engines_start_the_page_says_so_and_calls_come_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str

@@ -143,48 +143,52 @@ async def serve_on(
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     tenants = load_tenants(settings)
+    # Without a tenants file SIGHUP ends the process, as it does when a terminal closes; with one it does not,
+    # while the engines start either.
+    reloads = (signal.SIGHUP,) if tenants.has_keys else ()
     engines: list[Engine] = []
     pool: EnginePool | None = None
     try:
-        task = asyncio.current_task()
-        assert task is not None
-        with _on_signals(task.cancel, *ends):
-            # Several workers have no page, and share their address.
-            page_is_there = has_page(
-                settings.gateway, has_keys=tenants.has_keys, is_loopback=is_loopback(settings.gateway.host)
+        with _on_signals(lambda: _reload(tenants), *reloads):
+            task = asyncio.current_task()
+            assert task is not None
+            with _on_signals(task.cancel, *ends):
+                # Several workers have no page, and share their address.
+                page_is_there = has_page(
+                    settings.gateway,
+                    has_keys=tenants.has_keys,
+                    is_loopback=is_loopback(settings.gateway.host),
+                )
+                async with _answering_meanwhile(listeners if show_page else [], has_page=page_is_there):
+                    # In a thread: it may have to generate the demo model.
+                    engines = await asyncio.to_thread(make_engines, settings)
+                    await _start(engines, must_answer=settings.engine.must_answer)
+            connections = connection_limit()
+            app = create_app(
+                _with_token_secret(settings),
+                *engines,
+                tenants=tenants,
+                max_connections=connections,
+                parent=parent,
             )
-            async with _answering_meanwhile(listeners if show_page else [], has_page=page_is_there):
-                # In a thread: it may have to generate the demo model.
-                engines = await asyncio.to_thread(make_engines, settings)
-                await _start(engines, must_answer=settings.engine.must_answer)
-        connections = connection_limit()
-        app = create_app(
-            _with_token_secret(settings),
-            *engines,
-            tenants=tenants,
-            max_connections=connections,
-            parent=parent,
-        )
-        pool = app.state.pool
-        pool.subscribe(_print_change)
-        make_ready_line = partial(_ready_line, settings, pool, listeners[0])
-        config = _server_config(app, connections)
+            pool = app.state.pool
+            pool.subscribe(_print_change)
+            make_ready_line = partial(_ready_line, settings, pool, listeners[0])
+            config = _server_config(app, connections)
 
-        def on_ready() -> None:
-            settle_heap()
-            announce(make_ready_line())
-            print_noise(settings.engine)
-            if show_page is not None and page_is_there:
-                show_page(_root_url(listeners[0]) + PAGE_PATH)
+            def on_ready() -> None:
+                settle_heap()
+                announce(make_ready_line())
+                print_noise(settings.engine)
+                if show_page is not None and page_is_there:
+                    show_page(_root_url(listeners[0]) + PAGE_PATH)
 
-        server = _Server(config, on_ready, app, settings.gateway)
-        # Without a tenants file SIGHUP ends the process, as it does when a terminal closes.
-        reloads = (signal.SIGHUP,) if tenants.has_keys else ()
-        with _on_signals(server.end, *ends), _on_signals(lambda: _reload(tenants), *reloads):
-            await server.serve(sockets=listeners)
-        if server.is_cut_short:
-            return EXIT_INTERRUPTED
-        return 0 if server.started else EXIT_FAILURE
+            server = _Server(config, on_ready, app, settings.gateway)
+            with _on_signals(server.end, *ends):
+                await server.serve(sockets=listeners)
+            if server.is_cut_short:
+                return EXIT_INTERRUPTED
+            return 0 if server.started else EXIT_FAILURE
     except asyncio.CancelledError:
         return EXIT_INTERRUPTED
     finally:

@@ -59,8 +59,9 @@ class EngineUnreachableError(EngineError):
         self.what = f"engine.urls: {url} {problem}"
         """What does not answer, and how."""
         super().__init__(
-            f"{self.what}; expected the root of a running OpenAI-compatible server, "
-            "or engine.must_answer = false, which starts without it"
+            # The first line alone is said of an engine that is missed later.
+            f"{self.what}; expected the root of a running OpenAI-compatible server\n"
+            "With engine.must_answer = false the gateway starts without it"
         )
 
 
