@@ -88,7 +88,7 @@ def _lines(code: str) -> list[list[str]]:
         if not pending or pending.endswith("\\"):
             continue
         try:
-            found.append(shlex.split(pending, comments=True))
+            found.append(shlex.split(pending.replace("\\\n", " "), comments=True))
         except ValueError:
             # A quotation goes on in the next line.
             continue
