@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.deploy.chart import DEPLOY
+from tests.deploy.test_guide import commands_of
 
 from autellix_backend.cli.serve import FLUSH_TIMEOUT_S
 from autellix_backend.engines.factory import make_remote
@@ -51,6 +52,21 @@ def test_systemd_accepts_the_unit(unit: Path, tmp_path: Path) -> None:
     )
     told = [line for line in done.stderr.splitlines() if copied.name in line]
     assert (done.returncode, told) == (0, [])
+
+
+def test_the_guides_units_are_enabled(tmp_path: Path) -> None:
+    """In a root of its own, where `--now` does not apply."""
+    if shutil.which("systemctl") is None:
+        pytest.skip("systemd is not installed")
+    folder = tmp_path / "etc" / "systemd" / "system"
+    shutil.copytree(UNITS, folder)
+    [units] = [words[3:] for words in commands_of("systemctl") if words[1:3] == ["enable", "--now"]]
+    done = subprocess.run(
+        ["systemctl", f"--root={tmp_path}", "enable", *units], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    wanted = {path.name for path in (folder / "multi-user.target.wants").iterdir()}
+    assert wanted == {f"{unit}.service" for unit in units}
 
 
 def test_the_gateways_variables_are_settings(tmp_path: Path) -> None:
