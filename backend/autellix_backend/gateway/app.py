@@ -133,6 +133,7 @@ async def _lifespan(components: Components, _app: FastAPI) -> AsyncIterator[None
         components.classes.learn(await components.store.recent_ends())
         components.pool.open()
         stack.push_async_callback(components.pool.close)
+        await components.operations.catch_up()
         reaper = asyncio.create_task(_reap(components))
         stack.push_async_callback(_cancel, reaper)
         # First at the end: calls that the server cancelled still get their reports.

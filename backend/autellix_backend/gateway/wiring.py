@@ -21,6 +21,7 @@ from autellix_backend.gateway.calls.open_call import OpenCall
 from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.gateway.classes import ProgramClasses
 from autellix_backend.gateway.engines.handle import AdmissionBounds, EngineHandle
+from autellix_backend.gateway.engines.operations import PoolOperations
 from autellix_backend.gateway.engines.ordering import ArrivalOrdering, Ordering, PolicyOrdering
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.queue import EngineQueue
@@ -137,6 +138,7 @@ class Components:
         self._subscribe()
         for engine in engines:
             self.pool.join(engine)
+        self.operations = PoolOperations(self.pool, settings.engine, self.others)
 
     def _subscribe(self) -> None:
         """Publish the life of each call and program: its beginning, its settlement or end."""

@@ -7,14 +7,17 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import aiohttp
+from fastapi import FastAPI
 from tests.gateway.conftest import CHAT, HELLO, until
 from tests.gateway.workers.links import make_hub, workers_of
 from tests.serving import listening
 
 from autellix_backend.core.policies import make_policy
+from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.http.mark import MISSING_WORKERS
 from autellix_backend.gateway.workers.link import Link
@@ -23,6 +26,7 @@ from autellix_backend.stores.memory import MemoryStore
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 PROGRAMS = "/autellix/v1/programs"
+ENGINES = "/autellix/v1/engines"
 
 
 @dataclass(slots=True)
@@ -33,6 +37,8 @@ class TwoWorkers:
     urls: list[str]
     engines: list[FakeEngine]
     links: list[Link]
+    apps: list[FastAPI]
+    store: MemoryStore
 
     async def call(self, worker: int, program: str, *, is_last: bool = False) -> None:
         headers = {"X-Autellix-Program-ID": program} | ({"X-Autellix-Final": "true"} if is_last else {})
@@ -52,14 +58,14 @@ async def two_workers(answer_s: float = 60.0) -> AsyncIterator[TwoWorkers]:
     engines = [FakeEngine(), FakeEngine()]
     async with AsyncExitStack() as stack:
         links = await stack.enter_async_context(workers_of(make_hub(2, answer_s), 1, 2))
-        urls = []
+        urls, apps = [], []
         for engine, link in zip(engines, links, strict=True):
             await engine.start()
             stack.push_async_callback(engine.stop)
-            app = create_app(Settings(), engine, store=store, parent=link)
-            urls.append(await stack.enter_async_context(listening(app)))
+            apps.append(create_app(Settings(), engine, store=store, parent=link))
+            urls.append(await stack.enter_async_context(listening(apps[-1])))
         client = await stack.enter_async_context(aiohttp.ClientSession())
-        yield TwoWorkers(client, urls, engines, links)
+        yield TwoWorkers(client, urls, engines, links, apps, store)
 
 
 @asynccontextmanager
@@ -153,3 +159,81 @@ async def events_to(feed: aiohttp.ClientResponse, ended: str) -> list[tuple[str,
         elif name == "data":
             found.append((kind, json.loads(value).get("program_id")))
     return found
+
+
+@asynccontextmanager
+async def running(engine: FakeEngine) -> AsyncIterator[FakeEngine]:
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+def states(table: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    return {engine["name"]: (engine["state"], engine["base_url"]) for engine in table["engines"]}
+
+
+async def change(workers: TwoWorkers, method: str, path: str, **options: Any) -> tuple[int, str, str | None]:
+    async with workers.client.request(method, workers.urls[0] + ENGINES + path, **options) as answer:
+        return answer.status, await answer.text(), answer.headers.get(MISSING_WORKERS)
+
+
+async def test_engines_join_drain_and_leave_at_every_worker() -> None:
+    async with two_workers() as workers, running(FakeEngine()) as third:
+        status, text, missing = await change(
+            workers, "POST", "", json={"url": third.base_url, "name": "third"}
+        )
+        assert (status, missing) == (201, None), text
+        for worker in (0, 1):
+            found = states((await workers.get(worker, ENGINES))[0])
+            assert found["third"] == ("up", third.base_url)
+
+        assert (await change(workers, "POST", "/third/drain"))[0] == 200
+        assert states((await workers.get(1, ENGINES))[0])["third"][0] == "draining"
+        assert (await change(workers, "POST", "/third/undrain"))[0] == 200
+        assert states((await workers.get(1, ENGINES))[0])["third"][0] == "up"
+        assert (await change(workers, "DELETE", "/third"))[0] == 202
+        for worker in (0, 1):
+            await until(partial(gone, workers.apps[worker], "third"))
+
+
+def gone(app: FastAPI, name: str) -> bool:
+    return app.state.pool.find(name) is None
+
+
+async def test_a_change_that_another_worker_cannot_make_is_a_conflict() -> None:
+    async with two_workers() as workers, running(FakeEngine()) as third:
+        engine = RemoteEngine(third.base_url, name="third")
+        await engine.start()
+        workers.apps[0].state.pool.join(engine)
+        status, text, _ = await change(workers, "POST", f"/{workers.engines[0].name}/drain")
+        # It is the other worker's only engine.
+        assert status == 409
+        assert "worker 2" in text
+
+
+async def test_a_worker_that_does_not_answer_about_engines_is_named() -> None:
+    async with two_workers(answer_s=0.05) as workers, running(FakeEngine()) as third:
+
+        async def hang(_content: object) -> None:
+            await asyncio.Event().wait()
+
+        workers.links[1].handlers["join"] = hang
+        status, _, missing = await change(workers, "POST", "", json={"url": third.base_url})
+        assert (status, missing) == (201, "2")
+
+
+async def test_a_worker_that_starts_later_has_the_engines_of_the_others() -> None:
+    async with two_workers() as workers, running(FakeEngine()) as third:
+        await change(workers, "POST", "", json={"url": third.base_url, "name": "third"})
+        for app in workers.apps:
+            name = next(iter(app.state.pool)).engine.name
+            app.state.pool.drain(name)
+        # As the parent makes one in place of a worker that has died.
+        link = workers.links[1]
+        app = create_app(Settings(), FakeEngine(name=name), store=workers.store, parent=link)
+        await app.state.components.operations.catch_up()
+        pool = app.state.pool
+        assert [handle.engine.name for handle in pool] == [name, "third"]
+        assert [handle.is_draining for handle in pool] == [True, False]

@@ -9,6 +9,7 @@ from fastapi import Depends
 from starlette.requests import Request
 
 from autellix_backend.gateway.classes import ProgramClasses
+from autellix_backend.gateway.engines.operations import PoolOperations
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.router import Router
 from autellix_backend.gateway.errors import AdminOnlyError
@@ -82,6 +83,7 @@ Clock = Annotated[Callable[[], float], _component("clock")]
 Feed = Annotated[EventFeed, _component("feed")]
 History = Annotated[ProgramHistory, _component("history")]
 Metrics = Annotated[GatewayMetrics, _component("metrics")]
+Operations = Annotated[PoolOperations, _component("operations")]
 Others = Annotated[OtherWorkers, _component("others")]
 Pool = Annotated[EnginePool, _component("pool")]
 Routes = Annotated[Router, _component("router")]

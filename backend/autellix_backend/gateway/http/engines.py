@@ -7,13 +7,15 @@ from typing import Annotated
 
 from fastapi import APIRouter
 from pydantic import AfterValidator, BaseModel, Field
+from starlette.requests import Request
 
 from autellix_backend.engines.base import EngineError
-from autellix_backend.engines.factory import make_remote
 from autellix_backend.gateway.engines.handle import EngineHandle
+from autellix_backend.gateway.engines.operations import EngineAddress
 from autellix_backend.gateway.errors import ConflictError, InvalidRequestError
 from autellix_backend.gateway.explain.overview import engine_view
-from autellix_backend.gateway.http.components import Pool, SettingsTree, admin_only, operator_only
+from autellix_backend.gateway.http.components import Operations, Pool, admin_only, operator_only
+from autellix_backend.gateway.http.mark import note_missing
 from autellix_backend.gateway.http.openapi import Id, describe_body, json_body, refusals
 from autellix_backend.settings import MAX_PORT, EngineKindChoice, SettingsError
 from autellix_wire import API_PREFIX
@@ -32,7 +34,7 @@ def _check_name(name: str) -> str:
     return name
 
 
-class EngineAddress(BaseModel):
+class NewEngine(BaseModel):
     """A running server to add to the pool."""
 
     url: str
@@ -115,29 +117,30 @@ async def list_engines(pool: Pool) -> EngineTable:
     status_code=201,
     dependencies=[operator_only("adding engines")],
     responses=refusals(400, 409, 413),
-    openapi_extra=describe_body(EngineAddress),
+    openapi_extra=describe_body(NewEngine),
 )
 async def add_engine(
-    address: Annotated[EngineAddress, json_body(EngineAddress)],
+    engine: Annotated[NewEngine, json_body(NewEngine)],
     pool: Pool,
-    settings: SettingsTree,
+    operations: Operations,
+    request: Request,
 ) -> EngineRow:
     """Add a running engine to the pool."""
     if len(pool) >= MAX_ENGINES:
         raise ConflictError(f"the pool already has {MAX_ENGINES} engines, the maximum")
-    name = address.name or pool.free_name("remote")
+    address = EngineAddress(
+        url=engine.url,
+        name=engine.name or pool.free_name("remote"),
+        kind=engine.kind,
+        report_port=engine.report_port,
+    )
     try:
-        engine = make_remote(
-            settings.engine, address.url, name=name, kind=address.kind, report_port=address.report_port
-        )
+        handle, missing = await operations.join(address)
     except SettingsError as error:
         raise InvalidRequestError(f"url: {error.problem}; expected {error.expected}", param="url") from error
-    pool.check_free(name)
-    try:
-        await engine.start()
     except EngineError as error:
         raise InvalidRequestError(f"url: {error}", param="url") from error
-    handle = pool.join(engine)
+    note_missing(request.scope, missing)
     if handle.link is not None and handle.link.endpoints:
         await handle.link.settled(LINK_WAIT_S)
     return _row(handle)
@@ -146,17 +149,17 @@ async def add_engine(
 @router.post(
     ONE_ENGINE + "/drain", dependencies=[operator_only("draining engines")], responses=refusals(404, 409)
 )
-async def drain_engine(name: str, pool: Pool) -> EngineRow:
+async def drain_engine(name: str, operations: Operations, request: Request) -> EngineRow:
     """Send an engine no further calls."""
-    return _row(pool.drain(name))
+    return _changed(await operations.drain(name), request)
 
 
 @router.post(
     ONE_ENGINE + "/undrain", dependencies=[operator_only("draining engines")], responses=refusals(404, 409)
 )
-async def undrain_engine(name: str, pool: Pool) -> EngineRow:
+async def undrain_engine(name: str, operations: Operations, request: Request) -> EngineRow:
     """Send a drained engine calls again."""
-    return _row(pool.undrain(name))
+    return _changed(await operations.undrain(name), request)
 
 
 @router.delete(
@@ -165,9 +168,15 @@ async def undrain_engine(name: str, pool: Pool) -> EngineRow:
     dependencies=[operator_only("removing engines")],
     responses=refusals(404, 409),
 )
-async def remove_engine(name: str, pool: Pool) -> EngineRow:
+async def remove_engine(name: str, operations: Operations, request: Request) -> EngineRow:
     """Drain an engine, and remove it from the pool once its last call has ended."""
-    return _row(pool.remove(name))
+    return _changed(await operations.remove(name), request)
+
+
+def _changed(change: tuple[EngineHandle, list[int]], request: Request) -> EngineRow:
+    handle, missing = change
+    note_missing(request.scope, missing)
+    return _row(handle)
 
 
 def _row(member: EngineHandle) -> EngineRow:
