@@ -125,7 +125,7 @@ class LongReads:
         connection.parse_more()
 
 
-class _Flow(FlowControl):
+class _HeldFlow(FlowControl):
     """Pauses reading for the app, as uvicorn's does, and while a long read is parsed."""
 
     _is_held = False
@@ -179,7 +179,7 @@ class _Timer:
 class BoundedHttpProtocol(HttpToolsProtocol):
     """The connection of a client."""
 
-    flow: _Flow
+    flow: _HeldFlow
 
     def __init__(self, *args: Any, table: ConnectionTable, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -204,7 +204,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a connection if there is room for it."""
         super().connection_made(transport)
-        self.flow = _Flow(transport)
+        self.flow = _HeldFlow(transport)
         if self._table.add(self):
             self._await_head()
         else:
