@@ -55,7 +55,7 @@ WARM_SHARE = 0.3
 MIN_WINDOW_CALLS = 10_000
 """With fewer calls a process still grows to its usual size, and the slope means nothing."""
 MAX_LATE_SERIES = 8
-"""Label series of outcomes that the first third of the calls did not have; a leak has one for each program."""
+"""Label series of outcomes that the first third of the calls did not have; a leak has one per program."""
 MAX_GROWTH_BYTES = 1024
 """Bytes per settled call that memory may grow by after that; a leaked call is several kilobytes."""
 
