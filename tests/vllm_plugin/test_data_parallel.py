@@ -48,6 +48,8 @@ ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # vLLM 0.33 wants a memory node for each rank, unless this is set.
+    "VLLM_CPU_SIM_MULTI_NUMA": "0",
     "TORCH_COMPILE_DISABLE": "1",
     "AUTELLIX_ENGINE_REPORT_SECRET": SECRET,
 }
