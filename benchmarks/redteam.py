@@ -1,6 +1,7 @@
 """A red team: one of two tenants attacks the gateway in every way it knows, the other goes on working.
 
     python benchmarks/redteam.py [--rounds 10] [--seconds 5] [--idle-attacker] [--seed 1] [--json]
+    python benchmarks/redteam.py --workers 2 --store redis://HOST        several processes of one gateway
 
 The gateway runs as its users run it (`autellix serve` with keys and limits), in front of an engine that
 answers at once or with a fault. The quiet tenant works in a process of its own, in each round alone first and
@@ -172,7 +173,7 @@ class Report:
 class Gateway:
     """`autellix serve` in a process of its own."""
 
-    def __init__(self, folder: Path, engine_port: int) -> None:
+    def __init__(self, folder: Path, engine_port: int, options: Sequence[str]) -> None:
         fields = {"folder": folder, "port": engine_port, "password": PASSWORD, "engine_key": ENGINE_KEY}
         (folder / "autellix.toml").write_text(CONFIG.format(**fields))
         (folder / "tenants.toml").write_text(
@@ -180,6 +181,7 @@ class Gateway:
         )
         self._log = folder / "gateway.log"
         command = [sys.executable, "-m", "autellix_backend.cli.main", "serve", "--config", "autellix.toml"]
+        command += options
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=os.environ)
         self.url = self._await_ready()
@@ -199,20 +201,23 @@ class Gateway:
 
     def memory_bytes(self, field: str = "VmRSS") -> int:
         """Return its resident memory, or with `VmHWM` the most it has had."""
-        status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii")
-        found = re.search(rf"^{field}:\s+(\d+) kB$", status, re.MULTILINE)
-        return int(found[1]) * 1024 if found else 0
+        found = [re.search(rf"^{field}:\s+(\d+) kB$", text, re.MULTILINE) for text in self._read("status")]
+        return sum(int(each[1]) * 1024 for each in found if each)
 
     def cpu_s(self) -> float:
         """Return the processor time that it has taken."""
-        fields = (
-            Path(f"/proc/{self._process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        )
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        fields = [text.rpartition(")")[2].split() for text in self._read("stat")]
+        return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
 
     def delay_s(self) -> float:
         """Return how long its main thread has waited for a core."""
-        return int(Path(f"/proc/{self._process.pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+        return sum(int(text.split()[1]) for text in self._read("schedstat")) / 1e9
+
+    def _read(self, name: str) -> list[str]:
+        """Read a file of each of its processes."""
+        own = Path(f"/proc/{self._process.pid}")
+        children = (own / "task" / own.name / "children").read_text(encoding="ascii").split()
+        return [(own.parent / pid / name).read_text(encoding="ascii") for pid in (own.name, *children)]
 
     def get(self, path: str) -> str:
         """Read an endpoint as the operator."""
@@ -255,7 +260,8 @@ class Quiet:
 async def run(options: argparse.Namespace, folder: Path) -> Report:
     """Make the attacks, `options.rounds` times."""
     with _process(redteam_engine.serve) as engine:
-        gateway = Gateway(folder, engine.recv())
+        store = ["--store", options.store] if options.store else []
+        gateway = Gateway(folder, engine.recv(), ["--workers", str(options.workers), *store])
         code = -1
         try:
             with _process(redteam_quiet.play, gateway.url, KEYS["quiet"]) as connection:
@@ -278,7 +284,7 @@ async def _attack(gateway: Gateway, quiet: Quiet, options: argparse.Namespace) -
     base_bytes = 0
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(connector=connector) as client:
-        target = Target(gateway.url, KEYS["hostile"], client, random.Random(options.seed))
+        target = Target(gateway.url, KEYS["hostile"], client, random.Random(options.seed), options.workers)
         for _ in range(options.rounds):
             await _during(
                 attacked[ALONE], asyncio.sleep(max(ALONE_S, options.seconds)), target, gateway, quiet
@@ -402,6 +408,10 @@ def main() -> int:
     parser.add_argument(
         "--only", nargs="+", choices=names, default=names, help="attacks to make, default all"
     )
+    parser.add_argument(
+        "--workers", type=int, default=1, help="processes of the gateway; several want a store"
+    )
+    parser.add_argument("--store", metavar="URL", help="of a Redis that others do not use")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -52,6 +53,8 @@ class Target:
     key: str
     client: aiohttp.ClientSession
     draw: random.Random
+    workers: int = 1
+    """Processes of the gateway, each of which has the bounds on sessions and feeds."""
     answers: Counter[str] = field(default_factory=Counter)
     """By attack and status; `no answer` for a connection that ended without one."""
     surprises: list[str] = field(default_factory=list)
@@ -93,7 +96,7 @@ class Target:
         words = received.split(b" ", 2)
         is_answer = len(words) > 1 and words[1].isdigit()
         status = int(words[1]) if is_answer else "no answer"
-        self.note(status, repr(parts[0][:120]), received.partition(b"\r\n\r\n")[2])
+        self.note(status, repr(parts[0][:120]), _first_body(received))
 
     async def exchange(self, *parts: bytes, hold_s: float = 0.0, is_whole: bool = True) -> bytes:
         """Send bytes on a connection of their own; return what comes in all, or first."""
@@ -123,6 +126,13 @@ class Target:
         """Return a request's head."""
         key = [f"authorization: Bearer {self.key}"] if has_key else []
         return "\r\n".join([f"{method} {path} HTTP/1.1", "host: 127.0.0.1", *key, *lines, "\r\n"]).encode()
+
+
+def _first_body(received: bytes) -> bytes:
+    """Return the first answer's body: what follows a request's end may have an answer of its own."""
+    head, _, rest = received.partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head)
+    return rest[: int(length[1])] if length else rest
 
 
 def _is_error(body: bytes) -> bool:
@@ -304,7 +314,8 @@ async def many_sessions(target: Target) -> None:
         await target.send("DELETE", f"/autellix/v1/sessions/flood-{number}")
 
     await _side_by_side(start, 240)
-    _expect(target, (statuses[201], statuses[429]), {(200, 40)}, "sessions started and refused")
+    if target.workers == 1:
+        _expect(target, (statuses[201], statuses[429]), {(200, 40)}, "sessions started and refused")
     await _side_by_side(end, 240)
 
 
@@ -324,7 +335,8 @@ async def many_feeds(target: Target) -> None:
             target.note(int(first[9:12]), "feed")
 
         await _side_by_side(one, 260)
-    _expect(target, refused, {260 - 32}, "refused feeds")
+    if target.workers == 1:
+        _expect(target, refused, {260 - 32}, "refused feeds")
 
 
 async def listings(target: Target) -> None:
