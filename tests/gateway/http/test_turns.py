@@ -38,8 +38,7 @@ async def _rounds(count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def test_requests_begin_in_turns_of_the_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "ROUND_REQUESTS", 2)
+async def test_one_request_of_each_tenant_begins_in_a_round() -> None:
     made = RequestTurns()
     begun: list[str] = []
 
@@ -47,17 +46,34 @@ async def test_requests_begin_in_turns_of_the_tenants(monkeypatch: pytest.Monkey
         await made.begin(tenant)
         begun.append(tenant)
 
+    await ask("quiet")
     tasks = [asyncio.create_task(ask("hostile")) for _ in range(50)]
     await _rounds(10)
     early = len(begun)
-    assert 2 < early <= 20
+    assert 2 < early <= 12
     tasks.append(asyncio.create_task(ask("quiet")))
-    await _rounds(3)
-    assert "quiet" in begun
-    assert len(begun) <= early + 6
+    await _rounds(2)
+    assert begun.count("quiet") == 2
+    assert len(begun) <= early + 3
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*tasks)
-    assert (begun.count("hostile"), begun.count("quiet")) == (50, 1)
+    assert (begun.count("hostile"), begun.count("quiet")) == (50, 2)
+
+
+async def test_a_tenant_that_is_alone_waits_for_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "SHARED_S", -1.0)
+    made = RequestTurns()
+    begun: list[int] = []
+
+    async def ask(number: int) -> None:
+        await made.begin("a")
+        begun.append(number)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(10):
+            group.create_task(ask(number))
+        await _rounds(1)
+        assert begun == [*range(10)]
 
 
 async def test_requests_of_a_tenant_begin_in_the_order_in_which_they_came() -> None:
@@ -77,14 +93,14 @@ async def test_a_request_whose_client_left_takes_no_turn() -> None:
     made = RequestTurns()
     tasks = [asyncio.create_task(made.begin("a")) for _ in range(20)]
     await _rounds(1)
-    for task in tasks[4:19]:
+    for task in tasks[1:19]:
         task.cancel()
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*tasks, return_exceptions=True)
         # All is forgotten: the next one begins at once.
         await _rounds(3)
         await made.begin("a")
-    assert [task.cancelled() for task in tasks] == [False] * 4 + [True] * 15 + [False]
+    assert [task.cancelled() for task in tasks] == [False] + [True] * 18 + [False]
 
 
 @pytest.mark.parametrize("messages", [(GONE, GONE), (COMPLETE, GONE)], ids=["within", "after"])
