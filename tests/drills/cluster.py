@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from redis import Redis
-from tests.drills.processes import Server, Spec, free_port
+from tests.drills.processes import Server, Spec
+from tests.ports import free_port
 from tests.redis_server import RedisServer
 from tests.stores.redis_check import SINGLE_KEYS, check_table
 from tests.stores.relay import Relay, relaying

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -17,14 +16,6 @@ from pathlib import Path
 
 STOP_S = 60.0
 LOG_TAIL = 4000
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

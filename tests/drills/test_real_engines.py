@@ -11,7 +11,8 @@ import pytest
 from tests.drills.cluster import ENGINES, Cluster, running_cluster
 from tests.drills.control import until
 from tests.drills.drill import drilling
-from tests.drills.processes import Spec, free_port
+from tests.drills.processes import Spec
+from tests.ports import free_port
 
 from autellix_backend.engines.vllm_command import VLLM_SERVER, environment_defaults
 from autellix_lab.demo.model import DEMO_MODEL_NAME

@@ -135,12 +135,19 @@ class FakeApi:
             return _reset(request)
         try:
             return await self._answer(request, call, DIALECTS[request.path], fault)
-        except (asyncio.CancelledError, ConnectionError):
-            self.aborted_calls += 1
-            self._notify()
+        except asyncio.CancelledError:
+            self._count_abort()
             raise
+        except ConnectionError:
+            # Raised, it would be logged as an error of this server.
+            self._count_abort()
+            return _reset(request)
         finally:
             self._report(call)
+
+    def _count_abort(self) -> None:
+        self.aborted_calls += 1
+        self._notify()
 
     def _admit(self, body: dict[str, Any]) -> FakeCall:
         limits = (body.get(name) for name in ("max_completion_tokens", "max_output_tokens", "max_tokens"))

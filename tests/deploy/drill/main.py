@@ -19,7 +19,8 @@ from tests.deploy.drill.node import Node
 from tests.deploy.drill.scenes import SCENES, Stage, play
 from tests.deploy.drill.shipped import SLOTS, WAYS, Size
 from tests.deploy.drill.table import Table
-from tests.drills.processes import Server, Spec, free_port
+from tests.drills.processes import Server, Spec
+from tests.ports import free_port
 
 from autellix_lab.demo.model import DEMO_MODEL_NAME, build_demo_model
 

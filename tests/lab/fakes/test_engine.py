@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,29 @@ def test_notices_aborted_calls(behaviour: FakeBehaviour, is_streaming: bool) -> 
     engine = with_engine(behaviour, use)
 
     assert (engine.aborted_calls, engine.completed_calls) == (1, 0)
+
+
+def test_a_stream_that_its_client_leaves_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """The next token meets a connection that is reset: that is the client's affair, no error of the server."""
+    gate = asyncio.Event()
+
+    async def use(engine: FakeEngine, _client: aiohttp.ClientSession) -> None:
+        _reader, writer = await asyncio.open_connection("127.0.0.1", int(engine.base_url.rpartition(":")[2]))
+        body = json.dumps(CHAT_BODY | {"stream": True})
+        writer.write(
+            f"POST {CHAT_PATH} HTTP/1.1\r\nHost: fake\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+        )
+        await engine.wait_until(lambda: len(engine.calls) == 1)
+        connection = writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        # Its socket is closed in the loop's next turn, ahead of the first token.
+        writer.transport.abort()
+        asyncio.get_running_loop().call_soon(gate.set)
+        await engine.wait_until(lambda: engine.aborted_calls > 0)
+
+    with_engine(FakeBehaviour(gate=gate), use)
+
+    assert caplog.records == []
 
 
 def test_a_killed_engine_returns_its_failure() -> None:
