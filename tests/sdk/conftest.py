@@ -67,24 +67,16 @@ def agent(sdk: None, backend: Recording) -> Iterator[Agent]:
     agent.client.close()
 
 
-@pytest.fixture(scope="session")
-def bytecode(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where scripts keep compiled modules: importing openai takes seconds without."""
-    return str(tmp_path_factory.mktemp("bytecode"))
-
-
 @pytest.fixture
-def run_script(bytecode: str) -> Callable[..., str]:
+def run_script() -> Callable[..., str]:
     """Run a program in a process of its own; its output comes back."""
-    cache = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": bytecode}
-
     def run(script: str, *args: str, **environment: str) -> str:
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", textwrap.dedent(script), *args],
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
-            env={**os.environ, **cache, **environment},
+            env={**os.environ, **environment},
         )
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
