@@ -70,6 +70,7 @@ def agent(sdk: None, backend: Recording) -> Iterator[Agent]:
 @pytest.fixture
 def run_script() -> Callable[..., str]:
     """Run a program in a process of its own; its output comes back."""
+
     def run(script: str, *args: str, **environment: str) -> str:
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", textwrap.dedent(script), *args],

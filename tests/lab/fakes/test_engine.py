@@ -122,7 +122,7 @@ def test_notices_aborted_calls(behaviour: FakeBehaviour, is_streaming: bool) -> 
 
 
 def test_a_stream_that_its_client_leaves_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """The next token meets a connection that is reset: that is the client's affair, no error of the server."""
+    """The next token meets a connection that is reset: the client's affair, no error of the server."""
     gate = asyncio.Event()
 
     async def use(engine: FakeEngine, _client: aiohttp.ClientSession) -> None:
