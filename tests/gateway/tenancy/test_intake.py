@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from tests.waiting import PATIENCE_S
 
 from autellix_backend.gateway.errors import BodyTooLargeError, IntakeFullError, LimitError
-from autellix_backend.gateway.tenancy.intake import Intake
+from autellix_backend.gateway.tenancy.intake import BodyHold, Intake
 from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.gateway.tenancy.tenants import Tenant, key_line
 from autellix_backend.settings import TenantLimits
@@ -145,3 +147,29 @@ async def test_partial_bodies_of_a_tenant_are_bounded_together(
         for _, writer in (*held, *refused):
             writer.close()
         await wait_until(lambda: bodies.held_bytes == 0)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_a_refused_body_does_not_wait_for_the_garbage_collector(
+    serve: Any, tenants_file: Path, wait_until: Any, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    kept: weakref.WeakSet[BodyHold] = weakref.WeakSet()
+    hold = Intake.hold
+
+    def note(self: Intake, tenant: Tenant) -> BodyHold:
+        made = hold(self, tenant)
+        kept.add(made)
+        return made
+
+    monkeypatch.setattr(Intake, "hold", note)
+    gc.disable()
+    try:
+        async with serve(tenants_file=tenants_file) as rig:
+            part = b"c350\r\n" + b" " * 50_000 + b"\r\n"
+            reader, writer = await sent(rig, head(path, "transfer-encoding: chunked"), part * 3)
+            assert (await answer(reader))[0] in (413, 429)
+            writer.close()
+            # As does whatever the frames that read it have, its parts among them.
+            await wait_until(lambda: not kept)
+    finally:
+        gc.enable()

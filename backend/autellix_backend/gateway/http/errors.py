@@ -27,6 +27,9 @@ def install_error_handlers(app: FastAPI) -> None:
 
 def error_response(error: GatewayError, path: str) -> Response:
     """Return the response of an error, in the form that clients of the path expect."""
+    # It has been caught. Frames that raise an error from a variable refer to it, and it to all frames that it
+    # passed: a refused body would stay until the garbage collector looks.
+    error.__traceback__ = None
     return Response(error.body(error_shape(path)), error.status, error.headers, "application/json")
 
 
