@@ -317,8 +317,13 @@ def test_the_table_of_classes_marks_the_predictions_that_are_used() -> None:
 
 def test_without_programs_there_are_no_classes(capsys: pytest.CaptureFixture[str]) -> None:
     async def run() -> None:
-        async with listening(create_app(Settings(), FakeEngine())) as url:
-            assert await asyncio.to_thread(main, ["classes", "--url", url]) == 0
+        engine = FakeEngine()
+        await engine.start()
+        try:
+            async with listening(create_app(Settings(), engine)) as url:
+                assert await asyncio.to_thread(main, ["classes", "--url", url]) == 0
+        finally:
+            await engine.stop()
 
     asyncio.run(run())
     assert capsys.readouterr().out.startswith("No classes")
