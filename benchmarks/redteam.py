@@ -46,6 +46,7 @@ MIB = 2**20
 KEYS = {name: f"sk-autellix-{name}" for name in ("hostile", "quiet", "operator")}
 PASSWORD = "hush-hush-hush"
 ENGINE_KEY = "engine-key-of-the-red-team"
+HOSTILE_ADDRESS, QUIET_ADDRESS = "127.0.0.1", "127.0.0.2"
 MAX_GROWTH_BYTES = 256 * MIB
 """Of the gateway's resident memory under attack: twice what the settings below let bodies, answers and
 tables take together."""
@@ -264,7 +265,8 @@ async def run(options: argparse.Namespace, folder: Path) -> Report:
         gateway = Gateway(folder, engine.recv(), ["--workers", str(options.workers), *store])
         code = -1
         try:
-            with _process(redteam_quiet.play, gateway.url, KEYS["quiet"]) as connection:
+            address = HOSTILE_ADDRESS if options.one_address else QUIET_ADDRESS
+            with _process(redteam_quiet.play, gateway.url, KEYS["quiet"], address) as connection:
                 report = await _attack(gateway, Quiet(connection), options)
             complaints = [*report.complaints, *await _after(gateway)]
         finally:
@@ -402,6 +404,11 @@ def main() -> int:
         "--idle-attacker",
         action="store_true",
         help="attack at the lowest priority: what is measured is the gateway, not the want of cores",
+    )
+    parser.add_argument(
+        "--one-address",
+        action="store_true",
+        help="the quiet tenant's connections come from the attacker's address, as behind one proxy",
     )
     parser.add_argument("--slack-s", type=float, default=1.0, help="added to the longest p99 that is allowed")
     parser.add_argument("--seed", type=int, default=1, help="of all that is drawn")

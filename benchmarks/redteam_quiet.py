@@ -54,12 +54,12 @@ def quantile(waits_s: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
-def play(url: str, key: str, phases: Connection) -> None:
+def play(url: str, key: str, address: str, phases: Connection) -> None:
     """Make calls until the connection ends; answer each message with the phase that it ends."""
-    asyncio.run(_play(url, key, phases))
+    asyncio.run(_play(url, key, address, phases))
 
 
-async def _play(url: str, key: str, phases: Connection) -> None:
+async def _play(url: str, key: str, address: str, phases: Connection) -> None:
     phase = Phase()
     headers = {"authorization": f"Bearer {key}"}
     timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
@@ -87,9 +87,10 @@ async def _play(url: str, key: str, phases: Connection) -> None:
                 current.failures.append(problem)
             await asyncio.sleep(PROBE_PERIOD_S)
 
-    fresh = aiohttp.TCPConnector(force_close=True)
+    kept = aiohttp.TCPConnector(local_addr=(address, 0))
+    fresh = aiohttp.TCPConnector(local_addr=(address, 0), force_close=True)
     async with (
-        aiohttp.ClientSession(headers=headers, timeout=timeout) as client,
+        aiohttp.ClientSession(headers=headers, timeout=timeout, connector=kept) as client,
         aiohttp.ClientSession(headers=headers, timeout=timeout, connector=fresh) as fresh_client,
     ):
         clients = [fresh_client if worker % 2 else client for worker in range(WORKERS)]

@@ -10,6 +10,7 @@ import socket
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import pytest
 import uvloop
@@ -22,11 +23,16 @@ CLIENTS = 100
 
 
 @contextmanager
-def connected(listener: socket.socket, count: int) -> Iterator[list[socket.socket]]:
-    """Connect clients, which takes no accepting."""
+def connected(
+    listener: socket.socket, count: int, source: str = "127.0.0.1"
+) -> Iterator[list[socket.socket]]:
+    """Connect clients from an address, which takes no accepting."""
     with contextlib.ExitStack() as stack:
         address = listener.getsockname()
-        yield [stack.enter_context(socket.create_connection(address, PATIENCE_S)) for _ in range(count)]
+        yield [
+            stack.enter_context(socket.create_connection(address, PATIENCE_S, (source, 0)))
+            for _ in range(count)
+        ]
 
 
 class ScarceListener(socket.socket):
@@ -41,33 +47,58 @@ class ScarceListener(socket.socket):
         return super().accept()
 
 
-def test_a_round_of_uvloop_accepts_more_than_one() -> None:
-    """Otherwise a flood delays everyone's new connections by a round for each of its own."""
-    rounds = 0
-    made: Counter[int] = Counter()
+@dataclass
+class Opened:
+    """Connections that were opened: in which round of the event loop, and for which address."""
 
-    class CountingProtocol(asyncio.Protocol):
+    rounds: Counter[int] = field(default_factory=Counter)
+    addresses: list[str] = field(default_factory=list)
+
+
+def open_all(listener: socket.socket) -> Opened:
+    """Open all connections that wait at a socket, on uvloop."""
+    opened = Opened()
+    number = 0
+
+    class NotingProtocol(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            made[rounds] += 1
+            opened.rounds[number] += 1
+            opened.addresses.append(transport.get_extra_info("peername")[0])
             transport.close()
 
-    async def accept_all(listener: socket.socket) -> None:
-        nonlocal rounds
-        accepting = Acceptor(listener, CountingProtocol)
+    async def play(count: int) -> None:
+        nonlocal number
+        accepting = Acceptor(listener, NotingProtocol)
         async with asyncio.timeout(PATIENCE_S):
-            while made.total() < CLIENTS:
-                rounds += 1
+            while len(opened.addresses) < count:
+                number += 1
                 await asyncio.sleep(0)
         accepting.close()
         await accepting.wait_closed()
 
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(play(CLIENTS + 1))
+    return opened
+
+
+def test_a_round_opens_several_connections_but_not_all() -> None:
+    """One in a round delays everyone's new connections by a flood's, many delay everyone's requests."""
     with (
-        socket.create_server(("127.0.0.1", 0), backlog=CLIENTS) as listener,
-        connected(listener, CLIENTS),
-        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        socket.create_server(("127.0.0.1", 0), backlog=2 * CLIENTS) as listener,
+        connected(listener, CLIENTS + 1),
     ):
-        runner.run(accept_all(listener))
-    assert max(made.values()) > 1
+        opened = open_all(listener)
+    assert 1 < max(opened.rounds.values()) <= acceptor.ROUND_CONNECTIONS
+
+
+def test_a_connection_does_not_wait_for_all_of_another_address() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=2 * CLIENTS) as listener,
+        connected(listener, CLIENTS),
+        connected(listener, 1, "127.0.0.2"),
+    ):
+        opened = open_all(listener)
+    assert opened.addresses.index("127.0.0.2") < acceptor.ROUND_CONNECTIONS
 
 
 async def test_one_of_several_processes_leaves_connections_to_the_others() -> None:
@@ -88,7 +119,7 @@ async def test_one_of_several_processes_leaves_connections_to_the_others() -> No
                     await asyncio.sleep(0)
             accepting.close()
             await accepting.wait_closed()
-    assert listener.taken <= acceptor.SHARED_ROUND_CONNECTIONS
+    assert listener.taken <= acceptor.SHARED_MAX_WAITING
 
 
 async def test_it_goes_on_when_descriptors_are_free_again(

@@ -23,7 +23,7 @@ from autellix_backend.gateway import requests
 from autellix_backend.gateway.errors import RequestTimeoutError
 from autellix_backend.gateway.http import protocol
 from autellix_backend.gateway.http.errors import error_response
-from autellix_backend.gateway.http.protocol import has_left
+from autellix_backend.gateway.http.protocol import BoundedHttpProtocol, has_left
 from autellix_backend.gateway.requests import ClientGoneError, read_body, read_headers
 from autellix_backend.gateway.tenancy.intake import Intake
 from autellix_backend.gateway.tenancy.tenants import Tenant
@@ -242,6 +242,35 @@ async def test_long_reads_are_parsed_in_pieces_of_which_a_round_has_few(
     assert sum(parsed.values()) == connections * len(request)
     # One of those that wait, and one of a read that came when none waited.
     assert max(parsed.values()) <= 2 * protocol.PIECE_BYTES
+
+
+@pytest.mark.parametrize("anyio_backend", [pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop")])
+async def test_a_round_reads_once_from_a_client_that_sends_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what is only dropped: of one that goes on sending, libuv reads 8 MiB at once."""
+    rounds, total = 0, 0
+    reads: Counter[int] = Counter()
+    data_received = BoundedHttpProtocol.data_received
+
+    def count_round() -> None:
+        nonlocal rounds
+        rounds += 1
+        loop.call_soon(count_round)
+
+    def count(self: BoundedHttpProtocol, data: bytes) -> None:
+        nonlocal total
+        reads[rounds] += 1
+        total += len(data)
+        data_received(self, data)
+
+    monkeypatch.setattr(BoundedHttpProtocol, "data_received", count)
+    async with listening(EchoApp()) as url:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(count_round)
+        target = b"GET /" + b"a" * (protocol.MAX_TARGET_BYTES + 1) + b" HTTP/1.1\r\n\r\n"
+        async with asyncio.timeout(PATIENCE_S), connected(url) as (_, writer):
+            writer.write(target + b"x" * (16 * MIB))
+            await until(lambda: total > 4 * MIB)
+    assert max(reads.values()) == 1
 
 
 async def test_a_client_may_leave_while_its_long_read_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
-"""Connections as they come: many are accepted in one round of the event loop.
+"""Connections as they come: many are accepted in a round of the event loop, a few opened, clients in turn.
 
-uvloop's own servers accept one connection in a round, and a round is as long as all that is ready takes. A
-flood of connections that each bring a request then delays everyone's new connections by as many rounds.
+uvloop's own servers accept one connection in a round, first come first served, and a round is as long as all
+that is ready takes: a flood of connections delays everyone's new ones by as many rounds. And if many are
+opened in a round, what they bring delays every step of everyone's requests.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import asyncio
 import errno
 import logging
 import socket
+from collections import deque
 from collections.abc import Callable
 
-ROUND_CONNECTIONS = 16
-"""Accepted before other work gets its turn; each takes about 40 µs."""
-SHARED_ROUND_CONNECTIONS = 4
+MAX_WAITING = 1024
+"""Connections that are accepted, which takes about 10 µs, and not yet open."""
+SHARED_MAX_WAITING = 4
 """The same where several processes accept at one socket: none may take all that are opened at once."""
+ROUND_CONNECTIONS = 4
+"""Opened before other work gets its turn; each takes about 40 µs, and what it brings more."""
 SEND_BUFFER_BYTES = 256 * 1024
 """About half of what the system keeps of an answer that a client does not read; by itself it keeps 4 MiB."""
 RETRY_S = 1.0
@@ -47,28 +51,34 @@ class Acceptor:
         self.sockets = (listener,)
         self._listener = listener
         self._make_protocol = make_protocol
-        self._most = SHARED_ROUND_CONNECTIONS if is_shared else ROUND_CONNECTIONS
+        self._max_waiting = SHARED_MAX_WAITING if is_shared else MAX_WAITING
+        self._waiting: dict[str, deque[socket.socket]] = {}
+        """Connections to open by their client's address: those of one in the order in which they came."""
+        self._waiting_count = 0
         self._loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
         self._loop.add_reader(listener, self._accept)
 
     def close(self) -> None:
-        """Accept no more; connections stay as they are."""
+        """Accept no more; connections stay as they are, and those that were accepted are opened."""
         if self._retry is not None:
             self._retry.cancel()
         self._loop.remove_reader(self._listener)
+        while self._waiting:
+            self._open_next()
 
     async def wait_closed(self) -> None:
         """Wait until each accepted connection has its protocol."""
         await asyncio.gather(*self._opening, return_exceptions=True)
 
     def _accept(self) -> None:
-        for _ in range(self._most):
+        was_waiting = self._waiting_count > 0
+        while self._waiting_count < self._max_waiting:
             try:
-                connection, _ = self._listener.accept()
+                connection, address = self._listener.accept()
             except (BlockingIOError, InterruptedError):
-                return
+                break
             except OSError as error:
                 if error.errno not in _EXHAUSTED:
                     # The client has left already.
@@ -76,16 +86,34 @@ class Acceptor:
                 logger.warning("no connection is accepted for %g s: %s", RETRY_S, error)
                 self._loop.remove_reader(self._listener)
                 self._retry = self._loop.call_later(RETRY_S, self._resume)
-                return
-            task = self._loop.create_task(self._open(connection))
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
+                break
+            self._waiting.setdefault(address[0], deque()).append(connection)
+            self._waiting_count += 1
+        if self._waiting_count and not was_waiting:
+            self._open_some()
 
     def _resume(self) -> None:
         self._retry = None
         self._loop.add_reader(self._listener, self._accept)
 
-    async def _open(self, connection: socket.socket) -> None:
+    def _open_some(self) -> None:
+        for _ in range(min(ROUND_CONNECTIONS, self._waiting_count)):
+            self._open_next()
+        if self._waiting:
+            self._loop.call_soon(self._open_some)
+
+    def _open_next(self) -> None:
+        address = next(iter(self._waiting))
+        connections = self._waiting.pop(address)
+        task = self._loop.create_task(self._connect(connections.popleft()))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+        self._waiting_count -= 1
+        if connections:
+            # Behind those of all others.
+            self._waiting[address] = connections
+
+    async def _connect(self, connection: socket.socket) -> None:
         try:
             connection.setblocking(False)
             await self._loop.connect_accepted_socket(self._make_protocol, connection)

@@ -102,14 +102,14 @@ class ConnectionTable:
 
 
 class LongReads:
-    """Connections with reads that take long to parse: one of them goes on in each round of the event loop."""
+    """Connections with long reads: one of them goes on to parse, or to read, in a round of the event loop."""
 
     def __init__(self) -> None:
         self._waiting: deque[BoundedHttpProtocol] = deque()
 
     @property
     def are_waiting(self) -> bool:
-        """Whether a connection has more to parse."""
+        """Whether a connection waits for its turn."""
         return bool(self._waiting)
 
     def add(self, connection: BoundedHttpProtocol) -> None:
@@ -128,30 +128,30 @@ class LongReads:
 class _HeldFlow(FlowControl):
     """Pauses reading for the app, as uvicorn's does, and while a long read is parsed."""
 
-    _is_held = False
+    is_held = False
     _is_paused = False
     """By the app, while held."""
 
     def pause_reading(self) -> None:
-        if self._is_held:
+        if self.is_held:
             self._is_paused = True
         else:
             super().pause_reading()
 
     def resume_reading(self) -> None:
-        if self._is_held:
+        if self.is_held:
             self._is_paused = False
         else:
             super().resume_reading()
 
     def hold_reading(self) -> None:
-        if not self._is_held:
+        if not self.is_held:
             self._is_paused = self.read_paused
             super().pause_reading()
-            self._is_held = True
+            self.is_held = True
 
     def release_reading(self) -> None:
-        was_held, self._is_held = self._is_held, False
+        was_held, self.is_held = self.is_held, False
         if was_held and not self._is_paused:
             super().resume_reading()
 
@@ -191,7 +191,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._unparsed = memoryview(b"")
         """Of a long read."""
         self._pieces: list[bytes] = []
-        """Of a body, from one read: a chunk may have one byte."""
+        """Of a body, not yet passed on: a chunk may have one byte."""
         self._is_in_head = True
         self._has_progressed = False
         self._unfinished_bytes = 0
@@ -226,28 +226,33 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Parse what came; of a long read what is left after a while in later rounds."""
         if len(data) <= PIECE_BYTES:
             self._parse(data)
+            self._pass_pieces()
             return
         self._unparsed = memoryview(data)
         if self._table.long_reads.are_waiting:
-            self._wait_to_parse()
+            self._wait_for_turn()
         else:
             self.parse_more()
 
     def parse_more(self) -> None:
-        """Parse more of a long read, for a while."""
+        """Parse more of a long read, for a while; when all is parsed read on in a later round."""
         end_s = time.perf_counter() + PARSE_S
         while self._unparsed:
             piece, self._unparsed = self._unparsed[:PIECE_BYTES], self._unparsed[PIECE_BYTES:]
             self._parse(bytes(piece))
-            if self._unparsed and time.perf_counter() >= end_s:
-                self._wait_to_parse()
-                return
-        if not self.transport.is_closing():
+            if time.perf_counter() >= end_s:
+                break
+        self._pass_pieces()
+        if self._unparsed or not self.flow.is_held:
+            # The next read has its turn too: libuv reads up to 32 times in a round, 8 MiB, if so much comes.
+            self._wait_for_turn()
+        elif not self.transport.is_closing():
             self.flow.release_reading()
 
-    def _wait_to_parse(self) -> None:
-        self.flow.hold_reading()
-        self._table.long_reads.add(self)
+    def _wait_for_turn(self) -> None:
+        if not self.transport.is_closing():
+            self.flow.hold_reading()
+            self._table.long_reads.add(self)
 
     def _parse(self, data: bytes) -> None:
         """Parse bytes, unless too much of a head, a chunk's extension or a trailer is unfinished."""
@@ -258,7 +263,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         self._has_progressed = False
         super().data_received(data)
-        self._pass_pieces()
         if self._has_progressed:
             self._unfinished_bytes = 0
             return
