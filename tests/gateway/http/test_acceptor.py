@@ -55,8 +55,8 @@ class Opened:
     addresses: list[str] = field(default_factory=list)
 
 
-def open_all(listener: socket.socket) -> Opened:
-    """Open all connections that wait at a socket, on uvloop."""
+def open_all(listener: socket.socket, count: int) -> Opened:
+    """Open the connections that wait at a socket, on uvloop, until so many are open."""
     opened = Opened()
     number = 0
 
@@ -66,7 +66,7 @@ def open_all(listener: socket.socket) -> Opened:
             opened.addresses.append(transport.get_extra_info("peername")[0])
             transport.close()
 
-    async def play(count: int) -> None:
+    async def play() -> None:
         nonlocal number
         accepting = Acceptor(listener, NotingProtocol)
         async with asyncio.timeout(PATIENCE_S):
@@ -77,7 +77,7 @@ def open_all(listener: socket.socket) -> Opened:
         await accepting.wait_closed()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(play(CLIENTS + 1))
+        runner.run(play())
     return opened
 
 
@@ -87,7 +87,7 @@ def test_a_round_opens_several_connections_but_not_all() -> None:
         socket.create_server(("127.0.0.1", 0), backlog=2 * CLIENTS) as listener,
         connected(listener, CLIENTS + 1),
     ):
-        opened = open_all(listener)
+        opened = open_all(listener, CLIENTS + 1)
     assert 1 < max(opened.rounds.values()) <= acceptor.ROUND_CONNECTIONS
 
 
@@ -97,8 +97,19 @@ def test_a_connection_does_not_wait_for_all_of_another_address() -> None:
         connected(listener, CLIENTS),
         connected(listener, 1, "127.0.0.2"),
     ):
-        opened = open_all(listener)
+        opened = open_all(listener, CLIENTS + 1)
     assert opened.addresses.index("127.0.0.2") < acceptor.ROUND_CONNECTIONS
+
+
+def test_connections_whose_clients_left_are_not_opened() -> None:
+    """A flood of them would else delay those of clients that wait."""
+    with socket.create_server(("127.0.0.1", 0), backlog=2 * CLIENTS) as listener:
+        with connected(listener, CLIENTS) as clients:
+            for client in clients:
+                client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        with connected(listener, 1, "127.0.0.2"):
+            opened = open_all(listener, 1)
+    assert opened.addresses == ["127.0.0.2"]
 
 
 async def test_one_of_several_processes_leaves_connections_to_the_others() -> None:

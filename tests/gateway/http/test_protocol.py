@@ -314,6 +314,32 @@ async def test_connections_that_end_leave_nothing_to_the_garbage_collector(
         gc.enable()
 
 
+@pytest.mark.parametrize(
+    "request_bytes",
+    [b"not HTTP\r\n\r\n", b"POST /early HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\nhalf"],
+    ids=["refused", "answered before its end"],
+)
+async def test_what_waits_for_the_rest_of_a_request_ends_with_its_connection(
+    monkeypatch: pytest.MonkeyPatch, request_bytes: bytes
+) -> None:
+    """A flood of them would else keep all its connections in memory for as long as that waits."""
+    monkeypatch.setattr(protocol, "LINGER_S", 10 * PATIENCE_S)
+    made: weakref.WeakSet[Any] = weakref.WeakSet()
+    connection_made = BoundedHttpProtocol.connection_made
+
+    def note(self: BoundedHttpProtocol, transport: asyncio.Transport) -> None:
+        made.add(self)
+        connection_made(self, transport)
+
+    monkeypatch.setattr(BoundedHttpProtocol, "connection_made", note)
+    async with listening(EchoApp()) as url:
+        async with connected(url) as (reader, writer), asyncio.timeout(PATIENCE_S):
+            writer.write(request_bytes)
+            await reader.readexactly(12)
+            assert made
+        await until(lambda: not made)
+
+
 async def test_a_request_knows_whether_its_client_has_left() -> None:
     seen: list[bool] = []
     has_begun, has_ended = asyncio.Event(), asyncio.Event()

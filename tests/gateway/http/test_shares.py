@@ -11,7 +11,7 @@ import pytest
 from tests.waiting import PATIENCE_S
 
 from autellix_backend.gateway.errors import LimitError
-from autellix_backend.gateway.http import authentication, events
+from autellix_backend.gateway.http import events
 from autellix_backend.gateway.http.authentication import Authentication
 from autellix_backend.gateway.tenancy.open_sessions import OpenSessions
 from autellix_backend.gateway.tenancy.tenants import Tenant, Tenants, key_line
@@ -111,20 +111,3 @@ async def test_a_tenants_open_requests_leave_connections_for_others() -> None:
     await asyncio.gather(*tasks)
     await ask("hostile")
     assert len(begun) == 4
-
-
-async def test_a_request_whose_client_left_while_it_waited_does_not_begin(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    keys = {bytes.fromhex(key_line("a").removeprefix("sha256:")): Tenant(name="a")}
-    begun = []
-
-    async def app(scope: Any, *_: Any) -> None:
-        begun.append(scope["path"])
-
-    guarded = Authentication(app, Tenants(keys), lambda *_: None, max_connections=9)
-    monkeypatch.setattr(authentication, "has_left", lambda scope: scope["path"] == "/gone")
-    for path in ("/gone", "/there"):
-        headers = [(b"authorization", b"Bearer a")]
-        await guarded({"type": "http", "path": path, "headers": headers}, None, None)  # type: ignore[arg-type]
-    assert begun == ["/there"]

@@ -38,26 +38,26 @@ async def _rounds(count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def test_one_request_of_each_tenant_begins_in_a_round() -> None:
+async def test_one_request_of_each_tenant_begins_in_a_few_rounds() -> None:
     made = RequestTurns()
     begun: list[str] = []
 
     async def ask(tenant: str) -> None:
-        await made.begin(tenant)
+        await made.begin(tenant, {})
         begun.append(tenant)
 
     await ask("quiet")
-    tasks = [asyncio.create_task(ask("hostile")) for _ in range(50)]
-    await _rounds(10)
+    tasks = [asyncio.create_task(ask("hostile")) for _ in range(20)]
+    await _rounds(4 * turns.TURN_ROUNDS)
     early = len(begun)
-    assert 2 < early <= 12
+    assert 4 <= early <= 6
     tasks.append(asyncio.create_task(ask("quiet")))
     await _rounds(2)
     assert begun.count("quiet") == 2
-    assert len(begun) <= early + 3
+    assert len(begun) <= early + 2
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*tasks)
-    assert (begun.count("hostile"), begun.count("quiet")) == (50, 2)
+    assert (begun.count("hostile"), begun.count("quiet")) == (20, 2)
 
 
 async def test_a_tenant_that_is_alone_waits_for_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ async def test_a_tenant_that_is_alone_waits_for_no_turn(monkeypatch: pytest.Monk
     begun: list[int] = []
 
     async def ask(number: int) -> None:
-        await made.begin("a")
+        await made.begin("a", {})
         begun.append(number)
 
     async with asyncio.TaskGroup() as group:
@@ -81,7 +81,7 @@ async def test_requests_of_a_tenant_begin_in_the_order_in_which_they_came() -> N
     begun: list[int] = []
 
     async def ask(number: int) -> None:
-        await made.begin("a")
+        await made.begin("a", {})
         begun.append(number)
 
     async with asyncio.timeout(PATIENCE_S):
@@ -91,16 +91,36 @@ async def test_requests_of_a_tenant_begin_in_the_order_in_which_they_came() -> N
 
 async def test_a_request_whose_client_left_takes_no_turn() -> None:
     made = RequestTurns()
-    tasks = [asyncio.create_task(made.begin("a")) for _ in range(20)]
+    tasks = [asyncio.create_task(made.begin("a", {})) for _ in range(20)]
     await _rounds(1)
     for task in tasks[1:19]:
         task.cancel()
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*tasks, return_exceptions=True)
         # All is forgotten: the next one begins at once.
-        await _rounds(3)
-        await made.begin("a")
+        await _rounds(turns.TURN_ROUNDS + 2)
+        next_one = asyncio.create_task(made.begin("a", {}))
+        await _rounds(1)
+        assert next_one.done()
     assert [task.cancelled() for task in tasks] == [False] + [True] * 18 + [False]
+
+
+async def test_a_request_whose_client_left_while_it_waited_does_not_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of clients that left take no turns of the others, and few of them end in a round."""
+    monkeypatch.setattr(turns, "has_left", lambda scope: scope["path"] == "/gone")
+    made = RequestTurns()
+    paths = ["/first"] + ["/gone"] * 100 + ["/there"]
+    tasks = [asyncio.create_task(made.begin("a", {"path": path})) for path in paths]
+    most = 0
+    async with asyncio.timeout(PATIENCE_S):
+        while not tasks[-1].done():
+            before = sum(task.done() for task in tasks)
+            await _rounds(1)
+            most = max(most, sum(task.done() for task in tasks) - before)
+    assert [task.result() for task in tasks] == [True] + [False] * 100 + [True]
+    assert most <= turns.MAX_LEFT
 
 
 @pytest.mark.parametrize("messages", [(GONE, GONE), (COMPLETE, GONE)], ids=["within", "after"])

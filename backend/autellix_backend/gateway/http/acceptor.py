@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import select
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -24,6 +25,7 @@ SEND_BUFFER_BYTES = 256 * 1024
 """About half of what the system keeps of an answer that a client does not read; by itself it keeps 4 MiB."""
 RETRY_S = 1.0
 """How long none is accepted when the process or the machine has no file descriptor or memory left."""
+_LEFT = getattr(select, "POLLRDHUP", select.POLLHUP)
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 logger = logging.getLogger(__name__)
@@ -97,21 +99,28 @@ class Acceptor:
         self._loop.add_reader(self._listener, self._accept)
 
     def _open_some(self) -> None:
-        for _ in range(min(ROUND_CONNECTIONS, self._waiting_count)):
-            self._open_next()
+        left = ROUND_CONNECTIONS
+        while left and self._waiting:
+            left -= self._open_next()
         if self._waiting:
             self._loop.call_soon(self._open_some)
 
-    def _open_next(self) -> None:
+    def _open_next(self) -> bool:
+        """Open the connection whose turn it is; return False if its client has left already."""
         address = next(iter(self._waiting))
         connections = self._waiting.pop(address)
-        task = self._loop.create_task(self._connect(connections.popleft()))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        connection = connections.popleft()
         self._waiting_count -= 1
         if connections:
             # Behind those of all others.
             self._waiting[address] = connections
+        if _has_left(connection):
+            connection.close()
+            return False
+        task = self._loop.create_task(self._connect(connection))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+        return True
 
     async def _connect(self, connection: socket.socket) -> None:
         try:
@@ -120,3 +129,10 @@ class Acceptor:
         except OSError:
             # The client has left in between.
             connection.close()
+
+
+def _has_left(connection: socket.socket) -> bool:
+    """Return whether the client has closed its end; its request would be dropped when it is read."""
+    poll = select.poll()
+    poll.register(connection, _LEFT)
+    return bool(poll.poll(0))

@@ -10,7 +10,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from autellix_backend.gateway.errors import GatewayError, InvalidKeyError, TooManyConnectionsError
 from autellix_backend.gateway.http.errors import error_response
 from autellix_backend.gateway.http.page import is_page_path
-from autellix_backend.gateway.http.protocol import has_left
 from autellix_backend.gateway.http.turns import RequestTurns
 from autellix_backend.gateway.requests import read_headers
 from autellix_backend.gateway.tenancy.tenants import Tenants, set_tenant
@@ -44,8 +43,8 @@ class Authentication:
         try:
             tenant = self._tenants.authenticate(read_headers(scope))
         except InvalidKeyError as error:
-            await self._turns.begin("")
-            await self._refuse(error, "", scope, receive, send)
+            if await self._turns.begin("", scope):
+                await self._refuse(error, "", scope, receive, send)
             return
         if self._open[tenant.name] >= self._max_requests:
             full = TooManyConnectionsError(self._max_requests, "the tenant")
@@ -54,8 +53,7 @@ class Authentication:
         set_tenant(scope, tenant)
         self._open[tenant.name] += 1
         try:
-            await self._turns.begin(tenant.name)
-            if not has_left(scope):
+            if await self._turns.begin(tenant.name, scope):
                 await self._app(scope, receive, send)
         finally:
             self._open[tenant.name] -= 1

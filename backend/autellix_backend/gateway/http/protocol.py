@@ -168,6 +168,7 @@ class _Timer:
         return self._handle is not None
 
     def start(self, delay_s: float, action: Callable[[], None]) -> None:
+        self.cancel()
         self._handle = self._loop.call_later(delay_s, action)
 
     def cancel(self) -> None:
@@ -199,6 +200,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._refusal: GatewayError | None = None
         self._is_refused = False
         self._head_timer = _Timer(self.loop)
+        self._linger_timer = _Timer(self.loop)
         self._stall_timer = _Timer(self.loop)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -218,8 +220,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         for cycle in self._unanswered:
             cycle.disconnected = True
             cycle.message_event.set()
-        self._head_timer.cancel()
-        self._stall_timer.cancel()
+        for timer in (self._head_timer, self._linger_timer, self._stall_timer):
+            timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -318,7 +320,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         self._table.set_idle(self)
         if not self._is_in_head:
-            self.loop.call_later(LINGER_S, self._close_unread, self._requests)
+            self._linger_timer.start(LINGER_S, partial(self._close_unread, self._requests))
 
     def pause_writing(self) -> None:
         """Watch whether the client takes what is written to it."""
@@ -364,7 +366,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         )
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self.loop.call_later(LINGER_S, self.transport.abort)
+        self._linger_timer.start(LINGER_S, self.transport.abort)
 
     def _await_head(self) -> None:
         self._head_timer.start(HEAD_TIMEOUT_S, self._on_head_timeout)

@@ -7,12 +7,19 @@ import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 from starlette.requests import Request
+from starlette.types import Scope
 
+from autellix_backend.gateway.http.protocol import has_left
 from autellix_backend.gateway.requests import ClientGoneError
 from autellix_backend.gateway.tenancy.tenants import Tenant
 
+TURN_ROUNDS = 6
+"""Of the event loop, from the beginning of a tenant's request to its next; a call passes through as many."""
+MAX_LEFT = 16
+"""Requests that end in a round because their clients left, before the next one that begins."""
 SHARED_S = 1.0
 """How long after another's request a tenant is not yet alone."""
 MAX_PAUSE_S = 0.05
@@ -20,7 +27,7 @@ MAX_PAUSE_S = 0.05
 
 
 class RequestTurns:
-    """Whose request begins: while several tenants are at work, one of each in a round of the event loop.
+    """Whose request begins: while several tenants are at work, one of each in a few rounds of the event loop.
 
     A round takes as long as all that is ready, and each request passes through several: those that one tenant
     sends at once, all begun at once, would add all their work to every step of the others' requests. A tenant
@@ -31,40 +38,55 @@ class RequestTurns:
         self._last = ""
         self._shared_until_s = 0.0
         """Of the event loop's clock; from then on the last tenant is alone."""
-        self._begun: set[str] = set()
-        """Tenants of whom a request begins in this round."""
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._rounds_left: dict[str, int] = {}
+        """By tenant with a request that began lately, until its next one may."""
+        self._waiting: dict[str, deque[_Turn]] = {}
         """By tenant, each of them among those above, the first to come first."""
 
-    async def begin(self, tenant: str) -> None:
-        """Wait until a request of a tenant may begin."""
+    async def begin(self, tenant: str, scope: Scope) -> bool:
+        """Wait until a request of a tenant may begin; return False if its client has left meanwhile."""
         loop = asyncio.get_running_loop()
         if tenant != self._last:
             self._last, self._shared_until_s = tenant, loop.time() + SHARED_S
         elif not self._waiting and loop.time() > self._shared_until_s:
-            return
-        if tenant in self._begun:
-            turn = loop.create_future()
+            return True
+        if tenant in self._rounds_left:
+            turn = _Turn(scope, loop.create_future())
             self._waiting.setdefault(tenant, deque()).append(turn)
-            await turn
-            return
-        if not self._begun:
+            return await turn.begins
+        if not self._rounds_left:
             loop.call_soon(self._begin_round)
-        self._begun.add(tenant)
+        self._rounds_left[tenant] = TURN_ROUNDS
+        return True
 
     def _begin_round(self) -> None:
-        self._begun = {tenant for tenant, turns in self._waiting.items() if _begin_first(turns)}
+        for tenant, rounds in list(self._rounds_left.items()):
+            if rounds > 1:
+                self._rounds_left[tenant] = rounds - 1
+            elif _begin_first(self._waiting.get(tenant, deque())):
+                self._rounds_left[tenant] = TURN_ROUNDS
+            elif tenant not in self._waiting:
+                del self._rounds_left[tenant]
         self._waiting = {tenant: turns for tenant, turns in self._waiting.items() if turns}
-        if self._begun:
+        if self._rounds_left:
             asyncio.get_running_loop().call_soon(self._begin_round)
 
 
-def _begin_first(turns: deque[asyncio.Future[None]]) -> bool:
-    """Let the first begin whose client has not left; return whether there was one."""
-    while turns:
+class _Turn(NamedTuple):
+    scope: Scope
+    """Of the request."""
+    begins: asyncio.Future[bool]
+
+
+def _begin_first(turns: deque[_Turn]) -> bool:
+    """Let the first begin whose client has not left, among so many; return whether there was one."""
+    for _ in range(min(MAX_LEFT, len(turns))):
         turn = turns.popleft()
-        if not turn.done():
-            turn.set_result(None)
+        if turn.begins.done():
+            continue
+        is_there = not has_left(turn.scope)
+        turn.begins.set_result(is_there)
+        if is_there:
             return True
     return False
 
