@@ -17,6 +17,9 @@ BODY_GRACE_S = 30.0
 MIN_BODY_BYTES_PER_S = 8 * 1024
 """How fast a body must come after the grace: a slow one holds memory, and its connection."""
 
+LONG_BODY_BYTES = 256 * 1024
+"""Each step over a longer one takes up to half a millisecond for each of these."""
+
 
 class ClientGoneError(Exception):
     """The client went away before its request was complete; no answer can be sent."""
@@ -74,6 +77,12 @@ async def read_body(
         raise RequestTimeoutError(
             f"{size_bytes} bytes of its body came; expected {MIN_BODY_BYTES_PER_S} bytes a second at least"
         ) from None
+
+
+async def pause_after(size_bytes: int) -> None:
+    """Let others' calls advance after a step over a body of a size, if it may have taken long."""
+    if size_bytes > LONG_BODY_BYTES:
+        await asyncio.sleep(0)
 
 
 async def disconnected(receive: Receive) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autellix_backend.gateway.calls.body import bounded, parse_body
+from autellix_backend.gateway.calls.body import bounded, check_items, parse_body
 from autellix_backend.gateway.calls.dialects import BY_PATH, DIALECTS
 from autellix_backend.gateway.errors import InvalidRequestError
 from autellix_backend.settings import TenantLimits
@@ -73,6 +73,7 @@ def test_a_request_is_read_for_logs(path: str, fields: dict[str, Any], expected:
 )
 def test_a_body_that_would_delay_others_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequestError):
+        check_items(body)
         parse_body(body, COMPLETIONS)
 
 

@@ -48,14 +48,22 @@ class CallBody:
     """Whether its engine may make requests of it that lack its arguments."""
 
 
+def check_items(data: bytes) -> None:
+    """Check that a body is quick to parse.
+
+    Raises:
+        InvalidRequestError: if it holds too many items.
+    """
+    if is_excessive(data):
+        raise InvalidRequestError("the body holds too many lists, objects and fields; expected fewer")
+
+
 def parse_body(data: bytes, dialect: Dialect) -> CallBody:
     """Split a body; a model or a stream flag of the wrong type counts as absent.
 
     Raises:
-        InvalidRequestError: if it or its vllm_xargs is not a JSON object, or it holds too many items.
+        InvalidRequestError: if it or its vllm_xargs is not a JSON object.
     """
-    if is_excessive(data):
-        raise InvalidRequestError("the body holds too many lists, objects and fields; expected fewer")
     try:
         fields = _fields_decoder.decode(data)
     except JSON_ERRORS as error:

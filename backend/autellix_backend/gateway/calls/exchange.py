@@ -15,7 +15,7 @@ import aiohttp
 from starlette.types import Receive, Scope, Send
 
 from autellix_backend.engines.base import EngineKind
-from autellix_backend.gateway.calls.body import CallBody, bounded, parse_body
+from autellix_backend.gateway.calls.body import CallBody, bounded, check_items, parse_body
 from autellix_backend.gateway.calls.dialects import Dialect
 from autellix_backend.gateway.calls.open_call import CallRequest, OpenCall
 from autellix_backend.gateway.calls.outbound import engine_body, fan_out_id
@@ -42,7 +42,7 @@ from autellix_backend.gateway.identity.identity import Identity, IdentityResolve
 from autellix_backend.gateway.identity.program_class import prefix_id, program_class
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
 from autellix_backend.gateway.raw_json import is_object
-from autellix_backend.gateway.requests import read_body, read_headers, run_while_connected
+from autellix_backend.gateway.requests import pause_after, read_body, read_headers, run_while_connected
 from autellix_backend.gateway.tenancy.intake import BodyHold, Intake
 from autellix_backend.gateway.tenancy.tenants import Tenant, Tenants
 from autellix_backend.observe.settled_call import Outcome
@@ -91,7 +91,12 @@ class CallEndpoint:
         headers = read_headers(scope)
         data = await read_body(headers, receive, hold, self._max_body_bytes, "gateway.max_body_bytes")
         tenant = self._tenants.of(scope)
+        # A long body takes milliseconds in each of these steps, and in all of them a round of the event loop.
+        await pause_after(len(data))
+        check_items(data)
+        await pause_after(len(data))
         body = bounded(parse_body(data, self._dialect), tenant.limits, self._dialect)
+        await pause_after(len(data))
         identity = await self._identify(tenant, headers, body)
         request = CallRequest(
             dialect=self._dialect,
@@ -189,6 +194,7 @@ class Exchange:
             if not may_send:
                 return False
             try:
+                await pause_after(self._call.request.body.size_bytes)
                 response = await self._send_call()
                 self._on_reached()
                 await self._relay(response)

@@ -12,6 +12,7 @@ import errno
 import logging
 import select
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -19,8 +20,10 @@ MAX_WAITING = 1024
 """Connections that are accepted, which takes about 10 µs, and not yet open."""
 SHARED_MAX_WAITING = 4
 """The same where several processes accept at one socket: none may take all that are opened at once."""
-ROUND_CONNECTIONS = 4
+ROUND_CONNECTIONS = 2
 """Opened before other work gets its turn; each takes about 40 µs, and what it brings more."""
+OPEN_S = 0.25
+"""More are opened in a round where those that wait would else wait longer than this: rounds may be long."""
 SEND_BUFFER_BYTES = 256 * 1024
 """About half of what the system keeps of an answer that a client does not read; by itself it keeps 4 MiB."""
 RETRY_S = 1.0
@@ -57,6 +60,8 @@ class Acceptor:
         self._waiting: dict[str, deque[socket.socket]] = {}
         """Connections to open by their client's address: those of one in the order in which they came."""
         self._waiting_count = 0
+        self._opened_s = 0.0
+        """When the last of them were opened."""
         self._loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
@@ -92,6 +97,7 @@ class Acceptor:
             self._waiting.setdefault(address[0], deque()).append(connection)
             self._waiting_count += 1
         if self._waiting_count and not was_waiting:
+            self._opened_s = time.perf_counter()
             self._open_some()
 
     def _resume(self) -> None:
@@ -99,7 +105,9 @@ class Acceptor:
         self._loop.add_reader(self._listener, self._accept)
 
     def _open_some(self) -> None:
-        left = ROUND_CONNECTIONS
+        now_s = time.perf_counter()
+        round_s, self._opened_s = now_s - self._opened_s, now_s
+        left = max(ROUND_CONNECTIONS, int(self._waiting_count * round_s / OPEN_S))
         while left and self._waiting:
             left -= self._open_next()
         if self._waiting:
