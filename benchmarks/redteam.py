@@ -68,14 +68,12 @@ tenants_file = "{folder}/tenants.toml"
 max_body_bytes = 8388608
 max_incoming_bytes = 33554432
 max_answer_bytes = 4194304
-heartbeat_s = 5.0
 program_idle_s = 60.0
 [engine]
 urls = ["http://red:{password}@127.0.0.1:{port}"]
 kind = "vllm"
 extra_args = ["--api-key", "{engine_key}"]
 state_dir = "{folder}"
-report_port_offset = 0
 """
 TENANTS = """
 [[tenant]]

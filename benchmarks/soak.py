@@ -45,7 +45,6 @@ FAULTS = {
     Fault.SLOW: 0.05,
     Fault.UNREPORTED: 0.01,
 }
-HEARTBEAT_S = 10.0
 ACCOUNT_WAIT_S = 0.2
 SAMPLE_S = 5.0
 SPARE_S = 15.0
@@ -113,7 +112,7 @@ def complaints(before: Stats, warm: Stats, after: Stats, ledger: Ledger, growth_
 async def soak(programs: int, calls: int, think_s: float, idle_s: float, folder: Path) -> Report:
     """Run the soak in a gateway and an engine of their own processes."""
     settings = Settings(
-        gateway=GatewaySettings(program_idle_s=idle_s, heartbeat_s=HEARTBEAT_S, report_wait_s=ACCOUNT_WAIT_S),
+        gateway=GatewaySettings(program_idle_s=idle_s, report_wait_s=ACCOUNT_WAIT_S),
         scheduler=SchedulerConfig(policy="atlas"),
     )
     ledger = Ledger()

@@ -19,7 +19,7 @@ from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.heap import settle_heap
 from autellix_backend.gateway.http.protocol import KEEP_ALIVE_S, bounded_protocol, connection_limit
-from autellix_backend.gateway.http.sessions import LOST_HEARTBEATS
+from autellix_backend.gateway.http.sessions import SESSION_TTL_S
 from autellix_backend.settings import Settings
 from autellix_backend.stores.base import CallEnd, CallStart, Inherited
 from autellix_backend.stores.memory import MemoryStore
@@ -52,11 +52,10 @@ class LedgerStore(MemoryStore):
     """A MemoryStore that counts every call's beginning and end."""
 
     def __init__(self, settings: Settings) -> None:
-        gateway = settings.gateway
         super().__init__(
             make_policy(settings.scheduler.policy),
-            program_idle_s=gateway.program_idle_s,
-            session_ttl_s=LOST_HEARTBEATS * gateway.heartbeat_s,
+            program_idle_s=settings.gateway.program_idle_s,
+            session_ttl_s=SESSION_TTL_S,
         )
         self.begun = 0
         self.ended: Counter[str] = Counter()

@@ -25,7 +25,7 @@ def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "autellix.toml"
-    path.write_text(f'[gateway]\nheartbeat_s = 2\nport = 0\ntoken_secret = "{SECRET}"\n')
+    path.write_text(f'[gateway]\nprogram_idle_s = 2\nport = 0\ntoken_secret = "{SECRET}"\n')
     return path
 
 
@@ -37,7 +37,7 @@ def test_every_setting_is_shown_with_its_source(
     text = capsys.readouterr().out
     shown = json.loads(text)
     assert shown["gateway.port"] == {"value": 9, "source": "--port"}
-    assert shown["gateway.heartbeat_s"] == {"value": 2.0, "source": str(file)}
+    assert shown["gateway.program_idle_s"] == {"value": 2.0, "source": str(file)}
     assert shown["scheduler.beta"] == {"value": "inf", "source": "AUTELLIX_SCHEDULER_BETA"}
     assert shown["gateway.token_secret"] == {"value": "(hidden)", "source": str(file)}
     assert shown["gateway.host"] == {"value": "127.0.0.1", "source": "default"}
@@ -50,7 +50,7 @@ def test_the_table_shows_the_same_values(file: Path, capsys: pytest.CaptureFixtu
     assert main(["config", "show", "--config", str(file)]) == 0
     text = capsys.readouterr().out
     rows = {line.split()[0]: line.split()[1:] for line in text.splitlines()}
-    assert rows["gateway.heartbeat_s"] == ["2.0", str(file)]
+    assert rows["gateway.program_idle_s"] == ["2.0", str(file)]
     assert rows["gateway.host"] == ['"127.0.0.1"', "default"]
     assert SECRET not in text
 
@@ -82,9 +82,9 @@ def test_an_unusable_file_is_an_error_that_names_the_field(
 def test_the_check_reads_the_environment_as_serve_does(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("AUTELLIX_GATEWAY_HEARTBEAT_S", "x")
+    monkeypatch.setenv("AUTELLIX_GATEWAY_PROGRAM_IDLE_S", "x")
     assert main(["config", "check", str(file)]) == 2
-    assert "AUTELLIX_GATEWAY_HEARTBEAT_S" in capsys.readouterr().err
+    assert "AUTELLIX_GATEWAY_PROGRAM_IDLE_S" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -97,19 +97,17 @@ def test_ray_without_a_model_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "offset", "port"),
+    ("url", "port"),
     [
-        ("http://gpu1:8000", 1000, 9000),
-        ("http://gpu1:8001/v1", 1000, 9001),
-        ("http://gpu1", 1000, 1080),
-        ("https://gpu1", 1000, 1443),
-        ("http://gpu1:8000", 0, None),
-        ("http://gpu1:65000", 1000, None),
+        ("http://gpu1:8000", 9000),
+        ("http://gpu1:8001/v1", 9001),
+        ("http://gpu1", 1080),
+        ("https://gpu1", 1443),
+        ("http://gpu1:65000", None),
     ],
 )
-def test_the_report_port_follows_from_the_address(url: str, offset: int, port: int | None) -> None:
-    settings = EngineSettings(report_port_offset=offset)
-    found = list(make_remote(settings, url, name="e", kind="vllm").report_endpoints)
+def test_the_report_port_follows_from_the_address(url: str, port: int | None) -> None:
+    found = list(make_remote(EngineSettings(), url, name="e", kind="vllm").report_endpoints)
     assert found == ([] if port is None else [f"tcp://gpu1:{port}"])
 
 

@@ -24,7 +24,7 @@ from autellix_backend.settings import EngineSettings
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 
 UP, DOWN, RESTARTING, FAILED = EngineState.UP, EngineState.DOWN, EngineState.RESTARTING, EngineState.FAILED
-QUICK = {"RESTART_DELAY_S": 0.01, "PROBE_TIMEOUT_S": 30.0}
+QUICK = {"RESTART_DELAY_S": 0.01, "PROBE_PERIOD_S": 0.02, "PROBE_TIMEOUT_S": 30.0}
 HANG_S = 1.0
 """After which a probe counts as unanswered, where one is: a loaded machine answers sooner."""
 
@@ -55,7 +55,7 @@ async def watched(
     await engine.start()
     values: dict[str, Any] = {**QUICK, **constants}
     with patch.multiple(supervisor, **values):
-        watch = Watched(engine, EngineSettings(probe_period_s=0.02, **settings))
+        watch = Watched(engine, EngineSettings(**settings))
         watch.supervisor.open()
         try:
             yield watch
@@ -208,7 +208,7 @@ async def test_a_server_missing_at_the_start_is_up_once_it_answers() -> None:
     engine = LateServer()
     with pytest.raises(EngineUnreachableError):
         await engine.start()
-    watch = Watched(engine, EngineSettings(probe_period_s=0.02))
+    watch = Watched(engine, EngineSettings())
     watch.supervisor.open()
     try:
         await watch.wait_for(lambda: UP in watch.states)

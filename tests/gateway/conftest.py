@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE_S
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.app import create_app
-from autellix_backend.gateway.http.sessions import LOST_HEARTBEATS
+from autellix_backend.gateway.http.sessions import SESSION_TTL_S
 from autellix_backend.gateway.tenancy.limiter import Limiter
 from autellix_backend.reports.snapshot import EngineSnapshot
 from autellix_backend.settings import (
@@ -131,6 +131,7 @@ def serve() -> Serve:
         observe: ObserveSettings | None = None,
         engine_settings: Mapping[str, Any] | None = None,
         limits: TenantLimits | None = None,
+        session_ttl_s: float = SESSION_TTL_S,
         clock: Callable[[], float] = time.monotonic,
         **gateway: Any,
     ) -> AsyncIterator[Rig]:
@@ -156,7 +157,7 @@ def serve() -> Serve:
                 store = MemoryStore(
                     make_policy(policy),
                     program_idle_s=settings.gateway.program_idle_s,
-                    session_ttl_s=LOST_HEARTBEATS * settings.gateway.heartbeat_s,
+                    session_ttl_s=session_ttl_s,
                 )
                 app = create_app(settings, engine, store=store, clock=clock)
                 async with listening(app) as url:

@@ -104,7 +104,7 @@ async def test_a_program_with_a_running_call_is_not_idle(serve: Any) -> None:
 
 
 async def test_a_silent_session_is_removed_with_its_programs(serve: Any) -> None:
-    async with serve(heartbeat_s=0.4) as rig:
+    async with serve(session_ttl_s=1.2) as rig:
         async with rig.client.post(rig.url + SESSIONS, json={"session_id": "s"}) as response:
             assert response.status == 201
         await rig.chat({"X-Autellix-Session-ID": "s", "X-Autellix-Program-ID": "p"})

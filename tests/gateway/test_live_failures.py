@@ -39,7 +39,6 @@ shutdown_grace_s = 300
 [engine]
 max_num_seqs = 4
 max_restarts = 8
-probe_period_s = 1
 stall_timeout_s = 20
 """
 

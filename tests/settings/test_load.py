@@ -46,14 +46,14 @@ def test_defaults_are_those_of_the_dataclasses() -> None:
 def test_later_sources_win(tmp_path: Path) -> None:
     """The environment beats the file, and the command line beats both."""
     file = write(
-        tmp_path, "[gateway]\nport = 1\nheartbeat_s = 2\n[scheduler]\npolicy = 'plas'\nbounds = [1, 2.5]\n"
+        tmp_path, "[gateway]\nport = 1\nprogram_idle_s = 2\n[scheduler]\npolicy = 'plas'\nbounds = [1, 2.5]\n"
     )
     environ = {"AUTELLIX_GATEWAY_PORT": "3", "AUTELLIX_SCHEDULER_POLICY": "fcfs"}
 
     settings = load(environ, file, {"gateway.port": RawValue("4", "--port")})
 
     assert settings.gateway.port == 4
-    assert settings.gateway.heartbeat_s == 2.0
+    assert settings.gateway.program_idle_s == 2.0
     assert settings.scheduler == SchedulerConfig(policy="fcfs", bounds=(1.0, 2.5))
 
 
@@ -86,8 +86,8 @@ def test_text_is_converted_to_the_fields_type() -> None:
         ),
         ("AUTELLIX_GATEWAY_PORT", "70000", "gateway.port (from AUTELLIX_GATEWAY_PORT): is 70000; expected 0"),
         ("AUTELLIX_GATEWAY_HOST", "", "gateway.host (from AUTELLIX_GATEWAY_HOST): is empty"),
-        ("AUTELLIX_GATEWAY_HEARTBEAT_S", "0", "is 0.0; expected a number above zero"),
-        ("AUTELLIX_GATEWAY_HEARTBEAT_S", "nan", "is 'nan'; expected a number"),
+        ("AUTELLIX_GATEWAY_PROGRAM_IDLE_S", "0", "is 0.0; expected a number above zero"),
+        ("AUTELLIX_GATEWAY_PROGRAM_IDLE_S", "nan", "is 'nan'; expected a number"),
         ("AUTELLIX_ENGINE_MAX_NUM_SEQS", "0", "engine.max_num_seqs"),
         ("AUTELLIX_ENGINE_URLS", "http://a host:80", "is 'host:80'; expected an http:// or https:// address"),
         ("AUTELLIX_ENGINE_EXTRA_ARGS", "'", "expected a list of words"),

@@ -22,6 +22,8 @@ from autellix_backend.settings import (
 )
 
 HTTP_PORT, HTTPS_PORT = 80, 443
+REPORT_PORT_OFFSET = 1000
+"""An engine reports this far above the port of its address: its neighbours of one host are nearer."""
 
 
 def make_engines(settings: Settings) -> list[Engine]:
@@ -49,7 +51,14 @@ def make_engines(settings: Settings) -> list[Engine]:
 def make_remote(
     settings: EngineSettings, url: str, *, name: str, kind: str | None = None, report_port: int | None = None
 ) -> RemoteEngine:
-    """Return a running engine by its address; its kind and report port are those of the settings if None.
+    """Return a running engine by its address.
+
+    Args:
+        settings: The settings of engines.
+        url: The address.
+        name: The engine's name.
+        kind: What runs there; None for that of the settings.
+        report_port: Where its scheduler reports; None for the usual distance above the port of the address.
 
     Raises:
         SettingsError: if the address is none.
@@ -61,11 +70,11 @@ def make_remote(
         name=name,
         kind=None if kind == AUTO_KIND else EngineKind(kind),
         kv_events_port=settings.kv_events_port,
-        report_port=report_port or _report_port(url, settings.report_port_offset),
+        report_port=report_port or _report_port(url),
     )
 
 
-def _report_port(url: str, offset: int) -> int | None:
+def _report_port(url: str) -> int | None:
     """Return the port at which an engine with our scheduler reports, by the port of its address."""
     parts = urlsplit(url)
     try:
@@ -73,7 +82,7 @@ def _report_port(url: str, offset: int) -> int | None:
     except ValueError:
         # The address is wrong, as its first use will show.
         return None
-    return port + offset if offset and port + offset <= MAX_PORT else None
+    return port + REPORT_PORT_OFFSET if port + REPORT_PORT_OFFSET <= MAX_PORT else None
 
 
 def check_host_memory(settings: Settings) -> None:

@@ -27,6 +27,8 @@ RESTART_WINDOW_S = 600.0
 RESTART_DELAY_S = 1.0
 """The wait before the second restart in the window; it doubles, so that a lasting fault spares the host."""
 MAX_RESTART_DELAY_S = 60.0
+PROBE_PERIOD_S = 5.0
+"""The period of health probes. Failed calls ask for one at once, so it matters to idle engines only."""
 PROBE_TIMEOUT_S = 10.0
 """A loaded server answers its health path late, because one event loop serves all its requests."""
 MAX_FAILED_PROBES = 3
@@ -133,7 +135,7 @@ class Supervisor:
 
     def open(self) -> None:
         """Start watching; must be called in the event loop."""
-        self._next_probe_s = self._clock() + self._settings.probe_period_s
+        self._next_probe_s = self._clock() + PROBE_PERIOD_S
         self._watch = asyncio.create_task(self._run())
 
     async def close(self) -> None:
@@ -188,9 +190,8 @@ class Supervisor:
             await self._replace(f"it sent no snapshot for {self._settings.stall_timeout_s:g} s")
         elif is_suspected or self._clock() >= self._next_probe_s:
             await self._judge(await self._engine.probe(PROBE_TIMEOUT_S))
-            period_s = self._settings.probe_period_s
             self._next_probe_s = self._clock() + (
-                period_s if self.state is EngineState.UP else min(period_s, DOWN_PERIOD_S)
+                PROBE_PERIOD_S if self.state is EngineState.UP else min(PROBE_PERIOD_S, DOWN_PERIOD_S)
             )
 
     async def _judge(self, health: Health) -> None:

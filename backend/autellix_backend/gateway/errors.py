@@ -297,7 +297,7 @@ class EngineUnavailableError(UnavailableError):
 
 
 class OverloadedError(UnavailableError):
-    """The engine's queue holds as many calls or bytes as the settings allow."""
+    """The engine's queue holds as many calls or bytes as it may."""
 
     code = "overloaded"
 

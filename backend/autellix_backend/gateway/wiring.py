@@ -33,7 +33,7 @@ from autellix_backend.gateway.history.critical_path import spent
 from autellix_backend.gateway.history.ended_program import EndedProgram
 from autellix_backend.gateway.history.file import HistoryFile
 from autellix_backend.gateway.history.history import ProgramHistory
-from autellix_backend.gateway.http.sessions import LOST_HEARTBEATS
+from autellix_backend.gateway.http.sessions import SESSION_TTL_S
 from autellix_backend.gateway.http.turns import AnswerTurns
 from autellix_backend.gateway.http.watches import Watches
 from autellix_backend.gateway.identity.identity import IdentityResolver
@@ -95,9 +95,7 @@ class Components:
         self.limiter = self._make_limiter(parent)
         self.intake = self._make_intake()
         self.turns = AnswerTurns()
-        self.sessions = OpenSessions(
-            ttl_s=LOST_HEARTBEATS * gateway.heartbeat_s, on_refusal=self.count_refusal
-        )
+        self.sessions = OpenSessions(ttl_s=SESSION_TTL_S, on_refusal=self.count_refusal)
         is_shared = settings.store.is_shared
         self.tokens = SessionTokens(
             gateway.token_secret,
@@ -107,7 +105,7 @@ class Components:
             clock=clock,
             is_shared=is_shared,
             # A shared table outlives the gateway, and knows its sessions.
-            grace_s=0.0 if is_shared else LOST_HEARTBEATS * gateway.heartbeat_s,
+            grace_s=0.0 if is_shared else SESSION_TTL_S,
         )
         self.resolver = IdentityResolver(gateway, metrics, clock=clock)
         log_path = settings.observe.call_log
@@ -116,7 +114,7 @@ class Components:
         self.genai_metrics = make_genai_metrics(settings.observe.otlp_endpoint, os.environ)
         self.classes = ProgramClasses()
         observe = settings.observe
-        self.history = ProgramHistory(observe.history_programs, observe.history_age_s, clock=clock)
+        self.history = ProgramHistory(observe.history_programs, clock=clock)
         self.history_file = self._make_history_file()
         readers_of_usage = (self.recorder, self.limiter, self.tracer, self.genai_metrics)
         self.registry = CallRegistry(
@@ -178,7 +176,7 @@ class Components:
     def _make_store(self) -> ProgramStore:
         return make_store(
             self.settings,
-            session_ttl_s=LOST_HEARTBEATS * self.settings.gateway.heartbeat_s,
+            session_ttl_s=SESSION_TTL_S,
             clock=self.clock,
             on_fallback=self.metrics.store_fallbacks.inc,
         )
@@ -219,7 +217,7 @@ class Components:
             queue=self._make_queue(engine, make_ordering(), supervisor),
             scheduler=self.settings.scheduler,
             make_ordering=make_ordering,
-            bounds=AdmissionBounds(engine.name, limits, self._count_engine_refusal),
+            bounds=AdmissionBounds(engine.name, self._count_engine_refusal),
             upstream=Upstream(
                 engine,
                 self.settings.gateway,

@@ -94,8 +94,6 @@ class GatewaySettings(Section):
     workers: PositiveInt = 1
     """processes that serve the address, each [a gateway](../gateway.md#several-processes) on its own core;
     more than one need `store.url` and `engine.urls`"""
-    heartbeat_s: PositiveFloat = 10.0
-    """heartbeat period of clients, s; a session that misses three of them ends"""
     program_idle_s: PositiveFloat = 600.0
     """time after which a program without a running call leaves the table, s"""
     max_body_bytes: PositiveInt = 64 * 2**20
@@ -119,8 +117,6 @@ class GatewaySettings(Section):
     `engine.state_dir`. Never shown"""
     subagents: Annotated[str, one_of(SUBAGENT_KINDS)] = "thread"
     """what a sub-agent named by its client is: a `thread` of its root program, or a `program` of its own"""
-    content_chain: bool = True
-    """whether a chat without an id joins the program whose transcript it extends"""
     record_path: TracePath | None = None
     """trace file to which each ended program is appended: counts and timings, never text"""
     tenants_file: Path | None = None
@@ -165,8 +161,6 @@ class EngineSettings(Section):
     report_secret: Secret | None = None
     """secret that this gateway shares with the engines at `urls` that have our scheduler, for [their
     reports](../guides/cluster.md#reports); engines read the same variable. Never shown"""
-    report_port_offset: Annotated[int, between(0, MAX_PORT)] = 1000
-    """what the report port of an engine at `urls` is above the port of its address, 0 for none to ask"""
     session_header: OwnHeader | None = None
     """a header that carries the program's id to engines, for [routers behind the
     gateway](../guides/cluster.md#llm-d-and-dynamo)"""
@@ -176,8 +170,6 @@ class EngineSettings(Section):
     """folder of generated models, logs, sockets and the kept secret; also `AUTELLIX_CACHE_DIR`"""
     max_restarts: NonNegativeInt = 5
     """restarts of a dead or hanging replica within ten minutes before it counts as failed; 0 for none"""
-    probe_period_s: PositiveFloat = 5.0
-    """time between two health probes, s"""
     stall_timeout_s: PositiveFloat | None = None
     """how long a replica with calls may send no report before it counts as hung, s: more than its longest
     step; unset for no limit"""
@@ -187,11 +179,6 @@ class EngineSettings(Section):
     kv_tokens: PositiveInt | None = None
     """KV memory of an engine without our scheduler, tokens: the gateway then [admits
     programs](../scheduling.md) for it; unset reads it from a vLLM server, and admits all elsewhere"""
-    max_waiting_calls: PositiveInt = 10_000
-    """calls that may wait for the first byte of their answer, in the gateway or the engine; one more is a
-    503"""
-    max_waiting_bytes: PositiveInt = 2**30
-    """total bytes of the bodies of those calls"""
 
     @property
     def log_dir(self) -> Path:
@@ -215,23 +202,17 @@ class SchedulerSettings:
     """The order of calls in the engine, and in the gateway for engines without our scheduler."""
 
     # The values are those of core.config.SchedulerConfig, which checks its own rules. Its other fields are
-    # constants to operators: `token_s` only scales `bounds`, and `demotes` turns a part of Algorithm 1 off
-    # for studies.
+    # constants to operators: `token_s` only scales `bounds`; `quanta`, `period_steps` and `demotes` vary
+    # Algorithm 1 for studies; any `kv_share` from 0.6 to 1 serves about as well.
     policy: Annotated[str, one_of(LIVE_POLICY_NAMES)]
     """[scheduling](../scheduling.md) policy: how a program's past orders its next call"""
     bounds: tuple[float, ...]
     """upper bounds of attained service of all levels but the last, s; positive and rising"""
-    quanta: tuple[float, ...] | None
-    """time quantum of each level, s: one positive number per level; unset is the level's width"""
     beta: PositiveFloat
     """starvation threshold: a call is promoted once wait/service reaches it; `inf` is never"""
-    period_steps: PositiveInt
-    """engine steps between two decisions"""
     admission: Annotated[str, one_of(ADMISSION_KINDS)]
     """which [programs may run](../scheduling.md) at all: those whose contexts fit into KV memory together
     (`working_set`), or `none` is kept waiting"""
-    kv_share: Annotated[float, Rule("a number above 0, at most 1", lambda share: 0 < share <= 1)]
-    """share of KV memory that the contexts of active programs may fill; the rest is for their growth"""
     idle_s: FiniteFloat
     """the longest time for which an active program without a call keeps its share of KV memory, s"""
     boost: NonNegativeFloat
@@ -298,9 +279,8 @@ class ObserveSettings(Section):
     program_names: tuple[str, ...] = ()
     """names of programs that have [metrics](metrics.md#programs) of their own; others count as `other`"""
     history_programs: NonNegativeInt = 1000
-    """ended programs that `ps --all`, `why` and the API still know, with their calls; 0 keeps none"""
-    history_age_s: FiniteFloat = 86_400.0
-    """how long they are known, s"""
+    """ended programs that `ps --all`, `why` and the API still know, with their calls, for a day; 0 keeps
+    none"""
     history_file: Path | None = None
     """SQLite file that keeps them over a restart; unset keeps them in memory only"""
 

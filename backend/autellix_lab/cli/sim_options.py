@@ -101,7 +101,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     balancer = defaults["balancer"]
     add("--balancer", choices=BALANCER_NAMES, default=balancer, help=f"of calls (default: {balancer})")
-    add_setting_options(parser, "--bounds", "--quanta", "--beta", "--period-steps", "--preemption")
+    add_setting_options(parser, "--bounds", "--beta", "--preemption")
+    add("--quanta", type=_quanta, metavar="S,…", help="time quantum of each level, s (default: its width)")
+    add("--period-steps", type=count, default=1, metavar="N", help="engine steps between two decisions")
     add("--auto-bounds", action="store_true", help="from half a mean call on this engine, each next doubled")
     add("--no-demotion", action="store_true", help="calls keep the level that they arrived at")
     add(
@@ -251,7 +253,13 @@ def _scheduler(
     scheduler = settings_from_args(args).scheduler
     if args.auto_bounds:
         scheduler = replace(scheduler, bounds=choose_bounds(model, programs))
-    return replace(scheduler, demotes=scheduler.demotes and not args.no_demotion)
+    return replace(
+        scheduler, demotes=not args.no_demotion, quanta=args.quanta, period_steps=args.period_steps
+    )
+
+
+def _quanta(text: str) -> tuple[float, ...]:
+    return numbers(text, example="0.25,0.5,1")
 
 
 def _speeds(text: str) -> tuple[float, ...]:

@@ -15,6 +15,7 @@ from tests.serving import listening
 from tests.waiting import until
 
 from autellix_backend.core.config import SchedulerConfig
+from autellix_backend.engines import supervisor
 from autellix_backend.gateway.app import create_app
 from autellix_backend.settings import EngineSettings, GatewaySettings, Settings
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
@@ -22,6 +23,11 @@ from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
 CHAT = "/v1/chat/completions"
 SLOW = FakeBehaviour(token_delay_s=0.05, output_tokens=1000)
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello there"}]}
+
+
+@pytest.fixture(autouse=True)
+def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "PROBE_PERIOD_S", 0.1)
 
 
 class LinkRig:
@@ -64,7 +70,7 @@ async def gateway(
     app = create_app(
         Settings(
             gateway=GatewaySettings(report_wait_s=30.0),
-            engine=EngineSettings(report_secret=secret, probe_period_s=0.1, **settings),
+            engine=EngineSettings(report_secret=secret, **settings),
             scheduler=SchedulerConfig(policy=policy),
         ),
         engine,

@@ -21,6 +21,7 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.engines import supervisor
 from autellix_backend.gateway.app import create_app
+from autellix_backend.gateway.engines import handle
 from autellix_backend.settings import BalancerSettings, EngineSettings, GatewaySettings, Settings
 from autellix_backend.stores.memory import MemoryStore
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine
@@ -153,18 +154,19 @@ async def test_the_pin_of_a_program_goes_with_the_program() -> None:
         assert not router._programs
 
 
-async def test_a_refused_call_leaves_no_pin_behind() -> None:
-    bounds: dict[str, Any] = {"max_waiting_bytes": 10}
-    async with serving(FakeBehaviour(), FakeBehaviour(), balancer="locality", **bounds) as rig:
+async def test_a_refused_call_leaves_no_pin_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handle, "MAX_WAITING_BYTES", 10)
+    async with serving(FakeBehaviour(), FakeBehaviour(), balancer="locality") as rig:
         body = {"model": "m", "messages": [{"role": "user", "content": "word " * 400}]}
         async with rig.client.post(rig.url + CHAT, json=body, headers={PROGRAM: "p"}) as response:
             assert response.status == 503
         assert not rig.app.state.router._balancer.pins
 
 
-async def test_calls_avoid_a_full_engine() -> None:
+async def test_calls_avoid_a_full_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handle, "MAX_WAITING_CALLS", 1)
     gate = asyncio.Event()
-    async with serving(*[FakeBehaviour(gate=gate)] * 2, balancer="locality", max_waiting_calls=1) as rig:
+    async with serving(*[FakeBehaviour(gate=gate)] * 2, balancer="locality") as rig:
         answers = await rig.chats_at_once(gate, [("p", "word " * 400)] * 2)
         assert sorted(answers) == [(200, "fake-0"), (200, "fake-1")]
 

@@ -14,11 +14,16 @@ from tests.waiting import PATIENCE_S
 
 from autellix_backend.engines import supervisor
 from autellix_backend.gateway import wiring
+from autellix_backend.gateway.engines import handle
 from autellix_lab.fakes.engine import FakeBehaviour, FakeEngine, Fault
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"model": "autellix.fake-model", "messages": [{"role": "user", "content": "hello"}]}
-QUICK = {"probe_period_s": 0.05}
+
+
+@pytest.fixture(autouse=True)
+def quick_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "PROBE_PERIOD_S", 0.05)
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +74,7 @@ async def kept_down(engine: FakeEngine) -> AsyncIterator[None]:
 
 @pytest.mark.parametrize("is_streaming", [False, True])
 async def test_a_call_waits_for_the_engines_return(serve: Any, is_streaming: bool) -> None:
-    async with serve(engine_settings={**QUICK, "max_restarts": 1000}) as rig:
+    async with serve(engine_settings={"max_restarts": 1000}) as rig:
         async with kept_down(rig.engine):
             call = asyncio.create_task(post(rig, stream=is_streaming))
             await until_queued(rig, 1)
@@ -86,7 +91,7 @@ async def test_a_call_whose_engine_died_before_the_first_byte_is_sent_once_more(
     serve: Any, is_streaming: bool
 ) -> None:
     slow = FakeBehaviour(token_delay_s=5.0)
-    async with serve(slow, engine_settings={**QUICK, "max_restarts": 1000}) as rig:
+    async with serve(slow, engine_settings={"max_restarts": 1000}) as rig:
         call = asyncio.create_task(post(rig, stream=is_streaming))
         await rig.engine.wait_until(lambda: len(rig.engine.calls) == 1)
         rig.engine.behaviour = FakeBehaviour()
@@ -105,7 +110,7 @@ async def test_a_call_whose_engine_died_before_the_first_byte_is_sent_once_more(
 
 
 async def test_a_call_under_which_every_engine_dies_is_given_up(serve: Any) -> None:
-    async with serve(FakeBehaviour(token_delay_s=5.0), engine_settings=QUICK) as rig:
+    async with serve(FakeBehaviour(token_delay_s=5.0)) as rig:
 
         async def poison() -> None:
             for count in range(1, 5):
@@ -125,7 +130,7 @@ async def test_an_error_of_a_dying_engine_is_no_answer(serve: Any) -> None:
     """An engine that answers 500 while its health path says that it is broken: the call is sent again."""
 
     broken = FakeBehaviour(fault=Fault.ERROR, health_status=503)
-    async with serve(broken, engine_settings=QUICK) as rig:
+    async with serve(broken) as rig:
         call = asyncio.create_task(post(rig))
         await rig.engine.wait_until(lambda: len(rig.engine.calls) == 1)
         await until_queued(rig, 1)
@@ -135,7 +140,7 @@ async def test_an_error_of_a_dying_engine_is_no_answer(serve: Any) -> None:
 
 async def test_an_engine_that_dies_in_mid_stream_is_back_for_the_next_call(serve: Any) -> None:
     behaviour = FakeBehaviour(output_tokens=1000, token_delay_s=0.01)
-    async with serve(behaviour, engine_settings=QUICK) as rig:
+    async with serve(behaviour) as rig:
         async with rig.client.post(rig.url + CHAT, json={**HELLO, "stream": True}) as response:
             assert await response.content.readuntil(b"\n\n")
             await rig.engine.kill("it fell")
@@ -149,7 +154,7 @@ async def test_an_engine_that_dies_in_mid_stream_is_back_for_the_next_call(serve
 
 
 async def test_an_idle_engine_that_sends_no_reports_is_kept(serve: Any) -> None:
-    settings = {**QUICK, "stall_timeout_s": 0.1, "max_restarts": 1000}
+    settings = {"stall_timeout_s": 0.1, "max_restarts": 1000}
     async with serve(engine_settings=settings) as rig:
         await asyncio.sleep(0.5)
         assert await metric(rig, "autellix_engine_restarts_total") == 0
@@ -157,7 +162,7 @@ async def test_an_idle_engine_that_sends_no_reports_is_kept(serve: Any) -> None:
 
 async def test_an_engine_that_sends_no_reports_of_its_calls_is_replaced(serve: Any) -> None:
     # Long enough for a loaded machine to answer a call on the engine that replaces this one.
-    settings = {**QUICK, "stall_timeout_s": 2.0, "max_restarts": 1000}
+    settings = {"stall_timeout_s": 2.0, "max_restarts": 1000}
     async with serve(FakeBehaviour(fault=Fault.HANG), engine_settings=settings) as rig:
         restarts = "autellix_engine_restarts_total"
         call = asyncio.create_task(post(rig))
@@ -168,7 +173,7 @@ async def test_an_engine_that_sends_no_reports_of_its_calls_is_replaced(serve: A
 
 
 async def test_a_call_that_waited_too_long_gets_a_503(serve: Any) -> None:
-    settings = {**QUICK, "max_restarts": 1000}
+    settings = {"max_restarts": 1000}
     async with serve(engine_settings=settings, recovery_wait_s=0.3) as rig:
         async with kept_down(rig.engine):
             status, headers, answer = await post(rig)
@@ -233,16 +238,19 @@ async def test_the_gateway_orders_calls_of_an_engine_without_our_scheduler(serve
 
 
 @pytest.mark.parametrize(
-    ("bound", "reason"), [({"max_waiting_calls": 1}, "calls"), ({"max_waiting_bytes": 130}, "bytes")]
+    ("bound", "limit", "reason"), [("MAX_WAITING_CALLS", 1, "calls"), ("MAX_WAITING_BYTES", 130, "bytes")]
 )
-async def test_calls_beyond_the_bounds_are_refused(serve: Any, bound: dict[str, int], reason: str) -> None:
-    async with serve(FakeBehaviour(fault=Fault.HANG), engine_settings=bound) as rig:
+async def test_calls_beyond_the_bounds_are_refused(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, bound: str, limit: int, reason: str
+) -> None:
+    monkeypatch.setattr(handle, bound, limit)
+    async with serve(FakeBehaviour(fault=Fault.HANG)) as rig:
         waiting = asyncio.create_task(post(rig))
         await rig.engine.wait_until(lambda: len(rig.engine.calls) == 1)
         status, headers, answer = await post(rig, "other")
         assert (status, headers["retry-after"], headers["x-should-retry"]) == (503, "1", "true")
         assert answer["error"]["code"] == "overloaded"
-        assert f"engine.max_waiting_{reason}" in answer["error"]["message"]
+        assert f"the limit is {limit} {reason}" in answer["error"]["message"]
         assert await metric(rig, f'autellix_refusals_total{{reason="queue_{reason}"') == 1
         assert await metric(rig, "autellix_unanswered_calls") == 1
         waiting.cancel()
@@ -261,7 +269,8 @@ async def test_the_breaker_keeps_calls_from_an_engine_that_cannot_be_reached(
     engine = FakeEngine(is_owned=False)
     monkeypatch.setattr(wiring, "BREAKER_FAILURES", 2)
     monkeypatch.setattr(wiring, "BREAKER_COOLDOWN_S", 0.3)
-    async with serve(engine=engine, has_socket=False, engine_settings={"probe_period_s": 100.0}) as rig:
+    monkeypatch.setattr(supervisor, "PROBE_PERIOD_S", 100.0)
+    async with serve(engine=engine, has_socket=False) as rig:
         alive = engine.is_alive
         await engine.stop()
         # As a remote engine, which has no process to look at.

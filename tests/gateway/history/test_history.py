@@ -29,7 +29,11 @@ class Rig:
         self.now = 10.0
         self.count = 0
         self.history = ProgramHistory(
-            max_programs, max_age_s, clock=lambda: self.now, wall_clock=lambda: 1e9 + self.now, **bounds
+            max_programs,
+            max_age_s=max_age_s,
+            clock=lambda: self.now,
+            wall_clock=lambda: 1e9 + self.now,
+            **bounds,
         )
 
     def begin(self, program: str, tenant: str = "", call_id: str | None = None) -> OpenCall:

@@ -7,18 +7,20 @@ from typing import Any
 import pytest
 from yarl import URL
 
+from autellix_backend.gateway.http.sessions import HEARTBEAT_S
+
 SESSIONS = "/autellix/v1/sessions"
 PROGRAMS = "/autellix/v1/programs"
 
 
 async def test_a_session_ends_with_its_programs(serve: Any) -> None:
-    async with serve(heartbeat_s=7.0) as rig:
+    async with serve() as rig:
         url = rig.url + SESSIONS
         for status in (201, 200):
             async with rig.client.post(url, json={"session_id": "s", "client": "test"}) as response:
                 assert response.status == status
                 started = await response.json()
-        assert (started["session_id"], started["heartbeat_s"]) == ("s", 7.0)
+        assert (started["session_id"], started["heartbeat_s"]) == ("s", HEARTBEAT_S)
         assert started["server"] == "autellix"
         await rig.chat({"X-Autellix-Session-ID": "s", "X-Autellix-Program-ID": "p"})
         async with rig.client.post(url + "/s/heartbeat") as response:

@@ -10,10 +10,10 @@ from unittest.mock import patch
 from starlette.types import Receive
 from tests.gateway.conftest import Rig, Serve, until
 
+from autellix_backend.gateway.http.sessions import HEARTBEAT_S
 from autellix_backend.gateway.http.watches import Watches
 
 SESSIONS = "/autellix/v1/sessions"
-HEARTBEAT_S = 100.0
 
 
 class WatchedSession:
@@ -34,7 +34,7 @@ class WatchedSession:
 async def session_of_a_dead_client(serve: Serve) -> AsyncIterator[WatchedSession]:
     """Start a session with a watch, end the watch, and wait until the gateway has noticed."""
     session = WatchedSession()
-    async with serve(heartbeat_s=HEARTBEAT_S, clock=lambda: session.now_s) as rig:
+    async with serve(clock=lambda: session.now_s) as rig:
         session.rig = rig
         async with rig.client.post(rig.url + SESSIONS, json={"session_id": "s"}) as answer:
             assert answer.status == 201

@@ -159,15 +159,13 @@ CHAT = [
 LONGER = [*CHAT, {"role": "assistant", "content": "d"}, {"role": "user", "content": "e"}]
 
 
-def test_an_unnamed_chat_is_recognised_if_enabled() -> None:
+def test_an_unnamed_chat_is_recognised() -> None:
     calls = Calls()
     assert calls.resolve({}, messages=CHAT).source == "content-chain"
     joined = calls.resolve({}, messages=LONGER)
     assert (joined.program, joined.source) == ("call-1", "content-chain")
     assert not joined.is_anonymous
     assert calls.resolve({}, prompt="text").is_anonymous
-    off = Calls(content_chain=False)
-    assert off.resolve({}, messages=CHAT).is_anonymous
 
 
 def test_a_named_chat_is_not_matched() -> None:

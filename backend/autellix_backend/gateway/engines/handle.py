@@ -25,7 +25,11 @@ from autellix_backend.gateway.errors import OverloadedError
 from autellix_backend.observe.metrics import QueueMetrics
 from autellix_backend.reports.ranks import merge_ranks
 from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot
-from autellix_backend.settings import EngineSettings
+
+MAX_WAITING_CALLS = 10_000
+"""Calls of an engine that may wait for the first byte of their answer, in the gateway or the engine."""
+MAX_WAITING_BYTES = 2**30
+"""The total bytes of their bodies, which the gateway keeps to send them once more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,17 +51,15 @@ class QueueSpace:
 class AdmissionBounds:
     """Admits calls while both bounds hold; a call counts until the first byte of its answer."""
 
-    def __init__(self, engine: str, settings: EngineSettings, on_refusal: Callable[[str], None]) -> None:
+    def __init__(self, engine: str, on_refusal: Callable[[str], None]) -> None:
         self._engine = engine
-        self._max_calls = settings.max_waiting_calls
-        self._max_bytes = settings.max_waiting_bytes
         self._on_refusal = on_refusal
         self.calls = 0
         self.size_bytes = 0
 
     def has_room(self, size_bytes: int) -> bool:
         """Return whether another call with a body of this size is within the bounds."""
-        return self.calls < self._max_calls and self.size_bytes + size_bytes <= self._max_bytes
+        return self.calls < MAX_WAITING_CALLS and self.size_bytes + size_bytes <= MAX_WAITING_BYTES
 
     def admit(self, size_bytes: int) -> QueueSpace:
         """Admit a call with a body of this size.
@@ -65,12 +67,12 @@ class AdmissionBounds:
         Raises:
             OverloadedError: if it would exceed a bound.
         """
-        if self.calls >= self._max_calls:
+        if self.calls >= MAX_WAITING_CALLS:
             self._on_refusal("queue_calls")
-            raise OverloadedError(self._engine, f"{self._max_calls} calls (engine.max_waiting_calls)")
+            raise OverloadedError(self._engine, f"{MAX_WAITING_CALLS} calls")
         if not self.has_room(size_bytes):
             self._on_refusal("queue_bytes")
-            raise OverloadedError(self._engine, f"{self._max_bytes} bytes (engine.max_waiting_bytes)")
+            raise OverloadedError(self._engine, f"{MAX_WAITING_BYTES} bytes")
         return self.add(size_bytes)
 
     def add(self, size_bytes: int) -> QueueSpace:

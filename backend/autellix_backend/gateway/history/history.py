@@ -11,6 +11,7 @@ from autellix_backend.gateway.calls.open_call import OpenCall
 from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram, ended_call
 from autellix_backend.observe.settled_call import SettledCall
 
+MAX_AGE_S = 86_400.0
 MAX_BYTES = 64 * 2**20
 """What all of it may take, programs that still run included; roughly."""
 MAX_CALLS = 4096
@@ -42,8 +43,8 @@ class ProgramHistory:
     def __init__(
         self,
         max_programs: int,
-        max_age_s: float,
         *,
+        max_age_s: float = MAX_AGE_S,
         max_bytes: int = MAX_BYTES,
         clock: Callable[[], float],
         wall_clock: Callable[[], float] = time.time,

@@ -15,7 +15,6 @@ from autellix_backend.gateway.errors import NotFoundError, SessionTakenError
 from autellix_backend.gateway.http.components import (
     Clock,
     Sessions,
-    SettingsTree,
     Store,
     Tokens,
     Viewer,
@@ -29,8 +28,11 @@ from autellix_wire import PROGRAMS_PATH, SESSIONS_PATH
 from autellix_wire.sessions import SERVER, SessionStart, SessionStarted
 
 VERSION = importlib.metadata.version("autellix")
+HEARTBEAT_S = 10.0
+"""The heartbeat period that clients are asked to keep: rare against their calls."""
 LOST_HEARTBEATS = 3
 """Heartbeats that a client may miss before its session ends."""
+SESSION_TTL_S = LOST_HEARTBEATS * HEARTBEAT_S
 WATCHED_HEARTBEATS = 1.25
 """Heartbeats after which the session of a client ends whose watch has ended: one more could have come."""
 ONE_SESSION = SESSIONS_PATH + "/{session_id:path}"
@@ -67,7 +69,6 @@ async def start_session(
     clock: Clock,
     tokens: Tokens,
     open_sessions: Sessions,
-    settings: SettingsTree,
     request: Request,
     response: Response,
 ) -> StartAnswer:
@@ -84,7 +85,7 @@ async def start_session(
     response.status_code = 201 if is_new else 200
     return StartAnswer(
         session_id=start.session_id,
-        heartbeat_s=settings.gateway.heartbeat_s,
+        heartbeat_s=HEARTBEAT_S,
         version=VERSION,
         token=tokens.mint(scoped_id, owner),
     )
@@ -114,7 +115,6 @@ async def watch(
     store: Store,
     clock: Clock,
     watches: WatchRegistry,
-    settings: SettingsTree,
     tokens: Tokens,
     request: Request,
 ) -> None:
@@ -123,7 +123,7 @@ async def watch(
     await _refresh(session_id, viewer, store, clock)
     if await watches.until_gone(request.receive):
         # As if its last heartbeat had come so long ago that little of its time is left.
-        spent_s = (LOST_HEARTBEATS - WATCHED_HEARTBEATS) * settings.gateway.heartbeat_s
+        spent_s = (LOST_HEARTBEATS - WATCHED_HEARTBEATS) * HEARTBEAT_S
         await store.heartbeat(viewer.scoped(session_id), clock() - spent_s)
 
 

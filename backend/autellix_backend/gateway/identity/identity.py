@@ -136,7 +136,7 @@ class IdentityResolver:
         self._clock = clock
         self._has_threads = settings.subagents == "thread"
         self._lineage = Lineage(ttl_s=settings.program_idle_s)
-        self._chain = TranscriptChain(ttl_s=settings.program_idle_s) if settings.content_chain else None
+        self._chain = TranscriptChain(ttl_s=settings.program_idle_s)
 
     def resolve(self, identity: Identity, fields: Fields, tenant: Tenant) -> Identity:
         """Return an identity, scoped to its tenant, with its final program and thread.
@@ -153,7 +153,7 @@ class IdentityResolver:
 
     def remember(self, identity: Identity, tenant: Tenant) -> None:
         """Remember the lineage and the transcript of a resolved call that was admitted."""
-        if identity.transcript is not None and self._chain is not None:
+        if identity.transcript is not None:
             self._chain.remember(tenant.name, identity.transcript, self._clock())
         named, aliases = identity.aliases.program, identity.aliases
         if named is None or identity.source == FOREIGN_TOKEN or not self._follows(named):
@@ -166,8 +166,7 @@ class IdentityResolver:
     def expire(self, now: float) -> None:
         """Drop lineages and transcripts that have not been used for as long as a program may idle."""
         self._lineage.expire(now)
-        if self._chain is not None:
-            self._chain.expire(now)
+        self._chain.expire(now)
 
     def _count(self, aliases: ResolvedAliases) -> None:
         for kept, dropped in aliases.conflicts:
@@ -203,8 +202,6 @@ class IdentityResolver:
         return self._has_threads and named.alias.client in _CLIENTS_WITH_PARENTS
 
     def _resolve_unnamed(self, identity: Identity, fields: Fields, tenant: Tenant) -> Identity:
-        if self._chain is None:
-            return identity
         found = self._chain.find(tenant.name, fields, identity.program, self._clock())
         if found is None:
             return identity
