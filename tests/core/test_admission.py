@@ -10,17 +10,12 @@ from typing import Any
 
 import pytest
 
-from autellix_backend.core.admission import (
-    MAX_PASSED,
-    PATIENCE,
-    REVIEW_STEPS,
-    STARVING,
-    WorkingSetAdmission,
-)
+from autellix_backend.core.admission.idle import LEAST_HOLD_S, MAX_HOLDS, MIN_GAPS
+from autellix_backend.core.admission.review import MAX_PASSED, PATIENCE, STARVING
+from autellix_backend.core.admission.working_set import REVIEW_STEPS, WorkingSetAdmission
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.call import Call
 from autellix_backend.core.config import SchedulerConfig
-from autellix_backend.core.idle import LEAST_HOLD_S, MAX_HOLDS, MIN_GAPS
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.table import ProcessTable
 
@@ -49,7 +44,7 @@ class Engine:
 
     @property
     def admission(self) -> WorkingSetAdmission:
-        assert self.machine.admission is not None
+        assert isinstance(self.machine.admission, WorkingSetAdmission)
         return self.machine.admission
 
     def arrive(self, call_id: str, tokens: int = 0, **facts: Any) -> Call:
@@ -77,7 +72,7 @@ class Engine:
 
     @property
     def active(self) -> str:
-        return "".join(sorted(self.admission.active.contexts))
+        return "".join(sorted(self.admission.memory.active.contexts))
 
     @property
     def refused(self) -> list[str]:
@@ -135,7 +130,7 @@ def test_a_program_between_two_calls_keeps_its_memory(engine: Engine) -> None:
     engine.arrive("b1", 40)
 
     assert (engine.active, engine.refused) == ("a", ["b1"])
-    assert engine.admission.active.tokens == 70
+    assert engine.admission.memory.active.tokens == 70
 
 
 def test_an_aborted_call_leaves_the_context_of_the_call_before_it(engine: Engine) -> None:
@@ -144,7 +139,7 @@ def test_an_aborted_call_leaves_the_context_of_the_call_before_it(engine: Engine
     engine.arrive("a2", 80)
     engine.machine.abort("a2", engine.now)
 
-    assert engine.admission.active.tokens == 70
+    assert engine.admission.memory.active.tokens == 70
 
 
 def test_one_program_is_active_however_large(engine: Engine) -> None:
@@ -176,14 +171,14 @@ def test_among_equal_keys_the_first_to_arrive_is_the_first_to_run_and_the_last_t
         engine.arrive(f"{name}1", 50)
     engine.review()
     assert engine.active == "ab"
-    assert engine.admission.places() == {"c": 1, "d": 2, "e": 3, "f": 4}
+    assert engine.admission.memory.inactive.places() == {"c": 1, "d": 2, "e": 3, "f": 4}
 
     engine.run("a1")
     engine.grown["a1"] = 51
     engine.review(steps=REVIEW_STEPS)
 
     assert engine.active == "a"
-    assert next(iter(engine.admission.places())) == "b"
+    assert next(iter(engine.admission.memory.inactive.places())) == "b"
 
 
 def test_a_call_of_an_active_program_is_admitted_though_it_exceeds_memory_until_the_review(
@@ -320,12 +315,12 @@ def test_an_aborted_call_of_a_waiting_program_leaves_nothing(engine: Engine) -> 
     engine.arrive("b1", 90)
     engine.arrive("b2", 90)
     engine.machine.abort("b1", engine.now)
-    assert (engine.refused, engine.admission.waiting_programs) == (["b2"], 1)
+    assert (engine.refused, len(engine.admission.memory.inactive)) == (["b2"], 1)
 
     engine.machine.abort("b2", engine.now)
 
-    assert (engine.refused, engine.admission.waiting_programs) == ([], 0)
-    assert engine.admission.context("b") is None
+    assert (engine.refused, len(engine.admission.memory.inactive)) == ([], 0)
+    assert engine.admission.memory.find("b") is None
     engine.machine.check()
 
 
@@ -340,14 +335,13 @@ def test_a_program_may_come_back_after_its_end(engine: Engine) -> None:
     engine.machine.end_program("a", engine.now)
     assert engine.active == ""
     engine.arrive("a3", 60)
-    assert (engine.active, engine.admission.active.tokens) == ("a", 60)
+    assert (engine.active, engine.admission.memory.active.tokens) == ("a", 60)
 
 
 def test_forgetting_a_program_lets_its_active_calls_go_on(engine: Engine) -> None:
     engine.arrive("a1", 60)
     engine.machine.forget_program("a")
     engine.machine.forget_program("unknown")
-    assert engine.machine.admission is not None
     engine.machine.admission.rekey("unknown")
     assert engine.active == "a"
 
@@ -385,8 +379,8 @@ def test_machines_over_one_table_keep_the_memory_of_their_own_calls() -> None:
 
 def test_without_limits_there_is_no_admission() -> None:
     config = SchedulerConfig(policy="boost", admission="working_set")
-    assert Machine(config).admission is None
-    assert Machine(SchedulerConfig(policy="boost", admission="none"), kv_tokens=100).admission is None
+    assert Machine(config).admission.memory is None
+    assert Machine(SchedulerConfig(policy="boost", admission="none"), kv_tokens=100).admission.memory is None
     machine = Machine(config)
     machine.arrive(Arrival("a1", "a"), 0.0)
     machine.forget_program("a")
@@ -402,7 +396,7 @@ def test_simultaneous_calls_of_a_program_share_their_beginning(engine: Engine) -
     engine.arrive("a2", 35, shared=30)
     engine.arrive("a3", 40, shared=30)
 
-    assert engine.admission.active.tokens == 30 + (35 - 30) + (40 - 30)
+    assert engine.admission.memory.active.tokens == 30 + (35 - 30) + (40 - 30)
 
 
 def test_a_prefix_that_programs_share_counts_once(engine: Engine) -> None:
@@ -410,7 +404,7 @@ def test_a_prefix_that_programs_share_counts_once(engine: Engine) -> None:
         engine.arrive(f"{name}1", 60, prefix="tools", prefix_tokens=50)
 
     assert engine.active == "abcde"
-    assert engine.admission.active.tokens == 50 + 5 * 10
+    assert engine.admission.memory.active.tokens == 50 + 5 * 10
 
 
 def test_a_prefix_leaves_with_the_last_program_that_has_it(engine: Engine) -> None:
@@ -418,19 +412,19 @@ def test_a_prefix_leaves_with_the_last_program_that_has_it(engine: Engine) -> No
     engine.arrive("b1", 60, prefix="tools", prefix_tokens=50)
     engine.finish("a1")
     engine.machine.end_program("a", engine.now)
-    assert engine.admission.active.tokens == 60
+    assert engine.admission.memory.active.tokens == 60
 
     engine.finish("b1")
     engine.machine.end_program("b", engine.now)
 
-    assert engine.admission.active.tokens == 0
+    assert engine.admission.memory.active.tokens == 0
 
 
 def test_simultaneous_calls_of_a_program_hold_its_prefix_once(engine: Engine) -> None:
     engine.arrive("a1", 55, prefix="tools", prefix_tokens=50)
     engine.arrive("a2", 57, prefix="tools", prefix_tokens=50)
 
-    assert engine.admission.active.tokens == 50 + 5 + 7
+    assert engine.admission.memory.active.tokens == 50 + 5 + 7
 
 
 def test_a_prefix_that_a_later_call_names_is_shared_from_then_on(engine: Engine) -> None:
@@ -439,7 +433,7 @@ def test_a_prefix_that_a_later_call_names_is_shared_from_then_on(engine: Engine)
     engine.arrive("b1", 40, prefix="tools", prefix_tokens=30)
     engine.arrive("a2", 60, prefix="tools", prefix_tokens=30)
 
-    assert engine.admission.active.tokens == 30 + 10 + 30
+    assert engine.admission.memory.active.tokens == 30 + 10 + 30
     engine.machine.check()
 
 
@@ -449,7 +443,7 @@ def test_the_prefix_of_a_waiting_program_may_change(engine: Engine) -> None:
     engine.arrive("b2", 83, prefix="tools", prefix_tokens=80)
 
     assert engine.review() == ["b1", "b2"]
-    assert engine.admission.active.tokens == 80 + 10 + (2 + 3)
+    assert engine.admission.memory.active.tokens == 80 + 10 + (2 + 3)
 
 
 def test_a_call_without_a_prefix_leaves_that_of_its_program(engine: Engine) -> None:
@@ -457,9 +451,9 @@ def test_a_call_without_a_prefix_leaves_that_of_its_program(engine: Engine) -> N
     engine.finish("a1", 60)
     engine.arrive("a2", 70)
 
-    context = engine.admission.context("a")
+    context = engine.admission.memory.find("a")
     assert context is not None
-    assert (context.prefix, engine.admission.active.tokens) == ("tools", 70)
+    assert (context.prefix, engine.admission.memory.active.tokens) == ("tools", 70)
 
 
 def test_programs_whose_contexts_are_unknown_need_nothing(engine: Engine) -> None:
@@ -537,7 +531,7 @@ def test_a_program_that_starves_goes_first_whatever_its_key(policy: str) -> None
     engine.arrive("c1", 90, age_s=5000.0)
     assert engine.now > STARVING * engine.machine.table.statistics.response_s
     engine.review()
-    assert engine.admission.places() == {"b": 1, "c": 2}
+    assert engine.admission.memory.inactive.places() == {"b": 1, "c": 2}
 
     engine.finish("a1")
     engine.machine.end_program("a", engine.now)
@@ -600,7 +594,7 @@ def test_what_would_be_loaded_is_kept_for_as_long_as_its_load_takes(
         asked.append((program_id, tokens))
         return share, load_s
 
-    engine.admission.idle.host_loads = host_loads
+    engine.admission.use_host_memory(host_loads)
     engine.arrive("a1", 60)
     engine.finish("a1", 60)
     engine.arrive("busy", 10)
@@ -768,7 +762,7 @@ def call_without_pause(engine: Engine, name: str, seconds: float) -> list[str]:
         admitted += engine.review(after_s=min(1.0, seconds - number), steps=REVIEW_STEPS)
         call = engine.machine.call(call_id)
         if call.is_admitted:
-            tokens = engine.admission.active.contexts[name].own_tokens
+            tokens = engine.admission.memory.active.contexts[name].own_tokens
             engine.run(call_id)
             engine.finish(call_id, tokens)
             call_id = f"{name}{next(engine.numbers)}"
@@ -890,7 +884,7 @@ def test_keys_follow_the_work_of_programs() -> None:
 
     engine.machine.tick(engine.now)
 
-    assert engine.admission.places() == {"c": 1, "b": 2}
+    assert engine.admission.memory.inactive.places() == {"c": 1, "b": 2}
     assert engine.admission.is_due(engine.step)
     engine.machine.check()
 
@@ -903,7 +897,7 @@ def test_the_key_of_a_waiting_program_follows_what_its_calls_report(engine: Engi
 
     engine.arrive("c2", 60, shared=60, age_s=9.0)
 
-    assert engine.admission.places() == {"c": 1, "b": 2}
+    assert engine.admission.memory.inactive.places() == {"c": 1, "b": 2}
 
 
 def test_running_calls_of_an_inactive_program_keep_their_memory(engine: Engine) -> None:
@@ -935,7 +929,7 @@ def test_a_program_may_come_back_into_the_memory_of_its_own_running_calls(engine
     engine.machine.end_program("a", engine.now)
     engine.review()
 
-    assert (engine.active, engine.admission.active.tokens) == ("b", 50)
+    assert (engine.active, engine.admission.memory.active.tokens) == ("b", 50)
 
 
 def test_an_inactive_program_whose_calls_were_preempted_holds_no_memory(engine: Engine) -> None:
@@ -960,8 +954,8 @@ def test_contexts_are_measured_once_in_some_steps(engine: Engine) -> None:
     engine.grown = {"a1": 60}
     engine.arrive("b1", 70)
     engine.review(steps=1)
-    assert engine.admission.active.tokens == 40
+    assert engine.admission.memory.active.tokens == 40
 
     engine.review(steps=REVIEW_STEPS)
 
-    assert engine.admission.active.tokens == 60
+    assert engine.admission.memory.active.tokens == 60

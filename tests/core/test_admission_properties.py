@@ -14,13 +14,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autellix_backend.core.admission import PATIENCE, REVIEW_STEPS, STARVING, WorkingSetAdmission
+from autellix_backend.core.admission.programs import ProgramContext
+from autellix_backend.core.admission.review import PATIENCE, STARVING
+from autellix_backend.core.admission.working_set import REVIEW_STEPS, WorkingSetAdmission
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.call import CallRecord, LevelChange
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.policies import POLICY_NAMES
-from autellix_backend.core.working_set import ProgramContext
 
 quick = settings(max_examples=30)
 
@@ -82,7 +83,7 @@ class Driver:
 
     @property
     def admission(self) -> WorkingSetAdmission:
-        assert self.machine.admission is not None
+        assert isinstance(self.machine.admission, WorkingSetAdmission)
         return self.machine.admission
 
     def apply(self, event: str, which: int, amount: float, size: int) -> None:
@@ -175,7 +176,7 @@ def test_after_a_review_the_active_programs_fit_or_are_one(
     config: SchedulerConfig, events: list[Any]
 ) -> None:
     def judge(driver: Driver) -> None:
-        active = driver.admission.active
+        active = driver.admission.memory.active
         assert active.tokens <= CAPACITY or len(active.contexts) == 1
 
     drive(config, events, tenants=("a", "b", "c"), on_review=judge)
@@ -187,7 +188,7 @@ def test_after_a_review_an_active_program_has_a_call_if_any_program_has(
     config: SchedulerConfig, events: list[Any]
 ) -> None:
     def judge(driver: Driver) -> None:
-        active = driver.admission.active.contexts.values()
+        active = driver.admission.memory.active.contexts.values()
         assert any(own.calls for own in active) or not len(driver.machine)
         assert not len(driver.machine) or list(driver.machine)
 
@@ -219,12 +220,12 @@ class PassingJudge:
     active: dict[str, ProgramContext] = field(default_factory=dict)
 
     def __call__(self, driver: Driver) -> None:
-        admission, before = driver.admission, self.active
-        self.active = dict(admission.active.contexts)
+        memory, before = driver.admission.memory, self.active
+        self.active = dict(memory.active.contexts)
         activated = [own for own in self.active.values() if before.get(own.program.program_id) is not own]
         response_s = driver.machine.table.statistics.response_s
-        for program_id in admission.places():
-            own = admission.context(program_id)
+        for program_id in memory.inactive.places():
+            own = memory.find(program_id)
             assert own is not None
             waited_s = driver.now - own.since_s
             if waited_s > PATIENCE * response_s:
@@ -244,7 +245,7 @@ def test_no_program_is_passed_for_longer_than_the_stated_times(
     for event in events:
         driver.on_review = None
         if event[0] == "step":
-            judge.active = dict(driver.admission.active.contexts)
+            judge.active = dict(driver.admission.memory.active.contexts)
             driver.on_review = judge
         driver.apply(*event)
 
@@ -301,14 +302,14 @@ def test_nothing_is_kept_of_programs_that_ended_or_expired(
     config: SchedulerConfig, events: list[Any]
 ) -> None:
     driver = drive(config, events, tenants=("a", "b", "c"))
-    machine, admission = driver.machine, driver.admission
+    machine, memory = driver.machine, driver.admission.memory
     for call in (*machine, *machine.refused()):
         machine.abort(call.call_id, driver.now)
     for index in range(0, 7, 2):
         machine.end_program(f"p{index}", driver.now)
     machine.expire(driver.now, 0.0)
 
-    assert (admission.active.contexts, admission.active.tokens, admission.waiting_programs) == ({}, 0, 0)
+    assert (memory.active.contexts, memory.active.tokens, len(memory.inactive)) == ({}, 0, 0)
     assert (len(machine), len(machine.table), len(machine.shares)) == (0, 0, 0)
     machine.check()
 

@@ -62,7 +62,7 @@ def test_the_report_of_an_admission() -> None:
     machine.start("c0", 0.0)
     machine.finish("c0", 6.0, context_tokens=300)
 
-    told = memory_of(machine.admission)
+    told = memory_of(machine)
 
     assert told is not None
     assert (told.capacity_tokens, told.active_tokens, told.active_programs) == (500, 500, 2)
@@ -74,4 +74,4 @@ def test_the_report_of_an_admission() -> None:
 
 
 def test_without_admission_there_is_no_report() -> None:
-    assert memory_of(Machine(SchedulerConfig(admission="none"), kv_tokens=1000).admission) is None
+    assert memory_of(Machine(SchedulerConfig(admission="none"), kv_tokens=1000)) is None

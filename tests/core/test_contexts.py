@@ -8,7 +8,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autellix_backend.core.contexts import ProgramContexts
+from autellix_backend.core.admission.contexts import ProgramContexts
 
 # Each call: which earlier one it follows, how much of it and how many tokens of its own.
 CALLS = st.lists(st.tuples(st.integers(0, 30), st.floats(0, 1), st.integers(0, 20)), min_size=1, max_size=12)

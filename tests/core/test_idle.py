@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autellix_backend.core.idle import GAP_WINDOW, MAX_CLASSES, MIN_GAPS, ClassGaps
+from autellix_backend.core.admission.idle import GAP_WINDOW, MAX_CLASSES, MIN_GAPS, ClassGaps
 
 
 def test_the_last_gaps_of_a_class_decide() -> None:

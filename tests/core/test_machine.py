@@ -12,7 +12,8 @@ from autellix_backend.core.batch import form_batch
 from autellix_backend.core.call import ChangeReason, LevelChange
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.errors import DuplicateCallError, IllegalMoveError, UnknownCallError
-from autellix_backend.core.machine import KEYS_PER_TICK, Machine
+from autellix_backend.core.keys import KEYS_PER_TICK
+from autellix_backend.core.machine import Machine
 from autellix_backend.core.policies import make_policy
 from autellix_backend.core.table import ProcessTable
 
@@ -434,12 +435,12 @@ def test_after_the_boost_has_moved_each_tick_gives_some_programs_their_new_keys(
     for index in range(3 * KEYS_PER_TICK):
         machine.arrive(Arrival(f"c{index}", f"p{index}"), 1.0)
     machine.tick(100.0)
-    assert machine.is_rekeying
+    assert machine.keys.are_stale
 
     moved = [len(machine.tick(100.0)) for _ in range(6)]
 
     assert 0 < max(moved) <= KEYS_PER_TICK
-    assert not machine.is_rekeying
+    assert not machine.keys.are_stale
     assert {call.key for call in machine if call.call_id != "long"} == {
         machine.boost.key_s(machine.table["p0"])
     }
@@ -456,4 +457,4 @@ def test_a_program_that_has_left_meanwhile_needs_no_key() -> None:
         machine.end_program(f"p{index}", 100.0)
 
     assert {change.call_id for change in machine.tick(100.0)} <= {"long"}
-    assert not machine.is_rekeying
+    assert not machine.keys.are_stale

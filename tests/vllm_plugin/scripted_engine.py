@@ -456,12 +456,12 @@ class Drill:
 
     def _play_paused(self) -> None:
         """While vLLM admits nothing, running calls go on, and no program becomes active or inactive."""
-        admission = self._scheduler.tracker.machine.admission
+        active = self._scheduler.tracker.machine.admission.memory.active
         self._scheduler.set_pause_state(PauseState.PAUSED_NEW)
-        before = set(admission.active.contexts)
+        before = set(active.contexts)
         for _ in range(20):
             self._step(is_paused=True)
-        assert admission.active.contexts.keys() <= before
+        assert active.contexts.keys() <= before
         self._scheduler.set_pause_state(PauseState.UNPAUSED)
 
     def _step(self, *, is_paused: bool = False) -> None:

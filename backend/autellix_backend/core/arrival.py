@@ -6,8 +6,6 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import KW_ONLY, dataclass
 
-__all__ = ["Arrival", "Context"]
-
 
 @dataclass(frozen=True, slots=True)
 class Context:

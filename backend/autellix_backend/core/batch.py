@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-__all__ = ["form_batch"]
-
 Item = TypeVar("Item")
 
 

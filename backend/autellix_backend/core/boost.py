@@ -19,8 +19,6 @@ from typing import NamedTuple
 from autellix_backend.core.statistics import ProgramStatistics, TokenCost
 from autellix_backend.core.table import Program
 
-__all__ = ["ProgramBoost", "work_of"]
-
 OUTPUT_WEIGHT = 32.0
 """Prompt tokens that count as one output token. A call waits a whole step for each token that it decodes, in
 which an engine prefills some dozens to hundreds of tokens. Any value from 10 to 100 serves about as well."""

@@ -7,8 +7,6 @@ from enum import StrEnum
 
 from autellix_backend.core.errors import IllegalMoveError
 
-__all__ = ["Call", "CallRecord", "CallState", "ChangeReason", "LevelChange"]
-
 
 class CallState(StrEnum):
     """The state of an active call."""

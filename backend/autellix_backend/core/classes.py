@@ -21,16 +21,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from autellix_backend.core.recent import latest
 from autellix_backend.core.statistics import SIZE_WINDOW, SizeSpread
-
-__all__ = [
-    "CHECKPOINTS",
-    "CheckpointError",
-    "ClassKey",
-    "ClassReport",
-    "ClassSizes",
-    "ObservedProgram",
-]
 
 CHECKPOINTS = (0, 1, 3, 7, 15, 31)
 """Finished calls at which a program's total is predicted: at its first, second, fourth ... call."""
@@ -324,12 +316,7 @@ class ClassSizes:
         return [found.report(key) for key, found in sorted(classes, key=lambda item: item[0])]
 
     def _class(self, key: ClassKey) -> _ClassTables:
-        classes = self._classes.setdefault(key.tenant, {})
-        found = classes.pop(key, None) or _ClassTables()
-        classes[key] = found
-        if len(classes) > MAX_CLASSES:
-            del classes[next(iter(classes))]
-        return found
+        return latest(self._classes.setdefault(key.tenant, {}), key, _ClassTables, MAX_CLASSES)
 
 
 def _ended(program: ObservedProgram, work: float) -> _Ended:

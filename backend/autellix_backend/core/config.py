@@ -6,17 +6,8 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
+from autellix_backend.core.admission import ADMISSION_NAMES
 from autellix_backend.core.policies import POLICY_NAMES, make_policy
-
-__all__ = [
-    "ADMISSION_KINDS",
-    "CALL_LEVELS",
-    "PREEMPTION_KINDS",
-    "SERVICE_KINDS",
-    "SchedulerConfig",
-    "bounds_for",
-    "spread_bounds",
-]
 
 
 def spread_bounds(first_s: float, levels: int) -> tuple[float, ...]:
@@ -38,7 +29,7 @@ DEFAULT_BOUNDS = spread_bounds(0.25, 13)
 CALL_LEVELS = 10
 SERVICE_KINDS = ("measured", "tokens")
 PREEMPTION_KINDS = ("priced", "always", "never")
-ADMISSION_KINDS = ("auto", "working_set", "none")
+ADMISSION_KINDS = ("auto", *ADMISSION_NAMES)
 _KINDS = {
     "policy": POLICY_NAMES,
     "preemption": PREEMPTION_KINDS,
@@ -121,11 +112,14 @@ class SchedulerConfig:
             raise ValueError(f"quanta must be positive, not {self.quanta}")
 
     @property
+    def admission_rule(self) -> str:
+        """The name of the admission rule: "auto" stands for that of the policy."""
+        return make_policy(self.policy).admission if self.admission == "auto" else self.admission
+
+    @property
     def has_admission(self) -> bool:
-        """Whether only programs run whose contexts fit into KV memory together."""
-        return self.admission == "working_set" or (
-            self.admission == "auto" and make_policy(self.policy).boosts
-        )
+        """Whether programs may have to wait for KV memory."""
+        return self.admission_rule != "none"
 
     @property
     def level_count(self) -> int:

@@ -15,18 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = [
-    "CallError",
-    "CoreError",
-    "DuplicateCallError",
-    "IllegalMoveError",
-    "NoEngineError",
-    "UnknownBalancerError",
-    "UnknownCallError",
-    "UnknownPolicyError",
-    "UnknownProgramError",
-]
-
 
 class CoreError(Exception):
     """Base of every error the core raises."""

@@ -18,7 +18,7 @@ from bisect import bisect_right, insort
 from collections import deque
 from dataclasses import dataclass, field
 
-__all__ = ["Hint", "SizeEstimator"]
+from autellix_backend.core.recent import latest
 
 HISTORY_PROGRAMS = 256
 """Finished programs that a class remembers; the oldest are forgotten first."""
@@ -94,11 +94,7 @@ class _TenantClasses:
 
     def get(self, name: str) -> _Class:
         """Return the class of a name, which may be new."""
-        found = self._classes.pop(name, None) or _Class()
-        self._classes[name] = found
-        if len(self._classes) > MAX_CLASSES:
-            del self._classes[next(iter(self._classes))]
-        return found
+        return latest(self._classes, name, _Class, MAX_CLASSES)
 
     def hinted(self, name: str, hint: Hint) -> float | None:
         group = self._classes.get(name, self.all)

@@ -10,27 +10,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from operator import attrgetter
 
-from autellix_backend.core.admission import make_admission
+from autellix_backend.core.admission import Admission, AdmissionInputs, make_admission
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.batch import form_batch
 from autellix_backend.core.boost import ProgramBoost
 from autellix_backend.core.call import Call, CallRecord, ChangeReason, LevelChange
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.errors import DuplicateCallError, UnknownCallError
+from autellix_backend.core.keys import ProgramKeys
 from autellix_backend.core.policies import Policy, make_policy
+from autellix_backend.core.policies.base import QueueInputs
 from autellix_backend.core.quanta import QuantumWatch
 from autellix_backend.core.starvation import StarvationWatch
 from autellix_backend.core.statistics import TokenCost
 from autellix_backend.core.table import ProcessTable, Program
 from autellix_backend.core.tenant_shares import TenantShares
 
-__all__ = ["Machine"]
-
-KEYS_PER_TICK = 32
-"""Programs and calls whose keys a tick computes again after the boost has moved."""
 _rank = attrgetter("level", "key", "seq")
 
 
@@ -47,6 +45,7 @@ class Machine:
         table: ProcessTable | None = None,
         kv_tokens: float = math.inf,
         policy: Policy | None = None,
+        admission: Admission | None = None,
     ) -> None:
         """Make an engine's empty queues.
 
@@ -55,6 +54,7 @@ class Machine:
             table: The process table; None makes one.
             kv_tokens: The KV memory of the engine, in tokens.
             policy: The policy; None takes the configured one.
+            admission: The admission rule; None takes the configured one.
         """
         self.config = config
         self.table = ProcessTable() if table is None else table
@@ -63,20 +63,24 @@ class Machine:
         """The wait/service ratio at which calls are promoted."""
         self.token_cost = TokenCost(config.token_s)
         self.boost = ProgramBoost(config.boost, self.table.statistics, self.token_cost)
-        self.admission = make_admission(
-            config, kv_tokens, self.table.statistics, self.token_cost, self._program_key
+        self.keys = ProgramKeys(self.policy, self.boost)
+        inputs = AdmissionInputs(
+            config=config,
+            kv_tokens=kv_tokens,
+            statistics=self.table.statistics,
+            token_cost=self.token_cost,
+            key_of=self.keys.of,
         )
+        self.admission = make_admission(inputs) if admission is None else admission
         self.shares = TenantShares(
             config.share_slice_s,
             # One sequence for the queues of all tenants orders the calls of all.
-            partial(self.policy.make_queue, config, count(), self.boost),
+            partial(self.policy.make_queue, QueueInputs(config, count(), self.boost)),
             holds_slots=self.policy.holds_slots,
         )
         self.quanta = QuantumWatch()
         self.starvation = StarvationWatch(self.beta)
         self._calls: dict[str, Call] = {}
-        self._stale_programs: list[str] = []
-        """Those whose keys are of an earlier boost."""
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -84,11 +88,6 @@ class Machine:
     def __iter__(self) -> Iterator[Call]:
         """Walk the admitted calls, the next to run first: in queue order where all are of one tenant."""
         return self.shares.order()
-
-    @property
-    def is_rekeying(self) -> bool:
-        """Whether the next tick gives programs the keys that follow from the latest boost."""
-        return bool(self._stale_programs)
 
     @property
     def preempts(self) -> bool:
@@ -137,8 +136,7 @@ class Machine:
             expected_s=arrival.expected_s,
         )
         program.waiting_work += call.new_tokens
-        if self.admission is not None:
-            self.admission.arrive(call, program, arrival.context, now)
+        self.admission.arrive(call, program, arrival.context, now)
         if call.is_admitted:
             self.shares.enter(call.tenant, call.weight).insert(call, program)  # Alg. 1, lines 12-13
         else:
@@ -170,8 +168,7 @@ class Machine:
         call = self.call(call_id)
         call.preempt(now)
         self.shares.wait(call.tenant)
-        admission = self.admission
-        if admission is not None and not (call.is_pinned or admission.is_active(call.program_id)):
+        if not (call.is_pinned or self.admission.is_active(call.program_id)):
             call.is_admitted = False
             self._withdraw(call, now)
         self.starvation.watch(call, self.table[call.program_id], now)
@@ -239,8 +236,7 @@ class Machine:
 
     def forget_program(self, program_id: str) -> None:
         """Free the KV memory that is kept for a program that has ended; its active calls go on."""
-        if self.admission is not None:
-            self.admission.forget(program_id)
+        self.admission.forget(program_id)
 
     def expire(self, now: float, idle_s: float) -> None:
         """End the programs without active calls that were idle for this long."""
@@ -262,7 +258,7 @@ class Machine:
         Returns:
             The calls that were admitted or are no longer, by `Call.is_admitted`.
         """
-        if self.admission is None or not self.admission.is_due(step):
+        if not self.admission.is_due(step):
             return []
         changed = self.admission.review(now, step, tokens_of)
         for call in changed:
@@ -282,7 +278,7 @@ class Machine:
 
         The cost is that of the calls concerned: those whose quantum is used up or whose deadline has passed.
         """
-        self._rekey()
+        self.keys.refresh(self._programs, self._rekey)
         changes: list[LevelChange] = []
         used = self.quanta.pop()
         starving = {call.call_id: call for call in self.starvation.pop_due(now)}
@@ -317,8 +313,7 @@ class Machine:
         admitted = {call_id for call_id, call in self._calls.items() if call.is_admitted}
         assert {call.call_id for call in self} == admitted
         assert all(call.is_admitted for call in self._calls.values() if call.is_running)
-        if self.admission is not None:
-            self.admission.check()
+        self.admission.check()
         for call_id, call in self._calls.items():
             assert call_id in self.table[call.program_id].active_calls, call
             assert call.wait_mark_s >= 0, call
@@ -346,8 +341,7 @@ class Machine:
         self.quanta.forget(call)
         self.starvation.forget(call)
         self._review(program, now)
-        if self.admission is not None:
-            self.admission.leave(call, program, context_tokens, now)
+        self.admission.leave(call, program, context_tokens, now)
         return record
 
     def _enter(self, call: Call, now: float) -> None:
@@ -364,33 +358,17 @@ class Machine:
         self.starvation.forget(call)
         call.withdraw(now)
 
-    def _program_key(self, program: Program) -> float:
-        return self.policy.program_key(program, self.boost)
+    def _programs(self) -> Iterator[str]:
+        """Walk the programs that have keys here; those with several calls come up several times."""
+        return chain((call.program_id for call in self._calls.values()), self.admission.keyed_programs())
 
-    def _rekey(self) -> None:
-        """Compute keys again after the boost has moved, some in each tick.
-
-        All at once they would take milliseconds with a thousand programs. The boost moves by a tenth at a
-        time, and a program's own events give it its present key.
-        """
-        if not self._stale_programs and self.policy.boosts and self.boost.refresh():
-            stale = dict.fromkeys(call.program_id for call in self._calls.values())
-            if self.admission is not None:
-                stale |= dict.fromkeys(self.admission.active.contexts)
-            self._stale_programs = list(stale)
-        keys_left = KEYS_PER_TICK
-        while self._stale_programs and keys_left > 0:
-            program_id = self._stale_programs.pop()
-            if self.admission is not None:
-                self.admission.rekey(program_id)
-            keys_left -= 1 + self._rekey_calls(program_id)
-
-    def _rekey_calls(self, program_id: str) -> int:
-        """Have the tick move the calls of a program whose key has changed; return how many it has."""
+    def _rekey(self, program_id: str) -> int:
+        """Give a program its present key, and have the tick move its calls; return how many it has."""
+        self.admission.rekey(program_id)
         program = self.table.get(program_id)
         if program is None:
             return 0
-        key = self._program_key(program)
+        key = self.keys.of(program)
         for call in (self._calls.get(call_id) for call_id in program.active_calls):
             if call is not None and call.is_admitted and call.key != key:
                 self.quanta.add(call)

@@ -25,17 +25,6 @@ from enum import StrEnum
 
 from autellix_backend.core.call import Call
 
-__all__ = [
-    "MIN_SAMPLES",
-    "CostLine",
-    "PreemptionCosts",
-    "PrefillSpeed",
-    "Resume",
-    "ResumeKind",
-    "fit_together",
-    "preemption_pays",
-]
-
 MIN_SAMPLES = 8
 """Samples that a price needs before it is known."""
 FADING = 0.98

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from autellix_backend.core.call import Call
 
-__all__ = ["QuantumWatch"]
-
 
 class QuantumWatch:
     """The calls that the next tick moves, by id."""

@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Generic, TypeVar
 
-__all__ = ["MAX_IDLE_PROGRAMS", "MAX_OWNERS", "Retention"]
-
 K = TypeVar("K", bound=Hashable)
 
 MAX_OWNERS = 8

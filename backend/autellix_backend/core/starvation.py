@@ -26,8 +26,6 @@ import math
 from autellix_backend.core.call import Call
 from autellix_backend.core.table import Program
 
-__all__ = ["StarvationWatch", "is_starving", "totals"]
-
 # Deadlines are set early by this many units in the last place of their largest term, so that rounding cannot
 # make one late (rule 1); the test at the pop makes up for it (rule 2).
 _SLACK_ULPS = 16

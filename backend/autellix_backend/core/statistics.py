@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-__all__ = ["ProgramStatistics", "SizeSpread", "TokenCost"]
+from autellix_backend.core.recent import latest
 
 WARM_UP_ENDS = 20
 """Ends of programs that are averaged evenly; from then on older ones fade."""
@@ -83,13 +83,7 @@ class ProgramStatistics:
 
     def sizes_of(self, tenant: str) -> SizeSpread:
         """Return the sizes of a tenant that has programs."""
-        found = self.sizes.pop(tenant, None)
-        if found is None:
-            found = SizeSpread()
-        self.sizes[tenant] = found
-        if len(self.sizes) > MAX_TENANTS:
-            del self.sizes[next(iter(self.sizes))]
-        return found
+        return latest(self.sizes, tenant, SizeSpread, MAX_TENANTS)
 
     @property
     def spread(self) -> float:

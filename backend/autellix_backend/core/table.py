@@ -12,8 +12,6 @@ from autellix_backend.core.statistics import ProgramStatistics
 if TYPE_CHECKING:
     from autellix_backend.core.policies.base import Policy
 
-__all__ = ["ProcessTable", "Program"]
-
 
 @dataclass(slots=True, kw_only=True)
 class Program:

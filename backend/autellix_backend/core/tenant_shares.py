@@ -31,8 +31,6 @@ from dataclasses import dataclass
 from autellix_backend.core.call import Call
 from autellix_backend.core.queues.base import Queue
 
-__all__ = ["TenantShares"]
-
 _Tagged = tuple[float, int, float, int, Call]
 _Entry = tuple[float, int, float, int, Call | None, Iterator[_Tagged]]
 

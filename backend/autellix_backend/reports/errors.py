@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ReportError"]
-
 
 class ReportError(ValueError):
     """A datagram holds neither the report of a call nor the snapshot of an engine."""

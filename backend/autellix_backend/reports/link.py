@@ -23,20 +23,6 @@ import msgspec
 
 from autellix_backend.reports.errors import ReportError
 
-__all__ = [
-    "ENGINE",
-    "HELLO",
-    "HELLO_PERIOD_S",
-    "LOST_S",
-    "MAX_HELLO_BYTES",
-    "MESSAGE",
-    "PROTOCOL",
-    "EngineFacts",
-    "GatewayHello",
-    "OtherProtocolError",
-    "link_key",
-]
-
 PROTOCOL = 1
 """Of reports, snapshots and this module's messages; increased when one side could misread the other."""
 

@@ -15,8 +15,6 @@ from autellix_backend.reports.snapshot import (
     KvOffloadTotals,
 )
 
-__all__ = ["merge_ranks"]
-
 Sums = TypeVar("Sums", AdmissionSnapshot, KvOffloadTotals)
 """Named tuples of numbers."""
 

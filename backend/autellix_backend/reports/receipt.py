@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Receipt"]
-
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """The cost of a call; None where only the engine could know and did not report."""

@@ -9,8 +9,6 @@ import msgspec
 from autellix_backend.core.call import CallRecord
 from autellix_backend.reports.errors import ReportError
 
-__all__ = ["EngineReport"]
-
 MAX_S = 1e9
 """Of any time: what is charged to programs is added up and compared, and kept in the shared table."""
 MAX_COUNT = 2**53

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-__all__ = ["MARK", "args_in", "marked_id"]
-
 MARK = "autellix-"
 _BEAM = re.compile(rf"{MARK}((?:[0-9a-f]{{2}})+)-[0-9a-f]+-beam-\d+")
 

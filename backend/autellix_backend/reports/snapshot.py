@@ -14,21 +14,6 @@ from autellix_backend.core.starvation import totals
 from autellix_backend.reports.errors import ReportError
 from autellix_backend.reports.link import Rank
 
-__all__ = [
-    "MAX_IDLE_IDS",
-    "MAX_SNAPSHOT_BYTES",
-    "AdmissionSnapshot",
-    "BoostSnapshot",
-    "CallSnapshot",
-    "DemandSnapshot",
-    "EngineSnapshot",
-    "KvOffloadTotals",
-    "admission_of",
-    "boost_of",
-    "demand_of",
-    "snapshot_of",
-]
-
 MAX_SNAPSHOT_BYTES = 60 * 1024
 """The largest datagram, a margin below what the gateway reads at once."""
 MAX_IDLE_IDS = 128
@@ -226,28 +211,27 @@ def _rounded(value: Any) -> Any:
 
 def admission_of(machine: Machine) -> AdmissionSnapshot | None:
     """Return the state of a machine's admission, None if it admits every program."""
-    admission = machine.admission
-    if admission is None:
+    memory = machine.admission.memory
+    if memory is None:
         return None
-    active = admission.active
     return AdmissionSnapshot(
-        active_programs=len(active.contexts),
-        inactive_programs=admission.waiting_programs,
-        working_set_tokens=active.tokens,
-        capacity_tokens=int(admission.capacity_tokens),
+        active_programs=len(memory.active.contexts),
+        inactive_programs=len(memory.inactive),
+        working_set_tokens=memory.active.tokens,
+        capacity_tokens=int(memory.capacity_tokens),
     )
 
 
 def demand_of(machine: Machine) -> DemandSnapshot | None:
     """Return what more programs ask of a machine's memory, None if it admits every program."""
-    admission, memory = machine.admission, memory_of(machine.admission)
-    if admission is None or memory is None:
+    memory, report = machine.admission.memory, memory_of(machine)
+    if memory is None or report is None:
         return None
-    idle = [program_id for program_id, own in admission.active.contexts.items() if not own.calls]
+    idle = [program_id for program_id, own in memory.active.contexts.items() if not own.calls]
     return DemandSnapshot(
-        inactive_tokens=memory.inactive_tokens,
-        inactive_calls=memory.inactive_calls,
-        between_ends_s=round(memory.between_ends_s, _DIGITS),
+        inactive_tokens=report.inactive_tokens,
+        inactive_calls=report.inactive_calls,
+        between_ends_s=round(report.between_ends_s, _DIGITS),
         idle=tuple(idle) if len(idle) <= MAX_IDLE_IDS else None,
     )
 
@@ -286,7 +270,8 @@ def snapshot_of(
         inactive_place: The place of its program among those that wait for activation.
     """
     program = machine.table[call.program_id]
-    context = machine.admission.context(call.program_id) if machine.admission is not None else None
+    memory = machine.admission.memory
+    context = None if memory is None else memory.find(call.program_id)
     service_s, wait_s = totals(call, program, now)
     running_since_s = call.running_since_s if call.is_running else None
     missing_s = machine.config.beta * service_s - wait_s
@@ -311,7 +296,7 @@ def snapshot_of(
         preemptions=call.preemptions,
         promotions=call.promotions,
         is_admitted=call.is_admitted,
-        context_tokens=context.own_tokens + context.prefix_tokens if context is not None else None,
+        context_tokens=None if context is None else context.needed_tokens,
         inactive_place=inactive_place,
         counted_age_s=now - machine.boost.key_s(program) if machine.policy.boosts else None,
     )

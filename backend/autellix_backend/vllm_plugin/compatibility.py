@@ -6,8 +6,6 @@ import re
 from operator import attrgetter
 from typing import Any
 
-__all__ = ["KNOWN_VERSIONS", "why_incompatible"]
-
 KNOWN_VERSIONS = ("0.32", "0.33")
 """The releases of vLLM that the tests and the suite of features have run on."""
 

@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 
 from autellix_backend.core.arrival import Context
 
-__all__ = ["MAX_CONTEXTS", "MAX_KEPT_BLOCKS", "MAX_PREFIX_BLOCKS", "MAX_PROGRAMS", "ContextIndex"]
-
 MAX_PROGRAMS = 4096
 """Programs that are remembered; those without a request for longest are forgotten first."""
 MAX_KEPT_BLOCKS = 1 << 17

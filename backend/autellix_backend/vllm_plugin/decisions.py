@@ -10,8 +10,6 @@ from autellix_backend.vllm_plugin.host_tier import HostTier
 from autellix_backend.vllm_plugin.preemption import PreemptionPrices
 from autellix_backend.vllm_plugin.tracker import CallTracker
 
-__all__ = ["StepDecisions"]
-
 # vLLM may skip a request for reasons of its own (LoRA slots, a connector): a slot that was freed for it and
 # not taken is not freed again for this many steps.
 _COOLING_STEPS = 16

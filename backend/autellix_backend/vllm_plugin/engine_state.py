@@ -19,7 +19,6 @@ from autellix_backend.vllm_plugin.ranked_queue import RankedRequestQueue
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
 
-__all__ = ["SchedulerState", "cached_tokens_of"]
 
 # vLLM 0.32 and 0.33 name their waiting queues differently; those that exist are ours to order.
 _QUEUE_NAMES = ("waiting", "skipped_waiting", "kv_holding_waiting")

@@ -10,8 +10,6 @@ from typing import Any
 from autellix_backend.core.machine import Machine
 from autellix_backend.reports.link import EngineFacts
 
-__all__ = ["facts_of"]
-
 
 def facts_of(vllm_config: Any, machine: Machine, kv_tokens: float, rank: int) -> EngineFacts:
     """Return the facts of an engine that has just started.
@@ -28,7 +26,7 @@ def facts_of(vllm_config: Any, machine: Machine, kv_tokens: float, rank: int) ->
         version=_version("autellix"),
         vllm=_vllm_version(),
         policy=machine.policy.name,
-        has_admission=machine.admission is not None,
+        has_admission=machine.admission.memory is not None,
         slots=int(vllm_config.scheduler_config.max_num_seqs),
         kv_tokens=int(kv_tokens) if kv_tokens < math.inf else None,
     )

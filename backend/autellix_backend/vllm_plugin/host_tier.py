@@ -21,17 +21,16 @@ from vllm.v1.request import Request, RequestStatus
 from autellix_backend.vllm_plugin.engine_state import SchedulerState
 from autellix_backend.vllm_plugin.tracker import CallTracker
 
-__all__ = ["HostTier"]
-
 
 class HostTier:
     """The requests whose contexts may be in host memory; without our connector and admission, none."""
 
     def __init__(self, connector: Any, engine: SchedulerState, tracker: CallTracker) -> None:
-        has_tier = tracker.machine.admission is not None and hasattr(connector, "loading_ahead")
+        admission = tracker.machine.admission
+        has_tier = admission.memory is not None and hasattr(connector, "loading_ahead")
         self._connector = connector if has_tier else None
-        if has_tier and tracker.machine.admission is not None:
-            tracker.machine.admission.idle.host_loads = connector.load_of
+        if has_tier:
+            admission.use_host_memory(connector.load_of)
         self._loads_ahead = has_tier and engine.loads_whole_contexts
         self._engine = engine
         self._tracker = tracker

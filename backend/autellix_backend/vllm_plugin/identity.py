@@ -12,8 +12,6 @@ import msgspec
 from autellix_backend.reports.request_ids import args_in
 from autellix_wire import engine_args
 
-__all__ = ["MAX_ENDED", "MAX_ID_LENGTH", "CallIdentity", "read_identity"]
-
 MAX_ID_LENGTH = 320
 """Room for an id of 256 characters and the name of its tenant before it."""
 MAX_ENDED = 256

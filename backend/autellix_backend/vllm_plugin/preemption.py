@@ -8,8 +8,6 @@ from typing import Any
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.preemption import PreemptionCosts, Resume, preemption_pays
 
-__all__ = ["PreemptionPrices"]
-
 
 class PreemptionPrices:
     """Learns the cost of steps, and weighs a preemption against the cost of its resume.

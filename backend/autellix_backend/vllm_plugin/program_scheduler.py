@@ -43,8 +43,6 @@ from autellix_backend.vllm_plugin.snapshots import SnapshotReporter, load_of
 from autellix_backend.vllm_plugin.steps import StepTimes
 from autellix_backend.vllm_plugin.tracker import UNRANKED, CallTracker
 
-__all__ = ["AsyncProgramScheduler", "ProgramSchedulerMixin", "SyncProgramScheduler"]
-
 # Below vLLM's own logger, whose handler shows it.
 logger = logging.getLogger("vllm.autellix")
 
@@ -105,7 +103,7 @@ class ProgramSchedulerMixin(_Host):
         self._steps = StepTimes()
         self._arrivals = 0
         is_ordering = machine.policy.reorders
-        if is_ordering or machine.admission is not None:
+        if is_ordering or machine.admission.memory is not None:
             self._is_in_charge = True
             self._engine.take_over(self.tracker.is_held_back, is_ordering=is_ordering)
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
 
-__all__ = ["RankedRequestQueue"]
-
 _SLACK = 64
 
 _Entry = tuple[int, int, Request]

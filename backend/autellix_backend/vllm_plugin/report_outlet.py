@@ -8,8 +8,6 @@ from autellix_backend.reports.link import EngineFacts
 from autellix_backend.vllm_plugin.report_sender import ReportSender
 from autellix_backend.vllm_plugin.report_server import ReportServer
 
-__all__ = ["ReportOutlet"]
-
 
 class ReportOutlet:
     """Sends each report to the gateway that sent its call, and snapshots to all; never blocks."""

@@ -12,8 +12,6 @@ import socket
 import threading
 from collections import deque
 
-__all__ = ["MAX_PENDING", "ReportSender"]
-
 MAX_PENDING = 65_536
 
 

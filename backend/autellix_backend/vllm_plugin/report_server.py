@@ -36,8 +36,6 @@ from autellix_backend.reports.link import (
     link_key,
 )
 
-__all__ = ["MAX_CONNECTIONS", "MAX_GATEWAYS", "ReportServer", "port_of_rank"]
-
 MAX_GATEWAYS = 256
 MAX_CONNECTIONS = 4_096
 MAX_PENDING = 65_536

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["MAX_RUNS", "CallRuns"]
-
 MAX_RUNS = 16
 """Runs of a call that are kept apart: its report has to fit a datagram."""
 _DIGITS = 4

@@ -9,8 +9,6 @@ import copy
 import logging
 from typing import Any
 
-__all__ = ["AutellixScheduler"]
-
 # Below vLLM's own logger, whose handler shows it.
 logger = logging.getLogger("vllm.autellix")
 

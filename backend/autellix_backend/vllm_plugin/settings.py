@@ -11,8 +11,6 @@ from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import LIVE_POLICY_NAMES
 from autellix_backend.settings.scheduler import scheduler_from_mapping
 
-__all__ = ["SECTION", "PluginSettings"]
-
 SECTION = "autellix"
 _ADDRESS = r"^tcp://(\[[0-9a-fA-F:]+\]|[^\s:/]+):[0-9]{1,5}$"
 

@@ -25,8 +25,6 @@ from autellix_backend.reports.snapshot import (
 )
 from autellix_backend.vllm_plugin.tracker import CallTracker
 
-__all__ = ["MAX_SHARE", "MAX_STANDINGS", "PERIOD_S", "SchedulerLoad", "SnapshotReporter", "load_of"]
-
 PERIOD_S = 0.5
 MAX_PERIOD_S = 5.0
 MAX_SHARE = 0.005
@@ -119,7 +117,8 @@ class SnapshotReporter:
     def snapshot(self, now: float, load: SchedulerLoad, held_blocks: Callable[[str], int]) -> EngineSnapshot:
         """Return the snapshot of this moment."""
         tracker, machine = self._tracker, self._tracker.machine
-        places = {} if machine.admission is None else machine.admission.places()
+        memory = machine.admission.memory
+        places = {} if memory is None else memory.inactive.places()
         calls = chain(machine, _refused(machine, places))
         standings = tuple(
             snapshot_of(

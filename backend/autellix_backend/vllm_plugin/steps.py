@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-__all__ = ["StepTimes"]
-
 
 class StepTimes:
     """Pipelined steps overlap: each is charged from where the previous one ended."""

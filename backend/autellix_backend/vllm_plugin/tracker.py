@@ -21,8 +21,6 @@ from autellix_backend.vllm_plugin.report_outlet import ReportOutlet
 from autellix_backend.vllm_plugin.runs import CallRuns
 from autellix_backend.vllm_plugin.settings import PluginSettings
 
-__all__ = ["MAX_PROGRAMS", "PROGRAM_IDLE_S", "UNRANKED", "CallTracker"]
-
 PROGRAM_IDLE_S = 600.0
 """A program without a call for this long has ended without a word."""
 MAX_PROGRAMS = 16_384
@@ -63,7 +61,7 @@ class CallTracker:
         """
         self.machine = Machine(settings.scheduler, kv_tokens=kv_tokens)
         self._contexts = ContextIndex(block_tokens)
-        self._needs_contexts = self.machine.admission is not None or self.machine.policy.boosts
+        self._needs_contexts = self.machine.admission.memory is not None or self.machine.policy.boosts
         self.sender = ReportOutlet(settings.report_socket)
         self.step = 0
         self._calls: dict[str, _Tracked] = {}

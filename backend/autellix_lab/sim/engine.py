@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import cast
 
-from autellix_backend.core.admission import WorkingSetAdmission
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.boost import work_of
 from autellix_backend.core.config import SchedulerConfig
@@ -54,14 +52,12 @@ class SimEngine:
         self.model = model
         self.config = config
         kv_tokens = math.inf if model.kv_blocks is None else model.kv_blocks * model.block_tokens
-        self.machine = Machine(config, table, kv_tokens, None if baseline is None else baseline.policy)
-        if baseline is not None:
-            # It has what a machine asks of an admission; only those that report on one read more.
-            self.machine.admission = cast(WorkingSetAdmission, baseline)
+        policy = None if baseline is None else baseline.policy
+        self.machine = Machine(config, table, kv_tokens, policy, admission=baseline)
         is_priced = self.machine.preempts and config.preemption == "priced"
         self.blocks = CallBlocks(model, is_priced=is_priced) if baseline is None else baseline.blocks
-        if self.machine.admission is not None and baseline is None and self.blocks.host is not None:
-            self.machine.admission.idle.host_loads = self.blocks.load_of
+        if self.blocks.host is not None:
+            self.machine.admission.use_host_memory(self.blocks.load_of)
         self.calls: dict[str, EngineCall] = {}
         self.batch = RunningBatch(config, self.machine, self.blocks)
         self.busy_s = 0.0
@@ -72,7 +68,7 @@ class SimEngine:
         self._loading = self._victims.loading
         self._unlooked: dict[str, EngineCall] = {}
         """Waiting calls that nobody has looked up in host memory since their admission."""
-        self._loads_ahead = model.loads_ahead and self.machine.admission is not None and baseline is None
+        self._loads_ahead = model.loads_ahead and self.machine.admission.memory is not None
         self._arrivals: list[EngineCall] = []
         self._stretch: Stretch | None = None
         self._had_room = True
@@ -449,13 +445,12 @@ class SimEngine:
         if self._loading and free > 0:
             left_s = min(call.ready_s for call in self._loading.values()) - stretch.start_s
             steps = min(steps, max(1, math.ceil(steps_within(left_s, stretch.step_s, stretch.growth_s))))
-        if self.machine.admission is not None:
-            steps = min(steps, self.machine.admission.steps_to_review(self.batch.steps))
+        steps = min(steps, self.machine.admission.steps_to_review(self.batch.steps))
         return int(max(1, self.blocks.kv.most_steps(self.batch.steps, steps)))
 
     def _steps_to_change(self, stretch: Stretch) -> float:
         """Return the steps to the decision at which a quantum has ended or a waiting call may starve."""
-        is_due = self.machine.quanta.is_due or self.machine.is_rekeying
+        is_due = self.machine.quanta.is_due or self.machine.keys.are_stale
         change = 0.0 if is_due else self.batch.steps_to_quantum_end(stretch)
         deadline_s = self.machine.starvation.next_deadline_s
         if deadline_s != math.inf:

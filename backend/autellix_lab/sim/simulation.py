@@ -334,7 +334,7 @@ class _Simulation:
             return None
         at_s, report = self._reports.get(engine.name, (-math.inf, None))
         if now - at_s > self._settings.report_s:
-            report = memory_of(engine.machine.admission)
+            report = memory_of(engine.machine)
             self._reports[engine.name] = now, report
         return report
 

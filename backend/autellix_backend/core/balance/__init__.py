@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from autellix_backend.core.balance.base import Balancer, EngineLoad, FinishedCall, Placement
 from autellix_backend.core.balance.bounded import LocalityBounded
 from autellix_backend.core.balance.locality import DEFAULT_THRESHOLD_TOKENS, Locality
@@ -19,7 +21,14 @@ __all__ = [
     "make_balancer",
 ]
 
-BALANCER_NAMES = (RoundRobin.name, LeastUsed.name, Locality.name, LocalityBounded.name, WorkingSet.name)
+_BALANCERS: dict[str, Callable[[int], Balancer]] = {
+    RoundRobin.name: lambda _: RoundRobin(),
+    LeastUsed.name: lambda _: LeastUsed(),
+    Locality.name: Locality,
+    LocalityBounded.name: lambda _: LocalityBounded(),
+    WorkingSet.name: lambda _: WorkingSet(),
+}
+BALANCER_NAMES = tuple(_BALANCERS)
 DEFAULT_BALANCER = WorkingSet.name
 """Of the gateway and the simulator."""
 
@@ -30,14 +39,8 @@ def make_balancer(name: str, threshold_tokens: int = DEFAULT_THRESHOLD_TOKENS) -
     Raises:
         UnknownBalancerError: no balancer has this name; the message lists those that exist.
     """
-    if name == RoundRobin.name:
-        return RoundRobin()
-    if name == LeastUsed.name:
-        return LeastUsed()
-    if name == Locality.name:
-        return Locality(threshold_tokens)
-    if name == LocalityBounded.name:
-        return LocalityBounded()
-    if name == WorkingSet.name:
-        return WorkingSet()
-    raise UnknownBalancerError(name, BALANCER_NAMES)
+    try:
+        make = _BALANCERS[name]
+    except KeyError:
+        raise UnknownBalancerError(name, BALANCER_NAMES) from None
+    return make(threshold_tokens)

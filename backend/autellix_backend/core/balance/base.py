@@ -11,8 +11,6 @@ from typing import ClassVar
 from autellix_backend.core.balance.memory import MemoryReport
 from autellix_backend.core.errors import NoEngineError
 
-__all__ = ["Balancer", "EngineLoad", "FinishedCall", "LostEngines", "Placement", "accepting", "least_used"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:

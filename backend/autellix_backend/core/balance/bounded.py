@@ -29,8 +29,6 @@ from typing import ClassVar
 from autellix_backend.core.balance.base import Balancer, EngineLoad, FinishedCall, LostEngines, accepting
 from autellix_backend.core.balance.cost import MeanCall, cost_s
 
-__all__ = ["NEW_WAIT_WEIGHT", "ArrivingCall", "EnginePin", "LocalityBounded"]
-
 MARGIN = 0.3
 NEW_WAIT_WEIGHT = 4.0
 FULL_SHARE = 0.8

@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
-__all__ = ["CacheMap"]
-
 
 @dataclass(slots=True)
 class _Block:

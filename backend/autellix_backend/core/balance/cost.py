@@ -22,8 +22,6 @@ from dataclasses import dataclass
 
 from autellix_backend.core.balance.base import EngineLoad
 
-__all__ = ["MeanCall", "cost_s"]
-
 STALL_WEIGHT = 2.0
 BEHIND_SHARE = 0.5
 MOST_RECOMPUTES = 4.0

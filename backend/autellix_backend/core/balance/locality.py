@@ -7,8 +7,6 @@ from typing import ClassVar
 
 from autellix_backend.core.balance.base import Balancer, EngineLoad, LostEngines, accepting, least_used
 
-__all__ = ["DEFAULT_THRESHOLD_TOKENS", "Locality"]
-
 DEFAULT_THRESHOLD_TOKENS = 2048
 
 

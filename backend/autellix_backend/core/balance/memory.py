@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from autellix_backend.core.admission import WorkingSetAdmission
-
-__all__ = ["MemoryReport", "memory_of"]
+from autellix_backend.core.machine import Machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -66,19 +64,20 @@ class MemoryReport:
         return self.wait_s(self.active_tokens / max(1, self.active_programs))
 
 
-def memory_of(admission: WorkingSetAdmission | None) -> MemoryReport | None:
-    """Return the present state of an admission; None if every program may run."""
-    if admission is None:
+def memory_of(machine: Machine) -> MemoryReport | None:
+    """Return the present state of an engine's memory; None if every program may run."""
+    memory = machine.admission.memory
+    if memory is None:
         return None
-    active, inactive = admission.active, admission.inactive
+    active, inactive = memory.active, memory.inactive.contexts
     live = len(inactive) + sum(bool(own.calls) for own in active.contexts.values())
     return MemoryReport(
-        capacity_tokens=admission.capacity_tokens,
+        capacity_tokens=memory.capacity_tokens,
         active_tokens=active.tokens,
         active_programs=len(active.contexts),
         inactive_tokens=active.added_by(inactive.values()),
         inactive_calls=sum(len(own.calls) for own in inactive.values()),
-        between_ends_s=admission.response_s / max(1, live),
+        between_ends_s=machine.table.statistics.response_s / max(1, live),
         known=frozenset((*active.contexts, *inactive)),
         inactive=frozenset(inactive),
     )

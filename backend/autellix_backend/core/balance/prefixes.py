@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 
-__all__ = ["MAX_PREFIXES", "SharedPrefixes"]
-
 MAX_PREFIXES = 1024
 """The most that are remembered, in all and for each engine; the one not seen for longest goes."""
 LEARNING_RATE = 0.25

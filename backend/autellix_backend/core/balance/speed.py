@@ -18,8 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["STALE_CALLS", "Speed", "SpeedEstimate", "fastest"]
-
 PREFILL_GUESS_S = 0.0002
 DECODE_GUESS_S = 0.02
 DECAY = 0.98

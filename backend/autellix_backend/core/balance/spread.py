@@ -7,8 +7,6 @@ from typing import ClassVar
 
 from autellix_backend.core.balance.base import Balancer, EngineLoad, accepting, least_used
 
-__all__ = ["LeastUsed", "RoundRobin"]
-
 
 class RoundRobin(Balancer):
     """Engines in rotation; one that accepts no calls is skipped."""

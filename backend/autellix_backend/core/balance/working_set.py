@@ -28,8 +28,6 @@ from autellix_backend.core.balance.cost import cost_s
 from autellix_backend.core.balance.memory import MemoryReport
 from autellix_backend.core.balance.prefixes import SharedPrefixes
 
-__all__ = ["WorkingSet"]
-
 MAX_UNSEEN_REPORTS = 4
 """After so many reports without a program that was sent there, it is taken not to have arrived."""
 

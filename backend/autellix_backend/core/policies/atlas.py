@@ -13,8 +13,6 @@ from typing import ClassVar
 
 from autellix_backend.core.policies.base import Policy
 
-__all__ = ["Atlas"]
-
 
 class Atlas(Policy):
     """Favour programs with the shortest observed critical path."""

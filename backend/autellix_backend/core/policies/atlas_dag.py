@@ -15,8 +15,6 @@ from typing import ClassVar
 
 from autellix_backend.core.policies.atlas import Atlas
 
-__all__ = ["AtlasDag"]
-
 
 class AtlasDag(Atlas):
     """Favour calls with the shortest critical path behind them."""

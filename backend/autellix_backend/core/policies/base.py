@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from autellix_backend.core.boost import ProgramBoost
 from autellix_backend.core.call import Call
 from autellix_backend.core.queues.base import Queue
 from autellix_backend.core.queues.keyed import KeyedQueue
@@ -12,10 +14,18 @@ from autellix_backend.core.queues.levels import LevelQueue
 from autellix_backend.core.table import Program
 
 if TYPE_CHECKING:
-    from autellix_backend.core.boost import ProgramBoost
     from autellix_backend.core.config import SchedulerConfig
 
-__all__ = ["Policy", "SizePolicy"]
+
+@dataclass(frozen=True, slots=True)
+class QueueInputs:
+    """What a policy makes a tenant's queue of."""
+
+    config: SchedulerConfig
+    numbers: Iterator[int]
+    """The sequence that all queues of one machine share."""
+    boost: ProgramBoost
+    """The keys of programs, for policies that boost them."""
 
 
 class Policy:
@@ -42,18 +52,15 @@ class Policy:
     """Whether a waiting call may take the slot of a running one that comes after it."""
     promotes: ClassVar[bool] = True
     """Whether waiting calls are promoted as their wait/service ratio reaches beta."""
+    admission: ClassVar[str] = "none"
+    """The admission rule that "auto" stands for."""
     is_clairvoyant: ClassVar[bool] = False
     """Whether it needs what only a simulator knows."""
 
-    def make_queue(self, config: SchedulerConfig, numbers: Iterator[int], boost: ProgramBoost) -> Queue:  # noqa: ARG002
-        """Return an empty queue for the calls of one tenant.
-
-        Args:
-            config: The scheduler's configuration.
-            numbers: The sequence that all queues of one machine share.
-            boost: The keys of programs, for policies that boost them.
-        """
-        return LevelQueue(config.bounds, config.quanta, numbers, demotes=config.demotes)
+    def make_queue(self, inputs: QueueInputs) -> Queue:
+        """Return an empty queue for the calls of one tenant."""
+        config = inputs.config
+        return LevelQueue(config.bounds, config.quanta, inputs.numbers, demotes=config.demotes)
 
     def inherit(self, program_service_s: float, parent_ends_s: Sequence[float] | None = None) -> float:  # noqa: ARG002
         """Return the service that an arriving call starts with.
@@ -88,6 +95,6 @@ class SizePolicy(Policy):
 
     has_levels: ClassVar[bool] = False
 
-    def make_queue(self, config: SchedulerConfig, numbers: Iterator[int], boost: ProgramBoost) -> Queue:  # noqa: ARG002
+    def make_queue(self, inputs: QueueInputs) -> Queue:
         """Return a queue ordered by `key`."""
-        return KeyedQueue(self, config.first_quantum_s, numbers)
+        return KeyedQueue(self, inputs.config.first_quantum_s, inputs.numbers)

@@ -8,19 +8,14 @@ Cost: token latency of short programs is higher than under `plas`, which lets th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from autellix_backend.core.boost import ProgramBoost
+from autellix_backend.core.policies.base import QueueInputs
 from autellix_backend.core.policies.plas import Plas
 from autellix_backend.core.queues.base import Queue
 from autellix_backend.core.queues.programs import ProgramQueue
 from autellix_backend.core.table import Program
-
-if TYPE_CHECKING:
-    from autellix_backend.core.boost import ProgramBoost
-    from autellix_backend.core.config import SchedulerConfig
-
-__all__ = ["Boost"]
 
 
 class Boost(Plas):
@@ -34,10 +29,11 @@ class Boost(Plas):
     preempts: ClassVar[bool] = False
     promotes: ClassVar[bool] = False
     boosts: ClassVar[bool] = True
+    admission: ClassVar[str] = "working_set"
 
-    def make_queue(self, config: SchedulerConfig, numbers: Iterator[int], boost: ProgramBoost) -> Queue:  # noqa: ARG002
+    def make_queue(self, inputs: QueueInputs) -> Queue:
         """Return a queue in the order of the programs' keys."""
-        return ProgramQueue(boost.key_s, numbers)
+        return ProgramQueue(inputs.boost.key_s, inputs.numbers)
 
     def program_key(self, program: Program, boost: ProgramBoost) -> float:
         """Return the time at which the program counts as having arrived."""

@@ -8,18 +8,12 @@ Cost: a long call blocks short ones, and a long program blocks short ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from autellix_backend.core.policies.base import QueueInputs
 from autellix_backend.core.policies.mlfq import Mlfq
 from autellix_backend.core.queues.base import Queue
 from autellix_backend.core.queues.levels import LevelQueue
-
-if TYPE_CHECKING:
-    from autellix_backend.core.boost import ProgramBoost
-    from autellix_backend.core.config import SchedulerConfig
-
-__all__ = ["Fcfs"]
 
 
 class Fcfs(Mlfq):
@@ -30,6 +24,6 @@ class Fcfs(Mlfq):
     reorders: ClassVar[bool] = False
     has_levels: ClassVar[bool] = False
 
-    def make_queue(self, config: SchedulerConfig, numbers: Iterator[int], boost: ProgramBoost) -> Queue:  # noqa: ARG002
+    def make_queue(self, inputs: QueueInputs) -> Queue:
         """Return a queue of one level."""
-        return LevelQueue((), numbers=numbers)
+        return LevelQueue((), numbers=inputs.numbers)

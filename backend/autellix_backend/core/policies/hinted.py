@@ -10,17 +10,13 @@ Cost: a class of programs with several kinds of behaviour misleads it; hints hav
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from autellix_backend.core.boost import ProgramBoost
 from autellix_backend.core.call import Call
 from autellix_backend.core.policies.base import SizePolicy
 from autellix_backend.core.policies.plas import Plas
 from autellix_backend.core.table import Program
-
-if TYPE_CHECKING:
-    from autellix_backend.core.boost import ProgramBoost
-
-__all__ = ["Hinted"]
 
 
 class Hinted(SizePolicy, Plas):

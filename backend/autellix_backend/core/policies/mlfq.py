@@ -9,15 +9,11 @@ Cost: each call of a long program outranks the work of programs that began earli
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from autellix_backend.core.boost import ProgramBoost
 from autellix_backend.core.policies.base import Policy
 from autellix_backend.core.table import Program
-
-if TYPE_CHECKING:
-    from autellix_backend.core.boost import ProgramBoost
-
-__all__ = ["Mlfq"]
 
 
 class Mlfq(Policy):

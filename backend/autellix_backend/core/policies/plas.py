@@ -12,8 +12,6 @@ from typing import ClassVar
 
 from autellix_backend.core.policies.base import Policy
 
-__all__ = ["Plas"]
-
 
 class Plas(Policy):
     """Favour programs that have received the least service."""

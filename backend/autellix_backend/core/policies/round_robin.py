@@ -9,18 +9,12 @@ Cost: every call is preempted many times, and all of them finish late together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from autellix_backend.core.policies.base import QueueInputs
 from autellix_backend.core.policies.mlfq import Mlfq
 from autellix_backend.core.queues.base import Queue
 from autellix_backend.core.queues.levels import RotationQueue
-
-if TYPE_CHECKING:
-    from autellix_backend.core.boost import ProgramBoost
-    from autellix_backend.core.config import SchedulerConfig
-
-__all__ = ["Rotation"]
 
 
 class Rotation(Mlfq):
@@ -30,6 +24,6 @@ class Rotation(Mlfq):
     rule: ClassVar[str] = "calls rotate, each for one quantum"
     has_levels: ClassVar[bool] = False
 
-    def make_queue(self, config: SchedulerConfig, numbers: Iterator[int], boost: ProgramBoost) -> Queue:  # noqa: ARG002
+    def make_queue(self, inputs: QueueInputs) -> Queue:
         """Return a queue that rotates."""
-        return RotationQueue(config.first_quantum_s, numbers)
+        return RotationQueue(inputs.config.first_quantum_s, inputs.numbers)

@@ -14,8 +14,6 @@ from typing import ClassVar
 from autellix_backend.core.policies.base import SizePolicy
 from autellix_backend.core.policies.mlfq import Mlfq
 
-__all__ = ["Sjf"]
-
 
 class Sjf(SizePolicy, Mlfq):
     """Favour calls that will be short, blind to programs."""

@@ -12,8 +12,6 @@ from typing import ClassVar
 
 from autellix_backend.core.policies.hinted import Hinted
 
-__all__ = ["Srpt"]
-
 
 class Srpt(Hinted):
     """Favour programs that need the least from now on, as only a simulator can know."""

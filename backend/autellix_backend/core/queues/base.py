@@ -9,8 +9,6 @@ from itertools import count
 from autellix_backend.core.call import Call, LevelChange
 from autellix_backend.core.table import Program
 
-__all__ = ["Queue"]
-
 
 class Queue(ABC):
     """The active calls of one tenant, running ones included, in the order of their `rank`.

@@ -15,7 +15,6 @@ from autellix_backend.core.table import Program
 if TYPE_CHECKING:
     from autellix_backend.core.policies.base import Policy
 
-__all__ = ["FRONT", "KEYED", "KeyedQueue"]
 
 FRONT, KEYED = 1, 2
 _HELD_BELOW = 1 << 48

@@ -12,8 +12,6 @@ from autellix_backend.core.call import Call, ChangeReason, LevelChange
 from autellix_backend.core.queues.base import Queue
 from autellix_backend.core.table import Program
 
-__all__ = ["LevelQueue", "RotationQueue"]
-
 
 class LevelQueue(Queue):
     """Levels 1..K over the half-open service ranges [lo, hi), first come, first served in each.

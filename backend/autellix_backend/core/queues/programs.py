@@ -10,8 +10,6 @@ from autellix_backend.core.call import Call, ChangeReason, LevelChange
 from autellix_backend.core.queues.base import Queue
 from autellix_backend.core.table import Program
 
-__all__ = ["ProgramQueue"]
-
 LEVEL = 1
 
 
@@ -33,8 +31,7 @@ class ProgramQueue(Queue):
         call.seq = next(self._numbers)
         call.quantum_s = math.inf
         call.is_quantum_binding = False
-        call.key = self._key_of(program)
-        insort(self._order, (call.key, call.seq, call))
+        self._place(call, program)
 
     def remove(self, call: Call) -> None:
         """Remove the call, whose key must not have changed since its last placement."""
@@ -45,10 +42,9 @@ class ProgramQueue(Queue):
 
     def on_quantum_used(self, call: Call, program: Program) -> LevelChange:
         """Give the call the present key of its program."""
-        del self._order[bisect_left(self._order, (call.key, call.seq))]
-        call.key = self._key_of(program)
-        insort(self._order, (call.key, call.seq, call))
-        return _resized(call)
+        self.remove(call)
+        self._place(call, program)
+        return LevelChange(call_id=call.call_id, old=LEVEL, new=LEVEL, reason=ChangeReason.RESIZING)
 
     def level_sizes(self) -> tuple[int, ...]:
         """Return the number of calls."""
@@ -61,6 +57,6 @@ class ProgramQueue(Queue):
         for key, seq, call in self._order:
             assert (call.key, call.seq, call.level) == (key, seq, LEVEL), call
 
-
-def _resized(call: Call) -> LevelChange:
-    return LevelChange(call_id=call.call_id, old=LEVEL, new=LEVEL, reason=ChangeReason.RESIZING)
+    def _place(self, call: Call, program: Program) -> None:
+        call.key = self._key_of(program)
+        insort(self._order, (call.key, call.seq, call))

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
-from autellix_backend.core.admission import REVIEW_STEPS
+from autellix_backend.core.admission.working_set import REVIEW_STEPS
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.balance.memory import MemoryReport, memory_of
 from autellix_backend.core.boost import work_of
@@ -198,16 +198,16 @@ class PolicyOrdering:
 
     def inactive(self, key: str) -> Inactive | None:
         """Return why the call's program is not active."""
-        admission = self._machine.admission
+        memory = self._machine.admission.memory
         call = self._machine.call(key)
-        if admission is None or call.is_admitted:
+        if memory is None or call.is_admitted:
             return None
-        own, working_set = admission.context(call.program_id), self.working_set()
+        own, working_set = memory.find(call.program_id), self.working_set()
         assert own is not None
         assert working_set is not None
         return Inactive(
-            context_tokens=own.own_tokens + own.prefix_tokens,
-            place=admission.places()[call.program_id],
+            context_tokens=own.needed_tokens,
+            place=memory.inactive.places()[call.program_id],
             working_set=working_set,
         )
 
@@ -218,7 +218,7 @@ class PolicyOrdering:
     def memory(self, now: float) -> MemoryReport | None:
         """Return the estimate for the balancer; it counts the programs, so not anew for every call."""
         if now >= self._memory_until_s:
-            self._memory = memory_of(self._machine.admission)
+            self._memory = memory_of(self._machine)
             self._memory_until_s = now + REVIEW_PERIOD_S
         return self._memory
 

@@ -32,8 +32,6 @@ from autellix_backend.vllm_plugin.offload.manager import ProgramOffloadingManage
 from autellix_backend.vllm_plugin.offload.transfers import TransferReport
 from autellix_backend.vllm_plugin.offload.worker import SwapWorker
 
-__all__ = ["ProgramOffloadingConnector"]
-
 
 @dataclass
 class _WorkerMetadata(OffloadingWorkerMetadata):

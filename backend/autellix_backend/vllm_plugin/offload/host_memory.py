@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from autellix_backend.kernels.job import ALIGNMENT, Plane
 
-__all__ = ["HostMemory"]
-
 
 class HostMemory:
     """Rows of equal size, one per block of the engine's cache, each with a page of every layer.

@@ -16,8 +16,6 @@ from autellix_backend.vllm_plugin.offload.metrics import add_counts
 from autellix_backend.vllm_plugin.offload.policy import ProgramCachePolicy
 from autellix_backend.vllm_plugin.offload.transfers import TransferReport
 
-__all__ = ["ProgramOffloadingManager"]
-
 
 @dataclass(slots=True)
 class _Call:

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.v1.kv_offload.base import OffloadingCounterMetadata, OffloadingMetricMetadata
 
-__all__ = ["add_counts", "definitions"]
-
 # vLLM drops what it registered by its own name when another engine is made in the process.
 PREFIX = "vllm:autellix_kv_offload_"
 

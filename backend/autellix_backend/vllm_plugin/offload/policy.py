@@ -9,8 +9,6 @@ from vllm.v1.kv_offload.cpu.policies.base import CachePolicy, ChunkStatus
 
 from autellix_backend.core.retention import Retention
 
-__all__ = ["ProgramCachePolicy"]
-
 
 class ProgramCachePolicy(CachePolicy):
     """Holds the chunks of host memory by key; the manager keeps its `retention` up to date."""

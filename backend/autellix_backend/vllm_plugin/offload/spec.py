@@ -18,8 +18,6 @@ from autellix_backend.vllm_plugin.offload.manager import ProgramOffloadingManage
 from autellix_backend.vllm_plugin.offload.metrics import definitions
 from autellix_backend.vllm_plugin.offload.worker import SwapWorker
 
-__all__ = ["ProgramOffloadingSpec"]
-
 
 class ProgramOffloadingSpec(CPUOffloadingSpec):
     """vLLM's offload to host memory with our workers, on a CPU engine too.

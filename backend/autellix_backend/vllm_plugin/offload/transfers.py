@@ -16,8 +16,6 @@ from autellix_backend.kernels.base import Swapper
 from autellix_backend.kernels.errors import SwapError
 from autellix_backend.kernels.job import Direction, Job, SwapStats
 
-__all__ = ["MAX_TRIES", "Transfer", "TransferQueue", "TransferReport"]
-
 MAX_TRIES = 3
 
 logger = logging.getLogger(__name__)

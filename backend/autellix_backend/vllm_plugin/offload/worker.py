@@ -22,8 +22,6 @@ from autellix_backend.kernels.job import Direction, Job, Plane
 from autellix_backend.vllm_plugin.offload.host_memory import HostMemory
 from autellix_backend.vllm_plugin.offload.transfers import TransferQueue, TransferReport
 
-__all__ = ["SwapWorker"]
-
 
 class SwapWorker(OffloadingWorker):
     """Moves blocks for one worker of the engine. Every transfer ends as a success, as vLLM wants it.

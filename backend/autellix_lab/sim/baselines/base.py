@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
 
+from autellix_backend.core.admission.base import NEVER_STEPS, Admission
 from autellix_backend.core.arrival import Context
 from autellix_backend.core.call import Call
 from autellix_backend.core.policies import Policy
@@ -16,11 +17,8 @@ from autellix_lab.sim.model import EngineModel
 
 __all__ = ["NEVER_STEPS", "Baseline"]
 
-NEVER_STEPS = 1 << 30
-"""Steps to the next review of a baseline that acts only when a call arrives or leaves."""
 
-
-class Baseline(ABC):
+class Baseline(Admission, ABC):
     """Another system's scheduler: the policy and the KV blocks of an engine, and itself the admission."""
 
     name: ClassVar[str]
@@ -38,17 +36,9 @@ class Baseline(ABC):
         """When it decides next about calls that it holds back, even if nothing happens; inf for never."""
         return math.inf
 
-    def is_active(self, program_id: str) -> bool:  # noqa: ARG002
-        """Whether a call of the program that is preempted stays in the engine."""
-        return True
-
     def is_due(self, step: int) -> bool:  # noqa: ARG002
         """Whether there may be anything to review."""
         return True
-
-    def steps_to_review(self, step: int) -> int:  # noqa: ARG002
-        """Return the steps until there is something to review, if nothing happens before."""
-        return NEVER_STEPS
 
     @abstractmethod
     def arrive(self, call: Call, program: Program, context: Context | None, now: float) -> None:
@@ -65,6 +55,3 @@ class Baseline(ABC):
     @abstractmethod
     def review(self, now: float, step: int, tokens_of: Callable[[str], int]) -> list[Call]:
         """Decide, at the beginning of a step; return the calls that it admits, in their order."""
-
-    def check(self) -> None:  # noqa: B027 - a system may have none
-        """Assert the invariants."""

@@ -32,10 +32,11 @@ from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from autellix_backend.core.arrival import Context
 from autellix_backend.core.call import Call, ChangeReason, LevelChange
+from autellix_backend.core.policies.base import QueueInputs
 from autellix_backend.core.policies.fcfs import Fcfs
 from autellix_backend.core.queues.base import Queue
 from autellix_backend.core.table import Program
@@ -44,10 +45,6 @@ from autellix_lab.sim.call_blocks import CallBlocks
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.kv import Segment
 from autellix_lab.sim.model import EngineModel
-
-if TYPE_CHECKING:
-    from autellix_backend.core.boost import ProgramBoost
-    from autellix_backend.core.config import SchedulerConfig
 
 __all__ = ["Continuum", "Durations", "Memoryfulness"]
 
@@ -233,10 +230,10 @@ class PinPolicy(Fcfs):
         self._pins = pins
         self._on_start = on_start
 
-    def make_queue(self, config: SchedulerConfig, numbers: Iterator[int], boost: ProgramBoost) -> Queue:  # noqa: ARG002
+    def make_queue(self, inputs: QueueInputs) -> Queue:
         """Return a queue that knows the pins."""
         # The tenant, of which a simulation has one, gets a new queue each time that it was without calls.
-        self.queues = [PinOrder(self._pins, self._on_start, numbers)]
+        self.queues = [PinOrder(self._pins, self._on_start, inputs.numbers)]
         return self.queues[0]
 
 

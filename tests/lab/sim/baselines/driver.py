@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
-from autellix_backend.core.admission import WorkingSetAdmission
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.machine import Machine
@@ -15,8 +12,7 @@ class Driver:
     """Sends calls of programs to a machine and lets it decide; the calls of program p are p.1, p.2, …"""
 
     def __init__(self, baseline: Baseline) -> None:
-        self.machine = Machine(SchedulerConfig(policy="fcfs"), policy=baseline.policy)
-        self.machine.admission = cast(WorkingSetAdmission, baseline)
+        self.machine = Machine(SchedulerConfig(policy="fcfs"), policy=baseline.policy, admission=baseline)
         self._calls: dict[str, int] = {}
 
     def arrive(self, program: str, tokens: int, now: float) -> str:

@@ -17,8 +17,6 @@ from collections.abc import Callable
 
 from autellix_backend.core.statistics import TokenCost
 
-__all__ = ["GAP_WINDOW", "LEAST_HOLD_S", "MAX_CLASSES", "MAX_HOLDS", "MIN_GAPS", "ClassGaps", "IdleLimits"]
-
 HostLoads = Callable[[str, int], tuple[float, float]]
 """For an idle program's id and tokens: the share of its context that would be loaded from host memory when it
 returns, and the seconds of the load; nothing where recomputing is cheaper."""

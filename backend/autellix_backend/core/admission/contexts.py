@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["ProgramContexts"]
-
 
 @dataclass(slots=True)
 class _Held:

@@ -1,17 +1,15 @@
-"""The contexts of programs on one engine: those that are active together, and those that wait."""
+"""The contexts of the programs on one engine: active ones, waiting ones, and leaving ones."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 
+from autellix_backend.core.admission.contexts import ProgramContexts
 from autellix_backend.core.call import Call
-from autellix_backend.core.contexts import ProgramContexts
 from autellix_backend.core.table import Program
-
-__all__ = ["ActiveSet", "InactivePrograms", "ProgramContext"]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -35,14 +33,26 @@ class ProgramContext:
     since_s: float = 0.0
     """When its last call left, or while inactive, since when it has been waiting."""
 
-    def measure(self) -> int:
-        """Return what it needs beside its prefix."""
-        return self.contexts.tokens(self.prefix_tokens)
+    @property
+    def needed_tokens(self) -> int:
+        """The KV memory that it needs, its prefix included."""
+        return self.own_tokens + self.prefix_tokens
 
     @property
     def rank(self) -> tuple[float, int]:
         """Its place in the order of activation; lower goes first."""
         return (self.key, self.number)
+
+    def running(self) -> list[str]:
+        """Return the ids of its running calls."""
+        return [call_id for call_id, call in self.calls.items() if call.is_running]
+
+    def measure_running(self, tokens_of: Callable[[str], int]) -> bool:
+        """Set the present contexts of its running calls; return whether it has any."""
+        running = self.running()
+        for call_id in running:
+            self.contexts.resize(call_id, tokens_of(call_id))
+        return bool(running)
 
 
 _Ranked = tuple[float, int, ProgramContext]
@@ -79,8 +89,9 @@ class ActiveSet:
                 del self._prefixes[context.prefix]
 
     def resize(self, context: ProgramContext, own_tokens: int) -> None:
-        """Count another number of tokens for an active program from now on."""
+        """Set the own tokens of an active program."""
         added = own_tokens - context.own_tokens
+        context.own_tokens = own_tokens
         self.tokens += added
         self._count(context, added)
 
@@ -146,8 +157,9 @@ class InactivePrograms:
         del self._sizes[bisect_left(self._sizes, context.own_tokens)]
 
     def resize(self, context: ProgramContext, own_tokens: int) -> None:
-        """Count another number of tokens for a program that waits, from now on."""
+        """Set the own tokens of a program that waits."""
         del self._sizes[bisect_left(self._sizes, context.own_tokens)]
+        context.own_tokens = own_tokens
         insort(self._sizes, own_tokens)
 
     def move(self, context: ProgramContext, key: float) -> None:
@@ -170,9 +182,10 @@ class InactivePrograms:
         """Walk a tenant's programs in their present order; some may be removed meanwhile."""
         return map(itemgetter(-1), list(self._orders[tenant]))
 
-    def ranked(self) -> list[ProgramContext]:
-        """Return all programs in the order of their keys."""
-        return sorted(self.contexts.values(), key=attrgetter("rank"))
+    def places(self) -> dict[str, int]:
+        """Return the place of each program in the order of keys, from 1."""
+        ranked = sorted(self.contexts.values(), key=attrgetter("rank"))
+        return {own.program.program_id: place for place, own in enumerate(ranked, start=1)}
 
     def check(self) -> None:
         """Assert the invariants."""
@@ -187,3 +200,36 @@ class InactivePrograms:
         for tenant, order in self._orders.items():
             assert order, tenant
             assert order == sorted((*own.rank, own) for own in waiting if own.tenant == tenant)
+
+
+class LeavingPrograms:
+    """Inactive programs with running calls, whose KV memory is free only once these end."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[ProgramContext, int] = {}
+
+    @property
+    def least_beside(self) -> int:
+        """The least memory that a waiting program finds taken: its own running calls do not bar it."""
+        tokens = self._tokens.values()
+        return sum(tokens) - max(tokens) if tokens else 0
+
+    def tokens_beside(self, context: ProgramContext) -> int:
+        """Return the memory that all but this program still hold."""
+        return sum(self._tokens.values()) - self._tokens.get(context, 0) if self._tokens else 0
+
+    def add(self, context: ProgramContext) -> None:
+        """Add a program that has become inactive, if it has running calls."""
+        if running := context.running():
+            self._tokens[context] = context.contexts.tokens_of(running, context.prefix_tokens)
+
+    def discard(self, context: ProgramContext) -> None:
+        """Remove a program that is active again; it may be absent."""
+        self._tokens.pop(context, None)
+
+    def measure(self, tokens_of: Callable[[str], int]) -> None:
+        """Measure the running calls again, and drop the programs that have none."""
+        programs, self._tokens = self._tokens, {}
+        for own in programs:
+            if not own.is_active and own.measure_running(tokens_of):
+                self.add(own)

@@ -1,0 +1,81 @@
+"""The interface of an admission rule; the defaults admit every program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from autellix_backend.core.admission.idle import HostLoads
+from autellix_backend.core.admission.memory import EngineMemory
+from autellix_backend.core.arrival import Context
+from autellix_backend.core.call import Call
+from autellix_backend.core.statistics import ProgramStatistics, TokenCost
+from autellix_backend.core.table import Program
+
+if TYPE_CHECKING:
+    from autellix_backend.core.config import SchedulerConfig
+
+NEVER_STEPS = 1 << 30
+"""Steps to the next review of a rule that acts only when a call arrives or leaves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionInputs:
+    """What a rule may decide by."""
+
+    config: SchedulerConfig
+    kv_tokens: float
+    """The KV memory of the engine, in tokens."""
+    statistics: ProgramStatistics
+    token_cost: TokenCost
+    key_of: Callable[[Program], float]
+    """Returns the key of a program by the policy; the smallest goes first."""
+
+
+class Admission:
+    """Decides which calls may enter the queues of one engine, and sets their `is_admitted`."""
+
+    memory: EngineMemory | None = None
+    """The KV memory that the rule allots; None where every program may run."""
+
+    def arrive(self, call: Call, program: Program, context: Context | None, now: float) -> None:
+        """Note an arriving call, and set whether it is admitted."""
+
+    def leave(self, call: Call, program: Program, context_tokens: int, now: float) -> None:
+        """Note that a call has left, and the tokens that its whole context leaves in KV memory."""
+
+    def forget(self, program_id: str) -> None:
+        """Free what is kept for a program that has ended; it may be unknown or have calls yet."""
+
+    def is_active(self, program_id: str) -> bool:  # noqa: ARG002
+        """Whether a call of the program that is preempted stays in its queue."""
+        return True
+
+    def keyed_programs(self) -> Iterable[str]:
+        """Return the programs whose keys count here even without a call."""
+        return ()
+
+    def rekey(self, program_id: str) -> None:
+        """Compute the key of a program again; it may be unknown."""
+
+    def is_due(self, step: int) -> bool:  # noqa: ARG002
+        """Whether there may be anything to review."""
+        return False
+
+    def steps_to_review(self, step: int) -> int:  # noqa: ARG002
+        """Return the steps until there is something to review, if nothing happens before."""
+        return NEVER_STEPS
+
+    def review(self, now: float, step: int, tokens_of: Callable[[str], int]) -> list[Call]:  # noqa: ARG002
+        """Decide at the beginning of a step; return the waiting calls that it admitted or withdrew.
+
+        `tokens_of` returns the present context (tokens) of an active call.
+        """
+        return []
+
+    def use_host_memory(self, loads: HostLoads) -> None:
+        """Take into account that contexts may be loaded from host memory; called once, by its owner."""
+
+    def check(self) -> None:
+        """Assert the invariants."""

@@ -1,0 +1,128 @@
+"""The KV memory of one engine, in tokens: which programs hold it, and which wait for room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from autellix_backend.core.admission.programs import (
+    ActiveSet,
+    InactivePrograms,
+    LeavingPrograms,
+    ProgramContext,
+)
+from autellix_backend.core.arrival import Context
+from autellix_backend.core.call import Call
+
+
+class EngineMemory:
+    """Programs that are active, those that wait, and those that became inactive while calls were running."""
+
+    def __init__(self, capacity_tokens: float) -> None:
+        self.capacity_tokens = capacity_tokens
+        """What the contexts of active programs may fill."""
+        self.active = ActiveSet()
+        self.inactive = InactivePrograms()
+        self.leaving = LeavingPrograms()
+        self._changed: dict[Call, bool] = {}
+        """Calls that the present review admitted or withdrew, and whether they were admitted before."""
+
+    def find(self, program_id: str) -> ProgramContext | None:
+        """Return the context of a program, None if it is unknown."""
+        return self.active.contexts.get(program_id) or self.inactive.contexts.get(program_id)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the active programs have outgrown the capacity."""
+        return self.active.tokens > self.capacity_tokens
+
+    @property
+    def is_full(self) -> bool:
+        """Whether not even the smallest program that waits could fit."""
+        if not self.active.contexts:
+            return False
+        least = self.inactive.least_tokens + self.leaving.least_beside
+        return self.active.tokens + least > self.capacity_tokens
+
+    def has_room(self, own: ProgramContext, beside: int = 0) -> bool:
+        """Whether a program fits beside the active ones and so many tokens more."""
+        return self.active.tokens + self.active.added_tokens(own) + beside <= self.capacity_tokens
+
+    def fits(self, own: ProgramContext) -> bool:
+        """Whether a program that waits may be activated: it fits, or it would be the only one."""
+        if not self.active.contexts:
+            return True
+        leaving = self.leaving.tokens_beside(own)
+        # Most programs are refused without a look at their prefix.
+        is_too_large = self.active.tokens + own.own_tokens + leaving > self.capacity_tokens
+        return not is_too_large and self.has_room(own, beside=leaving)
+
+    def tenant_share(self, own: ProgramContext) -> float:
+        """Return the active context of the program's tenant, by the tenant's weight."""
+        return self.active.tenant_tokens(own.tenant) / own.weight
+
+    def measure(self, tokens_of: Callable[[str], int]) -> None:
+        """Measure the running calls of active programs, which grow with every step."""
+        for own in self.active.contexts.values():
+            if own.measure_running(tokens_of):
+                self.resize(own)
+
+    def resize(self, own: ProgramContext) -> None:
+        """Count the present contexts of a program."""
+        own_tokens = own.contexts.tokens(own.prefix_tokens)
+        if own_tokens != own.own_tokens:
+            (self.active if own.is_active else self.inactive).resize(own, own_tokens)
+
+    def set_prefix(self, own: ProgramContext, shape: Context) -> None:
+        """Give a program the prefix of its latest call."""
+        if own.is_active:
+            self.active.remove(own)
+        own.prefix, own.prefix_tokens = shape.prefix, shape.prefix_tokens
+        if own.is_active:
+            self.active.add(own)
+
+    def rekey(self, own: ProgramContext, key: float) -> None:
+        """Give a program another key, and its place in the order of activation."""
+        if own.is_active:
+            own.key = key
+        elif key != own.key:
+            self.inactive.move(own, key)
+
+    def activate(self, own: ProgramContext) -> None:
+        """Activate a program that waits, and admit its calls."""
+        self.inactive.remove(own)
+        own.is_active = True
+        self.active.add(own)
+        self.leaving.discard(own)
+        self._admit(own, is_admitted=True)
+
+    def deactivate(self, own: ProgramContext, now: float) -> None:
+        """Let an active program wait again, with those of its calls that do not run."""
+        self.drop(own)
+        if own.calls:
+            self.inactive.add(own, now)
+            self.leaving.add(own)
+            self._admit(own, is_admitted=False)
+
+    def drop(self, own: ProgramContext) -> None:
+        """Free the memory of an active program."""
+        self.active.remove(own)
+        own.is_active = False
+
+    def take_changed(self) -> list[Call]:
+        """Return the calls that were admitted or withdrawn since the last time."""
+        changed, self._changed = self._changed, {}
+        return [call for call, was_admitted in changed.items() if call.is_admitted != was_admitted]
+
+    def check(self) -> None:
+        """Assert the invariants between two reviews."""
+        self.active.check()
+        self.inactive.check()
+        assert not self._changed
+        assert not self.active.contexts.keys() & self.inactive.contexts.keys()
+
+    def _admit(self, own: ProgramContext, *, is_admitted: bool) -> None:
+        for call in own.calls.values():
+            is_kept = call.is_running or (call.is_pinned and not is_admitted)
+            if not is_kept and call.is_admitted != is_admitted:
+                self._changed.setdefault(call, call.is_admitted)
+                call.is_admitted = is_admitted

@@ -1,0 +1,141 @@
+"""Admission by working set: programs run as long as their contexts fit into KV memory together.
+
+A program is active or not, and calls of inactive programs wait. A program that is between two calls stays
+active, because its next call needs its context again; if every program were admitted, each context would be
+evicted before its program returns, and every call would prefill everything again. (Denning, "The Working Set
+Model for Program Behavior", CACM 1968; programs in place of processes, KV blocks in place of pages.)
+
+The contexts of the active programs, prefixes that several share counted once, may fill a share of KV memory.
+While they exceed it, the program with the worst key becomes inactive; what fits is activated in the order of
+keys, and smaller programs may pass one that does not fit, for a bounded time. One program is always active,
+however large. Between tenants, the one with the least active context for its weight goes first.
+
+`review.py` has the rules by which no program starves, `idle.py` those for programs between two calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import count
+
+from autellix_backend.core.admission.base import Admission, AdmissionInputs
+from autellix_backend.core.admission.idle import HostLoads, IdleLimits
+from autellix_backend.core.admission.memory import EngineMemory
+from autellix_backend.core.admission.programs import ProgramContext
+from autellix_backend.core.admission.review import MemoryReview
+from autellix_backend.core.arrival import Context
+from autellix_backend.core.call import Call
+from autellix_backend.core.table import Program
+
+REVIEW_STEPS = 16
+"""Steps between two measurements of the running contexts, which grow by a token in each step."""
+
+
+class WorkingSetAdmission(Admission):
+    """Decides which programs are active on one engine."""
+
+    memory: EngineMemory
+
+    def __init__(self, inputs: AdmissionInputs) -> None:
+        """Admit programs to an empty engine."""
+        config = inputs.config
+        self.memory = EngineMemory(config.kv_share * inputs.kv_tokens)
+        self.idle = IdleLimits(self.memory.capacity_tokens, config.idle_s, inputs.token_cost)
+        self._review = MemoryReview(self.memory, self.idle, inputs.statistics)
+        self._key_of = inputs.key_of
+        self._numbers = count()
+        self._is_dirty = False
+        """Whether a program has changed since the last review."""
+        self._next_step = 0
+
+    def is_active(self, program_id: str) -> bool:
+        """Whether the program's calls may run."""
+        return program_id in self.memory.active.contexts
+
+    def keyed_programs(self) -> Iterable[str]:
+        """Return the active programs."""
+        return self.memory.active.contexts
+
+    def is_due(self, step: int) -> bool:
+        """Whether a program has changed, or contexts have grown for some steps."""
+        return self._is_dirty or step >= self._next_step
+
+    def steps_to_review(self, step: int) -> int:
+        """Return the steps until contexts are measured again."""
+        return 1 if self._is_dirty else max(1, self._next_step - step)
+
+    def use_host_memory(self, loads: HostLoads) -> None:
+        """Keep idle programs for less time where their contexts would be loaded from host memory."""
+        self.idle.host_loads = loads
+
+    def arrive(self, call: Call, program: Program, context: Context | None, now: float) -> None:
+        """Note an arriving call, and set whether it is admitted."""
+        memory, shape = self.memory, context or Context(0)
+        # From the table, which also knows programs that have lost their place here since.
+        if len(program.active_calls) == 1 and program.last_completion_s is not None:
+            self.idle.gaps.add(call.tenant, program.class_name, now - program.last_completion_s)
+        own = memory.find(program.program_id) or self._meet(call, program, now)
+        # The table may have dropped the entry of the program's last call and made another one.
+        own.program, own.weight = program, call.weight
+        memory.rekey(own, self._key_of(program))
+        if shape.prefix is not None and shape.prefix != own.prefix:
+            memory.set_prefix(own, shape)
+        own.calls[call.call_id] = call
+        own.contexts.add(call.call_id, shape.tokens, shared=shape.shared_tokens, follows=shape.follows)
+        memory.resize(own)
+        if len(memory.inactive) == len(own.calls) == 1 and not own.is_active and memory.fits(own):
+            memory.activate(own)
+        call.is_admitted = own.is_active
+        self._is_dirty |= not own.is_active or memory.is_over
+
+    def leave(self, call: Call, program: Program, context_tokens: int, now: float) -> None:
+        """Note that a call has left, and what it leaves in KV memory."""
+        memory, own = self.memory, self.memory.find(call.program_id)
+        assert own is not None, call.call_id
+        del own.calls[call.call_id]
+        own.contexts.leave(call.call_id, context_tokens)
+        memory.rekey(own, self._key_of(own.program))
+        memory.resize(own)
+        if not own.calls and own.is_active:
+            own.since_s = now
+        elif not own.calls:
+            memory.inactive.remove(own)
+        if program.is_ended and not own.calls:
+            self.forget(call.program_id)
+        self._is_dirty |= bool(memory.inactive)
+
+    def forget(self, program_id: str) -> None:
+        """Free the memory of a program that has no call and will have none."""
+        own = self.memory.active.contexts.get(program_id)
+        if own is not None and not own.calls:
+            self.memory.drop(own)
+            self._is_dirty |= bool(self.memory.inactive)
+
+    def rekey(self, program_id: str) -> None:
+        """Compute the key of a program again, if it is known."""
+        own = self.memory.find(program_id)
+        if own is not None:
+            self.memory.rekey(own, self._key_of(own.program))
+
+    def review(self, now: float, step: int, tokens_of: Callable[[str], int]) -> list[Call]:
+        """Activate what fits and deactivate what does not; return the waiting calls that this concerns."""
+        self._is_dirty = False
+        if step >= self._next_step:
+            self._next_step = step + REVIEW_STEPS
+            self.memory.measure(tokens_of)
+        self.memory.leaving.measure(tokens_of)
+        self._review.run(now)
+        return self.memory.take_changed()
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        self.memory.check()
+
+    def _meet(self, call: Call, program: Program, now: float) -> ProgramContext:
+        """Add a program that waits."""
+        own = ProgramContext(
+            program=program, tenant=call.tenant, weight=call.weight, number=next(self._numbers)
+        )
+        own.key = self._key_of(program)
+        self.memory.inactive.add(own, now)
+        return own
