@@ -7,10 +7,11 @@ import sys
 from importlib import metadata, util
 
 from autellix import _environment
+from autellix._ids import ids
 from autellix._instrument.switch import INSTRUMENTORS
-from autellix._sessions.backends import NO_KEY, Backend
+from autellix._sessions.backends import Backend, key_headers
 from autellix._sessions.exchange import exchange
-from autellix._sessions.session import ClientSession
+from autellix._sessions.session import Registration
 from autellix_wire import SESSIONS_PATH
 from autellix_wire.sessions import InvalidBodyError, SessionStart, SessionStarted
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     import argparse
 
     from autellix._environment import Origin
-    from autellix._sessions.backends import Credentials
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -62,27 +62,20 @@ def _is_disabled() -> bool:
 
 
 def _problem_at(origin: Origin, root: str, api_key: str | None) -> str | None:
-    credentials: Credentials = NO_KEY if api_key is None else (f"Bearer {api_key}".encode(), None, None)
-    account = Backend(origin, root, is_configured=True).account(credentials)
-    session_id = ClientSession().session_id
-    answer = exchange(account, "POST", SESSIONS_PATH, SessionStart(session_id=session_id).to_bytes())
+    account = Backend(origin, root, is_configured=True).account(key_headers(api_key))
+    registration = Registration(account, ids.make("session"))
+    start = SessionStart(session_id=registration.session_id)
+    answer = exchange(account, "POST", SESSIONS_PATH, start.to_bytes())
     if answer is None:
         return "nobody answers; is the gateway running, and is this its address?"
     if answer[0] in (401, 403):
         return f"refuses the key (status {answer[0]}); set {KEY_VARIABLE} or --api-key"
     try:
-        started = SessionStarted.from_bytes(answer[1])
-    except (InvalidBodyError, ValueError):
+        registration.token = SessionStarted.from_bytes(answer[1]).token
+    except InvalidBodyError:
         return f"is not an Autellix gateway (status {answer[0]}); its calls are in no program"
-    proof = {} if started.token is None else _proof(session_id, started.token)
-    exchange(account, "DELETE", f"{SESSIONS_PATH}/{session_id}", None, proof=proof)
+    exchange(account, "DELETE", registration.path(), None, proof=registration.proof())
     return None
-
-
-def _proof(session_id: str, token: str) -> dict[str, str]:
-    from autellix_wire import SESSION_ID, SESSION_TOKEN
-
-    return {SESSION_ID: session_id, SESSION_TOKEN: token}
 
 
 def _libraries() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from autellix._faults import log_debug, log_warning
+from autellix_wire import InvalidIdError, check_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ def is_set(variable: str) -> bool:
 
 def program_of_process() -> tuple[str | None, str | None]:
     """Return the name and id of the program that this process belongs to; a malformed id is ignored."""
-    from autellix_wire import InvalidIdError, check_id
-
     name = os.environ.get(PROGRAM_NAME_VARIABLE, "").strip() or None
     program_id = os.environ.get(PROGRAM_ID_VARIABLE)
     if program_id is not None:

@@ -6,24 +6,21 @@ import threading
 
 
 class Propagation:
-    """`is_on` holds for the process; suppression holds for one operating system thread."""
+    """The switch of the process."""
 
-    def __init__(self) -> None:
-        self.is_on = False
-        """A patch that another library has wrapped stays in place when the client is switched off."""
-        self._local = threading.local()
+    is_on = False
+    """A patch that another library has wrapped stays in place when the client is switched off."""
 
-    @property
-    def is_suppressed(self) -> bool:
-        """Whether threads and processes that the current thread starts inherit nothing."""
-        return getattr(self._local, "is_suppressed", False)
 
-    @is_suppressed.setter
-    def is_suppressed(self, value: bool) -> None:
-        self._local.is_suppressed = value
+class Suppression(threading.local):
+    """The switch of each operating system thread."""
+
+    is_on = False
+    """Whether threads and processes that the current thread starts inherit nothing."""
 
 
 propagation = Propagation()
+suppression = Suppression()
 
 
 class Suppressed:
@@ -32,8 +29,8 @@ class Suppressed:
     __slots__ = ("_before",)
 
     def __enter__(self) -> None:
-        self._before = propagation.is_suppressed
-        propagation.is_suppressed = True
+        self._before = suppression.is_on
+        suppression.is_on = True
 
     def __exit__(self, *_: object) -> None:
-        propagation.is_suppressed = self._before
+        suppression.is_on = self._before

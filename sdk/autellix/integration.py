@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from autellix._faults import safely
 from autellix._ids import ids
-from autellix._instrument.patches import Patches, around, around_async
+from autellix._instrument.patches import Patches, around, around_async, before, on_init, on_result
 from autellix._programs.branches import FanOut, create_task
-from autellix._programs.context import Progress
+from autellix._programs.progress import Progress
 from autellix._programs.running import attach, running_thread, switch_to, thread_of
 from autellix._programs.thread import ProgramThread
 from autellix._receipts import FIELD, keep, kept
@@ -26,11 +26,14 @@ __all__ = [
     "around",
     "around_async",
     "attach",
+    "before",
     "create_task",
     "end_program",
     "finished_receipt",
     "ids",
     "keep_receipt",
+    "on_init",
+    "on_result",
     "root_scope",
     "running_thread",
     "safely",

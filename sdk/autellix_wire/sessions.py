@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from autellix_wire.ids import check_id
 
@@ -29,14 +29,8 @@ class SessionStart:
     """A secret of the client: who sends it again is the same, and gets the token again."""
 
     def to_bytes(self) -> bytes:
-        """Encode the body without unknown fields."""
-        fields = {
-            "session_id": self.session_id,
-            "program_name": self.program_name,
-            "client": self.client,
-            "proof": self.proof,
-        }
-        return json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
+        """Encode the body."""
+        return _encoded(asdict(self))
 
     @classmethod
     def from_bytes(cls, body: bytes) -> SessionStart:
@@ -68,15 +62,7 @@ class SessionStarted:
 
     def to_bytes(self) -> bytes:
         """Encode the body."""
-        fields = {
-            "session_id": self.session_id,
-            "heartbeat_s": self.heartbeat_s,
-            "server": SERVER,
-            "version": self.version,
-        }
-        if self.token is not None:
-            fields["token"] = self.token
-        return json.dumps(fields).encode()
+        return _encoded({**asdict(self), "server": SERVER})
 
     @classmethod
     def from_bytes(cls, body: bytes) -> SessionStarted:
@@ -97,6 +83,11 @@ class SessionStarted:
             version=_text(fields, "version") or "",
             token=_text(fields, "token"),
         )
+
+
+def _encoded(fields: dict[str, object]) -> bytes:
+    """Return a body without the fields that are None."""
+    return json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
 
 
 def _object(body: bytes) -> dict[str, object]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 from autellix.integration import (
     ProgramThread,
     around_async,
     attach,
+    before,
     finished_receipt,
+    on_init,
     running_thread,
     safely,
     switch_to,
@@ -79,17 +80,7 @@ def _handle(agent: Any, *_args: object, **_kwargs: object) -> Handling:
     return Handling(agent)
 
 
-def _patch_envelope(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it replaces one
-        original(self, *args, **kwargs)
-        safely(_attach_context, self)
-
-    return __init__
-
-
 def _patch_on_message_impl(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     async def on_message_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
         # An agent that handles one message at a time has waited for its turn before it comes here.
         safely(catch_up, self)
@@ -98,16 +89,7 @@ def _patch_on_message_impl(original: Callable[..., Any]) -> Callable[..., Any]:
     return on_message_impl
 
 
-def _patch_link_future(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def link_future(self: Any, future: Any) -> Any:
-        safely(_continue_thread, future)
-        return original(self, future)
-
-    return link_future
-
-
-def _continue_thread(future: Any) -> None:
+def _continue_thread(_token: Any, future: Any) -> None:
     """Keep a task that exists only to be cancellable on its creator's thread, which awaits it at once."""
     thread = thread_of(future)
     creator = running_thread()
@@ -121,7 +103,6 @@ def _continue_thread(future: Any) -> None:
 
 
 def _patch_create(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     async def create(self: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("cancellation_token") is None:
             # A token that nobody cancels: with it AutoGen links the task of each call.
@@ -134,7 +115,6 @@ def _patch_create(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_create_stream(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     async def create_stream(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         if kwargs.get("cancellation_token") is None:
             kwargs["cancellation_token"] = safely(_make_token)
@@ -163,13 +143,13 @@ def instrument_core(patches: Patches, module: ModuleType) -> None:
     for name in ("SendMessageEnvelope", "PublishMessageEnvelope"):
         envelope = getattr(implementation, name, None)
         if envelope is not None:
-            patches.apply(envelope, "__init__", _patch_envelope)
+            patches.apply(envelope, "__init__", on_init(_attach_context))
     runtime = getattr(module, "SingleThreadedAgentRuntime", None)
     patches.apply(runtime, "_process_send", around_async(_deliver))
     patches.apply(runtime, "_process_publish", around_async(_deliver))
     patches.apply(getattr(module, "BaseAgent", None), "on_message", around_async(_handle))
     patches.apply(getattr(module, "RoutedAgent", None), "on_message_impl", _patch_on_message_impl)
-    patches.apply(getattr(module, "CancellationToken", None), "link_future", _patch_link_future)
+    patches.apply(getattr(module, "CancellationToken", None), "link_future", before(_continue_thread))
 
 
 def instrument_model_client(patches: Patches, module: ModuleType) -> None:

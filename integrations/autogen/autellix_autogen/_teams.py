@@ -95,7 +95,6 @@ def _patch_stream(
     scope_of: Callable[[Any], ProgramScope | None],
     at_end: Callable[[Any], None] | None = None,
 ) -> Callable[..., Any]:
-    @functools.wraps(original)
     async def run_stream(self: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         with safely(scope_of, self) or contextlib.nullcontext():
             stream = original(self, *args, **kwargs)
@@ -114,7 +113,6 @@ def _patch_stream(
 
 
 def _patch_run(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     async def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         with safely(_agent_scope, self) or contextlib.nullcontext():
             return await original(self, *args, **kwargs)
@@ -123,7 +121,6 @@ def _patch_run(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_reset(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     async def reset(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = await original(self, *args, **kwargs)
         safely(_end_program, self)

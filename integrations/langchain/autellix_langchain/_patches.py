@@ -21,6 +21,8 @@ from autellix.integration import (
     create_task,
     finished_receipt,
     keep_receipt,
+    on_init,
+    on_result,
     safely,
 )
 from autellix_langchain._runs import OpenRun, open_run
@@ -39,16 +41,7 @@ def instrument(patches: Patches, module: ModuleType) -> None:
 
 def _instrument_callbacks(patches: Patches, module: ModuleType) -> None:
     """Give every callback manager a handler of ours."""
-    patches.apply(module.BaseCallbackManager, "__init__", _patch_init)
-
-
-def _patch_init(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it replaces one
-        original(self, *args, **kwargs)
-        safely(_add_handler, self)
-
-    return __init__
+    patches.apply(module.BaseCallbackManager, "__init__", on_init(_add_handler))
 
 
 def _add_handler(manager: Any) -> None:
@@ -80,7 +73,6 @@ def _open_batch(runnable: Any, *_args: object, **_kwargs: object) -> OpenRun | N
 
 
 def _patch_parallel(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def invoke(self: Any, *args: Any, **kwargs: Any) -> Any:
         with FanOut():
             return original(self, *args, **kwargs)
@@ -100,14 +92,13 @@ def _instrument_model(patches: Patches, module: ModuleType) -> None:
     """Hand on the receipts of calls, in the metadata of the messages."""
     patches.apply(module.BaseChatOpenAI, "_create_chat_result", _patch_conversion)
     patches.apply(module, "_construct_lc_result_from_responses_api", _patch_conversion)
-    patches.apply(module.BaseChatOpenAI, "_generate", _patch_generate)
+    patches.apply(module.BaseChatOpenAI, "_generate", on_result(_add_receipt))
     patches.apply(module.BaseChatOpenAI, "_agenerate", _patch_agenerate)
     patches.apply(module.BaseChatOpenAI, "_stream", _patch_stream)
     patches.apply(module.BaseChatOpenAI, "_astream", _patch_astream)
 
 
 def _patch_conversion(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def convert(*args: Any, **kwargs: Any) -> Any:
         # The first argument of a function, or the second of a method.
         for answer in args[:2]:
@@ -117,18 +108,7 @@ def _patch_conversion(original: Callable[..., Any]) -> Callable[..., Any]:
     return convert
 
 
-def _patch_generate(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def _generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        safely(_add_receipt, result)
-        return result
-
-    return _generate
-
-
 def _patch_agenerate(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     async def _agenerate(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = await original(self, *args, **kwargs)
         safely(_add_receipt, result)
@@ -144,7 +124,6 @@ def _add_receipt(result: Any) -> None:
 
 
 def _patch_stream(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def _stream(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
         chunk = None
         for chunk in original(self, *args, **kwargs):
@@ -157,7 +136,6 @@ def _patch_stream(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_astream(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     async def _astream(self: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         chunk = None
         async for chunk in original(self, *args, **kwargs):
@@ -186,7 +164,6 @@ def _instrument_steps(patches: Patches, module: ModuleType) -> None:
 
 
 def _patch_tick(original: Callable[..., Generator[None]]) -> Callable[..., Generator[None]]:
-    @functools.wraps(original)
     def tick(self: Any, tasks: Iterable[Any], *args: Any, **kwargs: Any) -> Generator[None]:
         tasks = tuple(tasks)
         step = original(self, tasks, *args, **kwargs)
@@ -214,7 +191,6 @@ def _instrument_eager_tasks(patches: Patches, module: ModuleType) -> None:
 
 
 def _patch_ensure_future(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def ensure_future(coro: Any, *, lazy: bool = True, **kwargs: Any) -> Any:
         create = functools.partial(original, coro, lazy=lazy, **kwargs)
         # The loop makes lazy tasks, and the client patches the loop.

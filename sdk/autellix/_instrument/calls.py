@@ -9,8 +9,8 @@ from autellix._faults import safely
 from autellix._ids import ids
 from autellix._programs.running import running_thread
 from autellix._propagation import propagation
-from autellix._sessions.backends import FOREIGN, KEY_HEADERS, KNOWN, UNKNOWN, backends
-from autellix._sessions.keeper import keeper, process_session
+from autellix._sessions.backends import FOREIGN, KEY_HEADERS, KNOWN, UNKNOWN, backends, key_headers
+from autellix._sessions.keeper import keeper
 from autellix._sessions.session import REGISTERED
 from autellix_wire import headers as names
 from autellix_wire.ids import format_interceptions, format_parents, is_header_value
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from autellix._programs.program import ClientProgram
     from autellix._sessions.backends import Account, Backend, Credentials
-    from autellix._sessions.session import ClientSession
+    from autellix._sessions.session import ClientSession, Registration
 
 IMPLICIT = "implicit"
 TRUNCATED = "truncated"
@@ -43,12 +43,27 @@ _RAW_NAMES: dict[str, tuple[bytes, bytes]] = {}
 class CallHeaders:
     """The headers of one call, made at the first attempt and kept for the retries."""
 
-    __slots__ = ("account", "headers", "session")
+    __slots__ = ("headers", "registration", "session")
+
+    registration: Registration
+    """Of the session, where the latest attempt went."""
 
     def __init__(self) -> None:
         self.headers: dict[str, str] | None = None
-        self.session: ClientSession | None = None
-        self.account: Account | None = None
+        self.session = keeper.process_session
+
+    def for_attempt(self, account: Account) -> dict[str, str]:
+        """Return the headers of an attempt, none for an unknown host; register the session if that is due."""
+        if account.backend.state == UNKNOWN:
+            self.registration = keeper.on_call(account, self.session)
+            return {}
+        if self.headers is None:
+            self.headers, self.session = _make_headers(account)
+        registration = self.registration = keeper.on_call(account, self.session)
+        if registration.state != REGISTERED or registration.token is None:
+            return self.headers
+        # Not kept with the other headers: a retry sends a token that has arrived since.
+        return {**self.headers, names.SESSION_TOKEN: registration.token}
 
 
 def backend_of(url: Any, client: Any = None) -> Backend | None:
@@ -70,21 +85,9 @@ def annotate(backend: Backend, call: CallHeaders, request: Any) -> None:
         return
     entries = _entries(request.headers)
     present = _present(request.headers, entries)
+    ours = call.for_attempt(_account(backend, present))
     vars(request)[CALL_ATTRIBUTE] = call
-    account = call.account = backend.account(_credentials(present))
-    session = call.session or process_session()
-    ours: dict[str, str] = {}
-    if backend.state != UNKNOWN:
-        if call.headers is None:
-            call.headers, session = _make_headers(account)
-            call.session = session
-        ours = call.headers
-    registration = keeper().on_call(account, session)
-    if registration.state == REGISTERED and registration.token is not None:
-        # Not kept with the other headers: a retry sends a token that has arrived since.
-        ours = {**ours, names.SESSION_TOKEN: registration.token}
-    if ours:
-        _add(request.headers, entries, present, ours)
+    _add(request.headers, entries, present, ours)
 
 
 def _present(headers: Any, entries: list[tuple[bytes, bytes, bytes]] | None) -> dict[bytes, bytes]:
@@ -94,9 +97,9 @@ def _present(headers: Any, entries: list[tuple[bytes, bytes, bytes]] | None) -> 
     return {name.lower().encode("latin-1"): value.encode("latin-1") for name, value in headers.items()}
 
 
-def _credentials(present: dict[bytes, bytes]) -> Credentials:
-    first, second, third = KEY_HEADERS
-    return present.get(first), present.get(second), present.get(third)
+def _account(backend: Backend, present: dict[bytes, bytes]) -> Account:
+    """Return the account of the API key in a request's headers."""
+    return backend.account(tuple(map(present.get, KEY_HEADERS)))
 
 
 def _add(
@@ -132,10 +135,7 @@ def headers(url: str, *, api_key: str | None = None) -> dict[str, str]:
     """
     if not isinstance(url, str) or not isinstance(api_key, str | None):
         raise TypeError("headers() takes an address and a key as text")
-    return (
-        safely(headers_for, url, (None if api_key is None else f"Bearer {api_key}".encode(), None, None))
-        or {}
-    )
+    return safely(headers_for, url, key_headers(api_key)) or {}
 
 
 def headers_for(url: str, credentials: Credentials) -> dict[str, str]:
@@ -146,15 +146,7 @@ def headers_for(url: str, credentials: Credentials) -> dict[str, str]:
     backend = backends.find(parts.scheme, parts.hostname or "", parts.port, parts.path)
     if backend is None or not propagation.is_on:
         return {}
-    account = backend.account(credentials)
-    if backend.state == UNKNOWN:
-        keeper().on_call(account, process_session())
-        return {}
-    made, session = _make_headers(account)
-    registration = keeper().on_call(account, session)
-    if registration.state == REGISTERED and registration.token is not None:
-        made[names.SESSION_TOKEN] = registration.token
-    return made
+    return CallHeaders().for_attempt(backend.account(credentials))
 
 
 def observe(response: Any) -> None:
@@ -164,23 +156,21 @@ def observe(response: Any) -> None:
         return
     call: CallHeaders | None = vars(request).get(CALL_ATTRIBUTE)
     is_ours = _value(headers, VERSION_NAME) is not None
-    if call is not None and call.account is not None:
-        if is_ours and call.account.backend.state != KNOWN:
-            backends.confirm(call.account.backend)
+    if call is not None:
+        backend = call.registration.account.backend
+        if is_ours and backend.state != KNOWN:
+            backends.confirm(backend)
         is_refused = _value(headers, IDENTITY_SOURCE_NAME) == FOREIGN_TOKEN
-        session = call.session or process_session()
-        keeper().on_answer(
-            call.account, session, response.status_code, is_ours=is_ours, is_refused=is_refused
-        )
+        keeper.on_answer(call.registration, response.status_code, is_ours=is_ours, is_refused=is_refused)
+        return
+    url = request.url
+    if response.history and response.history[0].url.host != url.host:
+        # Another host has sent it here, by a path of its own choice.
+        return
+    if is_ours:
+        backends.discover(url.scheme, url.host, url.port, url.path)
     else:
-        url = request.url
-        if response.history and response.history[0].url.host != url.host:
-            # It went where another host has sent it, by a path of that one's choice.
-            return
-        if not is_ours:
-            backends.miss(url.host)
-        else:
-            backends.discover(url.scheme, url.host, url.port, url.path)
+        backends.miss(url.host)
 
 
 def drop_identity(headers: Any, sender: Any, target: Any) -> None:
@@ -216,7 +206,7 @@ def _entries(headers: Any) -> list[tuple[bytes, bytes, bytes]] | None:
 def probe(backend: Backend, headers: Any) -> None:
     """Ask a host that is not configured whether it is an Autellix backend; `headers` may hold the key."""
     present = {} if headers is None else _present(headers, _entries(headers))
-    keeper().on_call(backend.account(_credentials(present)), process_session())
+    keeper.on_call(_account(backend, present), keeper.process_session)
 
 
 def wait_for_probe(backend: Backend) -> None:
@@ -240,12 +230,12 @@ async def wait_for_probe_async(backend: Backend) -> None:
 def _make_headers(account: Account) -> tuple[dict[str, str], ClientSession]:
     thread = running_thread()
     program = thread.program
-    session = thread.open_session() or process_session()
+    session = thread.open_session() or keeper.process_session
     call_id = ids.make("call")
     parents = thread.record_call(call_id)
     backends.has_reached = True
     registration = session.registration(account)
-    program.links.add((account, registration))
+    program.registrations.add(registration)
     headers = {
         names.SESSION_ID: registration.session_id,
         names.PROGRAM_ID: program.program_id,

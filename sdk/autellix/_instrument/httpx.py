@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 from autellix._faults import safely
 from autellix._instrument import calls
 from autellix._propagation import propagation
@@ -25,30 +23,27 @@ def _called_backend(client: Any, request: Any) -> Backend | None:
     if not propagation.is_on or request.method != "POST" or CALL_ID in request.headers:
         return None
     backend = calls.backend_of(request.url, client)
-    if backend is None or request.url.path.startswith(backend.root + API_PREFIX):
-        return None
-    return backend
+    is_call = backend is not None and not request.url.path.startswith(backend.root + API_PREFIX)
+    return backend if is_call else None
 
 
 def _annotate(backend: Backend, request: Any) -> None:
     calls.annotate(backend, calls.CallHeaders(), request)
 
 
-def _begin(client: Any, request: Any) -> tuple[Backend | None, bool]:
+def _begin(client: Any, request: Any) -> Backend | None:
     backend = _called_backend(client, request)
-    must_wait = backend is not None and backend.needs_wait
-    if backend is not None and must_wait:
+    if backend is not None and backend.needs_wait:
         calls.probe(backend, request.headers)
-    return backend, must_wait
+    return backend
 
 
 def _patch_send(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def send(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        backend, must_wait = safely(_begin, self, request) or (None, False)
+        backend = safely(_begin, self, request)
         if backend is None:
             return original(self, request, *args, **kwargs)
-        if must_wait:
+        if backend.needs_wait:
             calls.wait_for_probe(backend)
         safely(_annotate, backend, request)
         response = original(self, request, *args, **kwargs)
@@ -59,12 +54,11 @@ def _patch_send(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_async_send(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     async def send(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        backend, must_wait = safely(_begin, self, request) or (None, False)
+        backend = safely(_begin, self, request)
         if backend is None:
             return await original(self, request, *args, **kwargs)
-        if must_wait:
+        if backend.needs_wait:
             await calls.wait_for_probe_async(backend)
         safely(_annotate, backend, request)
         response = await original(self, request, *args, **kwargs)
@@ -75,7 +69,6 @@ def _patch_async_send(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_redirect_headers(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def _redirect_headers(self: Any, request: Any, url: Any, method: str) -> Any:
         headers = original(self, request, url, method)
         safely(calls.drop_identity, headers, request.url, url)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from autellix._faults import safely
+from autellix._instrument.patches import around
 from autellix._programs.registry import programs
 from autellix._programs.running import find_running_thread
 from autellix._propagation import propagation
@@ -12,7 +13,6 @@ from autellix._scopes.scopes import ProgramScope
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import ModuleType
     from typing import Any
 
@@ -71,19 +71,10 @@ def instrument_celery(patches: Patches, module: ModuleType) -> None:
         patches.when_reverted(functools.partial(signal.disconnect, receiver))
 
 
-def _patch_actor(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - it replaces one
-        job = safely(open_job, self.actor_name)
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            if job is not None:
-                safely(job.close)
-
-    return __call__
+def _open_actor(actor: Any, *_args: object, **_kwargs: object) -> OpenJob | None:
+    return open_job(actor.actor_name)
 
 
 def instrument_dramatiq(patches: Patches, module: ModuleType) -> None:
     """Open a program around each run of an actor."""
-    patches.apply(module.Actor, "__call__", _patch_actor)
+    patches.apply(module.Actor, "__call__", around(_open_actor))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 from autellix._faults import safely
 from autellix._programs.registry import programs
 from autellix._programs.running import find_running_thread, switch_to
@@ -22,7 +20,6 @@ ATTRIBUTE = "_autellix_thread"
 
 
 def _patch_run_code(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     async def run_code(self: Any, *args: Any, **kwargs: Any) -> Any:
         safely(_continue_cells, self)
         try:

@@ -8,11 +8,10 @@ makes both packages, so the same patches fit both.
 
 from __future__ import annotations
 
-import functools
-
 from autellix._faults import safely
 from autellix._ids import ids
 from autellix._instrument import calls
+from autellix._instrument.patches import before
 from autellix._propagation import propagation
 from autellix._receipts import FIELD, keep, keep_comment
 from autellix._sessions.backends import FOREIGN, backends
@@ -33,14 +32,12 @@ CACHED_BACKEND = "_autellix_backend"
 class InFlightCall:
     """One call with all its attempts."""
 
-    __slots__ = ("backend", "headers", "key", "must_wait", "options")
+    __slots__ = ("backend", "headers", "key", "options")
 
-    def __init__(self, key: str, options: Any, backend: Backend, *, must_wait: bool) -> None:
+    def __init__(self, key: str, options: Any, backend: Backend) -> None:
         self.key = key
         self.options = options
         self.backend = backend
-        self.must_wait = must_wait
-        """Whether it waits for the probe of its host."""
         self.headers = calls.CallHeaders()
 
 
@@ -65,10 +62,9 @@ class InFlightCalls:
             return None
         if key is None or other is not None:
             key = options.idempotency_key = ids.make("key")
-        must_wait = backend.needs_wait
-        if must_wait:
+        if backend.needs_wait:
             calls.probe(backend, _key_headers(client))
-        call = self._by_key[key] = InFlightCall(key, options, backend, must_wait=must_wait)
+        call = self._by_key[key] = InFlightCall(key, options, backend)
         return call
 
     def finish(self, call: InFlightCall | None) -> None:
@@ -112,7 +108,6 @@ def _key_headers(client: Any) -> dict[str, str] | None:
 
 
 def _patch_build_request(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def _build_request(self: Any, options: Any, *args: Any, **kwargs: Any) -> Any:
         request = original(self, options, *args, **kwargs)
         safely(in_flight.annotate, self, options, request)
@@ -122,11 +117,10 @@ def _patch_build_request(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_request(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def request(self: Any, *args: Any, **kwargs: Any) -> Any:
         call = safely(in_flight.begin, self, args, kwargs)
         try:
-            if call is not None and call.must_wait:
+            if call is not None and call.backend.needs_wait:
                 calls.wait_for_probe(call.backend)
             result = original(self, *args, **kwargs)
             if call is not None:
@@ -142,11 +136,10 @@ def _patch_request(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_async_request(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     async def request(self: Any, *args: Any, **kwargs: Any) -> Any:
         call = safely(in_flight.begin, self, args, kwargs)
         try:
-            if call is not None and call.must_wait:
+            if call is not None and call.backend.needs_wait:
                 await calls.wait_for_probe_async(call.backend)
             result = await original(self, *args, **kwargs)
             if call is not None:
@@ -168,7 +161,6 @@ def _keep_receipt(result: Any) -> None:
 
 
 def _patch_decode(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def decode(self: Any, line: str) -> Any:
         if line[:1] == ":":
             keep_comment(line)
@@ -188,17 +180,7 @@ def _observe_error(error: Exception) -> None:
         calls.observe(response)
 
 
-def _patch_should_retry(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def _should_retry(self: Any, response: Any, *args: Any, **kwargs: Any) -> Any:
-        safely(calls.observe, response)
-        return original(self, response, *args, **kwargs)
-
-    return _should_retry
-
-
 def _patch_process_response(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def _process_response(self: Any, *args: Any, **kwargs: Any) -> Any:
         if "response" in kwargs:
             safely(calls.observe, kwargs["response"])
@@ -212,7 +194,7 @@ def instrument_client(patches: Patches, module: ModuleType) -> None:
     """Patch the base classes of all clients in the package, as far as this version has them."""
     base = getattr(module, "BaseClient", None)
     patches.apply(base, "_build_request", _patch_build_request)
-    patches.apply(base, "_should_retry", _patch_should_retry)
+    patches.apply(base, "_should_retry", before(lambda _client, response, *_: calls.observe(response)))
     for name, make in (("SyncAPIClient", _patch_request), ("AsyncAPIClient", _patch_async_request)):
         client = getattr(module, name, None)
         patches.apply(client, "request", make)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-
 from autellix._faults import safely
 from autellix._instrument import calls
+from autellix._instrument.patches import before
 from autellix._propagation import propagation
 from autellix._sessions.backends import KEY_HEADERS
 from autellix_wire import CALL_ID
@@ -25,15 +24,11 @@ def _credentials(headers: Iterable[tuple[str, str]]) -> Credentials | None:
     present = {name.lower(): value for name, value in headers if isinstance(value, str)}
     if CALL_ID.lower() in present:
         return None
-    first, second, third = (present.get(name.decode("ascii")) for name in KEY_HEADERS)
-    return _encoded(first), _encoded(second), _encoded(third)
+    values = (present.get(name.decode("ascii")) for name in KEY_HEADERS)
+    return tuple(None if value is None else value.encode("latin-1") for value in values)
 
 
-def _encoded(value: str | None) -> bytes | None:
-    return None if value is None else value.encode("latin-1")
-
-
-def _annotate_request(request: Any) -> None:
+def _annotate_request(_transport: Any, request: Any) -> None:
     """Annotate a request of DSPy's own client, which has a list of headers."""
     if not propagation.is_on or request.method.upper() != "POST":
         return
@@ -41,16 +36,6 @@ def _annotate_request(request: Any) -> None:
     if credentials is not None:
         # A new list: a retry makes its request from the old one.
         request.headers = [*request.headers, *calls.headers_for(request.url, credentials).items()]
-
-
-def _patch_stream(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def stream(self: Any, request: Any) -> Any:
-        # Of the async client this is a coroutine.
-        safely(_annotate_request, request)
-        return original(self, request)
-
-    return stream
 
 
 def _annotate_post(url: Any, headers: dict[str, str] | None) -> dict[str, str] | None:
@@ -61,7 +46,6 @@ def _annotate_post(url: Any, headers: dict[str, str] | None) -> dict[str, str] |
 
 
 def _patch_post(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def post(self: Any, *args: Any, **kwargs: Any) -> Any:
         url = args[0] if args else kwargs.get("url", "")
         annotated = safely(_annotate_post, url, kwargs.get("headers"))
@@ -74,8 +58,8 @@ def _patch_post(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def instrument_dspy(patches: Patches, module: ModuleType) -> None:
     """Annotate each request of the client inside DSPy."""
-    patches.apply(module.StdlibTransport, "stream", _patch_stream)
-    patches.apply(module.StdlibAsyncTransport, "_do_stream", _patch_stream)
+    patches.apply(module.StdlibTransport, "stream", before(_annotate_request))
+    patches.apply(module.StdlibAsyncTransport, "_do_stream", before(_annotate_request))
 
 
 def instrument_litellm(patches: Patches, module: ModuleType) -> None:

@@ -31,7 +31,10 @@ class Patches:
         """Methods that these versions of the libraries lack."""
 
     def apply(self, owner: Any, name: str, make: Make) -> None:
-        """Replace `owner.name` by `make(original)`; log and skip if there is no such method."""
+        """Replace `owner.name` by `make(original)`, which gets the original's name and signature.
+
+        A method that this version of the library lacks is logged and skipped.
+        """
         original = getattr(owner, name, None)
         if not callable(original):
             log_debug("%r has no method %s: not instrumented", owner, name)
@@ -40,7 +43,9 @@ class Patches:
         if any(entry[0] is owner and entry[1] == name and entry[3] is original for entry in self._applied):
             # A module was loaded again, and what it had patched in another one is still in place.
             return
-        replacement = make(original)
+        replacement: Any = make(original)
+        function: Any = getattr(replacement, "__func__", replacement)
+        functools.update_wrapper(function, original)
         # The raw attribute of the class, so that a class method is restored as one.
         self._applied.append((owner, name, vars(owner).get(name, _INHERITED), replacement))
         setattr(owner, name, replacement)
@@ -64,11 +69,50 @@ class Patches:
                 setattr(owner, name, original)
 
 
+def before(step: Callable[..., object]) -> Make:
+    """Return a patch that runs a step of ours with the arguments of each call, and then the original."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            safely(step, *args, **kwargs)
+            return original(*args, **kwargs)
+
+        return run
+
+    return make
+
+
+def on_result(step: Callable[[Any], object]) -> Make:
+    """Return a patch that runs a step of ours with the result of each call."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            safely(step, result)
+            return result
+
+        return run
+
+    return make
+
+
+def on_init(step: Callable[[Any], object]) -> Make:
+    """Return a patch of `__init__` that runs a step of ours with each new object."""
+
+    def make(original: Callable[..., None]) -> Callable[..., None]:
+        def run(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            safely(step, self)
+
+        return run
+
+    return make
+
+
 def around(begin: Callable[..., Any]) -> Make:
     """Return a patch that calls `begin` with the arguments of each call, and closes its result afterwards."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
             begun = safely(begin, self, *args, **kwargs)
             try:
@@ -86,7 +130,6 @@ def around_async(begin: Callable[..., Any]) -> Make:
     """Return the patch that `around` returns, for a coroutine function."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         async def run(self: Any, *args: Any, **kwargs: Any) -> Any:
             begun = safely(begin, self, *args, **kwargs)
             try:

@@ -20,8 +20,8 @@ from autellix._programs.remote import (
     remote_jobs,
 )
 from autellix._programs.running import running_thread, switch_to
-from autellix._propagation import Suppressed, propagation
-from autellix._sessions.keeper import end_at_exit
+from autellix._propagation import Suppressed, propagation, suppression
+from autellix._sessions.keeper import keeper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ ATTRIBUTE = "_autellix_context"
 
 
 def _patch_submit(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def submit(self: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         sent = safely(remote_jobs.send, fn) if propagation.is_on else None
         with Suppressed():
@@ -57,13 +56,8 @@ def _patch_submit(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_process_start(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def start(self: Any) -> None:
-        if (
-            propagation.is_on
-            and not propagation.is_suppressed
-            and not type(self).__module__.endswith(WORKER_MODULES)
-        ):
+        if propagation.is_on and not suppression.is_on and not type(self).__module__.endswith(WORKER_MODULES):
             safely(_attach_context, self)
         try:
             original(self)
@@ -89,14 +83,13 @@ def _detach_context(process: Any) -> None:
 
 
 def _patch_bootstrap(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def _bootstrap(self: Any, *args: Any, **kwargs: Any) -> Any:
         safely(_enter_context, self)
         try:
             return original(self, *args, **kwargs)
         finally:
             # A forked process skips its exit functions.
-            safely(end_at_exit)
+            safely(keeper.end_at_exit)
 
     return _bootstrap
 
@@ -112,7 +105,6 @@ def _enter_context(process: Any) -> None:
 def _patch_pool_call(original: Callable[..., Any], thread_pool: type) -> Callable[..., Any]:
     """Patch a method of pools of threads or processes whose first argument is the function to run."""
 
-    @functools.wraps(original)
     def call(self: Any, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if propagation.is_on and not isinstance(func, BranchFunction | RemoteFunction):
             if original.__name__ == EAGER and args and not hasattr(args[0], "__len__"):

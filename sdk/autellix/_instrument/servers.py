@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 
 from autellix._faults import safely
 from autellix._instrument.spawns import link_submit
@@ -51,7 +50,6 @@ class _Dependency:
 
 
 def _patch_in_threadpool(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     @contextlib.asynccontextmanager
     async def contextmanager_in_threadpool(cm: AbstractContextManager[Any]) -> AsyncGenerator[Any]:
         dependency = _Dependency(cm)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 
 from autellix._faults import safely
+from autellix._instrument.patches import on_result
 from autellix._programs.branches import BranchCall, FanOut, create_task, link, new_branch
-from autellix._programs.running import trio_carrier, watch_asyncio, watch_trio
-from autellix._propagation import Suppressed, propagation
+from autellix._programs.running import state, trio_carrier
+from autellix._propagation import Suppressed, suppression
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,9 +29,8 @@ TIMED_WAKERS = WAKERS | {"asyncio.tasks"}
 
 
 def _patch_start(original: Callable[[Thread], None]) -> Callable[[Thread], None]:
-    @functools.wraps(original)
     def start(self: Thread) -> None:
-        if not propagation.is_suppressed and type(self).__module__ not in POOL_MODULES:
+        if not suppression.is_on and type(self).__module__ not in POOL_MODULES:
             safely(link, self)
         original(self)
 
@@ -40,7 +40,6 @@ def _patch_start(original: Callable[[Thread], None]) -> Callable[[Thread], None]
 def suppress_spawns(original: Callable[..., Any]) -> Callable[..., Any]:
     """Patch a method so that the threads and processes that it starts inherit nothing."""
 
-    @functools.wraps(original)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         with Suppressed():
             return original(self, *args, **kwargs)
@@ -51,7 +50,6 @@ def suppress_spawns(original: Callable[..., Any]) -> Callable[..., Any]:
 def link_submit(original: Callable[..., Any]) -> Callable[..., Any]:
     """Patch a method whose first argument is a job, to link the job to the code that submits it."""
 
-    @functools.wraps(original)
     def submit(self: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         thread = safely(new_branch)
         # A worker that the pool starts for this job outlives it and must not inherit its program.
@@ -62,7 +60,6 @@ def link_submit(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_map(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def map_(self: Any, *args: Any, **kwargs: Any) -> Any:
         # All jobs are submitted at once, and the first may finish before the last is submitted.
         with FanOut():
@@ -72,7 +69,6 @@ def _patch_map(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_add_done_callback(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def add_done_callback(self: Any, fn: Callable[..., Any]) -> Any:
         return original(self, _linked(fn, WAKERS))
 
@@ -80,7 +76,6 @@ def _patch_add_done_callback(original: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _patch_create_task(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def create_task_(self: Any, coro: Any, **kwargs: Any) -> Any:
         if self.get_task_factory() is not None:
             return create_task(functools.partial(original, self, coro, **kwargs))
@@ -93,7 +88,7 @@ def _patch_create_task(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_register(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    @functools.wraps(original)
+    # Not `before`, which would cost every task more.
     def add(task: Any) -> None:
         safely(link, task)
         original(task)
@@ -102,7 +97,6 @@ def _patch_register(original: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _patch_eager_factory(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def eager_task_factory(loop: Any, coro: Any, **kwargs: Any) -> Any:
         return create_task(functools.partial(original, loop, coro, **kwargs))
 
@@ -110,7 +104,6 @@ def _patch_eager_factory(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _patch_call_soon_threadsafe(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def call_soon_threadsafe(self: Any, callback: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return original(self, _linked(callback, WAKERS), *args, **kwargs)
 
@@ -118,7 +111,6 @@ def _patch_call_soon_threadsafe(original: Callable[..., Any]) -> Callable[..., A
 
 
 def _patch_call_at(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def call_at(self: Any, when: float, callback: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return original(self, when, _linked(callback, TIMED_WAKERS), *args, **kwargs)
 
@@ -137,7 +129,6 @@ def _linked(callback: Callable[..., Any], wakers: frozenset[str | None]) -> Call
 
 def _patch_run_sync(original: Callable[..., Any]) -> Any:
     # The original is bound to its class already, so a static method replaces it.
-    @functools.wraps(original)
     async def run_sync_in_worker_thread(
         func: Callable[..., Any], args: Any, *more: Any, **kwargs: Any
     ) -> Any:
@@ -168,7 +159,7 @@ def instrument_futures(patches: Patches, module: ModuleType) -> None:
 
 def instrument_asyncio(patches: Patches, module: ModuleType) -> None:
     """Link tasks and timed callbacks to the program thread that creates them, and look for it on tasks."""
-    watch_asyncio()
+    state.current_task, state.running_loop = module.tasks.current_task, module.events._get_running_loop
     _patch_loop(patches, module.BaseEventLoop)
     # Each task is registered as it is made, also one made directly: the class itself takes no patches.
     name = "_scheduled_tasks" if hasattr(module.tasks, "_scheduled_tasks") else "_all_tasks"
@@ -194,24 +185,10 @@ def _patch_loop(patches: Patches, loop: type) -> None:
     patches.apply(loop, "call_at", _patch_call_at)
 
 
-def _patch_spawn(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def spawn_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
-        task = original(self, *args, **kwargs)
-        safely(_link_trio, task)
-        return task
-
-    return spawn_impl
-
-
-def _link_trio(task: Any) -> None:
-    link(trio_carrier(task))
-
-
 def instrument_trio(patches: Patches, module: ModuleType) -> None:
     """Link trio's tasks to the task that starts them, and look for the program thread on them."""
-    watch_trio(module.GLOBAL_RUN_CONTEXT)
-    patches.apply(module.Runner, "spawn_impl", _patch_spawn)
+    state.trio = module.GLOBAL_RUN_CONTEXT
+    patches.apply(module.Runner, "spawn_impl", on_result(lambda task: link(trio_carrier(task))))
 
 
 def instrument_trio_threads(patches: Patches, module: ModuleType) -> None:

@@ -14,8 +14,8 @@ from autellix._sessions.keeper import keeper
 def describe() -> dict[str, Any]:
     """Return what `autellix.status` documents."""
     sessions: dict[str, list[dict[str, Any]]] = {}
-    for _, account, registration in keeper().registrations():
-        sessions.setdefault(_url(account.backend.origin), []).append(
+    for _, registration in keeper.registrations():
+        sessions.setdefault(_url(registration.account.backend.origin), []).append(
             {"id": registration.session_id, "state": registration.state, "failures": registration.failures}
         )
     found = {
@@ -28,7 +28,7 @@ def describe() -> dict[str, Any]:
         "configured": [_url(origin) for origin in backends.configured()],
         "backends": found,
         "libraries": sorted(name for name in switch.INSTRUMENTORS if name in sys.modules),
-        "missing": list(switch.missing_methods()),
+        "missing": switch.missing_methods(),
     }
 
 

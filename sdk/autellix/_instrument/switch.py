@@ -14,8 +14,8 @@ from autellix._programs import running
 from autellix._programs.registry import programs
 from autellix._propagation import propagation
 from autellix._scopes.scopes import quote_name
-from autellix._sessions import keeper
 from autellix._sessions.backends import backends
+from autellix._sessions.keeper import keeper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -115,12 +115,12 @@ def uninstrument() -> None:
         _switch.hook.remove()
         _switch.patches.revert()
         atexit.unregister(keeper.end_at_exit)
-        keeper.keeper().stop()
+        keeper.stop()
 
 
 def missing_methods() -> list[str]:
     """List the methods that the client would patch, and that the loaded versions of libraries lack."""
-    return _switch.patches.missing
+    return list(_switch.patches.missing)
 
 
 def configure(base_url: str | Iterable[str] | None = None) -> None:
@@ -135,7 +135,7 @@ def configure(base_url: str | Iterable[str] | None = None) -> None:
     roots = _environment.parse_base_urls(base_url or ())
     left = backends.admitted()
     backends.configure(roots)
-    keeper.keeper().leave(left)
+    keeper.leave(left)
 
 
 def start() -> None:

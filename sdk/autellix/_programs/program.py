@@ -7,12 +7,14 @@ import os
 import threading
 
 from autellix._ids import ids
+from autellix._programs.progress import joined
 from autellix_wire import MAX_PARENTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from autellix._programs.end_signal import EndSignal
-    from autellix._sessions.keeper import Link
+    from autellix._programs.progress import Progress
+    from autellix._sessions.session import Registration
 
 MAX_NAMED_THREADS = 4096
 REMOTE_THREAD_IDS = 4096
@@ -49,8 +51,8 @@ class ClientProgram:
         self.processes: list[EndSignal] = []
         """The signals for processes started inside it."""
         self.calls_made = 0
-        self.links: set[Link] = set()
-        """Where its calls went: the API key at the backend, and the session's registration there."""
+        self.registrations: set[Registration] = set()
+        """Of the sessions that its calls were in, at the backends to which they went."""
         self.frontier: tuple[str, ...] | None = ()
         """The frontier after the last turn, for a program of several turns."""
         # A plain list: a finalizer appends to it, may run anywhere, and must take no lock.
@@ -89,12 +91,10 @@ class ClientProgram:
         vars(turn).update(vars(self), has_ended=False, processes=[])
         return turn
 
-    def leave_turn(self, frontier: tuple[str, ...] | None, inherited: tuple[str, ...] | None) -> None:
+    def leave_turn(self, progress: Progress) -> None:
         """Note where one of its scopes has ended: the next turn follows all that ran at once."""
-        implied = inherited or ()
-        before = [call for call in self.frontier or () if call not in implied or call in (frontier or ())]
-        before += [call for call in frontier or () if call not in before]
-        self.frontier = tuple(before[-MAX_PARENTS:])
+        calls = joined(self.frontier, progress.frontier, progress.inherited)
+        self.frontier = tuple(calls[-MAX_PARENTS:])
 
     def take_thread_id(self) -> int:
         """Return a thread id that no live thread of this program has."""

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from autellix._programs.context import Progress, RemoteContext
+    from autellix._programs.progress import Progress
 
 MAX_SUSPENDED = 4096
 
@@ -39,25 +39,24 @@ class ProgramRegistry:
     def open(self, name: str | None, program_id: str | None, *, ends: bool = True) -> ClientProgram:
         """Return the program to enter: the open or suspended one with this id, else a new one."""
         with self._lock:
-            program = self._open.get(program_id) if program_id else None
-            if program is not None and program.look_for_end():
-                program = None
-            if program is None and program_id is not None:
-                program = self._suspended.pop(program_id, None)
+            key = program_id or ""
+            program = self._live(key) or self._suspended.pop(key, None)
             if program is None:
                 program = ClientProgram(name, program_id, is_remote=program_id in self._foreign)
             program.ends = ends
             return self._enter(program)
 
-    def open_remote(self, context: RemoteContext) -> ClientProgram:
+    def open_remote(self, program_id: str, name: str | None, *, is_implicit: bool) -> ClientProgram:
         """Return the program of another process to enter here."""
         with self._lock:
-            program = self._open.get(context.program_id)
-            if program is None or program.look_for_end():
-                program = ClientProgram(
-                    context.name, context.program_id, is_implicit=context.is_implicit, is_remote=True
-                )
+            program = self._live(program_id)
+            if program is None:
+                program = ClientProgram(name, program_id, is_implicit=is_implicit, is_remote=True)
             return self._enter(program)
+
+    def _live(self, program_id: str) -> ClientProgram | None:
+        program = self._open.get(program_id)
+        return None if program is None or program.look_for_end() else program
 
     def chosen_ids(self) -> tuple[str, ...]:
         """List the ids that the user has chosen for open programs."""
@@ -79,7 +78,7 @@ class ProgramRegistry:
         """Leave a program, with the progress of a scope that is no branch; return whether this ended it."""
         with self._lock:
             if progress is not None:
-                program.leave_turn(progress.frontier, progress.inherited)
+                program.leave_turn(progress)
             program.open_scopes -= 1
             if program.open_scopes > 0:
                 return False

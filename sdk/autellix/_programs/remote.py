@@ -9,7 +9,6 @@ import itertools
 
 from autellix._faults import safely
 from autellix._programs.branches import BranchCall
-from autellix._programs.context import RemoteContext
 from autellix._programs.registry import programs
 from autellix._programs.running import running_thread
 from autellix._programs.thread import ProgramThread
@@ -20,11 +19,34 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from autellix._programs.context import Progress
+    from autellix._programs.progress import Progress
 
-
-REPORT_ATTRIBUTE = "_autellix_report"
+RESULT_ATTRIBUTE = "_autellix_result"
 """The attribute of an error that returns a job's progress."""
+
+
+class RemoteContext:
+    """The propagation context of work in another process; unpickling it imports the client there."""
+
+    __slots__ = ("foreign_ids", "frontier", "is_implicit", "name", "program_id", "session_id")
+
+    def __init__(
+        self,
+        program_id: str,
+        name: str | None,
+        session_id: str | None,
+        frontier: tuple[str, ...] | None,
+        *,
+        is_implicit: bool,
+        foreign_ids: tuple[str, ...] = (),
+    ) -> None:
+        self.program_id = program_id
+        self.name = name
+        self.session_id = session_id
+        self.frontier = frontier
+        self.is_implicit = is_implicit
+        self.foreign_ids = foreign_ids
+        """Programs that the sender has open by an id: a process that opens one of them does not end it."""
 
 
 class RemoteFunction:
@@ -45,54 +67,40 @@ class RemoteFunction:
         try:
             value = BranchCall(thread, self.function)(*args, **kwargs)
         except BaseException as error:
-            safely(self._report_by, error, thread)
+            safely(self._add_progress, error, thread)
             raise
         finally:
             safely(leave_remote, thread)
-        report = safely(self._report, thread)
-        return value if report is None else RemoteResult(value, report)
+        result = safely(self._result, value, thread)
+        return value if result is None else result
 
-    def _report(self, thread: ProgramThread) -> RemoteReport | None:
+    def _result(self, value: Any, thread: ProgramThread) -> RemoteResult | None:
         progress = thread.progress()
         if self.job is None or progress.frontier == progress.inherited:
             return None
-        return RemoteReport(progress, self.job)
+        return RemoteResult(value, progress, self.job)
 
-    def _report_by(self, error: BaseException, thread: ProgramThread) -> None:
-        report = self._report(thread)
-        if report is not None:
-            # Pickled with the attributes of the error, unless its class leaves them out.
-            vars(error)[REPORT_ATTRIBUTE] = report
+    def _add_progress(self, error: BaseException, thread: ProgramThread) -> None:
+        # Pickled with the attributes of the error, unless its class leaves them out.
+        if (result := self._result(None, thread)) is not None:
+            vars(error)[RESULT_ATTRIBUTE] = result
 
 
-class RemoteReport:
-    """The progress of a job in another process; where it is unpickled, the job's sender receives it."""
+class RemoteResult:
+    """The result of a job in another process; unpickling it gives the job's progress to the sender."""
 
-    def __init__(self, progress: Progress, job: int) -> None:
+    def __init__(self, value: Any, progress: Progress, job: int) -> None:
+        self.value = value
         self.progress = progress
         self.job = job
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _receive, (self.progress, self.job)
+        return _receive, (self.value, self.progress, self.job)
 
 
-class RemoteResult:
-    """The result of a job in another process, with its progress; it is unpickled as the result alone."""
-
-    def __init__(self, value: Any, report: RemoteReport) -> None:
-        self.value = value
-        self.report = report
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _first, (self.value, self.report)
-
-
-def _first(value: Any, _report: None) -> Any:
-    return value
-
-
-def _receive(progress: Progress, job: int) -> None:
+def _receive(value: Any, progress: Progress, job: int) -> Any:
     safely(remote_jobs.receive, progress, job)
+    return value
 
 
 class RemoteJobs:
@@ -145,11 +153,11 @@ def context_without_return() -> RemoteContext:
 def enter_remote(context: RemoteContext) -> ProgramThread:
     """Return the program thread of work that another process has sent here."""
     programs.leave_to_others(context.foreign_ids)
-    program = programs.open_remote(context)
+    program = programs.open_remote(context.program_id, context.name, is_implicit=context.is_implicit)
     session = None
     if context.session_id is not None:
         # The process that opened the session ends it.
-        session = keeper().open(context.session_id, ends=False)
+        session = keeper.open(context.session_id, ends=False)
     return ProgramThread(program, context.frontier, session)
 
 
@@ -157,4 +165,4 @@ def leave_remote(thread: ProgramThread) -> None:
     """Leave what `enter_remote` has entered."""
     programs.close(thread.program)
     if thread.session is not None:
-        keeper().close(thread.session)
+        keeper.close(thread.session)

@@ -81,22 +81,6 @@ def trio_carrier(task: Any) -> TrioCarrier:
 state = RunningState()
 
 
-def watch_trio(context: Any) -> None:
-    """Look on trio's tasks from now on; `context` is its own state of each thread."""
-    state.trio = context
-
-
-def watch_asyncio() -> None:
-    """Look on tasks from now on; call when asyncio is loaded."""
-    state.current_task = sys.modules["asyncio.tasks"].current_task
-    state.running_loop = sys.modules["asyncio.events"]._get_running_loop
-
-
-def watch_greenlets(module: Any) -> None:
-    """Look on greenlets from now on."""
-    state.greenlet, state.current_greenlet = module.greenlet, module.getcurrent
-
-
 def _task() -> Any:
     """Return the running task or greenlet; None for the code of a thread itself."""
     if state.trio is not None and (task := getattr(state.trio, "task", None)) is not None:

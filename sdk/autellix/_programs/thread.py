@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 
-from autellix._programs.context import Progress
+from autellix._programs.progress import Progress, joined
 from autellix_wire import MAX_PARENTS
 
 TYPE_CHECKING = False
@@ -163,11 +163,9 @@ class ProgramThread:
         if frontier == inherited or (frontier is None and self.frontier is None):
             # It has made no call: what it started from is before this thread already.
             return
-        implied = set(inherited or ()) - set(frontier or ())
-        own = [call for call in self.frontier or () if call not in implied]
-        own += [call for call in frontier or () if call not in own]
-        self.is_truncated |= len(own) > MAX_PARENTS
-        self.frontier = tuple(own[-MAX_PARENTS:])
+        calls = joined(self.frontier, frontier, inherited)
+        self.is_truncated |= len(calls) > MAX_PARENTS
+        self.frontier = tuple(calls[-MAX_PARENTS:])
 
     def _absorb_finished(self) -> None:
         # Iterative: branches may nest more deeply than Python recurses.

@@ -12,14 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, TypeVar
 
-    from autellix._programs.thread import ProgramThread
-
     F = TypeVar("F", bound=Callable[..., Any])
 
 
 def current() -> CurrentIdentity:
     """Return the program, thread and session of a call made here."""
-    return identity_of(safely(running_thread))
+    return identity_of(None)
 
 
 def program(
@@ -90,9 +88,5 @@ def propagate(function: F) -> F:
     Raises:
         TypeError: if it is not a function.
     """
-    origin = safely(_branch)
+    origin = safely(lambda: running_thread().branch())
     return function if origin is None else BranchScope(origin)(function)
-
-
-def _branch() -> ProgramThread:
-    return running_thread().branch()

@@ -10,7 +10,7 @@ from autellix._faults import safely
 from autellix._programs.registry import programs
 from autellix._programs.running import enter, find_running_thread, leave, running_thread
 from autellix._programs.thread import ProgramThread
-from autellix._sessions.keeper import process_session
+from autellix._sessions.keeper import keeper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,14 +31,14 @@ class CurrentIdentity:
         self.name = thread.program.name
         self.is_implicit = thread.program.is_implicit
         self.thread_id = thread.thread_id
-        self.session_id = (thread.open_session() or process_session()).session_id
+        self.session_id = (thread.open_session() or keeper.process_session).session_id
 
     def __repr__(self) -> str:
         return f"Identity(program_id={self.program_id!r}, name={self.name!r}, thread_id={self.thread_id})"
 
 
 def identity_of(thread: ProgramThread | None) -> CurrentIdentity:
-    """Return the identity of calls in a program thread, or of the process's program for None."""
+    """Return the identity of calls in a program thread, or in the running one for None."""
     return CurrentIdentity(thread or safely(running_thread) or ProgramThread(programs.implicit, None))
 
 

@@ -105,12 +105,12 @@ class SessionScope(Scope):
     def _open(self, previous: ProgramThread | None) -> ProgramThread:
         parent = previous or running_thread()
         thread = parent.branch().nested_in(parent, parent.thread_id)
-        thread.session = keeper().open(self._session_id, ends=self._ends)
+        thread.session = keeper.open(self._session_id, ends=self._ends)
         return thread
 
     def _close(self, thread: ProgramThread) -> None:
         if thread.session is not None:
-            keeper().close(thread.session)
+            keeper.close(thread.session)
 
 
 def root_scope(name: str | None, program_id: str | None = None, *, ends: bool = True) -> ProgramScope | None:
@@ -132,8 +132,8 @@ def end_program(program_id: str) -> None:
 
 
 def _report_end(program: ClientProgram) -> None:
-    for account, registration in list(program.links):
-        keeper().end_program(account, registration, program.program_id)
+    for registration in list(program.registrations):
+        keeper.ended_programs.add(registration, program.program_id)
 
 
 def _check_expected(value: int | None, field: str) -> int | None:

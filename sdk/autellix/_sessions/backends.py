@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from autellix._environment import Origin
 
-    Credentials = tuple[bytes | None, bytes | None, bytes | None]
+    Credentials = tuple[bytes | None, ...]
     """The values of KEY_HEADERS."""
 
 UNKNOWN = "unknown"
@@ -53,18 +53,6 @@ class Backend:
     answer, and no call carries headers before it.
     """
 
-    __slots__ = (
-        "_accounts",
-        "_is_probed",
-        "has_waited",
-        "is_configured",
-        "origin",
-        "patience_s",
-        "root",
-        "state",
-        "uds",
-    )
-
     def __init__(self, origin: Origin, root: str, *, is_configured: bool, uds: str | None = None) -> None:
         self.origin = origin
         self.root = root
@@ -83,8 +71,7 @@ class Backend:
 
     def account(self, credentials: Credentials) -> Account:
         """Return the account of an API key, given by the values of KEY_HEADERS."""
-        found = self._accounts.get(credentials)
-        if found is not None:
+        if (found := self._accounts.get(credentials)) is not None:
             return found
         while len(self._accounts) >= MAX_ACCOUNTS:
             self._accounts.pop(next(iter(self._accounts)), None)
@@ -127,6 +114,11 @@ class Account:
         for name, value in zip(KEY_HEADERS, credentials, strict=True):
             if value is not None:
                 self.headers[name.decode("ascii")] = value.decode("latin-1")
+
+
+def key_headers(api_key: str | None) -> Credentials:
+    """Return the values of KEY_HEADERS for a key of the OpenAI API, or for none."""
+    return NO_KEY if api_key is None else (f"Bearer {api_key}".encode(), None, None)
 
 
 def is_near(host: str) -> bool:
@@ -189,7 +181,7 @@ class BackendRegistry:
         # A unix socket is on this machine, whatever the address says.
         if origin[0] not in PORTS or not (uds or is_near(origin[1])):
             return None
-        return self._make(origin, path, uds)
+        return _discovered(origin, path, uds)
 
     def _configured_root(self, origin: Origin) -> str | None:
         scheme, host, port = origin
@@ -197,10 +189,6 @@ class BackendRegistry:
         names = LOOPBACK if host in LOOPBACK else (host,)
         roots = (self._configured.get((scheme, name, port)) for name in (host, *names))
         return next((root for root in roots if root is not None), None)
-
-    def _make(self, origin: Origin, path: str, uds: str | None = None) -> Backend:
-        root, found, _ = path.partition("/v1/")
-        return Backend(origin, root if found else "", is_configured=False, uds=uds)
 
     def discover(self, scheme: str, host: str, port: int | None, path: str) -> bool:
         """Admit an origin that has answered as Autellix; return False where others are configured."""
@@ -213,7 +201,7 @@ class BackendRegistry:
             if self._is_full():
                 return False
             self._forget_some()
-            backend = self._seen[*origin, None] = self._make(origin, path)
+            backend = self._seen[*origin, None] = _discovered(origin, path)
             self.generation = object()
         return self.confirm(backend)
 
@@ -254,16 +242,21 @@ class BackendRegistry:
         self._missed += 1
         if self._missed >= MAX_MISSED:
             self._is_told = True
-            origins = ", ".join(f"{scheme}://{name}:{port}" for scheme, name, port in self._configured)
             log_warning(
                 "%d calls, and none to an Autellix backend (the last to %s): they are in no program. %s",
                 self._missed,
                 host,
-                f"AUTELLIX_BASE_URL or autellix.configure() name {origins}: is that the clients' base_url?"
-                if origins
-                else "If a gateway is there, set AUTELLIX_BASE_URL to its address; "
-                "if not, AUTELLIX_DISABLED=1 ends this.",
+                self._remedy(),
             )
+
+    def _remedy(self) -> str:
+        if not self._configured:
+            return (
+                "If a gateway is there, set AUTELLIX_BASE_URL to its address; "
+                "if not, AUTELLIX_DISABLED=1 ends this."
+            )
+        origins = ", ".join(f"{scheme}://{name}:{port}" for scheme, name, port in self._configured)
+        return f"AUTELLIX_BASE_URL or autellix.configure() name {origins}: is that the clients' base_url?"
 
     def _warn_unlisted(self, origin: Origin) -> None:
         if not self._is_told:
@@ -281,6 +274,12 @@ class BackendRegistry:
     def admitted(self) -> list[Backend]:
         """List the admitted origins."""
         return [backend for backend in list(self._seen.values()) if backend is not None]
+
+
+def _discovered(origin: Origin, path: str, uds: str | None = None) -> Backend:
+    """Return a backend that is not configured; its root is what precedes `/v1/` in a call's path."""
+    root, found, _ = path.partition("/v1/")
+    return Backend(origin, root if found else "", is_configured=False, uds=uds)
 
 
 backends = BackendRegistry()

@@ -11,9 +11,12 @@ from autellix._sessions.backends import PATIENCE_S
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import TypeVar
 
     from autellix._sessions.backends import Account, Backend
     from autellix._sessions.connection import Answer, Connection, Request
+
+    T = TypeVar("T")
 
 MAX_KEPT = 32
 """Connections that are kept alive."""
@@ -124,28 +127,12 @@ class SessionWatch:
 
     def ensure_open(self) -> None:
         """Open the request unless it is open or the backend has refused it."""
-        from http.client import HTTPException
-
         if self._is_refused or (self._connection is not None and not self._connection.is_stale):
             return
         if self._connection is not None:
-            self._read_response(self._connection)
+            self._is_refused = (self._attempt(self._read_status) or 0) >= 400
         self.close()
-        try:
-            backend = self._account.backend
-            connection = _connect(backend, time.monotonic() + backend.patience_s)
-        except (OSError, HTTPException, ValueError) as error:
-            if isinstance(error, TimeoutError):
-                backend.lose_patience()
-            log_debug("GET %s at %s: %s", self._path, self._account.backend.origin, error)
-            return
-        try:
-            connection.send(_prepared(self._account, ("GET", self._path, None, self._proof())))
-        except OSError as error:
-            log_debug("GET %s at %s: %s", self._path, self._account.backend.origin, error)
-            connection.close()
-            return
-        self._connection = connection
+        self._attempt(self._open)
 
     def close(self) -> None:
         """Close this process's end; in a forked child the parent's end stays open."""
@@ -153,14 +140,23 @@ class SessionWatch:
             self._connection.close()
             self._connection = None
 
-    def _read_response(self, connection: Connection) -> None:
+    def _attempt(self, step: Callable[[float], T]) -> T | None:
+        """Run a step with its deadline; return None if the backend restarted or a proxy's timeout expired."""
         from http.client import HTTPException
 
         backend = self._account.backend
         try:
-            self._is_refused = connection.read_status(time.monotonic() + backend.patience_s) >= 400
+            return step(time.monotonic() + backend.patience_s)
         except (OSError, HTTPException, ValueError) as error:
             if isinstance(error, TimeoutError):
                 backend.lose_patience()
-            # The backend restarted, or a proxy's timeout expired.
-            self._is_refused = False
+            log_debug("GET %s at %s: %s", self._path, backend.origin, error)
+            self.close()
+            return None
+
+    def _open(self, deadline_s: float) -> None:
+        self._connection = _connect(self._account.backend, deadline_s)
+        self._connection.send(_prepared(self._account, ("GET", self._path, None, self._proof())))
+
+    def _read_status(self, deadline_s: float) -> int | None:
+        return None if self._connection is None else self._connection.read_status(deadline_s)

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 
 from autellix._faults import log_debug
 from autellix._sessions.backends import FOREIGN, KNOWN, UNKNOWN, backends
 from autellix._sessions.control_thread import ControlThread
+from autellix._sessions.ended_programs import EndedPrograms
 from autellix._sessions.exchange import SessionWatch, exchange, exchange_all
 from autellix._sessions.session import (
     NEVER_S,
@@ -25,15 +25,15 @@ from autellix._sessions.session import (
     ClientSession,
     session_proof,
 )
+from autellix_wire import SESSIONS_PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from autellix._sessions.backends import Account, Backend
+    from autellix._sessions.connection import Answer
     from autellix._sessions.session import Registration
-
-    Link = tuple[Account, Registration]
 
 EXIT_LIMIT_S = 1.0
 FORK_LIMIT_S = 0.05
@@ -45,10 +45,8 @@ MISSED_HEARTBEAT_S = 10.0
 MAX_TOKEN_CHARACTERS = 4096
 IDLE_SESSION_S = 900.0
 MAX_SESSIONS = 4096
-MAX_ENDED = 4096
-"""Ended programs that wait for the control thread; older ones end when they have been idle."""
 BATCH = 128
-"""Requests that are sent together."""
+"""Heartbeats that are sent together."""
 CLIENT = "autellix-python"
 # Statuses that do not show what the server is: try again later.
 TRANSIENT_STATUSES = frozenset({401, 403, 408, 409, 425, 429, 500, 502, 503, 504})
@@ -58,14 +56,16 @@ class SessionKeeper:
     """The sessions of this process, and the control thread that keeps them alive."""
 
     def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
         self.process_session = ClientSession()
         self._named: dict[str, ClientSession] = {}
         self._lock = threading.Lock()
         self._due_s = NEVER_S
         """When the next heartbeat is due, or earlier."""
-        self._ended: deque[tuple[Link, str]] = deque(maxlen=MAX_ENDED)
-        self._will_send_ends = False
         self._control = ControlThread(self._timeout_s, self._send_heartbeats)
+        self.ended_programs = EndedPrograms(self._control)
 
     def open(self, session_id: str | None, *, ends: bool = True) -> ClientSession:
         """Return the session to enter: the one with this id, else a new one."""
@@ -88,7 +88,7 @@ class SessionKeeper:
             if is_over:
                 self._named.pop(session.session_id, None)
         if is_over and session.registrations:
-            self._control.post(lambda: self._end(session, list(session.registrations)))
+            self._control.post(lambda: self._end(session, list(session.registrations.values())))
 
     def on_call(self, account: Account, session: ClientSession) -> Registration:
         """Record a call to a backend, and register the session there if that is due. Never blocks."""
@@ -96,7 +96,7 @@ class SessionKeeper:
         now_s = registration.used_s = time.monotonic()
         if registration.state != REGISTERED:
             if registration.is_due(now_s):
-                self._post_registration(account, session, registration)
+                self._post_registration(registration)
         elif registration.heartbeat_due_s == NEVER_S:
             # After a long idle time the backend may have ended the session; its answer will show.
             registration.heartbeat_due_s = self._due_s = now_s
@@ -106,104 +106,102 @@ class SessionKeeper:
             self._control.ensure_started()
         return registration
 
-    def on_answer(
-        self, account: Account, session: ClientSession, status: int, *, is_ours: bool, is_refused: bool
-    ) -> None:
+    def on_answer(self, registration: Registration, status: int, *, is_ours: bool, is_refused: bool) -> None:
         """Note how a backend has answered a call; register the session if it may work now. Never blocks.
 
         Args:
-            account: Where the call went, and by which key.
-            session: The call's session.
+            registration: Where the call went, by which key, and in which session.
             status: The status of the answer.
             is_ours: Whether the answer has the mark of an Autellix backend.
             is_refused: Whether the backend did not take the session's token.
         """
-        registration = session.registration(account)
         if registration.state == REGISTERED:
             if status == 401 or is_refused:
                 # It restarted with another secret, or has ended the session.
-                self._post_registration(account, session, registration)
+                self._post_registration(registration)
         elif registration.state == UNREACHABLE and (
             is_ours or (status < 500 and not registration.is_foreign)
         ):
-            self._post_registration(account, session, registration)
+            self._post_registration(registration)
 
-    def _post_registration(
-        self, account: Account, session: ClientSession, registration: Registration
-    ) -> None:
+    def _post_registration(self, registration: Registration) -> None:
         registration.state = PENDING
-        self._control.post(lambda: self._register(account, session, registration))
-
-    def end_program(self, account: Account, registration: Registration, program_id: str) -> None:
-        """End a program at a backend. Never blocks."""
-        if registration.state in (REGISTERED, PENDING):
-            self._ended.append(((account, registration), program_id))
-            if not self._will_send_ends:
-                self._will_send_ends = True
-                self._control.post(self._send_ends)
+        self._control.post(lambda: self._register(registration))
 
     def stop(self) -> threading.Thread | None:
         """End all sessions and stop the control thread; return it."""
         admitted = backends.admitted()
         return self._control.stop(lambda: self._end_all(admitted))
 
-    def pause(self) -> threading.Thread | None:
-        """Stop the control thread and keep the sessions; return it."""
-        return self._control.stop()
+    def end_at_exit(self) -> None:
+        """End all sessions; wait for the backends for EXIT_LIMIT_S at most."""
+        thread = self.stop()
+        if thread is not None:
+            thread.join(EXIT_LIMIT_S)
 
-    def resume(self) -> None:
-        """Continue the heartbeats after a pause."""
-        if any(registration.state == REGISTERED for *_, registration in self.registrations()):
+    def before_fork(self) -> None:
+        """Stop the control thread unless it is in an exchange: Python 3.12 warns of a fork beside threads."""
+        thread = self._control.stop()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(FORK_LIMIT_S)
+
+    def after_fork_in_parent(self) -> None:
+        """Continue the heartbeats."""
+        if any(registration.state == REGISTERED for _, registration in self.registrations()):
             self._control.ensure_started()
+
+    def after_fork_in_child(self) -> None:
+        """Give the child a session of its own; call after the ids are renewed."""
+        for _, registration in self.registrations():
+            # These are copies of the parent's watches.
+            registration.close()
+        for backend in backends.admitted():
+            if backend.state == UNKNOWN:
+                backend.reset_probe()
+        self._reset()
 
     def leave(self, left: list[Backend]) -> None:
         """End the sessions at backends that get no more calls. Never blocks."""
-        if any(account.backend in left for _, account, _ in self.registrations()):
+        if any(registration.account.backend in left for _, registration in self.registrations()):
             self._control.post(lambda: self._end_all(left))
-
-    def close_watches(self) -> None:
-        """Close this process's copies of its parent's watches."""
-        for *_, registration in self.registrations():
-            registration.close()
 
     def _sessions(self) -> list[ClientSession]:
         return [self.process_session, *list(self._named.values())]
 
-    def registrations(self) -> Iterator[tuple[ClientSession, Account, Registration]]:
-        """Iterate over all registrations of this process."""
+    def registrations(self) -> Iterator[tuple[ClientSession, Registration]]:
+        """Iterate over all registrations of this process, each with its session."""
         for session in self._sessions():
-            for account, registration in list(session.registrations.items()):
-                yield session, account, registration
+            for registration in list(session.registrations.values()):
+                yield session, registration
 
     def _timeout_s(self) -> float | None:
         return None if self._due_s == NEVER_S else max(0.0, self._due_s - time.monotonic())
 
-    def _register(self, account: Account, session: ClientSession, registration: Registration) -> None:
-        from autellix_wire import SESSIONS_PATH
+    def _register(self, registration: Registration) -> None:
         from autellix_wire.sessions import SessionStart
 
+        account = registration.account
         try:
             proof = session_proof(account.backend)
             start = SessionStart(session_id=registration.session_id, client=CLIENT, proof=proof)
-            answer = exchange(account, "POST", SESSIONS_PATH, start.to_bytes(), proof=_proof(registration))
-            self._conclude(account, registration, answer)
+            answer = exchange(account, "POST", SESSIONS_PATH, start.to_bytes(), proof=registration.proof())
+            self._conclude(registration, answer)
         finally:
             if registration.state == PENDING:
                 registration.mark_unreachable(time.monotonic())
-        if session is self.process_session and registration.state == REGISTERED:
+        is_of_process = self.process_session.registrations.get(account) is registration
+        if is_of_process and registration.state == REGISTERED:
             registration.watch = registration.watch or SessionWatch(
-                account, _path(registration, "/watch"), lambda: _proof(registration)
+                account, registration.path("/watch"), registration.proof
             )
             registration.watch.ensure_open()
 
-    def _conclude(
-        self, account: Account, registration: Registration, answer: tuple[int, bytes] | None
-    ) -> None:
+    def _conclude(self, registration: Registration, answer: Answer | None) -> None:
         """Record the answer to a registration, which also shows what the server is."""
         from autellix_wire.ids import is_header_value
         from autellix_wire.sessions import InvalidBodyError, SessionStarted
 
-        backend, now_s = account.backend, time.monotonic()
+        backend, now_s = registration.account.backend, time.monotonic()
         if answer is None or answer[0] in TRANSIENT_STATUSES:
             log_debug("%s: no session, status %s", backend.origin, answer and answer[0])
             registration.mark_unreachable(now_s)
@@ -231,34 +229,32 @@ class SessionKeeper:
     def _send_heartbeats(self) -> None:
         """Send the heartbeats that are due, and with them those of the same backends that soon will be."""
         now_s = time.monotonic()
-        due: dict[Account, list[tuple[ClientSession, Registration]]] = {}
-        for session, account, registration in self.registrations():
+        due: dict[Account, list[Registration]] = {}
+        for session, registration in self.registrations():
             if registration.heartbeat_due_s == NEVER_S:
                 continue
             if self._is_idle(session, now_s):
                 registration.heartbeat_due_s = NEVER_S
             elif registration.heartbeat_due_s - now_s < registration.heartbeat_s / 2:
-                due.setdefault(account, []).append((session, registration))
+                due.setdefault(registration.account, []).append(registration)
         for account, entries in due.items():
-            if any(registration.heartbeat_due_s <= now_s for _, registration in entries):
+            if any(registration.heartbeat_due_s <= now_s for registration in entries):
                 for start in range(0, len(entries), BATCH):
                     self._send_batch(account, entries[start : start + BATCH])
-        self._due_s = min(
-            (registration.heartbeat_due_s for *_, registration in self.registrations()), default=NEVER_S
-        )
+        self._due_s = min((entry.heartbeat_due_s for _, entry in self.registrations()), default=NEVER_S)
 
-    def _send_batch(self, account: Account, entries: list[tuple[ClientSession, Registration]]) -> None:
+    def _send_batch(self, account: Account, entries: list[Registration]) -> None:
         requests = []
-        for _, registration in entries:
+        for registration in entries:
             registration.heartbeat_due_s = time.monotonic() + registration.heartbeat_s
-            requests.append(("POST", _path(registration, "/heartbeat"), b"{}", _proof(registration)))
-        for (session, registration), answer in zip(entries, exchange_all(account, requests), strict=True):
+            requests.append(("POST", registration.path("/heartbeat"), b"{}", registration.proof()))
+        for registration, answer in zip(entries, exchange_all(account, requests), strict=True):
             if answer is None:
                 missed_s = max(registration.heartbeat_s, MISSED_HEARTBEAT_S)
                 registration.heartbeat_due_s = time.monotonic() + missed_s
             elif answer[0] in (401, 404):
                 # The backend restarted, has ended the session, or no longer takes its token.
-                self._post_registration(account, session, registration)
+                self._post_registration(registration)
             elif registration.watch is not None:
                 registration.watch.ensure_open()
 
@@ -266,98 +262,21 @@ class SessionKeeper:
         is_open = session is self.process_session or session.open_scopes
         return not is_open and now_s - session.used_s > IDLE_SESSION_S
 
-    def _send_ends(self) -> None:
-        """Send one batch of ended programs; the rest follows after what is more urgent."""
-        from urllib.parse import quote
-
-        from autellix_wire import PROGRAMS_PATH
-
-        # Before the look at the queue: who adds to it later posts another step.
-        self._will_send_ends = False
-        batches: dict[Account, list[tuple[str, str, bytes | None, dict[str, str]]]] = {}
-        for _ in range(min(len(self._ended), BATCH)):
-            (account, registration), program_id = self._ended.popleft()
-            if account.backend.state == KNOWN:
-                path = f"{PROGRAMS_PATH}/{quote(program_id, safe='')}"
-                batches.setdefault(account, []).append(("DELETE", path, None, _proof(registration)))
-        for account, requests in batches.items():
-            exchange_all(account, requests)
-        if self._ended and not self._will_send_ends:
-            self._will_send_ends = True
-            self._control.post(self._send_ends)
-
     def _end_all(self, left: list[Backend]) -> None:
         deadline_s = time.monotonic() + EXIT_LIMIT_S
         for session in self._sessions():
             if time.monotonic() < deadline_s:
-                accounts = [account for account in list(session.registrations) if account.backend in left]
-                self._end(session, accounts)
+                entries = list(session.registrations.values())
+                self._end(session, [entry for entry in entries if entry.account.backend in left])
 
-    def _end(self, session: ClientSession, left: list[Account]) -> None:
-        for account in left:
-            registration = session.registrations.pop(account)
+    def _end(self, session: ClientSession, left: list[Registration]) -> None:
+        for registration in left:
+            account = registration.account
+            del session.registrations[account]
             if registration.state == REGISTERED:
-                proof = _proof(registration)
-                exchange(account, "DELETE", _path(registration), None, timeout_s=EXIT_LIMIT_S, proof=proof)
+                proof = registration.proof()
+                exchange(account, "DELETE", registration.path(), None, timeout_s=EXIT_LIMIT_S, proof=proof)
             registration.close()
 
 
-def _proof(registration: Registration) -> dict[str, str]:
-    from autellix_wire import SESSION_ID, SESSION_TOKEN
-
-    if registration.token is None:
-        return {}
-    return {SESSION_ID: registration.session_id, SESSION_TOKEN: registration.token}
-
-
-def _path(registration: Registration, suffix: str = "") -> str:
-    from urllib.parse import quote
-
-    from autellix_wire import SESSIONS_PATH
-
-    return f"{SESSIONS_PATH}/{quote(registration.session_id, safe='')}{suffix}"
-
-
-class _Process:
-    """The keeper of this process; a forked child replaces it."""
-
-    def __init__(self) -> None:
-        self.keeper = SessionKeeper()
-
-
-_process = _Process()
-
-
-def keeper() -> SessionKeeper:
-    return _process.keeper
-
-
-def process_session() -> ClientSession:
-    return _process.keeper.process_session
-
-
-def end_at_exit() -> None:
-    """End the sessions; wait for the backends for EXIT_LIMIT_S at most."""
-    thread = _process.keeper.stop()
-    if thread is not None:
-        thread.join(EXIT_LIMIT_S)
-
-
-def before_fork() -> None:
-    """Stop the control thread, unless it is in an exchange: Python 3.12 warns of a fork beside threads."""
-    thread = _process.keeper.pause()
-    if thread is not None and thread is not threading.current_thread():
-        thread.join(FORK_LIMIT_S)
-
-
-def after_fork_in_parent() -> None:
-    _process.keeper.resume()
-
-
-def after_fork_in_child() -> None:
-    """Give the child a session of its own; call after the ids are renewed."""
-    _process.keeper.close_watches()
-    for backend in backends.admitted():
-        if backend.state == UNKNOWN:
-            backend.reset_probe()
-    _process.keeper = SessionKeeper()
+keeper = SessionKeeper()

@@ -6,6 +6,7 @@ import time
 
 from autellix._ids import ids
 from autellix._sessions.backends import LOOPBACK
+from autellix_wire import SESSION_ID, SESSION_TOKEN, SESSIONS_PATH
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,20 +29,8 @@ MAX_ACCOUNTS = 256
 class Registration:
     """A session at one backend by one API key; `state` is NEW, PENDING, REGISTERED or UNREACHABLE."""
 
-    __slots__ = (
-        "failures",
-        "heartbeat_due_s",
-        "heartbeat_s",
-        "is_foreign",
-        "retry_at_s",
-        "session_id",
-        "state",
-        "token",
-        "used_s",
-        "watch",
-    )
-
-    def __init__(self, session_id: str) -> None:
+    def __init__(self, account: Account, session_id: str) -> None:
+        self.account = account
         self.session_id = session_id
         self.state = NEW
         self.failures = 0
@@ -69,6 +58,16 @@ class Registration:
         retry_s = min(FIRST_RETRY_S * 2 ** min(self.failures, 10), MAX_RETRY_S)
         self.state, self.failures, self.is_foreign = UNREACHABLE, self.failures + 1, is_foreign
         self.retry_at_s, self.heartbeat_due_s = now_s + retry_s, NEVER_S
+
+    def proof(self) -> dict[str, str]:
+        """Return the headers that name the session and prove that it is ours."""
+        return {} if self.token is None else {SESSION_ID: self.session_id, SESSION_TOKEN: self.token}
+
+    def path(self, suffix: str = "") -> str:
+        """Return the path of the session in the sessions API."""
+        from urllib.parse import quote
+
+        return f"{SESSIONS_PATH}/{quote(self.session_id, safe='')}{suffix}"
 
     def close(self) -> None:
         self.state, self.heartbeat_due_s = NEW, NEVER_S
@@ -110,8 +109,7 @@ class ClientSession:
 
     def registration(self, account: Account) -> Registration:
         """Return the session's registration at a backend with an API key."""
-        found = self.registrations.get(account)
-        if found is not None:
+        if (found := self.registrations.get(account)) is not None:
             return found
         while len(self.registrations) >= MAX_ACCOUNTS:
             self._drop_oldest()
@@ -121,12 +119,12 @@ class ClientSession:
         )
         session_id = self.session_id if is_first else ids.make("session")
         # setdefault: two threads that make their first call at once share one registration.
-        return self.registrations.setdefault(account, Registration(session_id))
+        return self.registrations.setdefault(account, Registration(account, session_id))
 
     def _drop_oldest(self) -> None:
-        entries = sorted(self.registrations.items(), key=lambda entry: entry[1].used_s)
-        for account, registration in entries[: MAX_ACCOUNTS // 4]:
-            self.registrations.pop(account, None)
+        entries = sorted(self.registrations.values(), key=lambda entry: entry.used_s)
+        for registration in entries[: MAX_ACCOUNTS // 4]:
+            self.registrations.pop(registration.account, None)
             registration.close()
 
     @property

@@ -6,7 +6,7 @@ import pytest
 
 import autellix
 from autellix import _environment
-from autellix._sessions.backends import FOREIGN, BackendRegistry, is_near
+from autellix._sessions.backends import FOREIGN, NO_KEY, Backend, BackendRegistry, is_near
 from autellix._sessions.session import Registration
 
 
@@ -89,7 +89,8 @@ def test_foreign_origin_gets_nothing() -> None:
 
 
 def test_attempts_at_an_unreachable_backend_get_rarer() -> None:
-    registration = Registration("s")
+    account = Backend(("http", "gateway", 8000), "", is_configured=True).account(NO_KEY)
+    registration = Registration(account, "s")
     pauses = []
     for _ in range(6):
         assert registration.is_due(now_s=registration.retry_at_s)

@@ -97,7 +97,7 @@ def outcome(url: str) -> str:
 
 
 def states() -> set[str]:
-    return {entry.state for entry in keeper.process_session().registrations.values()}
+    return {entry.state for entry in keeper.keeper.process_session.registrations.values()}
 
 
 def check_recovery(gateway: Recording, url: str) -> None:

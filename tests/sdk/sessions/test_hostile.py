@@ -169,7 +169,7 @@ def test_token_of_a_hostile_host_breaks_no_call(
 
 
 def all_states() -> list[str]:
-    return [entry.state for entry in keeper.process_session().registrations.values()]
+    return [entry.state for entry in keeper.keeper.process_session.registrations.values()]
 
 
 def test_host_that_nobody_named_sets_no_hectic_heartbeat(
@@ -179,7 +179,7 @@ def test_host_that_nobody_named_sets_no_hectic_heartbeat(
     with openai.OpenAI(base_url=hostile.url, api_key="key", max_retries=0) as client:
         client.chat.completions.create(model="m", messages=MESSAGES)
     wait_until(lambda: all_states() == [REGISTERED])
-    (registration,) = keeper.process_session().registrations.values()
+    (registration,) = keeper.keeper.process_session.registrations.values()
     assert registration.heartbeat_s == keeper.MIN_DISCOVERED_HEARTBEAT_S
 
 
@@ -222,7 +222,7 @@ def test_heartbeat_without_an_answer_is_not_repeated_soon(
     with openai.OpenAI(base_url=backend.url, api_key="key", max_retries=0) as client:
         client.chat.completions.create(model="m", messages=MESSAGES)
     wait_until(lambda: all_states() == [REGISTERED])
-    (registration,) = keeper.process_session().registrations.values()
+    (registration,) = keeper.keeper.process_session.registrations.values()
     assert was_sent.wait(PATIENCE_S)
     soon_s = time.monotonic() + keeper.MISSED_HEARTBEAT_S / 2
     wait_until(lambda: registration.heartbeat_due_s > soon_s)

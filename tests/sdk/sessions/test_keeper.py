@@ -53,7 +53,7 @@ def record_of(backend: Recording) -> origins.Backend:
 def registration_at(backend: Recording) -> Registration:
     (found,) = (
         registration
-        for account, registration in keeper.process_session().registrations.items()
+        for account, registration in keeper.keeper.process_session.registrations.items()
         if account.backend is record_of(backend)
     )
     return found
@@ -224,7 +224,7 @@ def test_broken_backend_is_tried_again_later(sdk: None, reply: bytes) -> None:
         backend = origins.backends.find("http", "127.0.0.1", port, "/v1/x")
         assert backend is not None
         account = backend.account(origins.NO_KEY)
-        registration = keeper.keeper().on_call(account, keeper.process_session())
+        registration = keeper.keeper.on_call(account, keeper.keeper.process_session)
         wait_until(lambda: registration.state == UNREACHABLE)
         thread.join()
 

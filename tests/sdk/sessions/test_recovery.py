@@ -11,7 +11,7 @@ import pytest
 from tests.waiting import PATIENCE_S, wait_until
 
 import autellix
-from autellix._sessions import keeper
+from autellix._sessions import ended_programs, keeper
 from autellix._sessions.exchange import exchange_all
 from autellix._sessions.session import REGISTERED, UNREACHABLE, Registration
 
@@ -29,7 +29,7 @@ def ask(backend: Recording, key: str = "secret", **options: Any) -> None:
 
 
 def registrations() -> list[Registration]:
-    return list(keeper.process_session().registrations.values())
+    return list(keeper.keeper.process_session.registrations.values())
 
 
 def settled() -> bool:
@@ -176,8 +176,9 @@ class Held:
             self.sent.append([f"{method} {path}" for method, path, *_ in requests])
             return exchange_all(account, requests, timeout_s)
 
-        monkeypatch.setattr(keeper, "exchange_all", record)
-        keeper.keeper()._control.post(self._hold)
+        for module in (keeper, ended_programs):
+            monkeypatch.setattr(module, "exchange_all", record)
+        keeper.keeper._control.post(self._hold)
 
     def _hold(self) -> None:
         assert self.release.wait(PATIENCE_S)
@@ -203,7 +204,7 @@ def test_heartbeats_go_before_ends(configured: Recording, monkeypatch: pytest.Mo
     with autellix.program(id="p"):
         ask(configured)
     (registration,) = registrations()
-    registration.heartbeat_due_s = keeper.keeper()._due_s = 0.0
+    registration.heartbeat_due_s = keeper.keeper._due_s = 0.0
     held.release.set()
     configured.wait_for("DELETE", "/programs/p")
     assert [batch[0].rsplit("/", 1)[1] for batch in held.sent] == ["heartbeat", "p"]
@@ -215,12 +216,12 @@ def test_heartbeats_of_one_backend_are_sent_together(
     for number in range(20):
         with autellix.session(f"s{number}", ends=False):
             ask(configured)
-    sessions = keeper.keeper()._sessions()
+    sessions = keeper.keeper._sessions()
     wait_until(lambda: all(entry.state == REGISTERED for s in sessions for entry in s.registrations.values()))
     held = Held(monkeypatch)
     for session in sessions:
         for registration in session.registrations.values():
-            registration.heartbeat_due_s = keeper.keeper()._due_s = 0.0
+            registration.heartbeat_due_s = keeper.keeper._due_s = 0.0
     held.release.set()
     configured.wait_for("POST", "/heartbeat", count=20)
     assert [len(batch) for batch in held.sent] == [20]
@@ -241,4 +242,4 @@ def test_ends_at_a_dead_backend_do_not_gather(sdk: None) -> None:
         autellix.program("second"),
     ):
         client.chat.completions.create(model="m", messages=MESSAGES)
-    wait_until(lambda: not keeper.keeper()._ended)
+    wait_until(lambda: not keeper.keeper.ended_programs)
