@@ -74,7 +74,8 @@ def test_a_missing_package_names_the_remedy(
 ) -> None:
     """A subcommand without its packages names the extra to install."""
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "autellix_backend.cli.serve", raising=False)
+    for module in ("serve", "server"):
+        monkeypatch.delitem(sys.modules, f"autellix_backend.cli.{module}", raising=False)
 
     assert cli.main(["serve", "m"]) == 2
 

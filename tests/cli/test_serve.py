@@ -19,10 +19,11 @@ import httpx
 import pytest
 from tests.waiting import PATIENCE_S, until
 
-from autellix_backend.cli import serve as serve_module
+from autellix_backend.cli import announcements
 from autellix_backend.cli.main import main
 from autellix_backend.cli.options import settings_from_args
-from autellix_backend.cli.serve import add_arguments, bind, serve, serve_on, show_page
+from autellix_backend.cli.serve import add_arguments, serve, serve_on
+from autellix_backend.cli.server import bind, server_config
 from autellix_backend.engines.base import EngineError
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.gateway.tenancy.tenants import key_line, new_key
@@ -116,7 +117,7 @@ def test_prints_the_address_of_the_page(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, has_browser: bool
 ) -> None:
     monkeypatch.setattr("webbrowser.open", lambda _url: has_browser)
-    show_page("http://127.0.0.1:8000/autellix/", opens=True)
+    announcements.show_page("http://127.0.0.1:8000/autellix/", opens=True)
     printed = capsys.readouterr().err
 
     assert "shown at http://127.0.0.1:8000/autellix/" in printed
@@ -365,7 +366,7 @@ def test_the_demo_model_is_generated_on_demand(tmp_path: Path, monkeypatch: pyte
 def test_the_answers_of_a_generated_model_are_said_to_be_noise(
     capsys: pytest.CaptureFixture[str], model: str | None, is_noise: bool
 ) -> None:
-    serve_module.print_noise(EngineSettings(model=model))
+    announcements.note_noise(EngineSettings(model=model))
     assert ("its answers are noise" in capsys.readouterr().err) is is_noise
 
 
@@ -513,7 +514,7 @@ def test_clients_give_idle_connections_up_before_the_gateway_does() -> None:
     async def app(*_arguments: object) -> None:
         pass
 
-    kept_s = serve_module._server_config(app, max_connections=1).timeout_keep_alive
+    kept_s = server_config(app, max_connections=1).timeout_keep_alive
     at_clients_s = httpx.Limits().keepalive_expiry
     assert at_clients_s is not None
     assert kept_s > 2 * at_clients_s

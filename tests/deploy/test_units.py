@@ -14,7 +14,7 @@ import pytest
 from tests.deploy.chart import DEPLOY
 from tests.deploy.test_guide import commands_of
 
-from autellix_backend.cli.serve import FLUSH_TIMEOUT_S
+from autellix_backend.cli.server import FLUSH_TIMEOUT_S
 from autellix_backend.engines.factory import make_remote
 from autellix_backend.engines.replica import EXIT_MARGIN_S, SHUTDOWN_TIMEOUT_S
 from autellix_backend.engines.vllm_command import RESERVED_ARGUMENTS, SCHEDULER_CLASS

@@ -1,4 +1,4 @@
-"""What `autellix serve` would refuse, or ignore without a word, found without starting anything."""
+"""Checks for what `autellix serve` would refuse or silently ignore; nothing is started."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from autellix_backend.cli.server import resolve
 from autellix_backend.cli.workers import check_workers
 from autellix_backend.core.policies import make_policy
 from autellix_backend.engines.factory import check_host_memory
@@ -26,7 +27,7 @@ __all__ = ["NO_SHARED_SECRET", "notes_on", "problems_of"]
 
 NO_SHARED_SECRET = (
     "gateway.token_secret is not set: other gateways of this table need the same, "
-    "or each takes the others' sessions for strangers'"
+    "or each refuses the sessions of the others"
 )
 PLACEHOLDER = "change-me"
 """In place of each secret in the example files of `deploy/`."""
@@ -37,7 +38,7 @@ def problems_of(settings: Settings) -> Iterator[str]:
     checks: tuple[Callable[[], object], ...] = (
         partial(check_workers, settings),
         partial(load_tenants, settings),
-        partial(_check_host, settings.gateway),
+        partial(resolve, settings.gateway),
         partial(_check_output, settings.gateway.record_path, "gateway.record_path"),
         partial(_check_output, settings.observe.call_log, "observe.call_log"),
         partial(_check_output, settings.observe.history_file, "observe.history_file"),
@@ -53,7 +54,7 @@ def problems_of(settings: Settings) -> Iterator[str]:
 
 
 def notes_on(settings: Settings) -> Iterator[str]:
-    """Return a sentence for each thing that may be right, and that the operator should know."""
+    """Return a sentence for each thing that may be intended, but that the operator should know."""
     if settings.engine.model is None and not settings.engine.urls:
         yield "no model and no engine is named: give one as `autellix serve MODEL` or `--engine URL`"
     if settings.gateway.port and _is_taken(settings.gateway):
@@ -68,16 +69,7 @@ def notes_on(settings: Settings) -> Iterator[str]:
     }
     for name, value in secrets.items():
         if value is not None and PLACEHOLDER in value:
-            yield f"{name} is the example's, which everybody knows: make one with `openssl rand -hex 32`"
-
-
-def _check_host(gateway: GatewaySettings) -> None:
-    try:
-        socket.getaddrinfo(gateway.host, gateway.port, type=socket.SOCK_STREAM)
-    except socket.gaierror:
-        raise SettingsError(
-            "gateway.host", f"{gateway.host!r} is unknown", "an address of this host"
-        ) from None
+            yield f"{name} is the example's, which is public: make one with `openssl rand -hex 32`"
 
 
 def _is_taken(gateway: GatewaySettings) -> bool:

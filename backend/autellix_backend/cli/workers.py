@@ -17,13 +17,15 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
 import uvloop
 
+from autellix_backend.cli.announcements import note
+from autellix_backend.cli.signals import EXIT_FAILURE, EXIT_INTERRUPTED, on_signals
 from autellix_backend.gateway.workers.hub import Hub
 from autellix_backend.gateway.workers.limits import LimitKeeper
 from autellix_backend.gateway.workers.link import Link
@@ -31,9 +33,7 @@ from autellix_backend.settings import Settings, SettingsError
 
 READY = "ready"
 RESTART_DELAY_S = 1.0
-"""A worker that dies at once would otherwise take a core by its starts."""
-EXIT_INTERRUPTED = 130
-EXIT_FAILURE = 1
+"""The pause before a dead worker is replaced: one that dies at once must not take a core with its starts."""
 
 Serve = Callable[[Settings, list[socket.socket], Callable[[str], None], Link], Awaitable[int]]
 """Serves one gateway on listening sockets, calls back with its ready line, and returns the exit code."""
@@ -92,7 +92,11 @@ class Workers:
     async def run(self) -> int:
         """Keep the workers until SIGINT or SIGTERM; return the exit code."""
         count = self._settings.gateway.workers
-        with self._signals():
+        reloads = (signal.SIGHUP,) if self._settings.gateway.tenants_file is not None else ()
+        with (
+            on_signals(self._end, signal.SIGINT, signal.SIGTERM),
+            on_signals(lambda: self._signal(signal.SIGHUP), *reloads),
+        ):
             try:
                 starts = await asyncio.gather(*(self._start(number) for number in range(1, count + 1)))
                 ready = [start for start in starts if start is not None]
@@ -141,15 +145,11 @@ class Workers:
             if self._is_ending:
                 self._codes.append(code if code >= 0 else EXIT_FAILURE)
                 return
-            print(
-                f"autellix: worker {number} ended with code {code}; starting another",
-                file=sys.stderr,
-                flush=True,
-            )
+            note(f"worker {number} ended with code {code}; starting another")
             await asyncio.sleep(RESTART_DELAY_S)
             start = await self._start(number)
             if start is not None:
-                print(f"autellix: worker {number} is back, at port {start[1]}", file=sys.stderr, flush=True)
+                note(f"worker {number} is back, at port {start[1]}")
 
     def _end(self) -> None:
         """Have the workers drain their calls; again, have them end sooner."""
@@ -160,20 +160,6 @@ class Workers:
         for worker in self._workers.values():
             if worker.process.is_alive() and worker.process.pid is not None:
                 os.kill(worker.process.pid, number)
-
-    @contextlib.contextmanager
-    def _signals(self) -> Generator[None, None, None]:
-        loop = asyncio.get_running_loop()
-        actions: dict[int, Callable[[], None]] = {signal.SIGINT: self._end, signal.SIGTERM: self._end}
-        if self._settings.gateway.tenants_file is not None:
-            actions[signal.SIGHUP] = lambda: self._signal(signal.SIGHUP)
-        for number, action in actions.items():
-            loop.add_signal_handler(number, action)
-        try:
-            yield
-        finally:
-            for number in actions:
-                loop.remove_signal_handler(number)
 
 
 def _work(settings: Settings, listener: socket.socket, number: int, serve: Serve, own: socket.socket) -> None:
@@ -190,7 +176,7 @@ async def _serve(settings: Settings, listener: socket.socket, number: int, serve
     try:
         own = socket.create_server(address, family=listener.family)
     except OSError as error:
-        print(f"autellix: worker {number} cannot listen at {address[1]}: {error.strerror}", file=sys.stderr)
+        note(f"worker {number} cannot listen at {address[1]}: {error.strerror}")
         return EXIT_FAILURE
     await link.open()
     served = asyncio.create_task(link.serve())

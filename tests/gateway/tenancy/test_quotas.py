@@ -17,7 +17,7 @@ from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.calls.body import bounded, parse_body
 from autellix_backend.gateway.calls.dialects import BY_PATH
 from autellix_backend.gateway.errors import BodyTooLargeError, InvalidRequestError, LimitError
-from autellix_backend.gateway.tenancy.limiter import Limiter, Reservation
+from autellix_backend.gateway.tenancy.limiter import Charge, Limiter, Reservation
 from autellix_backend.gateway.tenancy.quotas import (
     DAY_S,
     ProgramUsage,
@@ -55,7 +55,7 @@ def admit(
 
 
 def charge(limiter: Limiter, reservation: Reservation, now: float = 0.0, **changes: Any) -> None:
-    limiter.charge(reservation, now, **{"tokens": 0, "service_s": 0.0, **changes})
+    limiter.charge(reservation, now, Charge(**changes))
 
 
 @UNTIMED

@@ -15,6 +15,8 @@ def joined(parts: Sequence[EndedProgram]) -> EndedProgram:
 
     A call is in several parts if these were read from one file.
     """
+    if len(parts) == 1:
+        return parts[0]
     distinct = list(dict.fromkeys(parts))
     began_at_s = min(part.began_at_s for part in distinct)
     return replace(
@@ -33,7 +35,7 @@ def joined_by_id(parts: Iterable[EndedProgram]) -> list[EndedProgram]:
     found: dict[str, list[EndedProgram]] = {}
     for part in parts:
         found.setdefault(part.program_id, []).append(part)
-    return [joined(of_one) if len(of_one) > 1 else of_one[0] for of_one in found.values()]
+    return list(map(joined, found.values()))
 
 
 def joined_living(parts: Sequence[OpenProgram]) -> OpenProgram | None:

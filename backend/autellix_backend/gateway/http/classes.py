@@ -9,24 +9,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from autellix_backend.core.classes import ClassReport
+from autellix_backend.core.classes import CheckpointError, ClassReport
 from autellix_backend.gateway.classes import verdict
 from autellix_backend.gateway.http.components import Classes, Turns, Viewer
 from autellix_backend.gateway.http.openapi import JSON_TYPE, refusals
 from autellix_wire import API_PREFIX
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorRow:
-    """The predictions at the arrival of one call."""
-
-    call: int
-    """Counted from 1."""
-    scored: int
-    """Predictions whose programs have ended."""
-    error: float | None
-    """Root mean square of ln(predicted / true)."""
-    is_predicted: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +27,7 @@ class ClassRow:
     p90_work: float | None
     spread: float
     """Standard deviation of ln(work)."""
-    errors: tuple[ErrorRow, ...]
+    errors: tuple[CheckpointError, ...]
     drifts: int
     is_drifting: bool
     verdict: str
@@ -75,10 +62,7 @@ def _row(report: ClassReport) -> ClassRow:
         median_work=report.median_work,
         p90_work=report.p90_work,
         spread=report.spread,
-        errors=tuple(
-            ErrorRow(call=error.call, scored=error.scored, error=error.error, is_predicted=error.is_predicted)
-            for error in report.errors
-        ),
+        errors=report.errors,
         drifts=report.drifts,
         is_drifting=report.is_drifting,
         verdict=verdict(report),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Protocol
 
 from fastapi import Depends
@@ -12,11 +12,13 @@ from autellix_backend.gateway.classes import ProgramClasses
 from autellix_backend.gateway.engines.operations import PoolOperations
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.engines.router import Router
-from autellix_backend.gateway.errors import AdminOnlyError
+from autellix_backend.gateway.errors import AdminOnlyError, NotFoundError
 from autellix_backend.gateway.explain.event_feed import EventFeed
 from autellix_backend.gateway.explain.overview import Overview, engine_view
+from autellix_backend.gateway.history.ended_program import EndedProgram
 from autellix_backend.gateway.history.history import ProgramHistory
-from autellix_backend.gateway.http.elsewhere import open_calls
+from autellix_backend.gateway.history.joined import joined
+from autellix_backend.gateway.http.elsewhere import ended_parts, open_calls
 from autellix_backend.gateway.http.origin import is_loopback, names_this_machine
 from autellix_backend.gateway.http.turns import AnswerTurns
 from autellix_backend.gateway.http.watches import Watches
@@ -27,7 +29,7 @@ from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.gateway.workers.others import OtherWorkers
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.settings import Settings
-from autellix_backend.stores.base import ProgramStore
+from autellix_backend.stores.base import ProgramStore, ProgramView
 
 
 class Owned(Protocol):
@@ -64,11 +66,17 @@ async def _viewer(request: Request) -> Tenant:
 
 async def _is_shown(request: Request) -> Callable[[Owned], bool]:
     components = request.app.state.components
-    tokens: SessionTokens = components.tokens
-    if not tokens.is_strict or components.tenants.has_keys or _is_on_this_machine(request):
+    if not _is_guarded(request):
         return lambda _view: True
-    owner = await tokens.prove(read_headers(request.scope), components.tenants.of(request.scope))
+    owner = await components.tokens.prove(read_headers(request.scope), components.tenants.of(request.scope))
     return lambda view: view.owner == owner
+
+
+def _is_guarded(request: Request) -> bool:
+    """Return whether a client sees its own programs only, though all clients are one tenant."""
+    components = request.app.state.components
+    is_open = not components.tokens.is_strict or components.tenants.has_keys
+    return not is_open and not _is_on_this_machine(request)
 
 
 def _is_on_this_machine(request: Request) -> bool:
@@ -104,6 +112,44 @@ Viewer = Annotated[Tenant, Depends(_viewer)]
 """The tenant of the request."""
 
 
+async def _find_living(
+    viewer: Viewer, store: Store, is_shown: IsShown
+) -> Callable[[str], Awaitable[ProgramView | None]]:
+    async def find(program_id: str) -> ProgramView | None:
+        for scoped_id in viewer.candidates(program_id):
+            view = await store.program(scoped_id)
+            if view is not None and is_shown(view):
+                return view
+        return None
+
+    return find
+
+
+async def _find_ended(
+    viewer: Viewer, history: History, is_shown: IsShown, others: Others, request: Request
+) -> Callable[[str], Awaitable[EndedProgram | None]]:
+    async def find(program_id: str) -> EndedProgram | None:
+        for scoped_id in viewer.candidates(program_id):
+            own = history.find(scoped_id)
+            parts = [*([] if own is None else [own]), *await ended_parts(others, request.scope, scoped_id)]
+            if shown := list(filter(is_shown, parts)):
+                return joined(shown)
+        return None
+
+    return find
+
+
+FindLiving = Annotated[Callable[[str], Awaitable[ProgramView | None]], Depends(_find_living)]
+"""Returns the program of an id in the process table; None if the viewer may see none."""
+FindEnded = Annotated[Callable[[str], Awaitable[EndedProgram | None]], Depends(_find_ended)]
+"""Returns the last program of an id that has ended; None if the viewer may see none."""
+
+
+def unknown_program(program_id: str) -> NotFoundError:
+    """Return the error of a program that does not exist, or that the viewer may not see."""
+    return NotFoundError(f"there is no program {program_id!r}", param="program_id")
+
+
 def admin_only(what: str) -> Any:
     """Return a dependency that refuses tenants that are no admins."""
 
@@ -132,12 +178,7 @@ def feed_only_to_owners() -> Any:
     """Return a dependency that keeps all clients' events from other machines, where there are no keys."""
 
     async def check(request: Request) -> None:
-        components = request.app.state.components
-        if (
-            components.tokens.is_strict
-            and not components.tenants.has_keys
-            and not _is_on_this_machine(request)
-        ):
+        if _is_guarded(request):
             raise AdminOnlyError("events", "a tenants file, or a client on the gateway's own machine")
 
     return Depends(check)

@@ -6,8 +6,9 @@ A worker that does not answer within its second is named in a header of the answ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from functools import partial
+from itertools import chain
+from typing import TypeVar
 
 import msgspec
 from starlette.types import Scope
@@ -31,29 +32,24 @@ T = TypeVar("T")
 
 async def open_calls(others: OtherWorkers, scope: Scope, prefix: str) -> list[CallElsewhere]:
     """Return the open calls of other workers, of programs whose ids begin so."""
-    parts = await _ask(others, scope, OPEN_CALLS, prefix)
-    return [call for part in parts for call in _read(part, list[CallElsewhere])]
+    return await _ask(others, scope, OPEN_CALLS, prefix, CallElsewhere)
 
 
-async def ended(others: OtherWorkers, scope: Scope, program_id: str) -> list[EndedProgram]:
+async def ended_parts(others: OtherWorkers, scope: Scope, program_id: str) -> list[EndedProgram]:
     """Return the other workers' parts of an ended program."""
-    parts = await _ask(others, scope, ENDED, program_id)
-    return [program for part in parts for program in _read(part, list[EndedProgram])]
+    return await _ask(others, scope, ENDED, program_id, EndedProgram)
 
 
 async def ended_list(
     others: OtherWorkers, scope: Scope, prefix: str, before_s: float, limit: int
 ) -> list[EndedProgram]:
     """Return the other workers' parts of the last programs that ended before a moment (s since 1970)."""
-    parts = await _ask(others, scope, ENDED_LIST, (prefix, before_s, limit))
-    # In a thread, as whoever lists programs does.
-    return [program for part in parts for program in await asyncio.to_thread(_read, part, list[EndedProgram])]
+    return await _ask(others, scope, ENDED_LIST, (prefix, before_s, limit), EndedProgram)
 
 
-async def living(others: OtherWorkers, scope: Scope, program_id: str) -> list[OpenProgram]:
+async def living_parts(others: OtherWorkers, scope: Scope, program_id: str) -> list[OpenProgram]:
     """Return the other workers' parts of a program that has not ended."""
-    parts = await _ask(others, scope, LIVING, program_id)
-    return [program for part in parts for program in _read(part, list[OpenProgram])]
+    return await _ask(others, scope, LIVING, program_id, OpenProgram)
 
 
 def answer_open_calls(others: OtherWorkers, registry: CallRegistry, pool: EnginePool) -> None:
@@ -77,22 +73,17 @@ def answer_open_calls(others: OtherWorkers, registry: CallRegistry, pool: Engine
 def answer_history(others: OtherWorkers, history: ProgramHistory) -> None:
     """Answer what others ask about programs and their settled calls."""
 
-    def tell_ended(program_id: str) -> bytes:
-        program = history.find(program_id)
+    def encode(program: EndedProgram | OpenProgram | None) -> bytes:
         return msgspec.msgpack.encode([] if program is None else [program])
 
-    def tell_living(program_id: str) -> bytes:
-        program = history.living(program_id)
-        return msgspec.msgpack.encode([] if program is None else [program])
-
-    async def tell_list(content: tuple[str, float, int]) -> bytes:
+    async def encode_list(content: tuple[str, float, int]) -> bytes:
         prefix, before_s, limit = content
         found = [each for each in history.programs(prefix) if each.ended_at_s <= before_s]
         return await asyncio.to_thread(msgspec.msgpack.encode, found[:limit])
 
-    others.answer(ENDED, tell_ended)
-    others.answer(LIVING, tell_living)
-    others.answer(ENDED_LIST, tell_list)
+    others.answer(ENDED, lambda program_id: encode(history.find(program_id)))
+    others.answer(LIVING, lambda program_id: encode(history.living(program_id)))
+    others.answer(ENDED_LIST, encode_list)
 
 
 def join_feeds(others: OtherWorkers, feed: EventFeed) -> None:
@@ -100,24 +91,19 @@ def join_feeds(others: OtherWorkers, feed: EventFeed) -> None:
     if not others.exist:
         return
 
-    def on_wanted(is_wanted: bool) -> None:
-        feed.relay_calls(_tell if is_wanted else None)
-
-    def _tell(event: Event) -> None:
-        others.tell(EVENT, event)
-
-    others.answer(EVENTS_WANTED, on_wanted)
+    relay = partial(others.tell, EVENT)
+    others.answer(EVENTS_WANTED, lambda is_wanted: feed.relay_calls(relay if is_wanted else None))
     others.answer(EVENT, lambda content: feed.deliver(msgspec.convert(content, Event)))
     feed.on_listeners(lambda is_listening: others.tell(EVENTS_WANTED, is_listening))
-    # Whoever listens already is told again to all.
+    # The parent then tells every worker whether another one listens, this one too.
     others.tell(EVENTS_WANTED, False)
 
 
-async def _ask(others: OtherWorkers, scope: Scope, kind: str, content: Any) -> Sequence[bytes]:
+async def _ask(others: OtherWorkers, scope: Scope, kind: str, content: object, item: type[T]) -> list[T]:
+    """Return the items of all workers' answers."""
     answers = await others.ask(kind, content)
     note_missing(scope, [worker for worker, answer in answers.items() if answer is None])
-    return [answer for answer in answers.values() if answer is not None]
-
-
-def _read(part: bytes, kind: type[T]) -> T:
-    return msgspec.msgpack.decode(part, type=kind)
+    parts = [answer for answer in answers.values() if answer is not None]
+    # In a thread: a worker may have thousands.
+    decode = msgspec.msgpack.Decoder(list[item]).decode  # type: ignore[valid-type]
+    return list(chain.from_iterable([await asyncio.to_thread(decode, part) for part in parts]))

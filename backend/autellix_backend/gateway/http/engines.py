@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter
 from pydantic import AfterValidator, BaseModel, Field
 from starlette.requests import Request
 
 from autellix_backend.engines.base import EngineError
+from autellix_backend.engines.report_client import ReportClient
 from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.operations import EngineAddress
 from autellix_backend.gateway.errors import ConflictError, InvalidRequestError
@@ -17,6 +18,7 @@ from autellix_backend.gateway.explain.overview import engine_view
 from autellix_backend.gateway.http.components import Operations, Pool, admin_only, operator_only
 from autellix_backend.gateway.http.mark import note_missing
 from autellix_backend.gateway.http.openapi import Id, describe_body, json_body, refusals
+from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot
 from autellix_backend.settings import MAX_PORT, EngineKindChoice, SettingsError
 from autellix_wire import API_PREFIX
 
@@ -181,9 +183,6 @@ def _changed(change: tuple[EngineHandle, list[int]], request: Request) -> Engine
 
 def _row(member: EngineHandle) -> EngineRow:
     engine, view = member.engine, engine_view(member)
-    snapshot, working_set, reporting = view.snapshot, member.admission, member.reporting
-    ranks = member.link.facts.values() if member.link is not None else ()
-    facts = member.link.first_facts if member.link is not None else None
     return EngineRow(
         name=engine.name,
         base_url=engine.base_url,
@@ -192,35 +191,53 @@ def _row(member: EngineHandle) -> EngineRow:
         failure=engine.failure() or member.supervisor.reason,
         restarts=member.supervisor.restarts,
         sends_reports=member.sends_reports,
-        reporting=reporting.state,
-        scheduling=reporting.text,
+        reporting=member.reporting.state,
+        scheduling=member.reporting.text,
         open_calls=member.open_calls,
         queued_calls=len(member.queue),
         prefill_s_per_token=member.speed.prefill_s_per_token,
         decode_s_per_token=member.speed.decode_s_per_token,
         snapshot_age_s=view.age_s,
-        running=snapshot.running if snapshot else None,
-        waiting=snapshot.waiting if snapshot else None,
-        slots=snapshot.slots if snapshot else None,
-        kv_share=_share(snapshot.kv_used_blocks, snapshot.kv_total_blocks) if snapshot else None,
-        kv_total_blocks=snapshot.kv_total_blocks if snapshot else None,
-        kv_block_tokens=snapshot.kv_block_tokens if snapshot else None,
-        level_calls=snapshot.level_calls if snapshot else None,
-        step=snapshot.step if snapshot else None,
-        mean_step_s=snapshot.mean_step_s if snapshot else None,
-        active_programs=working_set.active_programs if working_set else None,
-        inactive_programs=working_set.inactive_programs if working_set else None,
-        working_set_tokens=working_set.working_set_tokens if working_set else None,
-        working_set_capacity_tokens=working_set.capacity_tokens if working_set else None,
-        inactive_tokens=snapshot.demand.inactive_tokens if snapshot and snapshot.demand else None,
         memory_wait_s=member.memory.mean_wait_s if member.memory else None,
-        boost_strength_s=snapshot.boost.strength_s if snapshot and snapshot.boost else None,
-        engine_version=facts.vllm if facts else None,
-        scheduler_version=facts.version if facts else None,
-        policy=facts.policy if facts else None,
-        dropped_reports=sum(each.dropped for each in ranks) if facts else None,
+        **(_load(view.snapshot) if view.snapshot else {}),
+        **(_working_set(member.admission) if member.admission else {}),
+        **(_versions(member.link) if member.link else {}),
     )
 
 
-def _share(used: int, total: int) -> float:
-    return used / total if total else 0.0
+def _load(snapshot: EngineSnapshot) -> dict[str, Any]:
+    total = snapshot.kv_total_blocks
+    return {
+        "running": snapshot.running,
+        "waiting": snapshot.waiting,
+        "slots": snapshot.slots,
+        "kv_share": snapshot.kv_used_blocks / total if total else 0.0,
+        "kv_total_blocks": total,
+        "kv_block_tokens": snapshot.kv_block_tokens,
+        "level_calls": snapshot.level_calls,
+        "step": snapshot.step,
+        "mean_step_s": snapshot.mean_step_s,
+        "inactive_tokens": snapshot.demand.inactive_tokens if snapshot.demand else None,
+        "boost_strength_s": snapshot.boost.strength_s if snapshot.boost else None,
+    }
+
+
+def _working_set(admission: AdmissionSnapshot) -> dict[str, Any]:
+    return {
+        "active_programs": admission.active_programs,
+        "inactive_programs": admission.inactive_programs,
+        "working_set_tokens": admission.working_set_tokens,
+        "working_set_capacity_tokens": admission.capacity_tokens,
+    }
+
+
+def _versions(link: ReportClient) -> dict[str, Any]:
+    facts = link.first_facts
+    if facts is None:
+        return {}
+    return {
+        "engine_version": facts.vllm,
+        "scheduler_version": facts.version,
+        "policy": facts.policy,
+        "dropped_reports": sum(each.dropped for each in link.facts.values()),
+    }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from operator import itemgetter
 from typing import Annotated, Any
@@ -13,19 +12,16 @@ import msgspec
 from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Scope
 
 from autellix_backend.gateway.errors import InvalidRequestError, NotFoundError
 from autellix_backend.gateway.explain.why import CallExplanation
 from autellix_backend.gateway.history.critical_path import Spent, spent, spent_text
 from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
-from autellix_backend.gateway.history.history import ProgramHistory
-from autellix_backend.gateway.history.joined import joined, joined_by_id
-from autellix_backend.gateway.http.components import History, IsShown, Others, Turns, Viewer
-from autellix_backend.gateway.http.elsewhere import ended, ended_list
+from autellix_backend.gateway.history.joined import joined_by_id
+from autellix_backend.gateway.http.components import FindEnded, History, IsShown, Others, Turns, Viewer
+from autellix_backend.gateway.http.elsewhere import ended_list
 from autellix_backend.gateway.http.openapi import JSON_TYPE, refusals
 from autellix_backend.gateway.tenancy.tenants import Tenant
-from autellix_backend.gateway.workers.others import OtherWorkers
 from autellix_wire import API_PREFIX
 
 HISTORY_PATH = API_PREFIX + "/history"
@@ -164,15 +160,13 @@ async def list_ended(
 async def show_ended(
     program_id: str,
     viewer: Viewer,
-    history: History,
-    is_shown: IsShown,
+    find_ended: FindEnded,
     turns: Turns,
-    others: Others,
     request: Request,
 ) -> Response:
     """Show an ended program with its calls."""
     async with turns.turn(viewer, request):
-        program = await find_ended(history, viewer, program_id, is_shown, others, request.scope)
+        program = await find_ended(program_id)
         if program is None:
             raise NotFoundError(f"the history has no program {program_id!r}", param="program_id")
         content = await asyncio.to_thread(_encoded_detail, program, viewer)
@@ -203,25 +197,8 @@ def _detail(program: EndedProgram, viewer: Tenant) -> EndedDetail:
     )
 
 
-async def find_ended(
-    history: ProgramHistory,
-    viewer: Tenant,
-    program_id: str,
-    is_shown: Callable[[EndedProgram], bool],
-    others: OtherWorkers,
-    scope: Scope,
-) -> EndedProgram | None:
-    """Return the last ended program of an id, as the viewer knows it; None if there is none to be shown."""
-    for scoped_id in viewer.candidates(program_id):
-        own = history.find(scoped_id)
-        parts = [*([] if own is None else [own]), *await ended(others, scope, scoped_id)]
-        if shown := list(filter(is_shown, parts)):
-            return joined(shown) if len(shown) > 1 else shown[0]
-    return None
-
-
 def explain_ended(program: EndedProgram, viewer: Tenant) -> EndedExplanation:
-    """Say where the time of an ended program went."""
+    """Return where the time of an ended program went."""
     return EndedExplanation(
         program_id=viewer.shown(program.program_id),
         name=program.name,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from pydantic import BeforeValidator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from autellix_backend.gateway.errors import InvalidRequestError, NotFoundError
+from autellix_backend.gateway.errors import InvalidRequestError
 from autellix_backend.gateway.explain.overview import ProgramState
 from autellix_backend.gateway.explain.views import (
     CallRow,
@@ -23,20 +22,19 @@ from autellix_backend.gateway.explain.views import (
 )
 from autellix_backend.gateway.explain.why import ProgramExplanation, explain_program
 from autellix_backend.gateway.http.components import (
-    History,
+    FindEnded,
+    FindLiving,
     IsShown,
-    Others,
     Routes,
     SettingsTree,
     Store,
     TakeOverview,
     Turns,
     Viewer,
+    unknown_program,
 )
-from autellix_backend.gateway.http.history import EndedExplanation, explain_ended, find_ended
+from autellix_backend.gateway.http.history import EndedExplanation, explain_ended
 from autellix_backend.gateway.http.openapi import JSON_TYPE, refusals
-from autellix_backend.gateway.tenancy.tenants import Tenant
-from autellix_backend.stores.base import ProgramStore, ProgramView
 from autellix_wire import PROGRAMS_PATH
 
 DEFAULT_LIMIT = 200
@@ -123,56 +121,36 @@ async def list_programs(
 async def explain(
     program_id: str,
     viewer: Viewer,
-    store: Store,
+    find_living: FindLiving,
+    find_ended: FindEnded,
     take_overview: TakeOverview,
     settings: SettingsTree,
     routes: Routes,
-    is_shown: IsShown,
-    history: History,
-    others: Others,
-    request: Request,
 ) -> ProgramExplanation | EndedExplanation:
     """Explain why a program's calls wait or run, or where the time of one that has ended went."""
-    try:
-        view = await find_living(store, viewer, program_id, is_shown)
-    except NotFoundError:
-        ended = await find_ended(history, viewer, program_id, is_shown, others, request.scope)
-        if ended is None:
-            raise
+    if (view := await find_living(program_id)) is not None:
+        placement = routes.placement(view.program_id)
+        return explain_program(view, take_overview(), settings.scheduler, viewer, placement)
+    if (ended := await find_ended(program_id)) is not None:
         return explain_ended(ended, viewer)
-    placement = routes.placement(view.program_id)
-    return explain_program(view, take_overview(), settings.scheduler, viewer, placement)
+    raise unknown_program(program_id)
 
 
 @router.get(ONE_PROGRAM, responses=refusals(404))
 async def show_program(
     program_id: str,
     viewer: Viewer,
-    store: Store,
+    find_living: FindLiving,
     take_overview: TakeOverview,
     settings: SettingsTree,
-    is_shown: IsShown,
 ) -> ProgramDetail:
     """Show one program with its latest calls."""
-    view = await find_living(store, viewer, program_id, is_shown)
+    view = await find_living(program_id)
+    if view is None:
+        raise unknown_program(program_id)
     overview = take_overview()
     return ProgramDetail(
         **asdict(program_row(view, overview, settings.scheduler, viewer)),
         critical_path_s=critical_path_s(view.calls),
         calls=call_rows(view, overview),
     )
-
-
-async def find_living(
-    store: ProgramStore, viewer: Tenant, program_id: str, is_shown: Callable[[ProgramView], bool]
-) -> ProgramView:
-    """Return a program of the process table.
-
-    Raises:
-        NotFoundError: if there is none of that id that the viewer may see.
-    """
-    for scoped_id in viewer.candidates(program_id):
-        view = await store.program(scoped_id)
-        if view is not None and is_shown(view):
-            return view
-    raise NotFoundError(f"there is no program {program_id!r}", param="program_id")

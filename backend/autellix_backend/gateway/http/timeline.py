@@ -11,7 +11,6 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from autellix_backend.gateway.errors import NotFoundError
 from autellix_backend.gateway.explain.overview import OpenCallState, Overview, ShownCall
 from autellix_backend.gateway.history.critical_path import Spent, spent
 from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
@@ -19,18 +18,19 @@ from autellix_backend.gateway.history.history import OpenProgram
 from autellix_backend.gateway.history.joined import joined_living
 from autellix_backend.gateway.history.spans import Span, SpanKind, spans
 from autellix_backend.gateway.http.components import (
+    FindEnded,
+    FindLiving,
     History,
-    IsShown,
     Others,
-    Store,
     TakeOverview,
     Turns,
     Viewer,
+    unknown_program,
 )
-from autellix_backend.gateway.http.elsewhere import living
-from autellix_backend.gateway.http.history import ENDED, CallFacts, call_facts, find_ended
+from autellix_backend.gateway.http.elsewhere import living_parts
+from autellix_backend.gateway.http.history import ENDED, CallFacts, call_facts
 from autellix_backend.gateway.http.openapi import JSON_TYPE, refusals
-from autellix_backend.gateway.http.programs import ONE_PROGRAM, find_living
+from autellix_backend.gateway.http.programs import ONE_PROGRAM
 from autellix_backend.stores.base import ProgramView
 
 FINISHED = "finished"
@@ -75,10 +75,10 @@ router = APIRouter(tags=["operators"], responses=refusals(401, 500))
 async def show_timeline(
     program_id: str,
     viewer: Viewer,
-    store: Store,
+    find_living: FindLiving,
+    find_ended: FindEnded,
     take_overview: TakeOverview,
     history: History,
-    is_shown: IsShown,
     turns: Turns,
     others: Others,
     request: Request,
@@ -88,16 +88,14 @@ async def show_timeline(
     async with turns.turn(viewer, request):
         state = ENDED
         open_rows: tuple[TimelineCall, ...] = ()
-        try:
-            view = await find_living(store, viewer, program_id, is_shown)
-        except NotFoundError:
-            found = await find_ended(history, viewer, program_id, is_shown, others, request.scope)
-            if found is None:
-                raise
-            program = found
+        if (view := await find_living(program_id)) is None:
+            program = await find_ended(program_id)
+            if program is None:
+                raise unknown_program(program_id)
         else:
             own = history.living(view.program_id)
-            parts = [*([] if own is None else [own]), *await living(others, request.scope, view.program_id)]
+            elsewhere = await living_parts(others, request.scope, view.program_id)
+            parts = [*([] if own is None else [own]), *elsewhere]
             overview = take_overview()
             state = overview.program_state(view)
             program, open_rows = living_program(view, joined_living(parts), overview, wall_s=time.time())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from autellix_backend.gateway.errors import BodyTooLargeError
 from autellix_backend.gateway.tenancy.quotas import (
@@ -47,6 +47,15 @@ class Reservation:
     body_bytes: int
     headers: dict[str, str]
     """The rate limit headers of its answer."""
+
+
+class Charge(NamedTuple):
+    """What a call costs its tenant and program at its end."""
+
+    tokens: int = 0
+    service_s: float = 0.0
+    is_refunded: bool = False
+    """Whether it does not count among the tenant's requests."""
 
 
 class CallLimits(Protocol):
@@ -140,32 +149,18 @@ class Limiter:
 
     def cancel(self, reservation: Reservation, now: float) -> None:
         """Release the reservation of a call that could not start."""
-        self._release(reservation, now, tokens=0, service_s=0.0, is_refunded=True)
+        self._release(reservation, now, Charge(is_refunded=True))
 
-    def charge(
-        self,
-        reservation: Reservation,
-        now: float,
-        *,
-        tokens: int,
-        service_s: float,
-        is_refunded: bool = False,
-    ) -> None:
-        """Release the reservation of an ended call, once, and charge the call to its tenant and program.
-
-        A call that `is_refunded` does not count among the tenant's requests.
-        """
+    def charge(self, reservation: Reservation, now: float, charge: Charge) -> None:
+        """Release the reservation of an ended call, once, and charge the call to its tenant and program."""
         self._programs[reservation.program_id].is_in_table = True
-        self._release(reservation, now, tokens=tokens, service_s=service_s, is_refunded=is_refunded)
+        self._release(reservation, now, charge)
 
     def on_call_settled(self, settled: SettledCall) -> None:
         """Charge a call that was admitted by limits."""
         reservation = self._reservations.get(settled.start.key)
         if reservation is not None:
-            tokens, service_s, is_refunded = charge_of(settled)
-            self.charge(
-                reservation, settled.settled_s, tokens=tokens, service_s=service_s, is_refunded=is_refunded
-            )
+            self.charge(reservation, settled.settled_s, charge_of(settled))
 
     def on_program_ended(self, program_id: str) -> None:
         """Drop a program; the id may be unknown."""
@@ -174,27 +169,25 @@ class Limiter:
             program.is_in_table = False
             self._drop_if_gone(program_id, program)
 
-    def _release(
-        self, reservation: Reservation, now: float, *, tokens: int, service_s: float, is_refunded: bool
-    ) -> None:
+    def _release(self, reservation: Reservation, now: float, charge: Charge) -> None:
         known = self._reservations.pop(reservation.call_key, None)
         assert known is reservation, "a reservation is released once"
         usage, program = reservation.tenant, self._programs[reservation.program_id]
         usage.calls -= 1
         usage.call_bytes -= reservation.body_bytes
         self._advance(usage, reservation.limits, now)
-        if is_refunded and usage.requests is not None:
+        if charge.is_refunded and usage.requests is not None:
             # A bucket that was refilled meanwhile holds the request already.
             room = capacity(reservation.limits.requests_per_minute or 0.0) - usage.requests.level
             usage.requests = usage.requests.less(-min(1.0, room))
         if usage.tokens is not None:
-            usage.tokens = usage.tokens.less(tokens)
-        usage.day_tokens += tokens
-        usage.day_service_s += service_s
+            usage.tokens = usage.tokens.less(charge.tokens)
+        usage.day_tokens += charge.tokens
+        usage.day_service_s += charge.service_s
         program.running -= 1
-        program.calls -= is_refunded
-        program.tokens += tokens
-        program.service_s += service_s
+        program.calls -= charge.is_refunded
+        program.tokens += charge.tokens
+        program.service_s += charge.service_s
         self._drop_if_gone(reservation.program_id, program)
 
     @property
@@ -251,12 +244,12 @@ def check_body(tenant: Tenant, body_bytes: int, on_refusal: Callable[[str, str],
         raise BodyTooLargeError(limit, "limits.max_call_bytes")
 
 
-def charge_of(settled: SettledCall) -> tuple[int, float, bool]:
-    """Return the tokens and the service (s) of a settled call, and whether it counts as no request."""
+def charge_of(settled: SettledCall) -> Charge:
+    """Return what a settled call costs."""
     usage = settled.engine_usage
     tokens = 0 if usage is None else usage.prompt_tokens + usage.output_tokens
     # A call that no engine took does not count among the tenant's requests.
-    return tokens, settled.receipt.service_s, settled.outcome == Outcome.UNAVAILABLE
+    return Charge(tokens, settled.receipt.service_s, settled.outcome is Outcome.UNAVAILABLE)
 
 
 def _bucket(bucket: Bucket | None, per_minute: float | None, now: float) -> Bucket | None:

@@ -13,6 +13,7 @@ from typing import Any
 from autellix_backend.gateway.errors import LimitError, ParentSilentError
 from autellix_backend.gateway.tenancy.limiter import (
     NO_LIMITS,
+    Charge,
     Limiter,
     Reservation,
     charge_of,
@@ -43,7 +44,7 @@ class LimitKeeper:
         """Return what answers one worker's messages."""
         return {
             ADMIT: lambda content: self._admit(worker, *content),
-            CHARGE: lambda content: self._charge(worker, *content),
+            CHARGE: lambda content: self._charge(worker, content[0], Charge(*content[1])),
             CANCEL: lambda call_key: self._cancel(worker, call_key),
             PROGRAM_ENDED: self._limiter.on_program_ended,
         }
@@ -51,7 +52,7 @@ class LimitKeeper:
     def on_ended(self, worker: int) -> None:
         """Give back the calls of a worker that has ended; they are charged nothing."""
         for reservation in self._held.pop(worker, {}).values():
-            self._limiter.charge(reservation, self._clock(), tokens=0, service_s=0.0)
+            self._limiter.charge(reservation, self._clock(), Charge())
 
     def _admit(
         self,
@@ -72,12 +73,10 @@ class LimitKeeper:
         self._held[worker][call_key] = reservation
         return True, None, reservation.headers
 
-    def _charge(self, worker: int, call_key: str, tokens: int, service_s: float, is_refunded: bool) -> None:
+    def _charge(self, worker: int, call_key: str, charge: Charge) -> None:
         reservation = self._held[worker].pop(call_key, None)
         if reservation is not None:
-            self._limiter.charge(
-                reservation, self._clock(), tokens=tokens, service_s=service_s, is_refunded=is_refunded
-            )
+            self._limiter.charge(reservation, self._clock(), charge)
 
     def _cancel(self, worker: int, call_key: str) -> None:
         reservation = self._held[worker].pop(call_key, None)
@@ -141,7 +140,7 @@ class SharedLimiter:
     def on_call_settled(self, settled: SettledCall) -> None:
         """Charge a call that was admitted by limits."""
         if self._forget(settled.start.key):
-            self._link.tell(CHARGE, (settled.start.key, *charge_of(settled)))
+            self._link.tell(CHARGE, (settled.start.key, charge_of(settled)))
 
     def on_program_ended(self, program_id: str) -> None:
         """Drop a program; the id may be unknown."""

@@ -1,0 +1,85 @@
+"""What `autellix serve` prints: its ready line, and what happens to its engines."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import webbrowser
+
+from autellix_backend.engines.base import Engine
+from autellix_backend.engines.ray_replica import RayReplica
+from autellix_backend.engines.replica import VllmReplica, generated_model
+from autellix_backend.engines.report_client import LinkState
+from autellix_backend.engines.supervisor import EngineChange, EngineState
+from autellix_backend.gateway.engines.handle import EngineHandle
+from autellix_backend.gateway.engines.pool import EnginePool
+from autellix_backend.settings import EngineSettings, Settings
+
+
+def note(text: str) -> None:
+    """Print a line about the gateway to standard error."""
+    print(f"autellix: {text}", file=sys.stderr, flush=True)
+
+
+def note_change(change: EngineChange) -> None:
+    """Print an engine's change of state."""
+    messages = {
+        EngineState.UP: f"{change.engine} is up again",
+        EngineState.DOWN: f"error: {change.reason}; calls wait",
+        EngineState.RESTARTING: f"error: {change.reason}; restarting, calls wait",
+        EngineState.FAILED: f"error: {change.reason}; calls get status 503",
+    }
+    note(messages[change.state])
+
+
+def note_reporting(handle: EngineHandle) -> None:
+    """Print which of our features are active at an engine that others run."""
+    if not handle.engine.is_owned:
+        note(f"{handle.name}: {handle.reporting.text}")
+
+
+def note_noise(engine: EngineSettings) -> None:
+    """Print that a generated model answers noise, which would look like a fault."""
+    if engine.model is not None and generated_model(engine.model) is not None:
+        note(f"the weights of {engine.model} are random: its answers are noise, its timing is real")
+
+
+def show_page(url: str, *, opens: bool) -> None:
+    """Print the address of the live page, and open it in a browser if asked to."""
+    note(f"engines and programs are shown at {url}")
+    if opens and not webbrowser.open(url):
+        note("no browser was found to open it in")
+
+
+def ready_line(settings: Settings, pool: EnginePool, listener: socket.socket) -> str:
+    """Return the line that names the models, the address and the policy in force."""
+    what = ", ".join(dict.fromkeys(_described(handle.engine) for handle in pool))
+    if len(pool) > 1:
+        what += f" on {len(pool)} engines, {settings.balancer.name}"
+    policy = _policy_in_force(settings, pool)
+    return f"Autellix is ready: {what} at {root_url(listener)}/v1 (policy {policy}); Ctrl-C ends it"
+
+
+def root_url(listener: socket.socket) -> str:
+    """Return the address that a socket listens on."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _policy_in_force(settings: Settings, pool: EnginePool) -> str:
+    if any(handle.sends_reports for handle in pool):
+        return settings.scheduler.policy
+    if any(handle.queue.has_policy for handle in pool):
+        return f"{settings.scheduler.policy}, in the gateway"
+    links = [handle.reporting for handle in pool]
+    if any(link.problem or link.state == LinkState.CONNECTING for link in links):
+        return "not known yet: no engine reports"
+    return "none: no engine has our scheduler"
+
+
+def _described(engine: Engine) -> str:
+    if isinstance(engine, VllmReplica):
+        return engine.served_model_name or engine.model
+    if isinstance(engine, RayReplica):
+        return engine.model
+    return engine.base_url
