@@ -106,7 +106,7 @@ def check(store: Any) -> None:
     if isinstance(store, ReplicatedStore):
         store._local.check()
         if store.failure() is None:
-            check(store._shared)
+            check(store._shared.store)
     elif isinstance(store, RedisStore):
         check_table(store._link.url, store._link.tag)
     else:

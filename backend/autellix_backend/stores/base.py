@@ -46,9 +46,9 @@ class CallStart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     class_id: str | None = None
     """The class of its program, which the program's first call decides."""
     prompt_tokens: int = 0
-    """An estimate for its prompt, from the size of its body."""
+    """The estimated length of its prompt, from the size of its body."""
     owner: str | None = None
-    """Whose program it is, where identity is strict: the first call with an owner decides that."""
+    """The owner of its program, where identity is strict; the first call with an owner decides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ class ProgramView(msgspec.Struct, kw_only=True):
     first_prompt_tokens: int = 0
     """The estimate for the prompt of the call that decided its class."""
     owner: str | None = None
-    """Whose it is, where identity is strict."""
+    """Its owner, where identity is strict."""
 
     @property
     def work(self) -> float:

@@ -1,4 +1,4 @@
-"""Moments by name, of which those that have passed are found without looking at the others."""
+"""Moments by name; those that have passed are found without a walk over the others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Deadlines:
         return self._moments.pop(name, None) is not None
 
     def moments(self) -> dict[str, float]:
-        """Return all."""
+        """Return the moment of each name."""
         return dict(self._moments)
 
     def due(self, now: float) -> list[str]:

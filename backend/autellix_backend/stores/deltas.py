@@ -15,7 +15,7 @@ one number, which the table merges by the same rule later, in any order of the g
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,14 +23,13 @@ from autellix_backend.core.policies import Policy
 from autellix_backend.stores.base import CallEnd, ProgramView, StoredCall
 from autellix_backend.stores.memory import HISTORY_CALLS, MAX_FLAGS
 from autellix_backend.stores.redis_records import (
+    Clock,
     call_sums,
     encode_charge,
     encode_record,
     encode_start,
     merge_rule,
 )
-
-Clock = Callable[[float], float]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,7 +74,9 @@ class Delta:
 
         `copy` is the gateway's copy of the program, None if it has ended there.
         """
-        message: dict[str, Any] = {
+        copy = copy or ProgramView(program_id=self.program_id, first_arrival_s=0.0, last_event_s=0.0)
+        running = (call for call in copy.calls if call.end is None)
+        return {
             "program": self.program_id,
             "is_known": self.is_known,
             "rule": merge_rule(policy),
@@ -83,29 +84,22 @@ class Delta:
             "wait_s": self.wait_s,
             "sums": self.sums,
             "path_ends_s": self.path_ends_s,
-            "flags": () if copy is None else copy.flags,
+            "name": copy.name or None,
+            "owner": copy.owner or None,
+            "class_id": copy.class_id,
+            "first_prompt_tokens": copy.first_prompt_tokens,
+            "flags": copy.flags,
             "most_flags": MAX_FLAGS,
-            "sessions": () if copy is None else copy.session_ids,
+            "sessions": copy.session_ids,
             "entries": [encode_record(call, shared) for call in self.folded],
             "most_entries": HISTORY_CALLS,
-            "running": {
-                call.start.key: encode_start(call.start, shared(call.start_s)) for call in _running(copy)
-            },
+            "running": {call.start.key: encode_start(call.start, shared(call.start_s)) for call in running},
             "settled": [_settled(policy, call, shared) for call in self.settled],
             "is_ended": self.is_ended,
             "created": shared(self.created_s),
             "event": shared(self.event_s),
+            "base": self.base if self.is_restoring else None,
         }
-        if copy is not None and copy.name:
-            message["name"] = copy.name
-        if copy is not None and copy.owner:
-            message["owner"] = copy.owner
-        if copy is not None and copy.class_id is not None:
-            message["class_id"] = copy.class_id
-            message["first_prompt_tokens"] = copy.first_prompt_tokens
-        if self.is_restoring:
-            message["base"] = self.base
-        return message
 
     def restore(self, copy: ProgramView | None, path_ends_s: Mapping[str, float]) -> None:
         """Turn this into a delta for a table that was lost, with all that the gateway knows of the program.
@@ -128,10 +122,6 @@ class Delta:
 def _end(call: StoredCall) -> CallEnd:
     assert call.end is not None
     return call.end
-
-
-def _running(copy: ProgramView | None) -> Iterable[StoredCall]:
-    return () if copy is None else (call for call in copy.calls if call.end is None)
 
 
 def _settled(policy: Policy, call: StoredCall, shared: Clock) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from autellix_backend.stores.base import (
     tenant_of,
 )
 from autellix_backend.stores.deadlines import Deadlines
+from autellix_backend.stores.ends import EndFeed
 from autellix_backend.stores.listing import ArrivalOrder, ListingPlace
 
 MAX_FLAGS = 8
@@ -63,7 +64,7 @@ class MemoryStore:
         self._heartbeats = Deadlines()
         self._owners: dict[str, str] = {}
         self._programs_of: dict[str, dict[str, None]] = {}
-        self._end_subscribers: list[Callable[[ProgramEnd], None]] = []
+        self._ends = EndFeed()
 
     async def open(self) -> None:
         """Do nothing."""
@@ -242,7 +243,7 @@ class MemoryStore:
 
     def subscribe(self, on_end: Callable[[ProgramEnd], None]) -> None:
         """Publish the ends of programs."""
-        self._end_subscribers.append(on_end)
+        self._ends.subscribe(on_end)
 
     def check(self) -> None:
         """Assert that the table, the entries and the session index agree."""
@@ -291,14 +292,14 @@ class MemoryStore:
             del programs[program_id]
             if not programs:
                 del self._programs_of[session_id]
-        end = ProgramEnd(
-            program_id=program_id,
-            class_id=view.class_id,
-            first_prompt_tokens=view.first_prompt_tokens,
-            work=view.work,
+        self._ends.publish(
+            ProgramEnd(
+                program_id=program_id,
+                class_id=view.class_id,
+                first_prompt_tokens=view.first_prompt_tokens,
+                work=view.work,
+            )
         )
-        for on_end in self._end_subscribers:
-            on_end(end)
 
 
 def _view(program: Program, entry: _Entry, calls: tuple[StoredCall, ...] = ()) -> ProgramView:

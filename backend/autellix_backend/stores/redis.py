@@ -35,9 +35,12 @@ from autellix_backend.stores.base import (
 )
 from autellix_backend.stores.listing import ListingPlace
 from autellix_backend.stores.memory import HISTORY_CALLS, MAX_FLAGS
+from autellix_backend.stores.redis_ends import NO_EVENT, EndStream, decode_end
 from autellix_backend.stores.redis_link import RedisLink
 from autellix_backend.stores.redis_records import (
+    KnownProgram,
     decode_view,
+    encode_argument,
     encode_charge,
     encode_start,
     merge_rule,
@@ -55,7 +58,6 @@ MAX_NAMES = 500
 """The most names that one script passes on its way through the list of programs."""
 MAX_PASSES = 20
 """The most such scripts for one page."""
-NO_EVENT = "0-0"
 FOREIGN = 2
 """The answer of the script `beat` for a session of another owner."""
 
@@ -82,12 +84,9 @@ class RedisStore:
         self.clock = clock
         self._estimator = SizeEstimator()
         self._gateway = ""
-        self._last_event = NO_EVENT
-        # Entries of the stream of ends that an answer brought before the reaper reads them.
-        self._published: set[bytes] = set()
+        self._ends = EndStream(self._estimator)
         self.epoch = ""
         """The table's identity, which changes when its data are lost."""
-        self._end_subscribers: list[Callable[[ProgramEnd], None]] = []
 
     async def open(self) -> None:
         """Join the table under a new id; after an error, take over the calls of the previous id.
@@ -95,14 +94,16 @@ class RedisStore:
         Raises:
             StoreUnavailableError: if the table cannot be reached.
         """
-        await self._measure()
+        sent_s = self.clock.own_now()
+        table_s = await self._link.run("time")
+        self.clock.measured(float(table_s), sent_s, self.clock.own_now())
         gateway = secrets.token_hex(6)
         lease_end_s = self.clock.shared(self.clock.own_now()) + self._lease_s
         answer = await self._link.run("join", self._gateway, gateway, repr(lease_end_s), secrets.token_hex(6))
         epoch, last_event = (word.decode() for word in answer)
         if epoch != self.epoch:
-            self.epoch, self._last_event = epoch, last_event
-            self._published.clear()
+            self.epoch = epoch
+            self._ends.restart(last_event)
         self._gateway = gateway
 
     def disconnect(self, error: StoreUnavailableError) -> None:
@@ -127,62 +128,58 @@ class RedisStore:
     async def begin(self, call: CallStart, now: float) -> Inherited:
         """Add a running call."""
         now_s = self.clock.shared(now)
-        start: dict[str, Any] = {
+        tools = call.interceptions or None
+        start = {
             "program": call.program_id,
             "key": call.key,
             "now": now_s,
             "start": encode_start(call, now_s),
             "flags": call.flags,
             "most_flags": MAX_FLAGS,
+            "session": call.session_id,
+            "name": call.name or None,
+            "class_id": call.class_id,
+            "first_prompt_tokens": call.prompt_tokens,
+            "owner": call.owner,
+            "interceptions": tools and to_text(tools),
+            "intercepted_s": tools and sum(seconds for _, seconds in tools),
+            "hint": to_text(call.hint) if call.hint is not None and self._policy.sizes_programs else None,
+            "parents": call.parents if self._policy.reads_parents else None,
         }
-        if call.session_id is not None:
-            start["session"] = call.session_id
-        if call.name:
-            start["name"] = call.name
-        if call.class_id is not None:
-            start["class_id"], start["first_prompt_tokens"] = call.class_id, call.prompt_tokens
-        if call.owner is not None:
-            start["owner"] = call.owner
-        if call.interceptions:
-            start["interceptions"] = to_text(call.interceptions)
-            start["intercepted_s"] = sum(seconds for _, seconds in call.interceptions)
-        if call.hint is not None and self._policy.sizes_programs:
-            start["hint"] = to_text(call.hint)
-        if call.parents is not None and self._policy.reads_parents:
-            start["parents"] = call.parents
-        answer = await self._link.run("begin", self._gateway, msgspec.json.encode(start))
+        answer = await self._link.run("begin", self._gateway, encode_argument(start))
         if answer == 0:
             raise DuplicateCallError(call.key)
         if answer == 1:
             raise NotOwnerError(call.program_id)
-        return self._inherited(call, now_s, *answer)
+        values, ends = answer
+        return self._inherited(call, now_s, KnownProgram(*values), ends)
 
     def _inherited(
-        self, call: CallStart, now_s: float, known: Sequence[bytes | None], ends: Sequence[bytes]
+        self, call: CallStart, now_s: float, known: KnownProgram, ends: Sequence[bytes]
     ) -> Inherited:
-        service_s, wait_s = float(known[0] or 0), float(known[1] or 0)
+        service_s = float(known.service_s or 0)
         parent_ends_s: list[float] | None = None
         if call.parents is not None and self._policy.reads_parents and all(ends):
             parent_ends_s = [float(end) for end in ends]
+        tokens = (known.prompt_tokens, known.cached_tokens, known.output_tokens)
         return Inherited(
             service_s=self._policy.inherit(service_s, parent_ends_s),
             program_service_s=service_s,
-            wait_s=wait_s,
+            wait_s=float(known.wait_s or 0),
             expected_s=self._expect(known) if self._policy.sizes_programs else None,
-            finished_calls=int(known[4] or 0),
-            work=program_work(*(int(known[index] or 0) for index in (9, 10, 5))),
-            age_s=max(0.0, now_s - float(known[11] or now_s)),
+            finished_calls=int(known.finished_calls or 0),
+            work=program_work(*(int(count or 0) for count in tokens)),
+            age_s=max(0.0, now_s - float(known.created_s or now_s)),
         )
 
-    def _expect(self, known: Sequence[bytes | None]) -> float | None:
-        tenant, name = tenant_of((known[12] or b"").decode()), (known[2] or b"").decode()
-        attained_s, calls, tokens, hint_calls, hint_tokens = (
-            float(known[index] or 0) for index in (3, 4, 5, 7, 8)
-        )
+    def _expect(self, known: KnownProgram) -> float | None:
+        tenant, name = tenant_of((known.class_id or b"").decode()), (known.name or b"").decode()
         hint = None
-        if known[6] is not None:
-            hint = msgspec.json.decode(known[6], type=Hint).plus(hint_calls, hint_tokens).less(calls, tokens)
-        return self._estimator.expect(tenant, name, attained_s, hint)
+        if known.hint is not None:
+            given = msgspec.json.decode(known.hint, type=Hint)
+            whole = given.plus(float(known.hint_calls or 0), float(known.hint_tokens or 0))
+            hint = whole.less(float(known.finished_calls or 0), float(known.output_tokens or 0))
+        return self._estimator.expect(tenant, name, float(known.total_service_s or 0), hint)
 
     async def settle(self, end: CallEnd, now: float) -> None:
         """Charge a running call to its program."""
@@ -216,7 +213,7 @@ class RedisStore:
         while taken == MAX_REAPED:
             answer = await self._link.run("close", self._gateway, session_id, MAX_REAPED, step)
             is_known, taken, gone = answer
-            self._publish_ends(gone)
+            self._ends.on_answer(gone)
             was_there |= bool(is_known)
             step = "more"
         return was_there
@@ -224,7 +221,7 @@ class RedisStore:
     async def end_program(self, program_id: str, now: float) -> bool:  # noqa: ARG002
         """End a program."""
         was_there, gone = await self._link.run("end", self._gateway, program_id)
-        self._publish_ends(gone)
+        self._ends.on_answer(gone)
         return bool(was_there)
 
     async def reap(self, now: float) -> Reaped:
@@ -240,10 +237,10 @@ class RedisStore:
 
     async def absorb(self, delta: dict[str, Any]) -> bool:
         """Merge a delta of a program; return whether the program is in the table afterwards."""
-        answer = await self._link.run("absorb", self._gateway, msgspec.json.encode(delta))
+        answer = await self._link.run("absorb", self._gateway, encode_argument(delta))
         if answer == 0:
             return False
-        self._publish_ends(answer)
+        self._ends.on_answer(answer)
         return not answer
 
     async def program(self, program_id: str) -> ProgramView | None:
@@ -297,15 +294,15 @@ class RedisStore:
         after = NO_EVENT.encode()
         is_full = True
         while is_full:
-            events = await self._link.run("ends", self._gateway, after, self._last_event, MAX_REAPED)
-            ends += [_program_end(*fields[1::2]) for _, fields in events]
+            events = await self._link.run("ends", self._gateway, after, self._ends.last_event, MAX_REAPED)
+            ends += [decode_end(*fields[1::2]) for _, fields in events]
             is_full = len(events) == MAX_REAPED
             after = events[-1][0] if events else after
         return ends
 
     def subscribe(self, on_end: Callable[[ProgramEnd], None]) -> None:
         """Publish the ends of programs, whichever gateway ended them."""
-        self._end_subscribers.append(on_end)
+        self._ends.subscribe(on_end)
 
     async def _settle(self, end: CallEnd, now: float, *, owner: str) -> tuple[str, str] | None:
         """Settle a call of this gateway or of a lost one; return its program's name and class.
@@ -326,7 +323,7 @@ class RedisStore:
         if answer == 0:
             return None
         name, class_id, gone = answer
-        self._publish_ends(gone)
+        self._ends.on_answer(gone)
         return name.decode(), class_id.decode()
 
     async def _beat(self, session_id: str, now: float, manner: str, owner: str | None = None) -> bool:
@@ -343,39 +340,16 @@ class RedisStore:
             self._gateway,
             *(repr(now_s), repr(now_s + self._lease_s)),
             *(repr(now_s - self._session_ttl_s), repr(now_s - self._program_idle_s)),
-            *(MAX_REAPED, self._last_event),
+            *(MAX_REAPED, self._ends.last_event),
         )
         table_s, taken, sessions, ended, idle, gone, lost, news = answer
         self.clock.measured(float(table_s), sent_s, self.clock.own_now())
-        self._publish_ends(gone)
+        self._ends.on_answer(gone)
         for gateway, key, program_id in lost:
             await self._settle(_lost_end(key, program_id), now, owner=gateway.decode())
-        self._publish_news(news)
+        self._ends.on_news(news)
         is_full = max(taken, len(idle), len(lost), len(news)) >= MAX_REAPED
         return [name.decode() for name in (*ended, *idle)], [name.decode() for name in sessions], is_full
-
-    def _publish_news(self, news: Sequence[Any]) -> None:
-        """Publish the ends whose answers went to other gateways, or were lost on their way here."""
-        for event, fields in news:
-            self._last_event = event.decode()
-            if event in self._published:
-                self._published.remove(event)
-            else:
-                self._publish_end(*fields[1::2])
-
-    def _publish_ends(self, gone: Sequence[Sequence[bytes]]) -> None:
-        for event, *values in gone:
-            if _event_order(event) > _event_order(self._last_event.encode()):
-                self._published.add(event)
-                self._publish_end(*values)
-
-    def _publish_end(self, *values: bytes) -> None:
-        _, name, service_s, finished, class_id, *_ = values
-        if finished and name:
-            self._estimator.observe_program(tenant_of(class_id.decode()), name.decode(), float(service_s))
-        end = _program_end(*values)
-        for on_end in self._end_subscribers:
-            on_end(end)
 
     async def _views(self, program_ids: Sequence[str], *, has_calls: bool) -> list[ProgramView]:
         history = "with" if has_calls else "without"
@@ -385,27 +359,6 @@ class RedisStore:
             for program_id, record in zip(program_ids, records, strict=True)
             if record
         ]
-
-    async def _measure(self) -> None:
-        sent_s = self.clock.own_now()
-        table_s = await self._link.run("time")
-        self.clock.measured(float(table_s), sent_s, self.clock.own_now())
-
-
-def _event_order(event: bytes) -> tuple[int, ...]:
-    return tuple(map(int, event.split(b"-")))
-
-
-def _program_end(program_id: bytes, *values: bytes) -> ProgramEnd:
-    """Return the end that the script `drop` describes; what the program does not have is empty."""
-    _, _, _, class_id, *counts = values
-    first_prompt_tokens, prompt_tokens, cached_tokens, output_tokens = (int(count or 0) for count in counts)
-    return ProgramEnd(
-        program_id=program_id.decode(),
-        class_id=class_id.decode() or None,
-        first_prompt_tokens=first_prompt_tokens,
-        work=program_work(prompt_tokens, cached_tokens, output_tokens),
-    )
 
 
 def _lost_end(key: bytes, program_id: bytes) -> CallEnd:

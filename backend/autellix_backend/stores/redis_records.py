@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -13,6 +13,30 @@ from autellix_backend.stores.base import CallEnd, CallStart, ProgramView, Stored
 
 Clock = Callable[[float], float]
 """Converts times from one clock to another."""
+
+
+class KnownProgram(NamedTuple):
+    """What the script `begin` returns of a program; None where it has no such value."""
+
+    service_s: bytes | None
+    wait_s: bytes | None
+    name: bytes | None
+    total_service_s: bytes | None
+    finished_calls: bytes | None
+    output_tokens: bytes | None
+    hint: bytes | None
+    hint_calls: bytes | None
+    """The finished calls when the hint came."""
+    hint_tokens: bytes | None
+    prompt_tokens: bytes | None
+    cached_tokens: bytes | None
+    created_s: bytes | None
+    class_id: bytes | None
+
+
+def encode_argument(fields: Mapping[str, object]) -> bytes:
+    """Return a script's argument; fields that are None are left out."""
+    return msgspec.json.encode({name: value for name, value in fields.items() if value is not None})
 
 
 def encode_start(call: CallStart, start_s: float) -> str:
@@ -49,15 +73,13 @@ def encode_charge(policy: Policy, end: CallEnd) -> dict[str, Any]:
     path_end_s = end.inherited_service_s + services_s[-1]
     if not policy.adds_service:
         services_s = [policy.complete(0.0, end.inherited_service_s, service_s) for service_s in services_s]
-    charge: dict[str, Any] = {
+    return {
         "key": end.key,
         "services": services_s,
         "wait_s": end.table_wait_s,
         "sums": call_sums(end),
+        **({"path_end_s": path_end_s} if policy.reads_parents else {}),
     }
-    if policy.reads_parents:
-        charge["path_end_s"] = path_end_s
-    return charge
 
 
 def decode_view(

@@ -8,7 +8,6 @@ to reach the table again.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -27,14 +26,10 @@ from autellix_backend.stores.base import (
     Reaped,
     StoreUnavailableError,
 )
+from autellix_backend.stores.ends import LatestEnds
 from autellix_backend.stores.local_copy import LocalCopy
 from autellix_backend.stores.redis import RedisStore
-from autellix_backend.stores.redis_link import ScriptFailedError
-
-MAX_LATEST_ENDS = 1000
-"""Far more than end between two rounds of the reaper, when each gateway learns of the others' ends."""
-
-logger = logging.getLogger(__name__)
+from autellix_backend.stores.shared_table import SharedTable
 
 T = TypeVar("T")
 
@@ -51,36 +46,25 @@ class ReplicatedStore:
         on_fallback: Callable[[], None] = lambda: None,
     ) -> None:
         """Join the two; `on_fallback` is called for each operation that the copy alone answers."""
-        self._shared = shared
+        self._shared = SharedTable(shared)
         self._local = local
         self._backlog = Backlog(shared, local, policy)
         self._on_fallback = on_fallback
-        self._problem: str | None = "it was not opened"
-        self._is_lost = False
-        # Programs whose end was published and that have not begun here since.
-        self._latest_ends: dict[str, None] = {}
-        self._end_subscribers: list[Callable[[ProgramEnd], None]] = []
+        self._ends = LatestEnds()
         shared.subscribe(self._left_table)
         local.subscribe(self._left_copy)
 
     async def open(self) -> None:
         """Join the shared table, if it can be reached."""
-        await self._reconnect()
-        if self._problem is not None:
-            logger.warning("%s", self.failure())
-            self._is_lost = True
+        await self._shared.open(self._catch_up)
 
     async def close(self) -> None:
         """Leave the shared table; the backlog is lost."""
-        await self._shared.close()
+        await self._shared.store.close()
 
     def failure(self) -> str | None:
         """Return why this gateway goes on alone."""
-        if self._problem is None:
-            return None
-        return (
-            f"the shared process table cannot be used ({self._problem}): this gateway goes on with its copy"
-        )
+        return self._shared.failure()
 
     async def begin(self, call: CallStart, now: float) -> Inherited:
         """Add a running call to both."""
@@ -95,20 +79,20 @@ class ReplicatedStore:
             await self._local.begin(call, now)
             self._local.adopt(call.program_id, inherited, now)
         self._backlog.begin(call, now, is_shared=is_shared)
-        self._latest_ends.pop(call.program_id, None)
+        self._ends.on_begin(call.program_id)
         return inherited
 
     async def _begin_shared(self, call: CallStart, now: float) -> Inherited | None:
         if self._is_alone(call.program_id):
             return None
         try:
-            return await self._shared.begin(call, now)
+            return await self._shared.store.begin(call, now)
         except (StoreUnavailableError, asyncio.CancelledError) as error:
             # Whether the call has begun there is unknown: the next delta settles it.
             self._backlog.delta(call.program_id, now).may_have_begun = True
             if isinstance(error, asyncio.CancelledError):
                 raise
-            self._go_alone(error)
+            self._shared.give_up(error)
             return None
 
     async def settle(self, end: CallEnd, now: float) -> None:
@@ -121,13 +105,13 @@ class ReplicatedStore:
         is_shared = self._backlog.pop_shared(end.key)
         try:
             if not is_alone:
-                await self._shared.settle(end, now)
+                await self._shared.store.settle(end, now)
                 return
         except UnknownCallError:
             # The table was emptied, or it gave up the call as lost and the program has ended since.
             is_shared = False
         except StoreUnavailableError as error:
-            self._go_alone(error)
+            self._shared.give_up(error)
         except asyncio.CancelledError:
             self._backlog.charge(call, end, now, base, is_shared=is_shared)
             self._note_end(end.program_id, was_here=True)
@@ -138,7 +122,7 @@ class ReplicatedStore:
 
     async def open_session(self, session_id: str, now: float, owner: str | None = None) -> bool:
         """Start or refresh a session."""
-        answer = await self._ask(lambda shared: shared.open_session(session_id, now, owner))
+        answer = await self._shared.ask(lambda shared: shared.open_session(session_id, now, owner))
         if answer is not None:
             # The copy may still have the owner of a session that ended elsewhere.
             self._local.adopt_session(session_id, now, owner)
@@ -155,7 +139,7 @@ class ReplicatedStore:
     async def heartbeat(self, session_id: str, now: float) -> bool:
         """Refresh a session if there is one."""
         was_here = await self._local.heartbeat(session_id, now)
-        answer = await self._ask(lambda shared: shared.heartbeat(session_id, now))
+        answer = await self._shared.ask(lambda shared: shared.heartbeat(session_id, now))
         if answer is not None:
             return answer
         if was_here:
@@ -168,7 +152,7 @@ class ReplicatedStore:
         kept = {name: self._local.sums(name) for name in self._local.kept_by(session_id)}
         was_here = await self._local.close_session(session_id, now)
         try:
-            answer = await self._ask(lambda shared: shared.close_session(session_id, now))
+            answer = await self._shared.ask(lambda shared: shared.close_session(session_id, now))
         finally:
             # The table ends those whose session it knows.
             for program_id, base in kept.items():
@@ -187,7 +171,7 @@ class ReplicatedStore:
         base = self._local.sums(program_id)
         was_here = await self._local.end_program(program_id, now)
         if not is_alone:
-            answer = await self._ask(lambda shared: shared.end_program(program_id, now))
+            answer = await self._shared.ask(lambda shared: shared.end_program(program_id, now))
             if answer is not None:
                 return answer
         self._backlog.end_program(program_id, now, base)
@@ -197,9 +181,9 @@ class ReplicatedStore:
 
     async def reap(self, now: float) -> Reaped:
         """Return to the shared table if it can be reached again; remove what is stale."""
-        if self._problem is not None:
-            await self._reconnect()
-        reaped = await self._ask(lambda shared: self._reap_shared(shared, now))
+        if not self._shared.is_reachable:
+            await self._shared.join(self._catch_up)
+        reaped = await self._shared.ask(lambda shared: self._reap_shared(shared, now))
         # While the shared table reaps, this only keeps the copy small.
         forgotten = await self._local.reap(now)
         return forgotten if reaped is None else reaped
@@ -224,90 +208,47 @@ class ReplicatedStore:
 
     async def recent_ends(self) -> list[ProgramEnd]:
         """Return the latest ends of the shared table, none if it cannot be used."""
-        return await self._ask(lambda shared: shared.recent_ends()) or []
+        return await self._shared.ask(lambda shared: shared.recent_ends()) or []
 
     def subscribe(self, on_end: Callable[[ProgramEnd], None]) -> None:
         """Publish the ends of programs, whichever gateway ended them."""
-        self._end_subscribers.append(on_end)
+        self._ends.subscribe(on_end)
 
     def _is_alone(self, program_id: str) -> bool:
-        return self._problem is not None or program_id in self._backlog
-
-    def _go_alone(self, error: StoreUnavailableError) -> None:
-        if isinstance(error, ScriptFailedError):
-            # One request's numbers must not take the table from all others; its program goes on in the copy.
-            logger.error("a script of the process table failed: %s", error)
-            return
-        if self._problem is None:
-            # The others that waited on the same connection only learn that it was given up.
-            self._problem = str(error)
-            self._is_lost = True
-            logger.warning("%s", self.failure())
-        self._shared.disconnect(error)
-
-    async def _ask(self, ask: Callable[[RedisStore], Awaitable[T]]) -> T | None:
-        """Return the shared table's answer, None if it cannot be used."""
-        if self._problem is not None:
-            return None
-        try:
-            return await ask(self._shared)
-        except StoreUnavailableError as error:
-            self._go_alone(error)
-            return None
+        return not self._shared.is_reachable or program_id in self._backlog
 
     async def _read(self, ask: Callable[[ProgramStore], Awaitable[T]]) -> T:
-        if self._problem is None:
+        if self._shared.is_reachable:
             try:
-                return await ask(self._shared)
+                return await ask(self._shared.store)
             except StoreUnavailableError as error:
-                self._go_alone(error)
+                self._shared.give_up(error)
         return await ask(self._local)
 
     async def _reap_shared(self, shared: RedisStore, now: float) -> Reaped:
         await self._backlog.upload(lambda program_id: self._left_table(ProgramEnd(program_id=program_id)))
         return await shared.reap(now)
 
-    async def _reconnect(self) -> None:
-        last_epoch = self._shared.epoch
-        try:
-            await self._shared.open()
-            is_lost = last_epoch not in ("", self._shared.epoch)
-            self._backlog.prepare(self._latest_ends if is_lost else None)
-            await self._backlog.replay()
-        except StoreUnavailableError as error:
-            self._problem = str(error)
-            self._shared.disconnect(error)
-            return
-        if self._is_lost:
-            # As loud as the loss: who has read of that waits for this.
-            logger.warning("the shared process table is back; programs to merge: %d", len(self._backlog))
-        self._is_lost = False
-        self._problem = None
+    async def _catch_up(self, is_emptied: bool) -> int:
+        """Send the table what it missed, but for the deltas, which the reaper sends; return their number."""
+        self._backlog.prepare(self._ends if is_emptied else None)
+        await self._backlog.replay()
+        return len(self._backlog)
 
     def _left_table(self, end: ProgramEnd) -> None:
         if not self._is_alone(end.program_id):
             self._local.forget(end.program_id)
-            self._publish_end(end)
+            self._ends.publish(end)
 
     def _left_copy(self, end: ProgramEnd) -> None:
         # The shared table publishes all other ends.
         if self._is_alone(end.program_id):
-            self._publish_end(end)
+            self._ends.publish(end)
 
     def _note_end(self, program_id: str, *, was_here: bool) -> None:
         """Publish the end of a program that has left the copy, with the table's answer outstanding."""
         if was_here and self._local.sums(program_id) is None:
-            self._publish_end(ProgramEnd(program_id=program_id))
+            self._ends.publish(ProgramEnd(program_id=program_id))
         # While the table is in use, deltas reach it by themselves, and mere ends do not.
-        if self._problem is not None:
+        if not self._shared.is_reachable:
             self._backlog.drop_if_private(program_id)
-
-    def _publish_end(self, end: ProgramEnd) -> None:
-        """Publish an end, unless it was published and the program has not begun here since."""
-        if end.program_id in self._latest_ends:
-            return
-        self._latest_ends[end.program_id] = None
-        if len(self._latest_ends) > MAX_LATEST_ENDS:
-            del self._latest_ends[next(iter(self._latest_ends))]
-        for on_end in self._end_subscribers:
-            on_end(end)
