@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class ReportError(ValueError):
-    """A datagram holds neither the report of a call nor the snapshot of an engine."""
+    """A message is neither of the kinds that engines and gateways exchange."""

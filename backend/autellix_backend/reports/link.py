@@ -9,8 +9,8 @@ default: each side ignores what it does not know. Anything else makes a new prot
 ones exchange nothing but hellos and facts, from which each learns that.
 
 The connection is CurveZMQ, which encrypts, and refuses replayed frames. Both sides derive the engine's key
-pair from the secret that they share; the secret itself never travels. Who does not know it cannot compute the
-engine's public key, and gets no further than the handshake.
+pair from the secret that they share; the secret itself never travels. Without it, nobody can compute the
+engine's public key, or get past the handshake.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Annotated
 
 import msgspec
 
+from autellix_backend.reports.decoding import decode
 from autellix_backend.reports.errors import ReportError
 
 PROTOCOL = 1
@@ -75,10 +76,7 @@ class GatewayHello(msgspec.Struct, frozen=True, kw_only=True):
             ReportError: the content is none, or its id is empty or too long.
         """
         _check_protocol(content)
-        try:
-            hello = _hello_decoder.decode(content)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise ReportError(f"not a gateway's hello: {error}") from error
+        hello = decode(_hello_decoder, content, "a gateway's hello")
         if not 0 < len(hello.gateway) <= _MAX_ID:
             raise ReportError(f"a gateway's id has 1 to {_MAX_ID} characters, not {len(hello.gateway)}")
         return hello
@@ -124,10 +122,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
             ReportError: the content is not a JSON object with every field of its type.
         """
         _check_protocol(content)
-        try:
-            return _facts_decoder.decode(content)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise ReportError(f"not an engine's facts: {error}") from error
+        return decode(_facts_decoder, content, "an engine's facts")
 
 
 def _check_protocol(content: bytes) -> None:

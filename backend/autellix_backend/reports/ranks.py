@@ -17,6 +17,7 @@ from autellix_backend.reports.snapshot import (
 
 Sums = TypeVar("Sums", AdmissionSnapshot, KvOffloadTotals)
 """Named tuples of numbers."""
+_SUMS = ("running", "waiting", "slots", "kv_used_blocks", "kv_total_blocks", "left_out")
 
 
 def merge_ranks(ranks: Sequence[EngineSnapshot]) -> EngineSnapshot:
@@ -32,26 +33,18 @@ def merge_ranks(ranks: Sequence[EngineSnapshot]) -> EngineSnapshot:
     if not others:
         return first
     durations = [snapshot.mean_step_s for snapshot in ranks if snapshot.mean_step_s is not None]
-    boosts = [snapshot.boost for snapshot in ranks if snapshot.boost is not None]
     return replace(
         first,
+        **{name: sum(getattr(snapshot, name) for snapshot in ranks) for name in _SUMS},
         step=max(snapshot.step for snapshot in ranks),
         mean_step_s=sum(durations) / len(durations) if durations else None,
-        running=sum(snapshot.running for snapshot in ranks),
-        waiting=sum(snapshot.waiting for snapshot in ranks),
-        slots=sum(snapshot.slots for snapshot in ranks),
-        kv_used_blocks=sum(snapshot.kv_used_blocks for snapshot in ranks),
-        kv_total_blocks=sum(snapshot.kv_total_blocks for snapshot in ranks),
         is_block_short=any(snapshot.is_block_short for snapshot in ranks),
-        level_calls=tuple(
-            map(sum, zip_longest(*(snapshot.level_calls for snapshot in ranks), fillvalue=0)),
-        ),
+        level_calls=tuple(map(sum, zip_longest(*(snapshot.level_calls for snapshot in ranks), fillvalue=0))),
         calls=tuple(chain.from_iterable(snapshot.calls for snapshot in ranks)),
-        left_out=sum(snapshot.left_out for snapshot in ranks),
         kv_offload=_sum([snapshot.kv_offload for snapshot in ranks]),
         admission=_sum([snapshot.admission for snapshot in ranks]),
         demand=_all_demand([snapshot.demand for snapshot in ranks if snapshot.demand is not None]),
-        boost=max(boosts) if boosts else None,
+        boost=max((snapshot.boost for snapshot in ranks if snapshot.boost is not None), default=None),
     )
 
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import msgspec
 
 from autellix_backend.core.call import CallRecord
+from autellix_backend.reports.decoding import decode
 from autellix_backend.reports.errors import ReportError
 
 MAX_S = 1e9
-"""Of any time: what is charged to programs is added up and compared, and kept in the shared table."""
+"""The longest time accepted: times are added up and compared, and kept in the shared table."""
 MAX_COUNT = 2**53
 _ROUNDING_S = 1e-3
-"""Below zero by so little a difference of times may be."""
+"""So far below zero may a difference of times be."""
 _TIMES = ("wait_s", "table_wait_s", "service_s", "inherited_service_s", "inactive_s")
 _COUNTS = (
     *("level", "preemptions", "demotions", "promotions", "prompt_tokens", "output_tokens", "cached_tokens"),
@@ -41,7 +42,7 @@ class EngineReport(CallRecord):
     dropped_records: int = 0
     """Reports that this engine has failed to send so far."""
     runs: tuple[tuple[float, float], ...] = ()
-    """When it got a slot and when it lost it, in seconds from its arrival; the last ones of many are one."""
+    """When it got a slot and when it lost it, in seconds from its arrival; of many, the last ones are one."""
     prefilled_s: float | None = None
     """When its first prefill ended, in seconds from its arrival; None if it did not."""
 
@@ -57,24 +58,18 @@ class EngineReport(CallRecord):
             ReportError: the datagram is not a JSON object with every field of its type, or a number is
                 below zero or beyond reason.
         """
-        try:
-            report = _decoder.decode(datagram)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise ReportError(f"not an engine report: {error}") from error
+        report = decode(_decoder, datagram, "an engine report")
         report._check()
         return report
 
     def _check(self) -> None:
-        for name in _TIMES:
-            if not _is_time(getattr(self, name)):
-                raise ReportError(f"not an engine report: {name} is {getattr(self, name)}")
-        for name in _COUNTS:
-            if not 0 <= getattr(self, name) <= MAX_COUNT:
-                raise ReportError(f"not an engine report: {name} is {getattr(self, name)}")
+        for name in (*_TIMES, *_COUNTS, "prefilled_s"):
+            value = getattr(self, name)
+            is_valid = 0 <= value <= MAX_COUNT if name in _COUNTS else value is None or _is_time(value)
+            if not is_valid:
+                raise ReportError(f"not an engine report: {name} is {value}")
         if not all(_is_time(start) and _is_time(end) for start, end in self.runs):
             raise ReportError("not an engine report: a run's times are out of bounds")
-        if self.prefilled_s is not None and not _is_time(self.prefilled_s):
-            raise ReportError(f"not an engine report: prefilled_s is {self.prefilled_s}")
 
 
 def _is_time(seconds: float) -> bool:

@@ -1,7 +1,7 @@
 """Identity in the ids of requests, for those that an engine makes of one call without the call's arguments.
 
 vLLM's beam search makes a request for each token of each beam, without `vllm_xargs`, but under ids that begin
-with the call's. So the gateway names such a call by what the scheduler has to know of it.
+with the call's. So the gateway encodes into the id of such a call what the scheduler has to know of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _BEAM = re.compile(rf"{MARK}((?:[0-9a-f]{{2}})+)-[0-9a-f]+-beam-\d+")
 
 
 def marked_id(args: Mapping[str, str | float]) -> str:
-    """Return the id of a call that its engine makes several requests of."""
+    """Return the id for a call of which its engine makes several requests."""
     return MARK + msgspec.json.encode(args).hex()
 
 

@@ -11,7 +11,7 @@ from autellix_backend.core.balance.memory import MemoryReport, memory_of
 from autellix_backend.core.call import Call
 from autellix_backend.core.machine import Machine
 from autellix_backend.core.starvation import totals
-from autellix_backend.reports.errors import ReportError
+from autellix_backend.reports.decoding import decode
 from autellix_backend.reports.link import Rank
 
 MAX_SNAPSHOT_BYTES = 60 * 1024
@@ -79,7 +79,7 @@ class AdmissionSnapshot(NamedTuple):
 
 
 class DemandSnapshot(NamedTuple):
-    """What more programs ask of an engine's memory, for the choice of an engine."""
+    """The demand for an engine's memory beyond its active programs, for the balancer."""
 
     inactive_tokens: int
     """The memory that the programs which wait for activation would add."""
@@ -192,10 +192,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag_field=_TAG_F
         Raises:
             ReportError: the datagram is not a JSON object with every field of its type.
         """
-        try:
-            return _decoder.decode(datagram)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise ReportError(f"not an engine snapshot: {error}") from error
+        return decode(_decoder, datagram, "an engine snapshot")
 
     def _encode(self, calls: list[CallSnapshot]) -> bytes:
         left_out = self.left_out + len(self.calls) - len(calls)
@@ -223,7 +220,7 @@ def admission_of(machine: Machine) -> AdmissionSnapshot | None:
 
 
 def demand_of(machine: Machine) -> DemandSnapshot | None:
-    """Return what more programs ask of a machine's memory, None if it admits every program."""
+    """Return the demand for a machine's memory, None if it admits every program."""
     memory, report = machine.admission.memory, memory_of(machine)
     if memory is None or report is None:
         return None

@@ -1,0 +1,23 @@
+"""Reading messages, with one error for all that is wrong with them."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from autellix_backend.reports.errors import ReportError
+
+T = TypeVar("T")
+
+
+def decode(decoder: msgspec.json.Decoder[T], content: bytes, kind: str) -> T:
+    """Read a message; keys of a later version are ignored.
+
+    Raises:
+        ReportError: the content is not a JSON object with every field of its type; the error names the kind.
+    """
+    try:
+        return decoder.decode(content)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ReportError(f"not {kind}: {error}") from error
