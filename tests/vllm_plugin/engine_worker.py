@@ -124,7 +124,7 @@ class _FailsToReview:
         super().__init__(*args, **kwargs)
         self.released = []
         engine: Any = self._engine  # type: ignore[attr-defined]
-        tokens_of, let_go = engine.tokens_of, engine.let_go
+        tokens_of, let_go = engine.tokens_of, engine.order.let_go
 
         def failing(request_id: str) -> int:
             if sum(map(self.tracker.is_held_back, self.requests)) > 2:  # type: ignore[attr-defined]
@@ -137,7 +137,7 @@ class _FailsToReview:
             self.released = [request.request_id for request in waiting]
             assert bool(waiting)
 
-        engine.tokens_of, engine.let_go = failing, noting
+        engine.tokens_of, engine.order.let_go = failing, noting
 
 
 class _FailsToReviewSync(_FailsToReview, SyncProgramScheduler):

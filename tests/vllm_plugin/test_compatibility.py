@@ -51,18 +51,18 @@ class Ours(VllmScheduler):
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.33.1", "0.33", "0.32.0+cpu", "0.33.2.dev4"])
 def test_known_releases(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compatibility, "_version", lambda: version)
+    monkeypatch.setattr(compatibility, "vllm_version", lambda: version)
     assert why_incompatible(Ours()) is None
 
 
 @pytest.mark.parametrize("version", ["0.34.0", "0.31.2", "0.320", "1.0", "dev", ""])
 def test_unknown_releases(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compatibility, "_version", lambda: version)
+    monkeypatch.setattr(compatibility, "vllm_version", lambda: version)
     assert why_incompatible(Ours()) == f"vLLM {version} is not one of 0.32, 0.33"
 
 
 def test_a_name_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compatibility, "_version", lambda: "0.33.9")
+    monkeypatch.setattr(compatibility, "vllm_version", lambda: "0.33.9")
     engine = Ours()
     del engine.kv_cache_manager.block_pool.num_gpu_blocks
     monkeypatch.delattr(VllmScheduler, "_preempt_request")

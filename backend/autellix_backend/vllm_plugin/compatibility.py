@@ -38,7 +38,7 @@ def why_incompatible(scheduler: Any) -> str | None:
     Args:
         scheduler: vLLM's scheduler, with our class mixed in.
     """
-    version = _version()
+    version = vllm_version()
     found = re.match(r"\d+\.\d+(?=\.|$)", version)
     if found is None or found[0] not in KNOWN_VERSIONS:
         return f"vLLM {version} is not one of {', '.join(KNOWN_VERSIONS)}"
@@ -48,7 +48,8 @@ def why_incompatible(scheduler: Any) -> str | None:
     return f"this vLLM {version} lacks {', '.join(missing)}" if missing else None
 
 
-def _version() -> str:
+def vllm_version() -> str:
+    """Return the version of the installed vLLM."""
     import vllm
 
     return str(vllm.__version__)

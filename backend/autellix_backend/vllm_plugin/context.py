@@ -28,7 +28,7 @@ MAX_CONTEXTS = 4
 MAX_PREFIX_BLOCKS = 1 << 12
 """The longest beginning of a first prompt that others can share."""
 _NEAR = 0.75
-"""What is equal in this share serves in the place of the whole."""
+"""A beginning that is equal in this share counts as the whole."""
 
 Hashes = Sequence[Hashable]
 

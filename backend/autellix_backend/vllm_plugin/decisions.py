@@ -1,4 +1,4 @@
-"""Which running requests make room, step by step; the order is that of `core.machine`."""
+"""The running requests to preempt in each step, by the order of `core.machine`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class StepDecisions:
         self, engine: SchedulerState, tracker: CallTracker, prices: PreemptionPrices, host_tier: HostTier
     ) -> None:
         self._engine = engine
+        self._blocks = engine.blocks
         self._tracker = tracker
         self._machine = tracker.machine
         self._config = tracker.machine.config
@@ -34,7 +35,7 @@ class StepDecisions:
         self.block_preemptions = 0
 
     def decide(self, now: float) -> list[Request]:
-        """Update the order and return the running requests that must make room."""
+        """Update the order, and return the running requests to preempt."""
         step = self._step
         self._step += 1
         if step % self._config.period_steps:
@@ -46,7 +47,7 @@ class StepDecisions:
             self._reposition(request_id)
         if is_paused:
             return []
-        refused = self._engine.take_refused()
+        refused = self._blocks.take_refused()
         free = self._engine.free_slots
         self._place_tenants(len(self._engine.running) + free)
         if not self._machine.preempts:
@@ -56,9 +57,9 @@ class StepDecisions:
         return self._slot_victims(free, now)
 
     def on_scheduled(self, *, is_budget_spent: bool) -> None:
-        """Let the requests cool down that vLLM passed over although a slot was freed for them."""
-        # The next step admits a request that the token budget kept out; for want of blocks others make room.
-        is_cut_short = is_budget_spent or self._engine.is_short_of_blocks
+        """Cool down the requests that vLLM passed over although a slot was freed for them."""
+        # Not those that only lacked token budget, which the next step has, or KV blocks, which others free.
+        is_cut_short = is_budget_spent or self._blocks.is_short
         for request_id in self._beneficiaries if not is_cut_short else ():
             request = self._engine.find(request_id)
             if request is not None and request.status != RequestStatus.RUNNING:
@@ -71,7 +72,7 @@ class StepDecisions:
 
     def _review(self, now: float) -> None:
         """Hold back the requests of programs that do not fit into KV memory, and release those that do."""
-        for request_id in self._engine.loading():
+        for request_id in self._engine.order.loading():
             self._tracker.pin(request_id)
         changed = self._tracker.review(now, self._step, self._engine.tokens_of)
         for request_id in changed:
@@ -92,15 +93,15 @@ class StepDecisions:
 
     def _batch(self, slots: int) -> list[Call]:
         """Return the calls that should run, in order: by their own priority, where that counts, then ours."""
-        if not self._engine.has_priorities:
+        if not self._engine.order.has_priorities:
             return self._machine.batch(slots, admissible=self._is_admissible)
         calls = self._machine.batch(len(self._tracker), admissible=self._is_admissible)
-        return sorted(calls, key=lambda call: self._engine.given_priority(call.call_id))[:slots]
+        return sorted(calls, key=lambda call: self._engine.order.given_priority(call.call_id))[:slots]
 
     def _slot_victims(self, free: int, now: float) -> list[Request]:
         """Return the running requests that the machine's batch replaces, worst first."""
         engine = self._engine
-        if not engine.has_better_waiting:
+        if not engine.order.has_better_waiting:
             return []
         batch = self._batch(len(engine.running) + free)
         chosen = dict.fromkeys(call.call_id for call in batch)
@@ -120,7 +121,7 @@ class StepDecisions:
         engine = self._engine
         if not engine.is_ready(refused) or self._tracker.is_held_back(refused.request_id):
             return []
-        missing = engine.missing_blocks()
+        missing = self._blocks.missing()
         is_free = self._is_free()
         victims: list[Request] = []
         for request in engine.worst_first(engine.running):
@@ -128,10 +129,10 @@ class StepDecisions:
                 break
             if request.priority <= refused.priority:
                 break
-            can_go = engine.is_preemptible(request) and engine.can_free_blocks(request)
+            can_go = engine.is_preemptible(request) and self._blocks.can_free(request)
             if can_go and (is_free or self._pays(request, now)):
                 victims.append(request)
-                missing -= engine.held_blocks(request.request_id)
+                missing -= self._blocks.held(request.request_id)
         # Too little to help: preempting would only make both wait.
         if missing > 0:
             return []
@@ -140,7 +141,7 @@ class StepDecisions:
 
     def _is_free(self) -> bool:
         """Whether preemptions cost nothing at present, or their price does not matter."""
-        return self._config.preemption == "always" or self._engine.keeps_contexts()
+        return self._config.preemption == "always" or self._blocks.keep_contexts()
 
     def _pays(self, request: Request, now: float) -> bool:
         return self._prices.pays(request, now, running=len(self._engine.running))
@@ -154,4 +155,4 @@ class StepDecisions:
         return self._engine.is_ready(request) and self._cooling.get(call.call_id, 0) <= self._step
 
     def _reposition(self, request_id: str) -> None:
-        self._engine.reposition(request_id, self._tracker.priority(request_id))
+        self._engine.order.reposition(request_id, self._tracker.priority(request_id))

@@ -9,6 +9,7 @@ from typing import Any
 
 from autellix_backend.core.machine import Machine
 from autellix_backend.reports.link import EngineFacts
+from autellix_backend.vllm_plugin.compatibility import vllm_version
 
 
 def facts_of(vllm_config: Any, machine: Machine, kv_tokens: float, rank: int) -> EngineFacts:
@@ -24,18 +25,12 @@ def facts_of(vllm_config: Any, machine: Machine, kv_tokens: float, rank: int) ->
         engine=secrets.token_hex(8),
         rank=rank,
         version=_version("autellix"),
-        vllm=_vllm_version(),
+        vllm=vllm_version(),
         policy=machine.policy.name,
         has_admission=machine.admission.memory is not None,
         slots=int(vllm_config.scheduler_config.max_num_seqs),
         kv_tokens=int(kv_tokens) if kv_tokens < math.inf else None,
     )
-
-
-def _vllm_version() -> str:
-    import vllm
-
-    return str(vllm.__version__)
 
 
 def _version(package: str) -> str:

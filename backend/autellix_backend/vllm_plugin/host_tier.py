@@ -1,12 +1,12 @@
-"""Host memory in the service of admission: contexts that wait there are kept, and loaded ahead of a slot.
+"""Host memory for admission: contexts of waiting programs are kept there, and loaded ahead of a slot.
 
 Our connector stores every full block once it is computed, so a program that becomes inactive leaves its
-context behind without a copy. What is decided here: host memory keeps the contexts of programs that are held
-back before all others, and the load of an admitted request begins in the step that admits it. vLLM itself
-begins a load when it has a slot for the request, and then the slot's next owner waits for the load.
+context behind without a copy. This module decides two things: host memory keeps the contexts of programs that
+are held back before all others, and the load of an admitted request begins in the step that admits it. vLLM
+itself begins a load when it has a slot for the request, which then idles until the load is done.
 
-A load needs a request, because vLLM allocates blocks to nothing else. No load is missed for it: programs are
-only ever activated for a call that waits.
+A load needs a request, because vLLM allocates blocks to nothing else. No load is missed by that: a program is
+activated only for a call that waits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class HostTier:
         self._connector = connector if has_tier else None
         if has_tier:
             admission.use_host_memory(connector.load_of)
-        self._loads_ahead = has_tier and engine.loads_whole_contexts
+        self._loads_ahead = has_tier and engine.blocks.loads_whole_contexts
         self._engine = engine
         self._tracker = tracker
         self._admitted: dict[str, None] = {}

@@ -40,7 +40,7 @@ class CallIdentity:
     expected_s: float | None = None
     """The service still expected of its program."""
     tenant: str = ""
-    """Who shares the engine with other tenants."""
+    """Its tenant; tenants share the engine by weight."""
     weight: float = DEFAULT_WEIGHT
     """The tenant's share of the engine, in proportion to the weights of the others."""
     is_last: bool = False

@@ -82,7 +82,7 @@ class ProgramSchedulerMixin(_Host):
 
     def _set_up(self, settings: PluginSettings) -> None:
         self._engine = SchedulerState(self)
-        if self._engine.has_priorities:
+        if self._engine.order.has_priorities:
             # Admission would hold back urgent requests behind others.
             scheduler = dataclasses.replace(settings.scheduler, admission="none")
             settings = replace(settings, scheduler=scheduler)
@@ -91,8 +91,8 @@ class ProgramSchedulerMixin(_Host):
                 "policy %s, without admission",
                 scheduler.policy,
             )
-        kv_tokens = self._engine.kv_tokens
-        self.tracker = CallTracker(settings, kv_tokens, self._engine.hash_block_tokens)
+        kv_tokens = self._engine.blocks.capacity_tokens
+        self.tracker = CallTracker(settings, kv_tokens, self._engine.blocks.hash_block_tokens)
         machine = self.tracker.machine
         self._facts = facts_of(self.vllm_config, machine, kv_tokens, self._engine.rank)
         connector = getattr(self, "connector", None)
@@ -105,7 +105,8 @@ class ProgramSchedulerMixin(_Host):
         is_ordering = machine.policy.reorders
         if is_ordering or machine.admission.memory is not None:
             self._is_in_charge = True
-            self._engine.take_over(self.tracker.is_held_back, is_ordering=is_ordering)
+            self._engine.order.take_over(self.tracker.is_held_back, is_ordering=is_ordering)
+            self._engine.blocks.watch()
 
     def facts(self) -> EngineFacts:
         """Return what gateways learn of this engine; may be called in another thread."""
@@ -120,14 +121,14 @@ class ProgramSchedulerMixin(_Host):
         if is_new:
             if self._is_in_charge:
                 self._arrivals += 1
-                self._engine.enter(request, UNRANKED + self._arrivals)
+                self._engine.order.enter(request, UNRANKED + self._arrivals)
             self._guard(self._arrive, request)
         super().add_request(request)
         if is_new:
             self._guard(self._queued, request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        """Preempt what must make room, and let vLLM fill the step."""
+        """Preempt the requests that must make room, and let vLLM fill the step."""
         started_s = self.clock()
         is_throttled = any(args) or any(kwargs.values())
         with ExitStack() as loading:
@@ -148,7 +149,7 @@ class ProgramSchedulerMixin(_Host):
         return outputs
 
     def set_pause_state(self, pause_state: Any) -> None:
-        """Pause or resume. vLLM drains the running requests; our victims would be running without us."""
+        """Pause or resume. vLLM drains what runs; the requests that we preempted count as running, too."""
         super().set_pause_state(pause_state)
         self._guard(self._drain)
         self._guard(self._end_drain)
@@ -239,14 +240,14 @@ class ProgramSchedulerMixin(_Host):
     def _drain(self) -> None:
         """While vLLM drains, let it finish the requests that it, or we, have preempted."""
         if self._is_in_charge and self._engine.is_draining:
-            for request in self._engine.begun():
+            for request in self._engine.order.begun():
                 self.tracker.readmit(request.request_id, self.clock())
                 self._rank(request)
-                self._engine.finish_first(request)
+                self._engine.order.finish_first(request)
 
     def _end_drain(self) -> None:
         if self._is_in_charge and not self._engine.is_draining:
-            self._engine.end_drain()
+            self._engine.order.end_drain()
 
     def _on_paused(self, request: Request) -> None:
         if request.request_id in self.tracker:
@@ -264,23 +265,23 @@ class ProgramSchedulerMixin(_Host):
                 output_tokens=request.num_output_tokens,
                 finish_reason=str(reason) if reason is not None else "unknown",
                 is_aborted=request.status in _ABORTED,
-                context_tokens=request.num_tokens if self._engine.is_caching else 0,
+                context_tokens=request.num_tokens if self._engine.blocks.is_caching else 0,
             )
 
     def _report_last(self) -> None:
         if not len(self.tracker):
-            # No further step may follow that would report it.
+            # No further step may follow to report it.
             self._report()
 
     def _report(self) -> None:
         if self._reporter.is_due(self.clock):
-            engine = self._engine
-            load = load_of(self, self.tracker, engine.free_slots, is_block_short=engine.is_short_of_blocks)
-            self._reporter.send(self.clock, load, engine.held_blocks)
+            blocks = self._engine.blocks
+            load = load_of(self, self.tracker, self._engine.free_slots, is_block_short=blocks.is_short)
+            self._reporter.send(self.clock, load, blocks.held)
 
     def _rank(self, request: Request) -> None:
         if self._is_in_charge:
-            self._engine.rerank(request, self.tracker.priority(request.request_id))
+            self._engine.order.rerank(request, self.tracker.priority(request.request_id))
 
     def _guard(self, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Run our part of a hook; if it fails, log it once and leave the engine to vLLM alone."""
@@ -292,7 +293,7 @@ class ProgramSchedulerMixin(_Host):
             self.is_degraded = True
             logger.exception("Autellix scheduling failed; this engine goes on in order of arrival")
             if self._is_in_charge:
-                self._engine.let_go()
+                self._engine.order.let_go()
             return None
 
 

@@ -29,7 +29,7 @@ class RankedRequestQueue(RequestQueue):
         """Queue requests.
 
         Args:
-            requests: They.
+            requests: The first ones.
             is_held_back: Asked of each request that is added or moved.
         """
         self._is_held_back = is_held_back
@@ -37,7 +37,7 @@ class RankedRequestQueue(RequestQueue):
         self._entries: dict[Request, _Entry] = {}
         self._held_back: dict[Request, _Entry] = {}
         self._offered: list[Request] | None = None
-        """While vLLM may take these alone: they, the last one first."""
+        """The only requests that vLLM may take, the next one last; None if it may take all."""
         self._sequence = 0
         self.prepend_requests(requests)
 

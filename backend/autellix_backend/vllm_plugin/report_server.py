@@ -1,9 +1,9 @@
 """Sends reports and snapshots over the network, to the gateways that connect to this engine.
 
 The engine's loop only appends to a queue; a thread of its own owns the sockets. A gateway that reads slowly
-loses messages, which are counted, and one that is silent for a while is forgotten. Anybody without the
-secret can but connect: such a connection holds 14 KiB and ends with the time for the handshake, and beyond
-MAX_CONNECTIONS at once the port closes for a while. That ends the connections of gateways, too: a flood can
+loses messages, which are counted, and one that is silent for a while is forgotten. Without the secret, a
+client can only connect: such a connection holds 14 KiB until its handshake times out, and beyond
+MAX_CONNECTIONS at once the port closes for a while. That ends the connections of gateways too: a flood can
 cost reports, but not the engine.
 """
 
@@ -90,9 +90,9 @@ class ReportServer:
 
         Args:
             address: Where to listen, as `tcp://0.0.0.0:9000`.
-            secret: What gateways have to know. Without one nobody gets through: the port then only shows
-                gateways that a secret is missing here.
-            facts: Returns what is answered to a hello; called in the thread.
+            secret: What gateways have to know. Without one nobody gets through: from the port, gateways then
+                only learn that a secret is missing here.
+            facts: Returns the answer to a hello; called in the thread.
         """
         self._address = address
         self._facts = facts
@@ -272,7 +272,7 @@ class ReportServer:
             if now - peer.heard_s >= LOST_S:
                 del self._peers[gateway]
         if not self._peers:
-            # It grows old, as without gateways no snapshots are made.
+            # Without gateways no snapshots are made, so this one would grow stale.
             self._latest = None
 
     def _read_events(self, now: float) -> None:

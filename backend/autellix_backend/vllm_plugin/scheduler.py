@@ -1,6 +1,7 @@
 """The scheduler class for stock vLLM: `--scheduler-cls` with the dotted path of `AutellixScheduler`.
 
-It imports nothing of vLLM by itself: where a release has moved what ours is made of, the engine still starts.
+This module imports nothing of vLLM: where a release has moved what our scheduler builds on, the engine still
+starts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ logger = logging.getLogger("vllm.autellix")
 
 
 class AutellixScheduler:
-    """Makes the async or the sync scheduler of ours, as the engine is configured; else vLLM's own."""
+    """Makes our async or sync scheduler, as the engine is configured, or else vLLM's own."""
 
     def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
         """Make the scheduler that fits the engine; it is not an instance of this class."""

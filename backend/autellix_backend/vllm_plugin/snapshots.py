@@ -2,8 +2,8 @@
 
 A snapshot is made between two steps. For a long queue it takes milliseconds: the longer it took, the later
 the next one is due, up to MAX_PERIOD_S, so that snapshots take no more than MAX_SHARE of the engine's time.
-What counts is processor time: by the clock, a snapshot during which another process had the processor would
-silence the engine of a busy machine for long.
+Processor time counts: by the clock, a snapshot during which another process had the processor would silence
+the engine for long.
 """
 
 from __future__ import annotations

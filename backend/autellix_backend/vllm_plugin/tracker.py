@@ -22,9 +22,9 @@ from autellix_backend.vllm_plugin.runs import CallRuns
 from autellix_backend.vllm_plugin.settings import PluginSettings
 
 PROGRAM_IDLE_S = 600.0
-"""A program without a call for this long has ended without a word."""
+"""A program without a call for this long counts as ended."""
 MAX_PROGRAMS = 16_384
-"""With more programs, those count as ended that were idle for a part of that time."""
+"""With more programs, those that were idle for a part of that time count as ended too."""
 _IDLE_SHARES = (1.0, 0.1, 0.01)
 _EXPIRE_PERIOD_S = 30.0
 _SEQUENCE_BITS = 56
@@ -83,7 +83,7 @@ class CallTracker:
         return request_id in self._calls and not self.machine.call(request_id).is_admitted
 
     def identity(self, request_id: str) -> CallIdentity:
-        """Return who the call belongs to."""
+        """Return the program, thread and tenant of a call."""
         return self._calls[request_id].identity
 
     def priority(self, request_id: str) -> int:
@@ -113,11 +113,11 @@ class CallTracker:
 
         Args:
             request_id: The engine's id of the call.
-            identity: Who it belongs to.
+            identity: Its program, thread and tenant.
             now: The time.
             prompt_tokens: The tokens of its prompt.
             max_tokens: The most that it may decode.
-            block_hashes: The chained hashes of the full blocks of its context, as far as there are any.
+            block_hashes: The chained hashes of the full blocks of its context, none without prefix caching.
         """
         for program_id in identity.ended:
             self._end(program_id, now)

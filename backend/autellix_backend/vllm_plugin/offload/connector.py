@@ -99,9 +99,9 @@ class ProgramOffloadingConnector(OffloadingConnector):
 
     @contextmanager
     def loading_ahead(self) -> Iterator[set[str]]:
-        """Let vLLM pass over the requests that it looks up meanwhile and that have nothing to load.
+        """Have vLLM pass over the requests that it looks up meanwhile and that have nothing to load.
 
-        It would give them a slot instead, and all are taken. Their ids are in the set.
+        It would give them a slot instead, and all are taken. The set receives their ids.
         """
         self._without_load = set()
         try:

@@ -14,7 +14,7 @@ class HostMemory:
 
     Raises:
         ValueError: if a page is not of a size that the kernels move.
-        OSError: if the memory cannot be had.
+        OSError: if the memory cannot be allocated.
     """
 
     def __init__(self, page_bytes: Sequence[int], blocks: int) -> None:

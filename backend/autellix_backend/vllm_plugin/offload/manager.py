@@ -61,7 +61,7 @@ class ProgramOffloadingManager(CPUOffloadingManager):
             self._retention.begin_call(program_id)
 
     def end_programs(self, program_ids: Iterable[str]) -> None:
-        """Let the chunks of programs that have ended go first."""
+        """Have the chunks of ended programs evicted first."""
         for program_id in program_ids:
             self._retention.end_program(program_id)
 
@@ -75,7 +75,7 @@ class ProgramOffloadingManager(CPUOffloadingManager):
         return self._retention.kept(program_id)
 
     def give_up_load(self, request_id: str) -> None:
-        """Let a request whose load failed find nothing more: what it lacks, it computes."""
+        """Load nothing more for a request whose load failed: it computes what it lacks."""
         if (call := self._calls.get(request_id)) is not None:
             call.is_loadable = False
 
@@ -126,14 +126,14 @@ class ProgramOffloadingManager(CPUOffloadingManager):
         super().complete_store([key for key in keys if key not in lost], req_context, success=success)
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        """Let a call leave its program."""
+        """Remove a call from its program."""
         super().on_request_finished(req_context)
         call = self._calls.pop(req_context.req_id, None)
         if call is not None:
             self._retention.end_call(call.program_id, is_last=call.is_last)
 
     def get_stats(self) -> OffloadingConnectorStats | None:
-        """Return what is new since the last time."""
+        """Return the counts since the last call."""
         stats = super().get_stats() or OffloadingConnectorStats()
         fresh = self.tally - self._told
         self._told = self.tally.copy()

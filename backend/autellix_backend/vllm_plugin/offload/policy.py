@@ -35,7 +35,7 @@ class ProgramCachePolicy(CachePolicy):
         self.retention.discard(key)
 
     def touch(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
-        """Do nothing: when a chunk was used last does not count here."""
+        """Do nothing: the order of eviction ignores the time of the last use."""
 
     def evict(self, n: int, protected: set[OffloadKey]) -> list[tuple[OffloadKey, ChunkStatus]] | None:
         """Evict n chunks that no transfer uses, worst first; with too few, evict none and return None."""

@@ -1,8 +1,7 @@
 """Transfers under way: swap jobs by the engine's numbers, retried where they fail, and counted.
 
-vLLM takes no failed transfer for an answer: it asserts success. So a transfer always ends here, in time, as
-done or as given up after MAX_TRIES; what a given-up one was to bring must be computed again. Nothing here
-knows vLLM.
+vLLM accepts no failed transfer: it asserts success. So every transfer ends here as done, or as given up after
+MAX_TRIES; what a given-up load was to bring must be computed again. Nothing here knows vLLM.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class SwapWorker(OffloadingWorker):
     ) -> None:
         self._blocks_per_chunk = blocks_per_chunk
         self._swapper = swapper
-        # They keep the engine's memory, whose addresses the planes hold.
+        # They keep the engine's memory alive, whose addresses the planes hold.
         self._tensors = [cache.tensor for cache in kv_caches.tensors]
         pages = [cache.page_size_bytes for cache in kv_caches.tensors]
         self._host = HostMemory(pages, chunks * blocks_per_chunk)

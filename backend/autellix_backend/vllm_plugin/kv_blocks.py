@@ -1,0 +1,106 @@
+"""The KV blocks of vLLM's scheduler: what fits, who holds how many, and who was refused some."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.request import Request, RequestStatus
+
+from autellix_backend.core.preemption import fit_together
+
+
+class KvBlocks:
+    """The KV blocks of one scheduler."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._manager = scheduler.kv_cache_manager
+        self._pool = self._manager.block_pool
+        self._specs = [group.kv_cache_spec for group in self._manager.kv_cache_config.kv_cache_groups]
+        # vLLM stops admitting at the first refusal, so there is at most one in a step.
+        self._refused: Request | None = None
+        self._refused_tokens = 0
+
+    @property
+    def capacity_tokens(self) -> float:
+        """The tokens that fit into KV memory.
+
+        Layers that keep a window of each context do not count: what they take is small and does not grow.
+        """
+        token_blocks = sum(
+            1 / spec.block_size for spec in self._specs if getattr(spec, "sliding_window", None) is None
+        )
+        # One block is vLLM's null block.
+        return (self._pool.num_gpu_blocks - 1) / token_blocks if token_blocks else math.inf
+
+    @property
+    def hash_block_tokens(self) -> int:
+        """The tokens of a block, as vLLM hashes them."""
+        return int(getattr(self._scheduler, "hash_block_size", self._scheduler.block_size))
+
+    @property
+    def is_caching(self) -> bool:
+        """Whether the contexts of finished requests stay in KV memory."""
+        return bool(self._manager.enable_caching)
+
+    @property
+    def loads_whole_contexts(self) -> bool:
+        """Whether vLLM loads all that is found: with one group of layers it never drops a part of it."""
+        has_replay = getattr(self._scheduler, "prefix_replay_tokens", 0)
+        return len(self._specs) == 1 and isinstance(self._specs[0], FullAttentionSpec) and not has_replay
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a waiting request was refused blocks in the latest step."""
+        return self._refused is not None
+
+    def watch(self) -> None:
+        """Wrap the manager's `allocate_slots` to remember refusals to waiting requests."""
+        allocate = self._manager.allocate_slots
+
+        def allocate_slots(request: Request, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
+            blocks = allocate(request, num_new_tokens, *args, **kwargs)
+            if blocks is None and request.status != RequestStatus.RUNNING:
+                self._refused = request
+                self._refused_tokens = _wanted_tokens(request, num_new_tokens, kwargs)
+            return blocks
+
+        self._manager.allocate_slots = allocate_slots
+
+    def take_refused(self) -> Request | None:
+        """Return the request that was refused blocks, once."""
+        request, self._refused = self._refused, None
+        return request
+
+    def missing(self) -> int:
+        """Estimate how many blocks the last refused request lacks."""
+        reserve = int(getattr(self._manager, "watermark_blocks", 0))
+        return int(self._of(self._refused_tokens) + reserve - self._pool.get_num_free_blocks())
+
+    def held(self, request_id: str) -> int:
+        """Return the number of blocks of a running request."""
+        return sum(map(len, self._manager.get_block_ids(request_id)))
+
+    def can_free(self, request: Request) -> bool:
+        """Whether a preemption frees the blocks of a request at once."""
+        return bool(self._scheduler._request_blocks_can_be_freed(request))
+
+    def keep_contexts(self) -> bool:
+        """Whether the prefix cache keeps the contexts of all requests, running and waiting."""
+        requests = self._scheduler.requests.values()
+        waiting = (request for request in requests if request.status != RequestStatus.RUNNING)
+        needs = (self._of(request.num_tokens) for request in waiting)
+        return self.is_caching and fit_together(needs, self._pool.get_num_free_blocks())
+
+    def _of(self, tokens: int) -> int:
+        """Return the blocks of so many tokens, in all groups of layers."""
+        return sum(-(-tokens // spec.block_size) for spec in self._specs)
+
+
+def _wanted_tokens(request: Request, num_new_tokens: int, options: dict[str, Any]) -> int:
+    """Return the tokens that must fit before vLLM admits the request: its next chunk, or all of it."""
+    if options.get("full_sequence_must_fit"):
+        return int(request.num_tokens - options.get("num_new_computed_tokens", 0))
+    return int(num_new_tokens)
