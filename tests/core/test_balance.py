@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from autellix_backend.core.balance import BALANCER_NAMES, EngineLoad, FinishedCall, make_balancer
+from autellix_backend.core.balance.base import ArrivingCall
 from autellix_backend.core.balance.locality import Locality
 from autellix_backend.core.balance.spread import LeastUsed, RoundRobin
 from autellix_backend.core.errors import NoEngineError, UnknownBalancerError
@@ -45,7 +46,7 @@ def test_an_engine_that_drains_or_is_down_gets_no_call(name: str) -> None:
     balancer = make_balancer(name)
 
     chosen = {
-        balancer.assign(f"p{number % 7}", 4000, engines({"a": 0, "b": 9, "c": 9}, closed="a"))
+        balancer.assign(ArrivingCall(f"p{number % 7}", 4000), engines({"a": 0, "b": 9, "c": 9}, closed="a"))
         for number in range(20)
     }
 
@@ -57,7 +58,7 @@ def test_an_engine_that_drains_or_is_down_gets_no_call(name: str) -> None:
 def test_without_an_engine_that_accepts_there_is_no_choice(name: str, closed: str) -> None:
     loads = engines({"a": 0, "b": 0} if closed else {}, closed=closed)
     with pytest.raises(NoEngineError, match=f"none of {len(loads)} engine"):
-        make_balancer(name).assign("p", 1, loads)
+        make_balancer(name).assign(ArrivingCall("p", 1), loads)
 
 
 @pytest.mark.parametrize("name", BALANCER_NAMES)
@@ -67,7 +68,7 @@ def test_unknown_calls_and_programs_are_ignored(name: str) -> None:
     balancer.finished(FinishedCall(program_id="p", engine="gone", prompt_tokens=9, output_tokens=9))
     balancer.forget("p")
 
-    assert balancer.assign("p", 9, engines({"a": 0})) == "a"
+    assert balancer.assign(ArrivingCall("p", 9), engines({"a": 0})) == "a"
 
 
 @pytest.mark.parametrize("name", BALANCER_NAMES)
@@ -76,7 +77,9 @@ def test_two_balancers_that_see_the_same_choose_the_same(name: str) -> None:
     for number in range(60):
         loads = engines({"a": number % 5, "b": number % 3, "c": number % 7})
         program, tokens = f"p{number % 11}", 100 * (number % 40)
-        assert one.assign(program, tokens, loads) == other.assign(program, tokens, loads)
+        assert one.assign(ArrivingCall(program, tokens), loads) == other.assign(
+            ArrivingCall(program, tokens), loads
+        )
 
 
 @pytest.mark.parametrize(
@@ -104,51 +107,51 @@ def test_a_bad_load_names_its_field(field: str, value: float) -> None:
 
 def test_round_robin_alternates_between_engines() -> None:
     balancer = RoundRobin()
-    turns = [balancer.assign("p", 9999, engines({"a": 5, "b": 0, "c": 1})) for _ in range(4)]
+    turns = [balancer.assign(ArrivingCall("p", 9999), engines({"a": 5, "b": 0, "c": 1})) for _ in range(4)]
     assert turns == ["a", "b", "c", "a"]
 
 
 def test_the_least_used_engine_has_the_fewest_calls_and_the_first_wins_a_tie() -> None:
-    assert LeastUsed().assign("p", 9999, engines({"b": 1, "a": 1, "c": 2})) == "b"
-    assert LeastUsed().assign("p", 9999, engines({"b": 9, "a": 8, "c": 9})) == "a"
+    assert LeastUsed().assign(ArrivingCall("p", 9999), engines({"b": 1, "a": 1, "c": 2})) == "b"
+    assert LeastUsed().assign(ArrivingCall("p", 9999), engines({"b": 9, "a": 8, "c": 9})) == "a"
 
 
 def test_short_calls_follow_the_load_and_pin_nothing() -> None:
     balancer = Locality()
 
-    assert balancer.assign("p", 2047, engines({"a": 1, "b": 0})) == "b"
-    assert balancer.assign("p", 2047, engines({"a": 0, "b": 1})) == "a"
+    assert balancer.assign(ArrivingCall("p", 2047), engines({"a": 1, "b": 0})) == "b"
+    assert balancer.assign(ArrivingCall("p", 2047), engines({"a": 0, "b": 1})) == "a"
     assert balancer.pins == {}
 
 
 def test_long_calls_stay_on_the_engine_of_the_first_one() -> None:
     balancer = Locality()
 
-    assert balancer.assign("p", 2048, engines({"a": 1, "b": 0})) == "b"
-    assert balancer.assign("p", 2048, engines({"a": 0, "b": 9})) == "b"
-    assert balancer.assign("q", 2048, engines({"a": 0, "b": 9})) == "a"
+    assert balancer.assign(ArrivingCall("p", 2048), engines({"a": 1, "b": 0})) == "b"
+    assert balancer.assign(ArrivingCall("p", 2048), engines({"a": 0, "b": 9})) == "b"
+    assert balancer.assign(ArrivingCall("q", 2048), engines({"a": 0, "b": 9})) == "a"
 
 
 def test_a_program_moves_when_its_engine_is_gone() -> None:
     balancer = Locality()
-    balancer.assign("p", 5000, engines({"a": 0, "b": 1}))
+    balancer.assign(ArrivingCall("p", 5000), engines({"a": 0, "b": 1}))
 
-    assert balancer.assign("p", 5000, engines({"b": 1, "c": 0})) == "c"
+    assert balancer.assign(ArrivingCall("p", 5000), engines({"b": 1, "c": 0})) == "c"
     assert balancer.pins == {"p": "c"}
 
 
 def test_an_engine_that_returns_has_lost_its_pins() -> None:
     balancer = Locality()
-    balancer.assign("p", 5000, engines({"a": 0, "b": 1}))
-    balancer.assign("q", 5000, engines({"a": 0, "b": 1}, closed="a"))
+    balancer.assign(ArrivingCall("p", 5000), engines({"a": 0, "b": 1}))
+    balancer.assign(ArrivingCall("q", 5000), engines({"a": 0, "b": 1}, closed="a"))
 
     assert balancer.pins == {"q": "b"}
-    assert balancer.assign("p", 5000, engines({"a": 9, "b": 1})) == "b"
+    assert balancer.assign(ArrivingCall("p", 5000), engines({"a": 9, "b": 1})) == "b"
 
 
 def test_a_dropped_program_has_no_pin() -> None:
     balancer = Locality()
-    balancer.assign("p", 5000, engines({"a": 0}))
+    balancer.assign(ArrivingCall("p", 5000), engines({"a": 0}))
 
     balancer.forget("p")
     balancer.forget("p")
@@ -159,6 +162,6 @@ def test_a_dropped_program_has_no_pin() -> None:
 @pytest.mark.parametrize("name", BALANCER_NAMES)
 def test_no_memory_decides_where_engines_report_none(name: str) -> None:
     balancer = make_balancer(name)
-    balancer.assign("p", 4000, engines({"a": 0, "b": 0}))
+    balancer.assign(ArrivingCall("p", 4000), engines({"a": 0, "b": 0}))
 
     assert balancer.placement("p") is None

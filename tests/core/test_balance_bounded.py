@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from autellix_backend.core.balance import EngineLoad, FinishedCall
+from autellix_backend.core.balance.base import ArrivingCall
 from autellix_backend.core.balance.bounded import LocalityBounded
 from autellix_backend.core.balance.cost import MeanCall, cost_s
 
@@ -74,22 +75,24 @@ def test_a_fast_engine_is_cheaper_by_its_speed() -> None:
 
 
 def test_short_calls_are_pinned_too(balancer: LocalityBounded) -> None:
-    assert balancer.assign("p", 100, [IDLE, OTHER]) == "a"
+    assert balancer.assign(ArrivingCall("p", 100), [IDLE, OTHER]) == "a"
     assert balancer.pins == {"p": "a"}
 
 
 def test_a_program_stays_with_its_context_although_other_engines_have_fewer_calls(
     balancer: LocalityBounded,
 ) -> None:
-    assert balancer.assign("p", CONTEXT, [IDLE, OTHER]) == "a"
-    assert balancer.assign("p", CONTEXT + 300, [replace(IDLE, running=3), OTHER]) == "a"
-    assert balancer.assign("p", CONTEXT + 600, [full(IDLE, 3), replace(OTHER, running=5)]) == "a"
+    assert balancer.assign(ArrivingCall("p", CONTEXT), [IDLE, OTHER]) == "a"
+    assert balancer.assign(ArrivingCall("p", CONTEXT + 300), [replace(IDLE, running=3), OTHER]) == "a"
+    assert (
+        balancer.assign(ArrivingCall("p", CONTEXT + 600), [full(IDLE, 3), replace(OTHER, running=5)]) == "a"
+    )
 
 
 def test_a_pin_yields_once_the_queue_costs_more_than_a_prefill_elsewhere(balancer: LocalityBounded) -> None:
-    balancer.assign("p", CONTEXT, [IDLE, OTHER])
+    balancer.assign(ArrivingCall("p", CONTEXT), [IDLE, OTHER])
 
-    assert balancer.assign("p", CONTEXT, [full(IDLE, 30), OTHER]) == "b"
+    assert balancer.assign(ArrivingCall("p", CONTEXT), [full(IDLE, 30), OTHER]) == "b"
     assert balancer.pins == {"p": "b"}
 
 
@@ -97,8 +100,13 @@ def test_a_longer_context_justifies_a_longer_queue(balancer: LocalityBounded) ->
     def bears(context_tokens: int) -> int:
         for waiting in range(500):
             balancer.forget("p")
-            balancer.assign("p", context_tokens, [IDLE, OTHER])
-            if balancer.assign("p", context_tokens, [full(IDLE, waiting), replace(OTHER, running=7)]) == "b":
+            balancer.assign(ArrivingCall("p", context_tokens), [IDLE, OTHER])
+            if (
+                balancer.assign(
+                    ArrivingCall("p", context_tokens), [full(IDLE, waiting), replace(OTHER, running=7)]
+                )
+                == "b"
+            ):
                 return waiting
         return 500
 
@@ -108,33 +116,33 @@ def test_a_longer_context_justifies_a_longer_queue(balancer: LocalityBounded) ->
 def test_alternating_queues_do_not_make_a_program_hop(balancer: LocalityBounded) -> None:
     """Once moved it stays, unless the difference covers the price of both moves."""
     busy, calm = 12, 0
-    balancer.assign("p", CONTEXT, [full(IDLE, busy), full(OTHER, calm)])
+    balancer.assign(ArrivingCall("p", CONTEXT), [full(IDLE, busy), full(OTHER, calm)])
     placements = [
-        balancer.assign("p", CONTEXT, [full(IDLE, waiting), full(OTHER, busy - waiting)])
+        balancer.assign(ArrivingCall("p", CONTEXT), [full(IDLE, waiting), full(OTHER, busy - waiting)])
         for waiting in (calm, busy) * 10
     ]
     assert len(set(placements)) == 1
 
 
 def test_a_program_that_moved_needs_a_new_prefill_on_its_old_engine(balancer: LocalityBounded) -> None:
-    balancer.assign("p", CONTEXT, [IDLE, OTHER])
-    assert balancer.assign("p", CONTEXT, [full(IDLE, 40), OTHER]) == "b"
+    balancer.assign(ArrivingCall("p", CONTEXT), [IDLE, OTHER])
+    assert balancer.assign(ArrivingCall("p", CONTEXT), [full(IDLE, 40), OTHER]) == "b"
 
-    assert balancer.assign("p", CONTEXT, [IDLE, replace(OTHER, running=3)]) == "b"
+    assert balancer.assign(ArrivingCall("p", CONTEXT), [IDLE, replace(OTHER, running=3)]) == "b"
 
 
 def test_new_programs_go_to_fast_engines_until_those_have_queues(balancer: LocalityBounded) -> None:
     fast = replace(OTHER, prefill_s_per_token=0.00005, decode_s_per_token=0.0075)
 
-    assert balancer.assign("p", 500, [IDLE, replace(fast, running=5)]) == "b"
-    assert balancer.assign("q", 500, [IDLE, full(fast, 8)]) == "a"
+    assert balancer.assign(ArrivingCall("p", 500), [IDLE, replace(fast, running=5)]) == "b"
+    assert balancer.assign(ArrivingCall("q", 500), [IDLE, full(fast, 8)]) == "a"
 
 
 def test_a_pinned_program_leaves_a_slow_engine_for_an_idle_fast_one(balancer: LocalityBounded) -> None:
     fast = replace(OTHER, prefill_s_per_token=0.00003, decode_s_per_token=0.004)
-    balancer.assign("p", CONTEXT, [IDLE, full(fast, 40)])
+    balancer.assign(ArrivingCall("p", CONTEXT), [IDLE, full(fast, 40)])
 
-    assert balancer.assign("p", CONTEXT, [IDLE, fast]) == "b"
+    assert balancer.assign(ArrivingCall("p", CONTEXT), [IDLE, fast]) == "b"
 
 
 def test_contexts_are_spread_over_the_memory_of_engines(balancer: LocalityBounded) -> None:
@@ -142,7 +150,7 @@ def test_contexts_are_spread_over_the_memory_of_engines(balancer: LocalityBounde
     slow = replace(IDLE, running=5, kv_tokens=2 * CONTEXT / 0.8)
     fast = replace(OTHER, running=5, kv_tokens=2 * CONTEXT / 0.8, prefill_s_per_token=0.00008)
 
-    chosen = [balancer.assign(f"p{number}", CONTEXT, [slow, fast]) for number in range(4)]
+    chosen = [balancer.assign(ArrivingCall(f"p{number}", CONTEXT), [slow, fast]) for number in range(4)]
 
     assert chosen == ["b", "b", "a", "a"]
 
@@ -152,10 +160,10 @@ def test_contexts_are_not_kept_for_programs_that_make_one_call(balancer: Localit
     slow = replace(IDLE, running=5, kv_tokens=2 * CONTEXT / 0.8)
     fast = replace(OTHER, running=5, kv_tokens=2 * CONTEXT / 0.8, prefill_s_per_token=0.00008)
     for number in range(300):
-        balancer.assign(f"old{number}", CONTEXT, [slow, fast])
+        balancer.assign(ArrivingCall(f"old{number}", CONTEXT), [slow, fast])
         balancer.forget(f"old{number}")
 
-    chosen = [balancer.assign(f"p{number}", CONTEXT, [slow, fast]) for number in range(4)]
+    chosen = [balancer.assign(ArrivingCall(f"p{number}", CONTEXT), [slow, fast]) for number in range(4)]
 
     assert chosen == ["b", "b", "b", "b"]
 
@@ -163,39 +171,39 @@ def test_contexts_are_not_kept_for_programs_that_make_one_call(balancer: Localit
 def test_answers_count_as_context(balancer: LocalityBounded) -> None:
     """The next prompt contains the answer, which is cached where it was decoded."""
     roomy, tight = replace(IDLE, kv_tokens=9000), replace(OTHER, kv_tokens=9000, decode_s_per_token=0.0151)
-    balancer.assign("p", 1000, [roomy, tight])
-    assert balancer.assign("q", 5000, [roomy, tight]) == "a"
+    balancer.assign(ArrivingCall("p", 1000), [roomy, tight])
+    assert balancer.assign(ArrivingCall("q", 5000), [roomy, tight]) == "a"
 
     balancer.forget("q")
     balancer.finished(finished("p", "a", 1000, output_tokens=7000))
 
-    assert balancer.assign("q", 5000, [roomy, tight]) == "b"
+    assert balancer.assign(ArrivingCall("q", 5000), [roomy, tight]) == "b"
 
 
 def test_long_answers_are_learned(balancer: LocalityBounded) -> None:
     """With long answers, decode speed outweighs prefill speed."""
     slow_writer = replace(IDLE, decode_s_per_token=0.02, prefill_s_per_token=0.00001)
     slow_reader = replace(OTHER, decode_s_per_token=0.018, prefill_s_per_token=0.001)
-    assert balancer.assign("p", 2000, [slow_writer, slow_reader]) == "a"
+    assert balancer.assign(ArrivingCall("p", 2000), [slow_writer, slow_reader]) == "a"
 
     for _ in range(200):
         balancer.finished(finished("other", "a", 1000, output_tokens=5000, cached_tokens=0))
 
-    assert balancer.assign("q", 2000, [slow_writer, slow_reader]) == "b"
+    assert balancer.assign(ArrivingCall("q", 2000), [slow_writer, slow_reader]) == "b"
 
 
 def test_an_engine_that_returns_has_lost_its_pins(balancer: LocalityBounded) -> None:
-    balancer.assign("p", CONTEXT, [IDLE, OTHER])
-    balancer.assign("q", CONTEXT, [replace(IDLE, is_accepting=False), OTHER])
+    balancer.assign(ArrivingCall("p", CONTEXT), [IDLE, OTHER])
+    balancer.assign(ArrivingCall("q", CONTEXT), [replace(IDLE, is_accepting=False), OTHER])
 
     assert balancer.pins == {"q": "b"}
 
 
 def test_a_joining_engine_gets_the_next_program(balancer: LocalityBounded) -> None:
     for number in range(8):
-        balancer.assign(f"p{number}", 500, [replace(IDLE, running=number)])
+        balancer.assign(ArrivingCall(f"p{number}", 500), [replace(IDLE, running=number)])
 
-    assert balancer.assign("new", 500, [full(IDLE, 2), OTHER]) == "b"
+    assert balancer.assign(ArrivingCall("new", 500), [full(IDLE, 2), OTHER]) == "b"
 
 
 def test_pins_are_bounded_by_the_live_programs(balancer: LocalityBounded) -> None:
@@ -218,7 +226,7 @@ def test_pins_are_bounded_by_the_live_programs(balancer: LocalityBounded) -> Non
         ]
         action = rng.random()
         if action < 0.6:
-            engine = balancer.assign(program, rng.randrange(1, 9000), loads)
+            engine = balancer.assign(ArrivingCall(program, rng.randrange(1, 9000)), loads)
             assert next(load for load in loads if load.name == engine).is_accepting
             alive.add(program)
         elif action < 0.8:
@@ -239,12 +247,12 @@ def test_pins_are_bounded_by_the_live_programs(balancer: LocalityBounded) -> Non
 def test_a_program_goes_to_the_engine_with_its_cached_context(balancer: LocalityBounded) -> None:
     """Also if it has no pin yet, as after a gateway's restart."""
     there = [replace(IDLE, held_tokens=0), replace(OTHER, held_tokens=CONTEXT)]
-    assert balancer.assign("p", CONTEXT, there) == "b"
+    assert balancer.assign(ArrivingCall("p", CONTEXT), there) == "b"
     assert balancer.pins == {"p": "b"}
 
 
 def test_a_pins_value_follows_the_remaining_blocks(balancer: LocalityBounded) -> None:
-    assert balancer.assign("p", CONTEXT, [IDLE, OTHER]) == "a"
+    assert balancer.assign(ArrivingCall("p", CONTEXT), [IDLE, OTHER]) == "a"
     busy = replace(IDLE, running=4)
-    assert balancer.assign("p", CONTEXT, [replace(busy, held_tokens=CONTEXT), OTHER]) == "a"
-    assert balancer.assign("p", CONTEXT, [replace(busy, held_tokens=0), OTHER]) == "b"
+    assert balancer.assign(ArrivingCall("p", CONTEXT), [replace(busy, held_tokens=CONTEXT), OTHER]) == "a"
+    assert balancer.assign(ArrivingCall("p", CONTEXT), [replace(busy, held_tokens=0), OTHER]) == "b"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from autellix_backend.core.balance import EngineLoad, FinishedCall, Placement
+from autellix_backend.core.balance.base import ArrivingCall
 from autellix_backend.core.balance.bounded import LocalityBounded
 from autellix_backend.core.balance.memory import MemoryReport
 from autellix_backend.core.balance.working_set import MAX_UNSEEN_REPORTS, WorkingSet
@@ -56,7 +57,7 @@ def finished(program_id: str, engine: str, prompt_tokens: int, cached_tokens: in
 def place(balancer: WorkingSet) -> None:
     """Place a program on engine a."""
     loads = [replace(IDLE, memory=report()), replace(OTHER, running=4, memory=report())]
-    assert balancer.assign("p", CONTEXT, loads) == "a"
+    assert balancer.assign(ArrivingCall("p", CONTEXT), loads) == "a"
 
 
 # New programs.
@@ -65,7 +66,7 @@ def place(balancer: WorkingSet) -> None:
 def test_a_new_program_goes_where_its_context_fits(balancer: WorkingSet) -> None:
     full, roomy = replace(IDLE, memory=report(9000)), replace(OTHER, running=2, memory=report(5000))
 
-    assert balancer.assign("p", CONTEXT, [full, roomy]) == "b"
+    assert balancer.assign(ArrivingCall("p", CONTEXT), [full, roomy]) == "b"
     assert balancer.placement("p") == Placement(engine="b", context_tokens=CONTEXT, wait_s=0.0)
 
 
@@ -73,7 +74,7 @@ def test_where_it_fits_nowhere_it_goes_where_memory_comes_first(balancer: Workin
     longer = replace(IDLE, memory=report(9000, 8000))
     shorter = replace(OTHER, memory=report(10_000, 2000))
 
-    assert balancer.assign("p", CONTEXT, [longer, shorter]) == "b"
+    assert balancer.assign(ArrivingCall("p", CONTEXT), [longer, shorter]) == "b"
     placement = balancer.placement("p")
     assert placement is not None
     assert placement.wait_s == pytest.approx(4.0 * 6)  # 16,000 tokens in all; a mean context ends every 4 s.
@@ -84,23 +85,28 @@ def test_calls_of_inactive_programs_delay_no_active_one(balancer: WorkingSet) ->
     crowded = replace(IDLE, running=3, waiting=6, memory=report(9000, 6000))
     queued = replace(OTHER, running=8, waiting=1, memory=report(9000))
 
-    assert balancer.assign("p", 500, [crowded, queued]) == "a"
+    assert balancer.assign(ArrivingCall("p", 500), [crowded, queued]) == "a"
 
 
 def test_programs_that_come_together_are_spread_before_the_next_reports(balancer: WorkingSet) -> None:
     """The reports see none of them, and say that both engines have room for two."""
     loads = [replace(IDLE, memory=report(2000)), replace(OTHER, running=5, memory=report(2000))]
 
-    assert [balancer.assign(f"p{number}", CONTEXT, loads) for number in range(4)] == ["a", "a", "b", "b"]
+    assert [balancer.assign(ArrivingCall(f"p{number}", CONTEXT), loads) for number in range(4)] == [
+        "a",
+        "a",
+        "b",
+        "b",
+    ]
 
 
 def test_a_program_in_a_report_is_not_counted_twice(balancer: WorkingSet) -> None:
     loads = [replace(IDLE, memory=report()), replace(OTHER, running=5, memory=report())]
     for number in range(2):
-        assert balancer.assign(f"p{number}", CONTEXT, loads) == "a"
+        assert balancer.assign(ArrivingCall(f"p{number}", CONTEXT), loads) == "a"
 
     told = report(8000, known={"p0", "p1"})
-    assert balancer.assign("q", 2000, [replace(IDLE, memory=told), loads[1]]) == "a"
+    assert balancer.assign(ArrivingCall("q", 2000), [replace(IDLE, memory=told), loads[1]]) == "a"
 
 
 @pytest.mark.parametrize(("reports", "chosen"), [(1, "b"), (MAX_UNSEEN_REPORTS, "a")])
@@ -109,22 +115,25 @@ def test_a_program_that_never_arrives_is_counted_for_a_while(
 ) -> None:
     busy = replace(OTHER, running=5, memory=report())
     for number in range(2):
-        assert balancer.assign(f"p{number}", CONTEXT, [replace(IDLE, memory=report()), busy]) == "a"
+        assert (
+            balancer.assign(ArrivingCall(f"p{number}", CONTEXT), [replace(IDLE, memory=report()), busy])
+            == "a"
+        )
     for _ in range(reports):
-        balancer.assign("other", 1, [replace(IDLE, memory=report()), replace(busy, running=0)])
+        balancer.assign(ArrivingCall("other", 1), [replace(IDLE, memory=report()), replace(busy, running=0)])
         balancer.forget("other")
 
     loads = [replace(IDLE, memory=balancer._reports["a"]), replace(busy, memory=balancer._reports["b"])]
-    assert balancer.assign("q", CONTEXT, loads) == chosen
+    assert balancer.assign(ArrivingCall("q", CONTEXT), loads) == chosen
 
 
 def test_a_report_that_lists_only_some_programs_includes_all(balancer: WorkingSet) -> None:
     busy = replace(OTHER, running=5, memory=report())
     for number in range(2):
-        balancer.assign(f"p{number}", CONTEXT, [replace(IDLE, memory=report()), busy])
+        balancer.assign(ArrivingCall(f"p{number}", CONTEXT), [replace(IDLE, memory=report()), busy])
 
     partial = replace(IDLE, memory=report(4000, is_complete=False))
-    assert balancer.assign("q", CONTEXT, [partial, busy]) == "a"
+    assert balancer.assign(ArrivingCall("q", CONTEXT), [partial, busy]) == "a"
 
 
 def test_without_measured_ends_the_wait_follows_from_mean_programs(balancer: WorkingSet) -> None:
@@ -133,7 +142,7 @@ def test_without_measured_ends_the_wait_follows_from_mean_programs(balancer: Wor
         replace(IDLE, memory=report(9000, 9000, between_ends_s=0.0)),
         replace(OTHER, running=5, memory=report(9000, 0, between_ends_s=0.0)),
     ]
-    assert balancer.assign("p", CONTEXT, loads) == "b"
+    assert balancer.assign(ArrivingCall("p", CONTEXT), loads) == "b"
 
 
 # Programs with a past.
@@ -143,14 +152,14 @@ def test_an_active_program_stays_though_its_engine_is_full(balancer: WorkingSet)
     place(balancer)
 
     full = replace(IDLE, memory=report(CAPACITY, 9000, known={"p"}))
-    assert balancer.assign("p", CONTEXT + 300, [full, replace(OTHER, memory=report())]) == "a"
+    assert balancer.assign(ArrivingCall("p", CONTEXT + 300), [full, replace(OTHER, memory=report())]) == "a"
 
 
 def test_an_inactive_program_moves_where_memory_is_free(balancer: WorkingSet) -> None:
     place(balancer)
 
     waits = replace(IDLE, memory=report(CAPACITY, 9000, known={"p"}, inactive={"p"}))
-    assert balancer.assign("p", CONTEXT, [waits, replace(OTHER, memory=report())]) == "b"
+    assert balancer.assign(ArrivingCall("p", CONTEXT), [waits, replace(OTHER, memory=report())]) == "b"
     # 5,000 tokens of others are before it, and its own 4,000 are not counted twice.
     assert balancer.placement("p") == Placement(
         engine="b", context_tokens=CONTEXT, wait_s=0.0, left="a", left_wait_s=4.0 * 9
@@ -162,7 +171,7 @@ def test_it_stays_where_reading_its_context_again_costs_more(balancer: WorkingSe
 
     waits = report(CAPACITY, CONTEXT, known={"p"}, inactive={"p"}, between_ends_s=0.1)
     slow = replace(OTHER, running=7, memory=report(), prefill_s_per_token=0.001)
-    assert balancer.assign("p", CONTEXT, [replace(IDLE, memory=waits), slow]) == "a"
+    assert balancer.assign(ArrivingCall("p", CONTEXT), [replace(IDLE, memory=waits), slow]) == "a"
 
 
 def test_one_that_lost_its_memory_while_idle_may_move(balancer: WorkingSet) -> None:
@@ -172,7 +181,10 @@ def test_one_that_lost_its_memory_while_idle_may_move(balancer: WorkingSet) -> N
     for _ in range(MAX_UNSEEN_REPORTS):
         balancer._read_reports([replace(IDLE, memory=report(known={"q"}))])
     assert (
-        balancer.assign("p", CONTEXT, [replace(IDLE, memory=dropped), replace(OTHER, memory=report())]) == "b"
+        balancer.assign(
+            ArrivingCall("p", CONTEXT), [replace(IDLE, memory=dropped), replace(OTHER, memory=report())]
+        )
+        == "b"
     )
 
 
@@ -181,21 +193,24 @@ def test_a_report_that_lists_no_idle_programs_lets_them_stay(balancer: WorkingSe
 
     partial = report(CAPACITY, 9000, is_complete=False)
     assert (
-        balancer.assign("p", CONTEXT, [replace(IDLE, memory=partial), replace(OTHER, memory=report())]) == "a"
+        balancer.assign(
+            ArrivingCall("p", CONTEXT), [replace(IDLE, memory=partial), replace(OTHER, memory=report())]
+        )
+        == "a"
     )
 
 
 def test_a_program_that_another_gateway_sent_is_found(balancer: WorkingSet) -> None:
     """Its context is where it is active."""
     there = replace(OTHER, memory=report(CONTEXT, known={"p"}))
-    assert balancer.assign("p", CONTEXT, [replace(IDLE, memory=report()), there]) == "b"
+    assert balancer.assign(ArrivingCall("p", CONTEXT), [replace(IDLE, memory=report()), there]) == "b"
 
 
 def test_a_move_for_other_reasons_names_no_wait(balancer: WorkingSet) -> None:
     place(balancer)
     queued = replace(IDLE, running=8, waiting=60, memory=report(CONTEXT, known={"p"}))
 
-    assert balancer.assign("p", CONTEXT, [queued, replace(OTHER, memory=report())]) == "b"
+    assert balancer.assign(ArrivingCall("p", CONTEXT), [queued, replace(OTHER, memory=report())]) == "b"
     placement = balancer.placement("p")
     assert placement is not None
     assert (placement.left, placement.left_wait_s) == ("a", 0.0)
@@ -203,17 +218,17 @@ def test_a_move_for_other_reasons_names_no_wait(balancer: WorkingSet) -> None:
 
 def test_an_engine_that_returns_has_lost_its_programs(balancer: WorkingSet) -> None:
     loads = [replace(IDLE, memory=report()), replace(OTHER, running=4, memory=report())]
-    balancer.assign("p", CONTEXT, loads)
-    balancer.assign("q", CONTEXT, [replace(loads[0], is_accepting=False), loads[1]])
+    balancer.assign(ArrivingCall("p", CONTEXT), loads)
+    balancer.assign(ArrivingCall("q", CONTEXT), [replace(loads[0], is_accepting=False), loads[1]])
 
     assert (balancer.pins, balancer.placement("p")) == ({"q": "b"}, None)
 
 
 def test_a_removed_engine_is_forgotten(balancer: WorkingSet) -> None:
     loads = [replace(IDLE, memory=report()), replace(OTHER, running=4, memory=report())]
-    balancer.assign("p", CONTEXT, loads)
+    balancer.assign(ArrivingCall("p", CONTEXT), loads)
 
-    assert balancer.assign("p", CONTEXT, loads[1:]) == "b"
+    assert balancer.assign(ArrivingCall("p", CONTEXT), loads[1:]) == "b"
     placement = balancer.placement("p")
     assert placement is not None
     assert placement.left is None
@@ -225,7 +240,7 @@ def test_a_removed_engine_is_forgotten(balancer: WorkingSet) -> None:
 def teach(balancer: WorkingSet, share: float = 0.9) -> None:
     """Let two programs with the prefix run on engine a."""
     for name in ("first", "second"):
-        assert balancer.assign(name, 1000, [replace(IDLE, memory=report())], "tools") == "a"
+        assert balancer.assign(ArrivingCall(name, 1000, "tools"), [replace(IDLE, memory=report())]) == "a"
         balancer.finished(finished(name, "a", 1000, 0 if name == "first" else int(share * 1000)))
 
 
@@ -236,9 +251,9 @@ def test_a_program_goes_where_others_with_its_prefix_are(balancer: WorkingSet) -
         replace(OTHER, memory=report(9500)),
     ]
 
-    assert balancer.assign("p", 1000, loads, "tools") == "a"
+    assert balancer.assign(ArrivingCall("p", 1000, "tools"), loads) == "a"
     assert balancer.placement("p") == Placement(engine="a", context_tokens=100, wait_s=0.0, shared_tokens=900)
-    assert balancer.assign("q", 1000, loads, "other tools") == "b"
+    assert balancer.assign(ArrivingCall("q", 1000, "other tools"), loads) == "b"
 
 
 def test_a_prefix_stays_cached_after_its_programs_until_others_have_used_the_cache(
@@ -249,7 +264,7 @@ def test_a_prefix_stays_cached_after_its_programs_until_others_have_used_the_cac
             replace(OTHER, memory=report(), kv_tokens=20_000),
             replace(IDLE, memory=report(), kv_tokens=20_000),
         ]
-        engine = balancer.assign("p", 1000, loads, "tools")
+        engine = balancer.assign(ArrivingCall("p", 1000, "tools"), loads)
         balancer.forget("p")
         return engine
 
@@ -258,14 +273,17 @@ def test_a_prefix_stays_cached_after_its_programs_until_others_have_used_the_cac
     balancer.forget("second")
     assert choose() == "a"
 
-    balancer.assign("long", 30_000, [replace(IDLE, memory=report())])
+    balancer.assign(ArrivingCall("long", 30_000), [replace(IDLE, memory=report())])
     assert choose() == "b"
 
 
 def test_a_prefix_that_is_not_shared_counts_for_nothing(balancer: WorkingSet) -> None:
     teach(balancer, share=0.0)
 
-    assert balancer.assign("p", 1000, [replace(IDLE, running=2, memory=report()), OTHER], "tools") == "b"
+    assert (
+        balancer.assign(ArrivingCall("p", 1000, "tools"), [replace(IDLE, running=2, memory=report()), OTHER])
+        == "b"
+    )
 
 
 # Engines without admission.
@@ -291,7 +309,9 @@ def test_where_no_engine_reports_memory_all_choices_are_those_of_the_bounded_loc
                 for name in "abc"
             ]
             tokens, prefix = rng.randrange(1, 9000), rng.choice(("", "tools", "manual"))
-            assert ours.assign(program, tokens, loads, prefix) == theirs.assign(program, tokens, loads)
+            assert ours.assign(ArrivingCall(program, tokens, prefix), loads) == theirs.assign(
+                ArrivingCall(program, tokens), loads
+            )
             assert ours.placement(program) is None
         elif action < 0.8:
             call = finished(program, rng.choice("abc"), rng.randrange(1, 9000), 0)
@@ -333,7 +353,9 @@ def test_state_is_bounded_by_the_live_programs(balancer: WorkingSet) -> None:
                 )
                 for name in "abcd"
             ]
-            engine = balancer.assign(program, rng.randrange(1, 9000), loads, rng.choice(("", "x", "y")))
+            engine = balancer.assign(
+                ArrivingCall(program, rng.randrange(1, 9000), rng.choice(("", "x", "y"))), loads
+            )
             assert next(load for load in loads if load.name == engine).is_accepting
             alive.add(program)
         elif action < 0.8:

@@ -10,6 +10,7 @@ from tests.core.shared_vectors import FIG9, entries, load
 from tests.core.unit_step import Outcome, Step, UnitStep, Workload
 
 from autellix_backend.core.balance import EngineLoad
+from autellix_backend.core.balance.base import ArrivingCall
 from autellix_backend.core.balance.locality import Locality
 from autellix_backend.core.batch import form_batch
 from autellix_backend.core.policies import make_policy
@@ -131,7 +132,7 @@ def test_the_placements_of_algorithm_2_are_reproduced(sequence: dict[str, Any]) 
             )
             for engine, load in enumerate(call["loads"])
         ]
-        assert str(call["engine"]) == balancer.assign(call["pid"], call["prompt_tokens"], loads)
+        assert str(call["engine"]) == balancer.assign(ArrivingCall(call["pid"], call["prompt_tokens"]), loads)
         assert {pid: str(engine) for pid, engine in call["pinned_after"].items()} == balancer.pins
 
 

@@ -32,7 +32,7 @@ class Arrival:
     _: KW_ONLY
     thread_id: str = "0"
     tenant: str = ""
-    """Who shares the engine with other tenants."""
+    """Its tenant; tenants share the engine by weight."""
     weight: float = 1.0
     """The tenant's share of the engine, in proportion to the weights of the others."""
     service_s: float | None = None
@@ -45,7 +45,7 @@ class Arrival:
     expected_s: float | None = None
     """Expected service (s) of the call (`sjf`) or of its program from here on (`hinted`, `srpt`)."""
     age_s: float | None = None
-    """Time since the first call of its program arrived anywhere; None if it is not older than here."""
+    """Time (s) since the first call of its program arrived anywhere; None if that was here."""
     work: float | None = None
     """The work of its program's finished calls, where the caller keeps it: the larger value wins."""
     expected_work: float | None = None

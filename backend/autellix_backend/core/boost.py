@@ -5,10 +5,10 @@ arXiv 2404.08826), with the known work of a program in the place of its unknown 
 
     key = arrival + g * ln(1 - exp(-s / g))
 
-Known are its finished calls and the prompts of those that wait; s is the engine seconds that these take. The
-strength g (s) is a share of the programs' mean response time. Where all programs have about the same size,
-known work says nothing about what is left, and order of arrival is best: g falls to zero as the spread of
-sizes does. Each tenant has a strength of its own, by its own sizes.
+The known work is that of its finished calls and of its prompts that wait; s is the engine time (s) that it
+takes. The strength g (s) is a share of the programs' mean response time. Where all programs have about the
+same size, known work says nothing about what is left, and order of arrival is best: g falls to zero as the
+spread of sizes does. Each tenant has a strength of its own, by its own sizes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ OUTPUT_WEIGHT = 32.0
 which an engine prefills some dozens to hundreds of tokens. Any value from 10 to 100 serves about as well."""
 
 ONE_SIZE_SPREAD, FULL_BOOST_SPREAD = 0.5, 1.0
-"""Standard deviations of ln(work) from which on the boost grows from nothing to its full strength."""
+"""Standard deviations of ln(work) between which the boost grows from nothing to its full strength."""
 LEAST_WORK = 512.0
-"""Work that counts for every program: one without any would go before all that ever arrived."""
+"""The least work counted for a program: without any, it would precede all that arrived before it."""
 _LEAST_SHARE = 1e-12
-"""Of the strength: below it, the logarithm has no digits left."""
+"""The least share of the strength: below it, the logarithm loses all its digits."""
 _TOLERANCE = 0.1
-"""Keys are computed again once strength or cost have moved by this share: between, their order is kept."""
+"""Keys are computed again once strength or cost has moved by this share; until then they keep their order."""
 
 
 def work_of(prompt_tokens: float, output_tokens: float) -> float:

@@ -8,13 +8,6 @@ from enum import StrEnum
 from autellix_backend.core.errors import IllegalMoveError
 
 
-class CallState(StrEnum):
-    """The state of an active call."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-
-
 class ChangeReason(StrEnum):
     """Why a call moved in its queue."""
 
@@ -27,11 +20,6 @@ class ChangeReason(StrEnum):
 
 
 _ROUNDING_S = 1e-9
-# The legal moves of an active call; it may leave (finish, abort) from either state.
-_MOVES = {
-    ("start", CallState.WAITING): CallState.RUNNING,
-    ("preempt", CallState.RUNNING): CallState.WAITING,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +79,8 @@ class Call:
     """Whether it waits with KV memory of its own, as while it is loaded: then it stays admitted."""
     arrival_s: float
     inherited_service_s: float
-    state: CallState = CallState.WAITING
+    is_running: bool = False
+    """Whether it holds a slot."""
     level: int = 1
     key: float = 0.0
     """Its order within the level, before `seq`; zero where a level is first come, first served."""
@@ -109,7 +98,7 @@ class Call:
     """When it last got a slot."""
     wait_s: float = 0.0
     inactive_since_s: float | None = None
-    """Since when it is kept out of its queue."""
+    """Since when its program has been inactive; None while the call is in its queue."""
     inactive_s: float = 0.0
     wait_mark_s: float = 0.0
     service_s: float = 0.0
@@ -124,11 +113,6 @@ class Call:
     def rank(self) -> tuple[int, float, int]:
         """The call's place (level, key, seq) in the total order of its tenant; lower runs first."""
         return (self.level, self.key, self.seq)
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the call holds a slot."""
-        return self.state is CallState.RUNNING
 
     @property
     def has_prefill_debt(self) -> bool:
@@ -154,7 +138,7 @@ class Call:
         return self.inactive_s if since_s is None else self.inactive_s + (now - since_s)
 
     def enter(self, now: float) -> None:
-        """Let the call into its queue."""
+        """Admit the call to its queue."""
         self.inactive_s = self.inactive_at(now)
         self.inactive_since_s = None
 
@@ -165,14 +149,16 @@ class Call:
 
     def start(self, now: float) -> None:
         """Give the call a slot."""
+        self._require("start", is_running=False)
         self.wait_s = self.wait_at(now)
-        self.state = self._move("start")
+        self.is_running = True
         self.running_since_s = now
         self.prefill_debt_s = 0.0
 
     def preempt(self, now: float) -> None:
         """Take the call's slot away."""
-        self.state = self._move("preempt")
+        self._require("preempt", is_running=True)
+        self.is_running = False
         self.waiting_since_s = now
         self.preemptions += 1
 
@@ -207,9 +193,8 @@ class Call:
             inactive_s=self.inactive_at(now),
         )
 
-    def _move(self, move: str) -> CallState:
-        try:
-            return _MOVES[move, self.state]
-        except KeyError:
+    def _require(self, move: str, *, is_running: bool) -> None:
+        if self.is_running is not is_running:
+            state = "running" if self.is_running else "waiting"
             story = f"level {self.level}, {self.preemptions} preemptions, {self.service_s:.6f} s of service"
-            raise IllegalMoveError(self.call_id, move, self.state, story) from None
+            raise IllegalMoveError(self.call_id, move, state, story)

@@ -6,8 +6,8 @@ ended programs of its class needed beyond the same checkpoint: those whose first
 (a bucket of powers of two), else all that reached the checkpoint, else those that were larger than what it
 has attained. The output of the last call was tried as a second bucket and improved nothing.
 
-Each prediction is kept until its program ends and then scored by ln(predicted / true), so every error is one
-of a program that the tables had not seen. Faded means keep the errors (Gama, Sebastião and Rodrigues, "On
+Each prediction is kept until its program ends and then scored by ln(predicted / true), so every error comes
+from a program that the tables had not seen. Faded means keep the errors (Gama, Sebastião and Rodrigues, "On
 evaluating stream learning algorithms", 2013). Page's cumulative sums ("Continuous inspection schemes", 1954)
 over the errors at the first call detect drift; the class then keeps its latest programs only.
 """
@@ -90,7 +90,7 @@ class CheckpointError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassReport:
-    """What is known of a class."""
+    """The sizes of a class, and how well they are predicted."""
 
     key: ClassKey
     ended: int
@@ -310,7 +310,7 @@ class ClassSizes:
         return sizes.value if sizes is not None and len(sizes) >= LEAST_PROGRAMS else None
 
     def reports(self, tenant: str | None = None) -> list[ClassReport]:
-        """Return what is known of each class, of one tenant or of all, by tenant and name."""
+        """Return the report of each class, of one tenant or of all, in order of tenant and name."""
         tenants = self._classes if tenant is None else {tenant}
         classes = (item for name in tenants for item in self._classes.get(name, {}).items())
         return [found.report(key) for key, found in sorted(classes, key=lambda item: item[0])]

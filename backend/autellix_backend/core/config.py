@@ -19,8 +19,8 @@ def bounds_for(mean_call_s: float, *, first_calls: float = 0.5) -> tuple[float, 
     """Return the bounds (s) for calls of this mean service.
 
     Args:
-        mean_call_s: it.
-        first_calls: how many such calls the first level takes; the last bound is 256 times that.
+        mean_call_s: The mean service (s) of a call.
+        first_calls: How many such calls the first level takes; the last bound is 256 times that.
     """
     return tuple(round(bound, 4) for bound in spread_bounds(mean_call_s * first_calls, CALL_LEVELS))
 

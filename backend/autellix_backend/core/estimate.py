@@ -1,4 +1,4 @@
-"""What a program may still need, from hints of its client or from finished programs of its class.
+"""The service that a program may still need, from hints of its client or finished programs of its class.
 
 The class's estimate is the Gittins index over its finished programs (Gittins 1979; for queues see Aalto,
 Ayesta and Righter, "On the Gittins index in the M/G/1 queue", 2009): with X the total service of a program
@@ -8,8 +8,8 @@ of the class and `a` what this one has attained, the least over d > 0 of
 
 in seconds. For programs of equal size that is the remainder; for heavy tails it grows with `a`.
 
-Tenants share nothing here: neither do the programs of one inform the estimates for another, nor do its
-classes displace another's.
+Tenants share nothing here: the programs of one neither inform the estimates for another nor displace its
+classes.
 """
 
 from __future__ import annotations
@@ -125,13 +125,13 @@ class SizeEstimator:
         self._of(tenant).get(name).add(service_s)
 
     def expect(self, tenant: str, name: str, attained_s: float, hint: Hint | None = None) -> float | None:
-        """Return the service (s) that a program is expected to need yet, or None if nothing is known.
+        """Return the service (s) that a program is expected to need still, or None if nothing is known.
 
         Args:
-            tenant: whose it is.
-            name: its class.
-            attained_s: the service it has received.
-            hint: its client's own expectation, which goes before the class's.
+            tenant: The program's tenant.
+            name: Its class.
+            attained_s: The service (s) that it has received.
+            hint: Its client's own expectation, which takes precedence over the class's.
         """
         classes = self._tenants.get(tenant)
         if classes is None:

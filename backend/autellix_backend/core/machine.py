@@ -248,7 +248,7 @@ class Machine:
         self.token_cost.observe(work, seconds, steps)
 
     def review(self, now: float, step: int, tokens_of: Callable[[str], int]) -> list[str]:
-        """Let admission look at the programs again, where it has reason to; call before each `tick`.
+        """Review which programs may run, if there is reason to; call before each `tick`.
 
         Args:
             now: The time.
@@ -256,7 +256,7 @@ class Machine:
             tokens_of: Returns the present context (tokens) of an active call.
 
         Returns:
-            The calls that were admitted or are no longer, by `Call.is_admitted`.
+            The calls that were admitted or withdrawn; `Call.is_admitted` has which.
         """
         if not self.admission.is_due(step):
             return []
@@ -273,8 +273,9 @@ class Machine:
 
         Beyond the paper, a queue may defer a call whose quantum is used up: a promoted call keeps its level,
         and under `round_robin` every call its place, until it has decoded for as long as it prefilled since
-        it got its slot. Else calls whose prefill takes longer than a quantum, and whose contexts together
-        exceed the cache, could replace each other without end: each would lose its context before it resumes.
+        it got its slot. Without this, calls whose prefill takes longer than a quantum, and whose contexts
+        together exceed the cache, could replace each other endlessly: each would lose its context before it
+        resumes.
 
         The cost is that of the calls concerned: those whose quantum is used up or whose deadline has passed.
         """
@@ -345,7 +346,7 @@ class Machine:
         return record
 
     def _enter(self, call: Call, now: float) -> None:
-        """Queue a waiting call whose program is active again, or that goes on all the same."""
+        """Queue a waiting call that is admitted again."""
         program = self.table[call.program_id]
         call.enter(now)
         self.shares.enter(call.tenant, call.weight).insert(call, program)
@@ -389,7 +390,7 @@ class Machine:
         return LevelChange(call_id=call.call_id, old=old, new=1, reason=ChangeReason.PROMOTION)
 
     def _review(self, program: Program, now: float, *, arrived: Call | None = None) -> None:
-        """Look again at the active calls of a program that changed: its wait/service ratio, and its size."""
+        """Update the deadlines and the sizes of the active calls of a program that changed."""
         for call_id in program.active_calls:
             call = self._calls.get(call_id)
             if call is None:

@@ -6,11 +6,11 @@ The order, worst first:
 2. chunks of programs that have no call in the engine, longest idle first: they wait for a tool or a person,
    and their last use does not predict their next;
 3. chunks of programs with calls that may run, least recently called first: the engine has most of these too;
-4. chunks of programs that admission holds back, the latest first: these will be loaded, and nobody else
-   keeps them.
+4. chunks of programs that admission holds back, the latest first: these will be loaded, and no other memory
+   has them.
 
-A program's chunks go from the end of its context, since what comes after a gap is of no use. A chunk counts
-as its best-placed program's; it remembers the latest MAX_OWNERS that used it.
+A program loses its chunks from the end of its context, since what follows a gap is of no use. A chunk is kept
+for the best-placed of the latest MAX_OWNERS programs that used it.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Retention(Generic[K]):
                 self._keep(key, program_id)
             elif chunk.keeper != program_id and self._place(chunk.keeper) < program.place:
                 taken_over.append(key)
-        # What was another's is the front of the context, which the two share.
+        # The chunks taken over are the front of the context, which both programs share.
         for key in reversed(taken_over):
             self._keep(key, program_id, is_front=True)
 

@@ -14,8 +14,8 @@ calls whose deadline has passed. Two rules keep it exact:
 2. The ratio test itself decides when a deadline is popped; the deadline alone promotes no call.
 
 A watched call has service: below the first level it either inherited some or used up a quantum. Under a
-policy of sizes the expected size counts as service too: else a large program that never ran would wait for
-ever.
+policy of sizes the expected size counts as service too: otherwise a large program that never ran would wait
+forever.
 """
 
 from __future__ import annotations

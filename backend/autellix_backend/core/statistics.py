@@ -67,7 +67,7 @@ class ProgramStatistics:
         self.live = 0
         """Programs with active calls."""
         self.sizes: dict[str, SizeSpread] = {}
-        """Of ended programs, by tenant: those of one say nothing of another's."""
+        """Of ended programs, by tenant: tenants do not inform each other."""
         self._now_s = 0.0
         self._busy_s = 0.0
         """Time in which any program was live: an idle night is no part of the time between two ends."""

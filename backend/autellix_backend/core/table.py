@@ -19,7 +19,7 @@ class Program:
 
     program_id: str
     tenant: str = ""
-    """Whose it is, by the last of its calls that arrived."""
+    """The tenant of its latest call."""
     created_s: float
     """When its first call arrived."""
     service_s: float = 0.0
@@ -196,8 +196,8 @@ class ProcessTable:
     def expire(self, now: float, idle_s: float) -> list[str]:
         """Drop the entries without active calls that were idle for this long, and return their ids.
 
-        Those that are idle for a shorter time are not looked at: the longest idle come first, as long as
-        the times of calls do not go back.
+        Only those entries are visited: the longest idle come first, as long as the times of calls do not go
+        back.
         """
         stale: list[str] = []
         for program_id in self._idle:

@@ -6,8 +6,8 @@ tenant with the least goes first. The j-th call of a tenant's own queue is order
 
     virtual time + j * slice / weight
 
-as if each call before it ran for one slice; so slots are split by weight within one batch, and what a batch
-cannot split the virtual times make up for in the next ones. Three rules complete it:
+as if each call before it ran for one slice. So slots are split by weight within one batch, and virtual times
+make up in later batches for what one batch cannot split. Three rules complete it:
 
 1. A running call counts as one slice back, the start of the slice that it is in: a waiting call takes its
    slot only when its own tenant is behind by a whole slice. Without this rule slots would change hands at

@@ -10,8 +10,8 @@ from autellix_backend.kernels.job import Job, SwapStats, SwapTable
 class Swapper(Protocol):
     """Runs swap jobs. Any thread may call any method, but nothing may be called during or after `close`.
 
-    Its pairs and planes are copied at the call; the memory that the planes describe must stay valid until the
-    job is done. Jobs of one direction run in the order of their submission.
+    A job's pairs and planes are copied at the call; the memory that the planes describe must stay valid until
+    the job is done. Jobs of one direction run in the order of their submission.
 
     Any method but `close` may raise a SwapError: a refused job copies nothing, and one that fails later
     raises where its result is reported.

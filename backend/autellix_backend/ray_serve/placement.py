@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autellix_backend.core.balance import EngineLoad, make_balancer
+from autellix_backend.core.balance import ArrivingCall, EngineLoad, make_balancer
 from autellix_backend.core.balance.locality import DEFAULT_THRESHOLD_TOKENS
 from autellix_backend.core.balance.speed import DECODE_GUESS_S, PREFILL_GUESS_S
 from autellix_backend.gateway.identity.aliases import resolve_aliases
@@ -71,7 +71,7 @@ class ServePlacement:
             return others
         self._seen_s[call.program_id] = now
         self._seen_s.move_to_end(call.program_id)
-        best = self._balancer.assign(call.program_id, call.prompt_tokens, loads)
+        best = self._balancer.assign(ArrivingCall(call.program_id, call.prompt_tokens), loads)
         return [best, *(name for name in others if name != best)]
 
     def sent(self, call: ServedCall) -> None:

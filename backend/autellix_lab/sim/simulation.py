@@ -12,7 +12,13 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from autellix_backend.core.balance import DEFAULT_BALANCER, EngineLoad, FinishedCall, make_balancer
+from autellix_backend.core.balance import (
+    DEFAULT_BALANCER,
+    ArrivingCall,
+    EngineLoad,
+    FinishedCall,
+    make_balancer,
+)
 from autellix_backend.core.balance.memory import MemoryReport, memory_of
 from autellix_backend.core.classes import ClassSizes
 from autellix_backend.core.config import SchedulerConfig
@@ -318,7 +324,9 @@ class _Simulation:
             for engine in self._engines.values()
         ]
         prefix = "" if program.prefix is None else program.prefix.key
-        engine = self._engines[self._balancer.assign(program.program_id, trace.prefill_tokens, loads, prefix)]
+        engine = self._engines[
+            self._balancer.assign(ArrivingCall(program.program_id, trace.prefill_tokens, prefix), loads)
+        ]
         call.base = program.base(engine.name, trace)
         program.calls[engine.name, number] = call
         self._owners[call.call_id] = program

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autellix_backend.core.call import Call, CallState
+from autellix_backend.core.call import Call
 from autellix_backend.core.preemption import MIN_SAMPLES
 from autellix_backend.gateway.recording.trace import CallTrace
 from autellix_lab.sim.calls import EngineCall
@@ -36,7 +36,7 @@ def call_of(*, computed: int, ran_s: float = 10.0, quantum_s: float = 10.0) -> E
         thread_id="0",
         arrival_s=0.0,
         inherited_service_s=0.0,
-        state=CallState.RUNNING,
+        is_running=True,
         waiting_since_s=0.0,
         running_since_s=20.0 - ran_s,
         quantum_s=quantum_s,

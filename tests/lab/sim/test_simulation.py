@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autellix_backend.core.balance import BALANCER_NAMES, EngineLoad
+from autellix_backend.core.balance import BALANCER_NAMES, ArrivingCall, EngineLoad
 from autellix_backend.core.balance.bounded import LocalityBounded
 from autellix_backend.core.call import Call
 from autellix_backend.core.config import SchedulerConfig
@@ -441,11 +441,9 @@ def test_bounded_locality_can_use_kv_events(monkeypatch: pytest.MonkeyPatch) -> 
     told: list[tuple[int, int]] = []
     assign = LocalityBounded.assign
 
-    def listen(
-        self: LocalityBounded, program: str, tokens: int, loads: Sequence[EngineLoad], *rest: Any
-    ) -> str:
-        told.extend((load.held_tokens, tokens) for load in loads if load.held_tokens is not None)
-        return assign(self, program, tokens, loads, *rest)
+    def listen(self: LocalityBounded, call: ArrivingCall, loads: Sequence[EngineLoad]) -> str:
+        told.extend((load.held_tokens, call.prompt_tokens) for load in loads if load.held_tokens is not None)
+        return assign(self, call, loads)
 
     monkeypatch.setattr(LocalityBounded, "assign", listen)
     arrivals = workload(rate_per_s=5.0)

@@ -1,8 +1,8 @@
-"""The contexts of one program in KV memory, beginnings that they have in common counted once.
+"""The contexts of one program in KV memory; a beginning that several have in common counts once.
 
-Counted are the contexts of live calls; without any, what the last one has left. To count the last contexts of
-other strands as well, to which a tree search comes back, was tried: programs then grow in number of contexts
-until they displace each other, and the tail of tree searches in short memory got longer still.
+The contexts of live calls count; without any, the context that the last call left. Counting the last contexts
+of other strands too, to which a tree search returns, was tried: programs then collect contexts until they
+displace each other, and the tail of tree searches in short memory grows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ProgramContexts:
         if follows is None and shared:
             follows = next(reversed(self._live), self._last_id)
             if follows is None:
-                # As after the program has lost its place: nothing here holds that beginning.
+                # The program has lost its place since: nothing here holds that beginning.
                 shared = 0
         self._live[call_id] = _Held(tokens, shared, follows)
 
@@ -55,7 +55,7 @@ class ProgramContexts:
             self._last_id, self._last_tokens = call_id, tokens
         followers = [held for held in self._live.values() if held.follows == call_id]
         if len(followers) == 1 and left.follows is not None:
-            # It alone holds on to the beginning of what has left.
+            # It alone still holds the beginning of the call that left.
             followers[0].follows, followers[0].shared = left.follows, min(followers[0].shared, left.shared)
 
     def tokens(self, prefix: int) -> int:
@@ -71,6 +71,6 @@ class ProgramContexts:
             begin = max(held.shared, prefix)
             own += max(0, held.tokens - begin)
             if begin > prefix and held.follows is not None and held.follows not in counted:
-                # What it follows has left, so all that begin alike hold that beginning once.
+                # The context that it follows has left; the calls that share that beginning hold it once.
                 begins[held.follows] = max(begins.get(held.follows, 0), min(begin, held.tokens) - prefix)
         return own + sum(begins.values())

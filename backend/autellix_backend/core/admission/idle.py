@@ -2,11 +2,11 @@
 
 Keeping its context withholds its share of memory, and with it that share of the engine's time; evicting it
 costs its prefill. Both are in proportion to its tokens, so they are equal after the time in which the engine
-prefills all of that memory. To stop then costs at most twice what the best choice would (the "ski rental"
+prefills all of that memory. Evicting it then costs at most twice what the best choice would (the "ski rental"
 rule: Karlin et al., "Competitive Snoopy Caching", Algorithmica 1988). A class of programs whose gaps between
 calls are known to be longer gets more time, within a bound.
 
-Loading from host memory costs no time of the engine, only that of its own memory. So by the same rule, the
+A load from host memory takes no engine time, only time of the context's own memory. By the same rule, the
 part of a context that would be loaded is worth keeping for as long as the load takes.
 """
 
@@ -19,7 +19,7 @@ from autellix_backend.core.statistics import TokenCost
 
 HostLoads = Callable[[str, int], tuple[float, float]]
 """For an idle program's id and tokens: the share of its context that would be loaded from host memory when it
-returns, and the seconds of the load; nothing where recomputing is cheaper."""
+returns, and the seconds of the load; both are zero where recomputing is cheaper."""
 
 GAP_WINDOW, MIN_GAPS = 64, 8
 """Gaps between calls that are remembered of a class, and those needed before they count."""

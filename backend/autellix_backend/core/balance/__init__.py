@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autellix_backend.core.balance.base import Balancer, EngineLoad, FinishedCall, Placement
+from autellix_backend.core.balance.base import ArrivingCall, Balancer, EngineLoad, FinishedCall, Placement
 from autellix_backend.core.balance.bounded import LocalityBounded
 from autellix_backend.core.balance.locality import DEFAULT_THRESHOLD_TOKENS, Locality
 from autellix_backend.core.balance.spread import LeastUsed, RoundRobin
@@ -14,6 +14,7 @@ from autellix_backend.core.errors import UnknownBalancerError
 __all__ = [
     "BALANCER_NAMES",
     "DEFAULT_BALANCER",
+    "ArrivingCall",
     "Balancer",
     "EngineLoad",
     "FinishedCall",

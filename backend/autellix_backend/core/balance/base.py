@@ -55,6 +55,18 @@ class EngineLoad:
         return self.running + self.waiting
 
 
+@dataclass(frozen=True, slots=True)
+class ArrivingCall:
+    """A call that needs an engine."""
+
+    program_id: str
+    prompt_tokens: int
+    """The length of its prompt."""
+    prefix: str = ""
+    """The id of the beginning that its program's prompts share with those of others, such as instructions and
+    tools; "" if unknown. That of a known program is remembered."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedCall:
     """The result of a call."""
@@ -95,17 +107,8 @@ class Balancer(ABC):
     """Whether it matters with which prefix a program begins."""
 
     @abstractmethod
-    def assign(
-        self, program_id: str, prompt_tokens: int, loads: Sequence[EngineLoad], prefix: str = ""
-    ) -> str:
+    def assign(self, call: ArrivingCall, loads: Sequence[EngineLoad]) -> str:
         """Choose the engine of an arriving call, among those that accept calls.
-
-        Args:
-            program_id: Its program.
-            prompt_tokens: The length of its prompt.
-            loads: All engines.
-            prefix: The id of what its program's prompts begin with and those of other programs may too, such
-                as instructions and tools; "" if unknown. That of a known program is remembered.
 
         Raises:
             NoEngineError: none does.
@@ -117,7 +120,7 @@ class Balancer(ABC):
     def forget(self, program_id: str) -> None:  # noqa: B027 - some remember no program
         """Drop a program that has ended; it may be unknown."""
 
-    def placement(self, program_id: str) -> Placement | None:  # noqa: ARG002 - most look at no memory
+    def placement(self, program_id: str) -> Placement | None:  # noqa: ARG002 - most ignore memory
         """Return why a program is on its engine; None where its memory decided nothing."""
         return None
 

@@ -26,7 +26,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from autellix_backend.core.balance.base import Balancer, EngineLoad, FinishedCall, LostEngines, accepting
+from autellix_backend.core.balance.base import (
+    ArrivingCall,
+    Balancer,
+    EngineLoad,
+    FinishedCall,
+    LostEngines,
+    accepting,
+)
 from autellix_backend.core.balance.cost import MeanCall, cost_s
 
 MARGIN = 0.3
@@ -36,16 +43,6 @@ EVICTED_TIMES = 3.0
 FIRST_GUESS = MeanCall(new_tokens=300.0, output_tokens=200.0, calls_after=4.0)
 LEARNING_RATE = 0.02
 """Weight of the latest call, or program, in the means: about the last fifty count."""
-
-
-@dataclass(frozen=True, slots=True)
-class ArrivingCall:
-    """A call that looks for an engine."""
-
-    program_id: str
-    prompt_tokens: int
-    prefix: str
-    """Of its program; "" if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,18 +73,16 @@ class LocalityBounded(Balancer):
         """The engine of each pinned program."""
         return {program: pin.engine for program, pin in self._pins.items()}
 
-    def assign(
-        self, program_id: str, prompt_tokens: int, loads: Sequence[EngineLoad], prefix: str = ""
-    ) -> str:
+    def assign(self, call: ArrivingCall, loads: Sequence[EngineLoad]) -> str:
         """Choose the engine where the call costs least, or the program's own if that is hardly more."""
         engines = self._accepting(loads)
-        pin = self._pins.get(program_id)
-        call = ArrivingCall(program_id, prompt_tokens, prefix)
+        pin = self._pins.get(call.program_id)
         costs = {load.name: self._cost_s(load, call, pin) for load in engines}
         engine = min(costs, key=costs.__getitem__)
         if pin is not None and costs[engine] > (1 - MARGIN) * costs[pin.engine]:
             engine = pin.engine
-        self._pin(program_id, EnginePin(engine, prompt_tokens, 1 if pin is None else pin.calls + 1))
+        calls = 1 if pin is None else pin.calls + 1
+        self._pin(call.program_id, EnginePin(engine, call.prompt_tokens, calls))
         return engine
 
     def finished(self, call: FinishedCall) -> None:
@@ -121,7 +116,7 @@ class LocalityBounded(Balancer):
         return engines
 
     def _leave_engines(self, gone: set[str]) -> None:
-        """Drop what was assumed of engines that take no calls now."""
+        """Drop the programs of engines that no longer accept calls."""
         self._unpin(program for program, pin in list(self._pins.items()) if pin.engine in gone)
 
     def _cost_s(self, load: EngineLoad, call: ArrivingCall, pin: EnginePin | None) -> float:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from autellix_backend.core.balance.base import Balancer, EngineLoad, LostEngines, accepting, least_used
+from autellix_backend.core.balance.base import (
+    ArrivingCall,
+    Balancer,
+    EngineLoad,
+    LostEngines,
+    accepting,
+    least_used,
+)
 
 DEFAULT_THRESHOLD_TOKENS = 2048
 
@@ -29,22 +36,16 @@ class Locality(Balancer):
         """The engine of each pinned program."""
         return self._pins
 
-    def assign(
-        self,
-        program_id: str,
-        prompt_tokens: int,
-        loads: Sequence[EngineLoad],
-        prefix: str = "",  # noqa: ARG002
-    ) -> str:
+    def assign(self, call: ArrivingCall, loads: Sequence[EngineLoad]) -> str:
         """Choose the engine of a call (Alg. 2, lines 1-14)."""
         engines = accepting(loads)
         if gone := self._lost.update(engines):
             self._pins = {program: engine for program, engine in self._pins.items() if engine not in gone}
-        if prompt_tokens < self._threshold_tokens:  # Alg. 2, line 2
+        if call.prompt_tokens < self._threshold_tokens:  # Alg. 2, line 2
             return least_used(engines).name  # Alg. 2, line 3
-        if program_id not in self._pins:  # Alg. 2, line 5
-            self._pins[program_id] = least_used(engines).name  # Alg. 2, lines 9-10
-        return self._pins[program_id]
+        if call.program_id not in self._pins:  # Alg. 2, line 5
+            self._pins[call.program_id] = least_used(engines).name  # Alg. 2, lines 9-10
+        return self._pins[call.program_id]
 
     def forget(self, program_id: str) -> None:
         """Drop a program that has ended; it may be unknown."""

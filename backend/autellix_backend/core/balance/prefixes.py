@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 
 MAX_PREFIXES = 1024
-"""The most that are remembered, in all and for each engine; the one not seen for longest goes."""
+"""The most that are remembered, in all and for each engine; the least recently seen one is dropped."""
 LEARNING_RATE = 0.25
 """Weight of the latest first call in the share of its prefix: about the last four count."""
 
@@ -20,7 +20,7 @@ class SharedPrefixes:
     def __init__(self) -> None:
         self._shares: OrderedDict[str, float] = OrderedDict()
         self._mean_share = 0.0
-        """Of all prefixes, for those without an own one."""
+        """Of all prefixes, for those without a share of their own."""
         self._members: Counter[tuple[str, str]] = Counter()
         """Programs by engine and prefix."""
         self._placed_tokens: Counter[str] = Counter()
@@ -33,7 +33,7 @@ class SharedPrefixes:
         self._members[engine, prefix] += 1
 
     def left(self, engine: str, prefix: str) -> None:
-        """Count a program less, which joined before."""
+        """Remove a program that joined before."""
         self._members[engine, prefix] -= 1
         if not self._members[engine, prefix]:
             del self._members[engine, prefix]

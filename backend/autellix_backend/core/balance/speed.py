@@ -8,8 +8,8 @@ Both are found by least squares over recent calls, which weigh less the older th
 like a few calls, so that the first one decides nothing. Neither falls below a hundredth of its guess: calls
 that differ in one number only carry no information on the other.
 
-An estimate moves only with the engine's own calls, so one that is too slow would keep calls away, and itself
-alive, for good. The more calls in a row went to other engines, the less an engine's own estimate counts, and
+An estimate changes only with the engine's own calls, so one that is too slow would keep calls away, and
+never change. The more calls in a row went to other engines, the less an engine's own estimate counts, and
 the more that of the fastest engine: after STALE_CALLS it is taken to be as fast.
 """
 

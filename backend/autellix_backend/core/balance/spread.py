@@ -1,11 +1,11 @@
-"""Balancers that remember nothing of programs: what Algorithm 2 is held against."""
+"""Balancers without state of programs: the baselines of Algorithm 2."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import ClassVar
 
-from autellix_backend.core.balance.base import Balancer, EngineLoad, accepting, least_used
+from autellix_backend.core.balance.base import ArrivingCall, Balancer, EngineLoad, accepting, least_used
 
 
 class RoundRobin(Balancer):
@@ -16,13 +16,7 @@ class RoundRobin(Balancer):
     def __init__(self) -> None:
         self._calls = 0
 
-    def assign(
-        self,
-        program_id: str,  # noqa: ARG002
-        prompt_tokens: int,  # noqa: ARG002
-        loads: Sequence[EngineLoad],
-        prefix: str = "",  # noqa: ARG002
-    ) -> str:
+    def assign(self, call: ArrivingCall, loads: Sequence[EngineLoad]) -> str:  # noqa: ARG002
         """Choose the next engine."""
         engines = accepting(loads)
         engine = engines[self._calls % len(engines)]
@@ -31,16 +25,10 @@ class RoundRobin(Balancer):
 
 
 class LeastUsed(Balancer):
-    """Every call goes where there are fewest."""
+    """Sends each call to the engine with the fewest."""
 
     name: ClassVar[str] = "least_used"
 
-    def assign(
-        self,
-        program_id: str,  # noqa: ARG002
-        prompt_tokens: int,  # noqa: ARG002
-        loads: Sequence[EngineLoad],
-        prefix: str = "",  # noqa: ARG002
-    ) -> str:
+    def assign(self, call: ArrivingCall, loads: Sequence[EngineLoad]) -> str:  # noqa: ARG002
         """Choose the engine with the fewest calls."""
         return least_used(accepting(loads)).name

@@ -1,17 +1,17 @@
 """Locality by working sets: a program goes where its context fits, or fits first.
 
-As `locality-bounded`, with the engines' own account of their memory (`memory.py`) in the place of guessed
-evictions, since admission lets nobody evict the context of an active program:
+Like `locality-bounded`, with the engines' own account of their memory (`memory.py`) in place of guessed
+evictions: admission protects the context of an active program from eviction.
 
     cost = wait for activation + cost of the call among those of active programs (`cost.py`)
 
 A new program waits until its context fits beside those that are there. One that is active on its engine waits
-for memory on others only; one that its engine made inactive waits there as well, and moves where waiting and
-reading its context again take less.
+for memory on other engines only; one that its engine made inactive waits there as well, and moves where
+waiting and prefilling its context again take less time.
 
-Programs that were sent since an engine's last report count too, or many that come together would all choose
-the same engine. Where programs with the same prefix are, that needs no further memory, and where they were
-not long ago, no prefill (`prefixes.py`).
+Programs that were sent since an engine's last report count too: else many that arrive together would all
+choose the same engine. A shared prefix needs no further memory where programs with it are, and no prefill
+where they were recently (`prefixes.py`).
 
 For an engine that reports no working set, the cost is that of `locality-bounded`.
 """
@@ -19,11 +19,11 @@ For an engine that reports no working set, the cost is that of `locality-bounded
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from autellix_backend.core.balance.base import EngineLoad, FinishedCall, Placement
-from autellix_backend.core.balance.bounded import NEW_WAIT_WEIGHT, ArrivingCall, EnginePin, LocalityBounded
+from autellix_backend.core.balance.base import ArrivingCall, EngineLoad, FinishedCall, Placement
+from autellix_backend.core.balance.bounded import NEW_WAIT_WEIGHT, EnginePin, LocalityBounded
 from autellix_backend.core.balance.cost import cost_s
 from autellix_backend.core.balance.memory import MemoryReport
 from autellix_backend.core.balance.prefixes import SharedPrefixes
@@ -69,26 +69,23 @@ class WorkingSet(LocalityBounded):
         self._sent: dict[str, dict[str, _Sent]] = {}
         """By engine and program."""
 
-    def assign(
-        self, program_id: str, prompt_tokens: int, loads: Sequence[EngineLoad], prefix: str = ""
-    ) -> str:
+    def assign(self, call: ArrivingCall, loads: Sequence[EngineLoad]) -> str:
         """Choose the engine where the call costs least, or the program's own if that is hardly more."""
         self._read_reports(self._accepting(loads))
-        member, pin = self._members.get(program_id), self._pins.get(program_id)
-        prefix = prefix if member is None else member.prefix
-        engine = super().assign(program_id, prompt_tokens, loads, prefix)
+        member, pin = self._members.get(call.program_id), self._pins.get(call.program_id)
+        call = call if member is None else replace(call, prefix=member.prefix)
+        engine = super().assign(call, loads)
         chosen = next(load for load in loads if load.name == engine)
-        call = ArrivingCall(program_id, prompt_tokens, prefix)
         if member is not None and member.engine == engine:
-            new_tokens = prompt_tokens - (0 if pin is None else pin.context_tokens)
+            new_tokens = call.prompt_tokens - (0 if pin is None else pin.context_tokens)
         else:
             left = None if member is None else next(load for load in loads if load.name == member.engine)
             new_tokens = self._new_tokens(chosen, call, pin)
             placed = self._placed(chosen, left, call, pin)
             prefix_tokens = self._prefix_tokens(call)
-            self._leave(program_id)
+            self._leave(call.program_id)
             self._enter(chosen, call, prefix_tokens, placed)
-        self._prefixes.used(engine, prefix, max(0, new_tokens))
+        self._prefixes.used(engine, call.prefix, max(0, new_tokens))
         return engine
 
     def finished(self, call: FinishedCall) -> None:

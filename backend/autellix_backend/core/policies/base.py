@@ -47,7 +47,7 @@ class Policy:
     sizes_programs: ClassVar[bool] = False
     """Whether calls are ordered by the expected remainder of their program, which changes with every call."""
     boosts: ClassVar[bool] = False
-    """Whether calls are ordered by the key of their program, which moves with every end of a call."""
+    """Whether calls are ordered by the key of their program, which changes as its calls end."""
     preempts: ClassVar[bool] = True
     """Whether a waiting call may take the slot of a running one that comes after it."""
     promotes: ClassVar[bool] = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autellix_backend.core.balance import Balancer, FinishedCall, Placement
+from autellix_backend.core.balance import ArrivingCall, Balancer, FinishedCall, Placement
 from autellix_backend.core.balance.speed import fastest
 from autellix_backend.core.errors import NoEngineError
 from autellix_backend.gateway.engines.handle import EngineHandle, QueueSpace
@@ -175,7 +175,9 @@ class Router:
         best = fastest(handle.speed for handle in accepting)
         loads = [handle.load(program_id, best, is_accepting=handle in accepting) for handle in self.pool]
         try:
-            chosen = self.pool.get(self._balancer.assign(program_id, prompt_tokens, loads, prefix))
+            chosen = self.pool.get(
+                self._balancer.assign(ArrivingCall(program_id, prompt_tokens, prefix), loads)
+            )
         except NoEngineError:
             return self._where_to_wait(avoided)
         for handle in self.pool:
