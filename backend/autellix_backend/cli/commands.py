@@ -35,7 +35,7 @@ COMMANDS = {
     ),
     "config": Command(
         "autellix_backend.cli.config",
-        "show the settings in force, or check all that `serve` would refuse",
+        "show the settings in force, or check for what `serve` would refuse",
         "autellix config check autellix.toml",
         SERVE,
     ),

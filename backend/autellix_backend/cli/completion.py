@@ -1,7 +1,7 @@
 """`autellix completion bash|zsh|fish`: the completion of a shell, generated from the argument parsers.
 
-The parsers become plain data, one `Level` for each subcommand, and each shell has a function that writes them
-down. It completes subcommands, options and the options' choices, and file names for everything else.
+The parsers become plain data, one `Level` per subcommand, and a function per shell renders them. It completes
+subcommands, options and the options' choices, and file names for everything else.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the completion; evaluate it, or put it where the shell looks."""
+    """Print the completion, for the shell to evaluate or to load from a file."""
     parser = main.make_parser([name for name in main.all_commands() if _can_be_loaded(name)])
     print(SHELLS[args.shell](list(levels(parser))))
     return 0
@@ -59,7 +59,7 @@ def levels(parser: argparse.ArgumentParser, path: tuple[str, ...] = ()) -> Itera
 
 
 def _can_be_loaded(name: str) -> bool:
-    """Return whether a command's packages are installed; a command without them completes as a word only."""
+    """Return whether a command's packages are installed; without them only its name is completed."""
     module = main.all_commands()[name].module
     try:
         importlib.import_module(module)
@@ -76,7 +76,7 @@ def bash(found: Sequence[Level]) -> str:
         '  for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do',
         *_cases(found, lambda words: f'COMPREPLY=($(compgen -W {_quoted(words)} -- "$current"))'),
         "}",
-        # File names where nothing of ours fits.
+        # File names where none of our words fits.
         "complete -o default -F _autellix autellix",
     ]
     return "\n".join(lines)

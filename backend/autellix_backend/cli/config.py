@@ -1,4 +1,4 @@
-"""`autellix config`: `show` prints the settings in force and their sources, `check` what is wrong."""
+"""`autellix config`: `show` prints the settings in force and their sources, `check` prints problems."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ EXIT_UNUSABLE = 2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the two actions."""
     actions = parser.add_subparsers(metavar="ACTION", required=True)
-    show = actions.add_parser("show", help="print every setting, its value and where that comes from")
+    show = actions.add_parser("show", help="print every setting, its value and its source")
     show.add_argument("--json", action="store_true", help="print JSON")
     add_setting_options(show)
     show.set_defaults(act=_show)
     check = actions.add_parser(
-        "check", help="check all that `serve` would refuse or ignore; exit code 2 if there is anything"
+        "check", help="check for what `serve` would refuse or ignore; exit code 2 if there is any"
     )
     check.add_argument("file", type=Path, metavar="FILE", nargs="?", help="TOML file of settings")
     check.set_defaults(act=_check)

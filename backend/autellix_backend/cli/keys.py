@@ -1,4 +1,4 @@
-"""`autellix keys`: make an API key, list the keys of the tenants file, and take one out of it.
+"""`autellix keys`: make an API key, and list or revoke keys of the tenants file.
 
 The file holds digests only: nobody can read a key from it, and a key that is lost cannot be shown again.
 """
@@ -29,12 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the actions."""
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     make = actions.add_parser("new", help="print a new key, once, and its line for the tenants file")
-    make.add_argument("tenant", metavar="TENANT", help="whose key: the tenant's name in the tenants file")
+    make.add_argument("tenant", metavar="TENANT", help="the tenant's name in the tenants file")
     make.set_defaults(act=_new)
     listing = actions.add_parser("list", help="list the keys of the tenants file by their digests")
     add_setting_options(listing, "--tenants")
     listing.set_defaults(act=_list)
-    revoke = actions.add_parser("revoke", help="take a key out of the tenants file")
+    revoke = actions.add_parser("revoke", help="remove a key from the tenants file")
     revoke.add_argument("key", metavar="KEY|DIGEST", help="the key, or the first digits of its digest")
     add_setting_options(revoke, "--tenants")
     revoke.set_defaults(act=_revoke)
@@ -47,11 +47,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _new(args: argparse.Namespace) -> None:
-    """Print a key and its line; nothing is written anywhere."""
+    """Print a key and its lines for the file; nothing is written."""
     check_name(args.tenant, "TENANT")
     key = new_key()
     print(f"Key for the clients of {args.tenant} (not stored anywhere, and not shown again):\n\n  {key}\n")
-    print("Line for gateway.tenants_file (a further key goes into the list of the tenant that is there):\n")
+    print("Line for gateway.tenants_file (for an existing tenant, add the key to its list):\n")
     print(f'  [[tenant]]\n  name = "{args.tenant}"\n  keys = ["{key_line(key)}"]')
 
 
@@ -69,31 +69,31 @@ def _list(args: argparse.Namespace) -> None:
 
 
 def _revoke(args: argparse.Namespace) -> None:
-    """Take the key's digest out of the file, and leave everything else in it as it is."""
+    """Remove the key's digest from the file, and nothing else."""
     path = _file(args)
     tenants = read_tenants(path, TenantLimits())
     wanted = _digest_of(args.key)
     found = [digest for digest in tenants if digest.hex().startswith(wanted)]
     if len(found) != 1:
-        problem = f"begins the digests of {len(found)} keys" if found else "is in no tenant's list"
+        problem = f"matches {len(found)} keys" if found else "is in no tenant's list"
         raise SettingsError("KEY", f"{DIGEST_PREFIX}{wanted[:SHOWN_DIGITS]} {problem}", "a key of this file")
     (digest,) = found
     tenant = tenants[digest]
     if sum(other is tenant for other in tenants.values()) == 1:
         problem = f'is the only key of tenant "{tenant.name}"'
-        raise SettingsError("KEY", problem, "a further key first, or the whole [[tenant]] taken out by hand")
+        raise SettingsError("KEY", problem, "a further key first, or the [[tenant]] removed by hand")
     text = path.read_text(encoding="utf-8")
     _replace(path, re.sub(rf'"{DIGEST_PREFIX}{digest.hex()}"\s*,?', "", text))
-    print(f'{path}: a key of tenant "{tenant.name}" is gone; `kill -HUP` makes a running gateway read it')
+    print(f'{path}: removed a key of tenant "{tenant.name}"; `kill -HUP` makes a running gateway reload it')
 
 
 def _digest_of(text: str) -> str:
-    """Return the digits that a digest must begin with."""
+    """Return the digits that the digest must start with."""
     if text.startswith(KEY_PREFIX):
         return hashlib.sha256(text.encode()).hexdigest()
     digits = text.removeprefix(DIGEST_PREFIX)
     if not re.fullmatch(rf"[0-9a-f]{{{MIN_DIGITS},64}}", digits):
-        # Not shown: it may be a key that was copied in part.
+        # Not shown: it may be part of a key.
         raise SettingsError("KEY", "is neither a key nor a digest", f"{MIN_DIGITS} or more of its hex digits")
     return digits
 
@@ -106,7 +106,7 @@ def _file(args: argparse.Namespace) -> Path:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file that must never be half there, with the permissions that it has."""
+    """Replace a file atomically, and keep its permissions."""
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
         file.write(text)
         file.flush()

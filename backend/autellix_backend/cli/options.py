@@ -1,4 +1,4 @@
-"""Command-line options of settings: their texts and defaults come from the settings themselves."""
+"""Command-line options of settings; their texts and defaults come from the settings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OPTIONS = {
 }
 """Dotted field by option."""
 IMPLIED = {"--kv-events": "true", "--ray": ANY_CLUSTER}
-"""The values of options that may stand without one."""
+"""The values of options that are given without one."""
 REPEATED = ("--engine",)
 
 _LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
@@ -72,7 +72,7 @@ def add_setting_options(parser: argparse.ArgumentParser, *names: str) -> None:
 
 
 def settings_from_args(args: argparse.Namespace, extra: dict[str, RawValue] | None = None) -> Settings:
-    """Build the settings from file, environment and options, in rising rank.
+    """Build the settings from file, environment and options; later ones win.
 
     Raises:
         SettingsError: naming the field and the option, variable or file it came from.

@@ -18,13 +18,13 @@ Shown = Mapping[str, Any]
 
 _STATE_STYLES = {"running": "green", "waiting": "yellow", "ending": "magenta", "idle": "dim", "ended": "dim"}
 _OF_ENDED = {"level": "-", "ratio": None, "active_calls": 0, "kv_share": None, "idle_s": 0.0}
-"""What the table shows of a program that has ended, besides what is known of it."""
+"""The cells of an ended program whose values are not known."""
 _PADDING = 2
 _LEAST_NEEDED = (
     *("KV", "LEVEL", "RATIO", "THREADS", "IDLE", "TOKENS IN/OUT", "ENGINE"),
     *("OPEN", "SERVICE", "DONE", "NAME", "WAIT"),
 )
-"""The columns that a narrow terminal does without, the first one first."""
+"""The columns that a narrow terminal drops, in this order."""
 _LEAST_NEEDED_OF_ENGINES = (
     *("SNAPSHOT", "STEP", "MEMORY WAIT", "WORKING SET", "ACTIVE", "SLOTS", "CALLS", "KV"),
     *("REPORTS", "RUNNING", "WAITING"),
@@ -37,13 +37,13 @@ def add_wide_option(parser: argparse.ArgumentParser) -> None:
 
 
 def make_console(*, is_wide: bool = False) -> Console:
-    """Return a console that cuts nothing in a file or a pipe, nor where it is to be wide."""
+    """Return a console that does not cut lines in a file or pipe, or where it `is_wide`."""
     console = Console()
     return console if console.is_terminal and not is_wide else Console(width=PLAIN_WIDTH)
 
 
 def program_table(programs: list[dict[str, Any]], *, has_more: bool, width: int) -> Table:
-    """Return a table with one line per program; one of this width, unless the ids alone are wider."""
+    """Return a table with one line per program, of at most this width unless the ids are wider."""
     rows = [{**_OF_ENDED, "age_s": program.get("duration_s"), **program} for program in programs]
     columns = {heading: [cell(row) for row in rows] for heading, cell, _ in _COLUMNS}
     return _fitted_table(
@@ -57,7 +57,7 @@ def program_table(programs: list[dict[str, Any]], *, has_more: bool, width: int)
 
 
 def engine_table(engines: list[dict[str, Any]], *, width: int) -> Table:
-    """Return a table with one line per engine; one of this width, unless the names alone are wider."""
+    """Return a table with one line per engine, of at most this width unless the names are wider."""
     return _fitted_table(
         {heading: [cell(engine) for engine in engines] for heading, cell in _ENGINE_COLUMNS},
         width=width,
@@ -75,7 +75,7 @@ def _fitted_table(
     styles: Sequence[str | None],
     caption: str | None = None,
 ) -> Table:
-    """Return a table without the columns that a narrow terminal has no room for.
+    """Return a table without the columns that do not fit into a narrow terminal.
 
     The first column has the ids, which other commands need: they are folded, never cut.
     """
@@ -99,7 +99,7 @@ def _fitted_table(
 
 
 def _active(engine: Shown) -> str:
-    """Return the active programs, and all that are present."""
+    """Return the numbers of active and of all programs."""
     active, inactive = engine["active_programs"], engine["inactive_programs"]
     return "-" if active is None else f"{active} of {active + inactive}"
 

@@ -21,9 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_remote_options(parser)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--state", choices=STATES, help="only programs in this state")
-    shown.add_argument(
-        "--all", action="store_true", help="also the programs that have ended, the last one first"
-    )
+    shown.add_argument("--all", action="store_true", help="include ended programs, the last to end first")
     add_wide_option(parser)
     parser.add_argument(
         "--limit", type=count, default=DEFAULT_LIMIT, metavar="N", help="how many (default: %(default)s)"

@@ -16,7 +16,7 @@ from autellix_wire import API_PREFIX
 
 TIMEOUT_S = 10.0
 PAGE_PROGRAMS = 500
-"""The programs of one answer; a gateway gives 1,000 at most."""
+"""Programs per answer; a gateway allows 1,000."""
 
 
 class RemoteError(CommandError):
@@ -51,7 +51,7 @@ class RemoteGateway:
         return self.ask("GET", path)
 
     def programs(self, limit: int, state: str | None = None) -> dict[str, Any]:
-        """Return the first programs, in as many answers as that takes; raises as ask() does."""
+        """Return the first programs, from as many answers as needed; raises as ask() does."""
         rows: list[dict[str, Any]] = []
         asked = {} if state is None else {"state": state}
         while True:

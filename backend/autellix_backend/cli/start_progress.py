@@ -1,4 +1,4 @@
-"""How far the engines are that `autellix serve` starts: the last line of their logs."""
+"""The progress of starting engines: the last line of their logs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TextIO
 from autellix_backend.engines.server_log import ServerLog
 
 TERMINAL_PERIOD_S, PLAIN_PERIOD_S = 1.0, 15.0
-"""Seconds between two looks: on a terminal the line is written over, elsewhere each is a line of its own."""
+"""Seconds between updates. A terminal overwrites the line; elsewhere each update is a new line."""
 
 # vLLM's own: "(EngineCore pid=7) INFO 11-23 15:04:05 [core.py:58] ".
 _PREFIX = re.compile(r"^(\(\S+ pid=\d+\) )*([A-Z]+ \d\d-\d\d \S+ )?(\[\S+:\d+\] )?")
@@ -32,12 +32,12 @@ def progress_line(name: str, elapsed_s: float, log_tail: str, width: int) -> str
 async def showing_progress(
     logs: Sequence[tuple[str, Path]], out: TextIO, *, period_s: float | None = None
 ) -> AsyncIterator[None]:
-    """Show how far the engines are while the block runs.
+    """Show the progress of engines while the block runs.
 
     Args:
         logs: Name and log of each engine.
         out: Where to write.
-        period_s: Seconds between two looks; by default those of a terminal, or of a file.
+        period_s: Seconds between updates; None for the default of a terminal or a file.
     """
     if not logs:
         yield
@@ -49,7 +49,7 @@ async def showing_progress(
         follower.cancel()
         await asyncio.gather(follower, return_exceptions=True)
         if out.isatty():
-            # The line gives way to what follows.
+            # Clear the line for the output that follows.
             print("\r\033[K", end="", file=out, flush=True)
 
 

@@ -1,10 +1,9 @@
-"""`autellix serve --workers N`: one process that holds the address, and N gateways that accept at it.
+"""`autellix serve --workers N`: a parent process that holds the address, and N gateways that accept on it.
 
-The parent listens, keeps the number of workers, and passes signals on; it serves no requests itself. Each
-worker is a gateway of its own on the shared process table, so programs are the same at all of them. What else
-they share (limits, metrics, what each knows of a program) goes through the parent: it has a link to each.
-Each worker also listens at a port of its own: the next ones after the common port, or any free ones if that
-was any free one.
+The parent listens, replaces workers that die, and forwards signals; it serves no requests itself. Each worker
+is a gateway on the shared process table. The rest of what they share (limits, metrics, each one's part of a
+program) goes through the parent, which has a link to each. Each worker also listens on its own port: the ones
+after the common port, or any free ones if that was any free one.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ Serve = Callable[[Settings, list[socket.socket], Callable[[str], None], Link], A
 
 
 def check_workers(settings: Settings) -> None:
-    """Check that several gateways can share what they have to.
+    """Check that several workers can share the process table, the engines and the outputs.
 
     Raises:
         SettingsError: if they cannot.
@@ -51,7 +50,7 @@ def check_workers(settings: Settings) -> None:
     if not settings.store.is_shared:
         raise SettingsError(
             "gateway.workers",
-            f"{count} processes need one process table, and {settings.store.url} is of one process",
+            f"{count} processes need one process table, and {settings.store.url} belongs to one process",
             "a Redis or Valkey in store.url (--store redis://HOST), or 1 worker",
         )
     if settings.engine.model is not None:
@@ -73,7 +72,7 @@ class _Worker:
     number: int
     process: SpawnProcess
     served: asyncio.Task[None]
-    """Serves its link; the worker ends when the parent's end of that is closed."""
+    """Serves its link; the worker ends when the parent closes its end."""
 
 
 class Workers:
@@ -90,7 +89,7 @@ class Workers:
         self._hub = Hub(settings.gateway.workers, keeper)
 
     async def run(self) -> int:
-        """Keep the workers until SIGINT or SIGTERM; return the exit code."""
+        """Run the workers until SIGINT or SIGTERM; return the exit code."""
         count = self._settings.gateway.workers
         reloads = (signal.SIGHUP,) if self._settings.gateway.tenants_file is not None else ()
         with (
@@ -116,7 +115,7 @@ class Workers:
         return next((code for code in self._codes if code), 0)
 
     async def _start(self, number: int) -> tuple[str, int] | None:
-        """Start a worker; return its ready line and own port, None if it ends before."""
+        """Start a worker; return its ready line and own port, None if it ends before it is ready."""
         context = multiprocessing.get_context("spawn")
         ours, theirs = socket.socketpair()
         arguments = (self._settings, self._listener, number, self._serve, theirs)
@@ -135,7 +134,7 @@ class Workers:
         return ready.result() if ready.done() else None
 
     async def _keep(self, number: int) -> None:
-        """Replace a worker whenever it ends, until all are to end."""
+        """Replace a worker whenever it ends, until the shutdown."""
         while True:
             worker = self._workers[number]
             await _readable(worker.process.sentinel)
@@ -152,7 +151,7 @@ class Workers:
                 note(f"worker {number} is back, at port {start[1]}")
 
     def _end(self) -> None:
-        """Have the workers drain their calls; again, have them end sooner."""
+        """Make the workers drain their calls; a second time, make them end sooner."""
         self._is_ending = True
         self._signal(signal.SIGTERM)
 
@@ -164,7 +163,7 @@ class Workers:
 
 def _work(settings: Settings, listener: socket.socket, number: int, serve: Serve, own: socket.socket) -> None:
     """Run one worker."""
-    # A terminal sends Ctrl-C to all processes; the parent passes it on, once.
+    # A terminal sends Ctrl-C to all processes; the parent forwards it, once.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         sys.exit(runner.run(_serve(settings, listener, number, serve, Link(own))))
@@ -184,7 +183,7 @@ async def _serve(settings: Settings, listener: socket.socket, number: int, serve
     def on_parent_gone(_served: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
-    # The parent's end is closed when it ends, however that was.
+    # The parent's end closes when the parent ends, for whatever reason.
     served.add_done_callback(on_parent_gone)
     with contextlib.closing(own):
         own_port = own.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Values of labels from bounded sets: whoever sends calls must not be able to add series without number."""
+"""Label values from bounded sets, so that callers cannot add series without bound."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ OTHER = "other"
 
 
 class KnownLabels:
-    """The values that an operator named; every other one is `other`."""
+    """The values that an operator named; all others are `other`."""
 
     def __init__(self, values: Iterable[str]) -> None:
         self._values = frozenset(values)
@@ -19,14 +19,14 @@ class KnownLabels:
 
 
 class LearnedLabels:
-    """The first values that proved to exist, at most so many; every other one is `other`."""
+    """The first values known to exist, up to a limit; all others are `other`."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._values: set[str] = set()
 
     def of(self, value: str | None, *, is_known: bool) -> str:
-        """Return the label of a value, which is learned if it `is_known` to exist."""
+        """Return the label of a value; one that `is_known` to exist is learned."""
         if value is None:
             return OTHER
         if is_known and len(self._values) < self._limit:

@@ -1,9 +1,9 @@
 """OpenTelemetry metrics of settled calls by the GenAI conventions, sent to an OTLP collector.
 
-Names, units, attributes and buckets are those of the conventions. `/metrics` has more, in Prometheus's
-form; these are for collectors that show every model server by the same names. The SDK comes with the extra
-`autellix[otel]` and is imported only where an endpoint is set; its own thread sends every
-`OTEL_METRIC_EXPORT_INTERVAL` milliseconds.
+Names, units, attributes and buckets follow the conventions, for collectors that show every model server by
+the same names; `/metrics` has more, in Prometheus's format. The SDK comes with the extra `autellix[otel]` and
+is imported only where an endpoint is set; its own thread sends every `OTEL_METRIC_EXPORT_INTERVAL`
+milliseconds.
 """
 
 from __future__ import annotations
@@ -86,16 +86,16 @@ class GenAiMetrics:
             self._output_token_s.record(output_token_s, common)
 
     def close(self) -> None:
-        """Send what has been counted, within a bound; blocks meanwhile."""
+        """Send pending values; blocks, for a bounded time."""
         self._provider.shutdown(SHUTDOWN_TIMEOUT_MS)
 
 
 def make_genai_metrics(endpoint: str | None, environment: Mapping[str, str]) -> GenAiMetrics | None:
-    """Return metrics that are sent over HTTP to an OTLP collector; None where none is named.
+    """Return metrics that are sent over HTTP to an OTLP collector; None without a collector.
 
     Args:
         endpoint: Our setting: the address of the collector, or that of its metrics.
-        environment: The environment variables, of which OpenTelemetry's own count.
+        environment: The environment, for OpenTelemetry's own variables.
 
     Raises:
         SettingsError: if the extra is not installed.

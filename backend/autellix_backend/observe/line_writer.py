@@ -1,4 +1,4 @@
-"""Lines that a thread of its own appends to a file: a slow disk delays no call."""
+"""Lines that a separate thread appends to a file, so that a slow disk delays no call."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class LineWriter(Generic[T]):
             render: Returns the line of an item; runs in the writer's thread.
             results: Counts lines by their result: `written`, `dropped` or `failed`.
             setting: The setting of the path, for messages.
-            max_pending: The items that may wait for the disk; further ones are dropped.
+            max_pending: How many items may wait for the disk; further ones are dropped.
 
         Raises:
             SettingsError: if it cannot be written.
@@ -65,7 +65,7 @@ class LineWriter(Generic[T]):
             self._results.labels("dropped").inc()
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Write what is pending and end the thread, within a bound; blocks meanwhile."""
+        """Write pending items and end the thread; blocks, for at most `timeout_s`."""
         with contextlib.suppress(queue.Full):
             self._pending.put(None, timeout=timeout_s)
         self._thread.join(timeout_s)
@@ -76,7 +76,7 @@ class LineWriter(Generic[T]):
                 append_text(self._path, self._render(item))
                 self._results.labels("written").inc()
             except Exception as error:
-                # A thread's boundary: no failure here may stop the writing of later lines or the serving.
+                # The boundary of a thread: a failure must not stop the writing of later lines.
                 self._results.labels("failed").inc()
                 if not self._has_complained:
                     self._has_complained = True
@@ -86,10 +86,10 @@ class LineWriter(Generic[T]):
 
 
 def append_text(path: Path, text: str) -> None:
-    """Append a text wholly or not at all.
+    """Append all of a text or nothing.
 
     Raises:
-        OSError: if it cannot be written; a part of it is removed.
+        OSError: if it cannot be written; a part that was written is removed.
     """
     if path == STANDARD_ERROR:
         sys.stderr.write(text)

@@ -7,111 +7,34 @@ Labels take values from bounded sets only, so the number of series is bounded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from enum import StrEnum
 from functools import _lru_cache_wrapper, cache
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    Info,
-    Metric,
-    ProcessCollector,
-    generate_latest,
-)
+from prometheus_client import Counter, Info, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics import MetricWrapperBase
 
 from autellix_backend.observe.bounded_labels import KnownLabels, LearnedLabels
+from autellix_backend.observe.metric_families import Merge, MetricFactory, MetricFamily
 from autellix_backend.observe.settled_call import Outcome, SettledCall
 from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot, KvOffloadTotals
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-LATENCY_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 TOKEN_BUCKETS_S = (0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 3.0, 10.0)
 """Of the time that one output token takes."""
 PROGRAM_BUCKETS_S = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0)
 MAX_MODELS = 32
-"""Models with series of their own; the gateway may relay adapters without number."""
+"""Models with series of their own; the number of adapters has no bound."""
 
 _NOTHING = KvOffloadTotals(0, 0, 0.0, 0, 0, 0.0, 0, 0)
-
-M = TypeVar("M", bound=MetricWrapperBase)
-
-
-class Merge(StrEnum):
-    """How the values of several workers of one address make one."""
-
-    SUM = "sum"
-    """Each has a part of it."""
-    LEAST = "least"
-    MOST = "most"
-    """Each knows the whole, as it is with engines and the process table; the older has less."""
-    EACH = "each"
-    """It belongs to the process."""
-
-
-_MERGES = {"counter": Merge.SUM, "histogram": Merge.SUM}
-
-
-class MetricFamily(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric's values in one worker, as plain data."""
-
-    name: str
-    text: str
-    kind: str
-    """Prometheus' type."""
-    merge: Merge
-    samples: list[tuple[str, tuple[tuple[str, str], ...], float]]
-    """Name, labels and value of each."""
-
-
-class MetricFactory:
-    """Creates metrics in one registry and removes the series of engines that leave."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.merges: dict[str, Merge] = {}
-        """How the metrics of several workers are merged, by name; those that are not here by their type."""
-        self._of_engines: list[MetricWrapperBase] = []
-
-    def counter(self, name: str, text: str, *labels: str, merge: Merge = Merge.SUM) -> Counter:
-        """Create `autellix_NAME_total`."""
-        self.merges["autellix_" + name] = merge
-        return self._add(Counter("autellix_" + name, text, labels, registry=self.registry), labels)
-
-    def gauge(self, name: str, text: str, *labels: str, merge: Merge = Merge.MOST) -> Gauge:
-        """Create `autellix_NAME`."""
-        self.merges["autellix_" + name] = merge
-        return self._add(Gauge("autellix_" + name, text, labels, registry=self.registry), labels)
-
-    def latency(
-        self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = LATENCY_BUCKETS_S
-    ) -> Histogram:
-        """Create the histogram `autellix_NAME`, of seconds."""
-        histogram = Histogram("autellix_" + name, text, labels, buckets=buckets, registry=self.registry)
-        return self._add(histogram, labels)
-
-    def forget_engine(self, engine: str) -> None:
-        """Remove the series of an engine."""
-        for metric in self._of_engines:
-            metric.remove_by_labels({"engine": engine})
-
-    def _add(self, metric: M, labels: tuple[str, ...]) -> M:
-        if "engine" in labels:
-            self._of_engines.append(metric)
-        return metric
 
 
 class CallMetrics:
     """Counts settled calls."""
 
     def __init__(self, make: MetricFactory) -> None:
-        # Looking up labels costs more than counting, so the series are kept.
+        # A lookup of labels costs more than counting, so the series are cached.
         self._series: list[_lru_cache_wrapper[Any]] = []
         counter, latency = make.counter, make.latency
         self._models = LearnedLabels(MAX_MODELS)
@@ -163,7 +86,7 @@ class CallMetrics:
         return series
 
     def forget(self) -> None:
-        """Look up all series again: some were removed."""
+        """Clear the cache of series, because some were removed."""
         for series in self._series:
             series.cache_clear()
 
@@ -194,13 +117,13 @@ class CallMetrics:
 
 
 def _add(counter: Counter, amount: int | None) -> None:
-    """Count; nothing to count is the usual case, and the series is there all the same."""
+    """Count an amount, which is usually zero; the series exists in any case."""
     if amount:
         counter.inc(amount)
 
 
 class ProgramMetrics:
-    """Counts programs that have ended, by the names that the operator wants to tell apart."""
+    """Counts ended programs by the names that the operator chose."""
 
     def __init__(self, make: MetricFactory, names: Iterable[str]) -> None:
         self._names = KnownLabels(names)
@@ -284,8 +207,7 @@ class SnapshotMetrics:
 
     def clear(self) -> None:
         """Remove all values: an engine without a snapshot has none."""
-        gauges = (self._calls, self._slots, self._blocks, self._step_s, self._age_s, self._strength_s)
-        for gauge in gauges:
+        for gauge in (self._calls, self._slots, self._blocks, self._step_s, self._age_s, self._strength_s):
             gauge.clear()
 
     def set(self, engine: str, snapshot: EngineSnapshot, age_s: float) -> None:
@@ -325,7 +247,7 @@ class AdmissionMetrics:
 
 
 class OffloadMetrics:
-    """KV blocks that engines store to host memory and load back, from the totals in their snapshots."""
+    """KV blocks that engines store to host memory and load, from the totals in their snapshots."""
 
     def __init__(self, make: MetricFactory) -> None:
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -342,7 +264,7 @@ class OffloadMetrics:
         """Count the difference to an engine's last totals."""
         before = self._counted.get(engine, _NOTHING)
         if any(new < old for new, old in zip(totals, before, strict=True)):
-            # The engine was restarted and counts from zero.
+            # A restarted engine counts from zero.
             before = _NOTHING
         fresh = KvOffloadTotals._make(new - old for new, old in zip(totals, before, strict=True))
         self._counted[engine] = totals
@@ -364,7 +286,7 @@ class GatewayMetrics:
     """The metrics of one gateway, in their own registry."""
 
     def __init__(self, program_names: Iterable[str] = ()) -> None:
-        """Create them; programs are told apart by these names."""
+        """Create the metrics; these program names get series of their own."""
         self._make = make = MetricFactory()
         self.registry = make.registry
         ProcessCollector(registry=make.registry)
@@ -448,20 +370,4 @@ class GatewayMetrics:
 
     def families(self) -> list[MetricFamily]:
         """Return all metrics as plain data, to be merged with those of other workers."""
-        return [
-            MetricFamily(
-                name=metric.name,
-                text=metric.documentation,
-                kind=metric.type,
-                merge=self._merge_of(metric),
-                samples=[
-                    (sample.name, tuple(sample.labels.items()), sample.value) for sample in metric.samples
-                ],
-            )
-            for metric in self.registry.collect()
-        ]
-
-    def _merge_of(self, metric: Metric) -> Merge:
-        if metric.name.startswith("process_"):
-            return Merge.EACH
-        return self._make.merges.get(metric.name, _MERGES.get(metric.type, Merge.MOST))
+        return self._make.families()

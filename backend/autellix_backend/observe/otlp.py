@@ -1,4 +1,4 @@
-"""Where OpenTelemetry data go, and who sends them: our setting first, then OpenTelemetry's own variables."""
+"""The destination and the sender of OpenTelemetry data, by our setting, else by OpenTelemetry's variables."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _EXPORTERS = {
 
 
 def endpoint_of(signal: Signal, endpoint: str | None, environment: Mapping[str, str]) -> str | None:
-    """Return where data of a kind go; None if nowhere.
+    """Return the URL that receives a signal; None if it is not sent.
 
     Args:
         signal: The kind of data.
-        endpoint: Our setting: the address of a collector, or that of one kind of its data.
-        environment: The environment variables, which count where the setting is unset.
+        endpoint: Our setting: the address of a collector, or its address for one signal.
+        environment: The environment, for OpenTelemetry's variables where the setting is unset.
     """
     is_off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
     if is_off or environment.get(f"OTEL_{signal.upper()}_EXPORTER") == "none":
@@ -46,12 +46,12 @@ def endpoint_of(signal: Signal, endpoint: str | None, environment: Mapping[str, 
 
 
 def sends_any(endpoint: str | None, environment: Mapping[str, str]) -> bool:
-    """Return whether data of any kind are to be sent."""
+    """Return whether any signal is sent."""
     return any(endpoint_of(signal, endpoint, environment) is not None for signal in SIGNALS)
 
 
 def check_installed() -> None:
-    """Check that data can be sent.
+    """Check that the packages that send data are installed.
 
     Raises:
         SettingsError: if the extra is not installed.
@@ -67,7 +67,7 @@ def check_installed() -> None:
 
 
 def service_resource() -> Resource:
-    """Return who sends: a name and attributes of the environment come before ours."""
+    """Return the sender's name and attributes; those of the environment override ours."""
     from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
     return Resource.create({"service.name": SERVICE_NAME}).merge(OTELResourceDetector().detect())

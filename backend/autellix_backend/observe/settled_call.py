@@ -1,4 +1,4 @@
-"""The record of a settled call, for limits, recordings, events, metrics, logs and traces; never content."""
+"""The record of a settled call, for limits, recordings, events, metrics, logs and traces, without content."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the answer to one call states of itself: its tokens, and why it ended."""
+    """What an answer states about itself: its tokens, and why it ended."""
 
     prompt_tokens: int
     output_tokens: int = 0
     cached_tokens: int | None = None
     """The prompt tokens found in the prefix cache; None if unknown."""
     finish_reasons: tuple[str, ...] = ()
-    """Why its choices ended, in the words of the answer, where they stand near its usage."""
+    """Why its choices ended, in the answer's words, if it states that near its usage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettledCall:
-    """A call that is accounted for; unknown values are None."""
+    """A call whose cost is accounted for; unknown values are None."""
 
     start: CallStart
-    """Its ids as the backend knows them, with the tenant before those of program and session."""
+    """Its ids as the backend knows them: program and session start with the tenant."""
     receipt: Receipt
     """Its cost, with the program's id as its client knows it."""
     outcome: Outcome
@@ -69,11 +69,11 @@ class SettledCall:
     sent_for_s: float
     """From its last sending to its settlement."""
     runs: tuple[tuple[float, float], ...] = ()
-    """When it got and lost its slot, from its arrival (s), by its engine's clock; empty if unknown."""
+    """When it got and lost its slot (s after its arrival), by its engine's clock; empty if unknown."""
     prefilled_s: float | None = None
     """From its arrival to the end of its prefill; None if unknown, or without one."""
     inherited_service_s: float
-    """The service that the policy started it with."""
+    """The service that it inherited from its program, as the policy counts it."""
     stated_usage: Usage | None
     """The tokens that its answer states, if they were read."""
     is_final: bool
@@ -107,7 +107,7 @@ class SettledCall:
         following = usage.output_tokens - self.record_count
         if following <= 0:
             return None
-        # Parallel choices write at the same time.
+        # Parallel choices decode at the same time.
         return (self.duration_s - self.first_token_s) / (following / self.record_count)
 
     @property

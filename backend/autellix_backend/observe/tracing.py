@@ -1,7 +1,7 @@
 """OpenTelemetry spans: one per ended program, with its settled calls as children; never content.
 
 Attributes follow the GenAI conventions. A call whose client names a span in `traceparent` stays below that
-span, in the client's trace, and is linked to its program's.
+span, in the client's trace, and is linked to its program's span.
 
 The SDK comes with the extra `autellix[otel]` and is imported only where an endpoint is set. Its own thread
 sends the spans and drops those that it cannot send. Its environment variables (`OTEL_*`) count as usual.
@@ -28,7 +28,7 @@ _NS = 1_000_000_000
 
 
 class ProgramTracer:
-    """Creates a span for each program that is begun and ended, and for each settled call."""
+    """Creates a span for each program and for each settled call."""
 
     def __init__(self, processor: SpanProcessor) -> None:
         from opentelemetry.sdk.trace import TracerProvider
@@ -107,17 +107,17 @@ class ProgramTracer:
         span.end(end_ns)
 
     def close(self) -> None:
-        """Send what is pending, within a bound; blocks meanwhile."""
+        """Send pending spans; blocks, for a bounded time."""
         self._provider.force_flush(SHUTDOWN_TIMEOUT_MS)
         self._provider.shutdown()
 
 
 def make_tracer(endpoint: str | None, environment: Mapping[str, str]) -> ProgramTracer | None:
-    """Return a tracer that sends over HTTP to an OTLP collector; None where none is named.
+    """Return a tracer that sends over HTTP to an OTLP collector; None without a collector.
 
     Args:
         endpoint: Our setting: the address of the collector, or that of its traces.
-        environment: The environment variables, of which OpenTelemetry's own count.
+        environment: The environment, for OpenTelemetry's own variables.
 
     Raises:
         SettingsError: if the extra is not installed.

@@ -1,4 +1,4 @@
-"""The page's files, as they are in this package."""
+"""The page's files, from this package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Headers of the page's files: nothing of other hosts, no script but its own, and no frame around it."""
+"""Headers of the page's files: no content from other hosts, no foreign scripts, no framing."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ PAGE_HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
-    # A gateway of another version may answer at this address the next time.
+    # The next answer at this address may come from another version.
     "cache-control": "no-cache",
 }

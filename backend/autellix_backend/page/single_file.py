@@ -1,4 +1,4 @@
-"""The page and its data as one file, which any browser opens without a server."""
+"""The page and its data as one file, which a browser opens without a server."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _MARKS = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 def report_html(title: str, data: object) -> str:
     """Return the page with its data in it.
 
-    Nothing in the data can end the element that holds them, or be taken for markup; and the page may run
-    only its own script and load nothing.
+    Data can neither end their element nor act as markup. The page may run only its own script, and load
+    nothing.
 
     Args:
         title: A line that names the report.
-        data: What `ReportSource` reads, in plain JSON values.
+        data: Plain JSON values, as `ReportSource` reads them.
     """
     script, style = bundle(), assets()["page.css"].content.decode()
     policy = "; ".join(
@@ -53,7 +53,7 @@ def report_html(title: str, data: object) -> str:
 
 
 def bundle() -> str:
-    """Return the page's modules as one: each after those that it imports, without imports and exports."""
+    """Return the page's modules as one script, each after its imports, without import and export lines."""
     return "".join(_without_links(name) for name in _in_order(FIRST_MODULE, []))
 
 

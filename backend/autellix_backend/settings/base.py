@@ -1,6 +1,6 @@
-"""The error of the settings, and the environment variables that are no settings.
+"""The error of settings, and the environment variables that are not settings.
 
-This is the only package of the backend that reads the environment.
+No other package of the backend reads the environment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DEFAULT_BASE_URL = "http://127.0.0.1:8000"
 
 
 class SettingsError(CommandError, ValueError):
-    """A setting that cannot be used; names the field, its source, and what was expected."""
+    """An unusable setting; names the field, its source, and what was expected."""
 
     def __init__(
         self, field_name: str, problem: str, expected: str | None = None, source: str | None = None
@@ -44,7 +44,7 @@ def default_cache_dir(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def child_environment(defaults: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a child process: ours, with `defaults` for what the user did not set."""
+    """Return the environment for a child process: ours, with `defaults` for variables that are not set."""
     return {**defaults, **os.environ}
 
 
@@ -55,7 +55,7 @@ def client_environment(environ: Mapping[str, str] | None = None) -> tuple[str, s
 
 
 def report_secret(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return the secret that an engine shares with its gateways, None if it has none.
+    """Return the secret that an engine shares with its gateways; None without one.
 
     Raises:
         SettingsError: if it is too short.

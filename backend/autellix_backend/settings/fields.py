@@ -22,14 +22,14 @@ from autellix_backend.settings.secrets import is_http_url, without_password
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a setting accepts beyond its type; a list is checked item by item."""
+    """Which values of its type a setting accepts; lists are checked item by item."""
 
     expected: str
     holds: Callable[[Any], bool]
     shown: Callable[[Any], object] | None = None
-    """Returns what is shown of a value that holds a secret, of a list item by item."""
+    """Returns a value with its secret hidden; of a list, item by item."""
     shows_whole: bool = False
-    """Whether `shown` takes a whole list: an item may decide what the next one is."""
+    """Whether `shown` takes a whole list, because an item can make the next one a secret."""
 
     def check(self, name: str, value: object) -> None:
         """Raise a SettingsError of the field `name` if the value breaks the rule."""
@@ -110,7 +110,7 @@ def _rule_in(hint: Any) -> Rule | None:
 
 @dataclass(frozen=True, slots=True)
 class RawValue:
-    """A value as it was written, and where, for messages."""
+    """A value as written, and its source, for messages."""
 
     value: object
     source: str

@@ -20,7 +20,7 @@ def scheduler_from_mapping(mapping: Mapping[str, Any]) -> SchedulerConfig:
     """Build a configuration from JSON values.
 
     Raises:
-        ValueError: a key is unknown, or a value is not what its field needs; the message names it.
+        ValueError: if a key is unknown or a value does not fit its field; the message names it.
     """
     for name in mapping:
         if name not in _NAMES:

@@ -1,4 +1,4 @@
-"""Secrets in addresses and arguments: how they are found, and what is shown of them."""
+"""How secrets in addresses and arguments are found and hidden."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HIDDEN = "(hidden)"
 HIDDEN_PASSWORD = "***"
 
 _SECRET_ARGUMENT = re.compile(r"--(?:.*[-.])?(?:api-key|token|password|secret)|--api-k\w*")
-"""Arguments of engines whose values are secrets; paths of key files and numbers of tokens are none."""
+"""Arguments of engines whose values are secrets; key files and numbers of tokens do not match."""
 
 
 def without_password(url: str) -> str:
@@ -31,7 +31,7 @@ def without_password(url: str) -> str:
 
 
 def without_credentials(url: str) -> tuple[str, str | None]:
-    """Return an HTTP address without user and password, and the `Authorization` that stands for them."""
+    """Return an HTTP address without user and password, and the `Authorization` header that replaces them."""
     parts = urlsplit(url)
     user, at, host = parts.netloc.rpartition("@")
     if not at:
@@ -42,7 +42,7 @@ def without_credentials(url: str) -> tuple[str, str | None]:
 
 
 def is_http_url(url: str) -> bool:
-    """Return whether an address is that of an HTTP server."""
+    """Return whether a text is the address of an HTTP server."""
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -51,7 +51,7 @@ def is_http_url(url: str) -> bool:
 
 
 def hidden_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return an engine's arguments with the values of those that are secrets hidden."""
+    """Return an engine's arguments with secret values hidden."""
     return list(_shown_arguments(arguments))
 
 

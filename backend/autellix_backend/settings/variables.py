@@ -1,4 +1,4 @@
-"""Environment variables that begin as ours do and mean nothing: a misspelt one is ignored without a word."""
+"""Unknown environment variables with our prefix: a misspelt one would be ignored silently."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ OTHER_VARIABLES = (
     # Of builds and tests.
     *("AUTELLIX_ENGINE", "AUTELLIX_NATIVE", "AUTELLIX_BESIDE", "AUTELLIX_REAL_DRILLS"),
 )
-"""Variables that are no settings."""
+"""Known variables that are not settings."""
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Return a sentence for each AUTELLIX_ variable that is neither a setting nor another one of ours."""
+    """Return a sentence for each AUTELLIX_ variable that is not known."""
     environ = os.environ if environ is None else environ
     known = {_variable(section, key) for section in SECTIONS for key in settings_of(section)}
     known |= set(OTHER_VARIABLES)

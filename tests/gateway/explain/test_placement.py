@@ -38,7 +38,7 @@ from autellix_backend.gateway.explain.placement import placement_text
         ),
         (
             {"left": "e1"},
-            "moved from e1 to e2: calls wait longer there than its 5,200-token context takes to read again.",
+            "moved from e1 to e2: calls wait longer there than its 5,200-token context takes to recompute.",
         ),
     ],
 )

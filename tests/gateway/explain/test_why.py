@@ -9,15 +9,9 @@ from tests.gateway.snapshots import NOW, open_call, overview, program, snapshot,
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.calls.open_call import OpenCall
+from autellix_backend.gateway.explain.explanations import CallExplanation, ProgramAhead
 from autellix_backend.gateway.explain.overview import Overview
-from autellix_backend.gateway.explain.why import (
-    MAX_AHEAD,
-    CallExplanation,
-    ProgramAhead,
-    explain_call,
-    explain_program,
-    level_bounds,
-)
+from autellix_backend.gateway.explain.why import MAX_AHEAD, explain_call, explain_program, level_bounds
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.reports.ranks import merge_ranks
 from autellix_backend.reports.snapshot import AdmissionSnapshot, BoostSnapshot

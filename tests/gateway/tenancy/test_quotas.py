@@ -17,7 +17,7 @@ from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.calls.body import bounded, parse_body
 from autellix_backend.gateway.calls.dialects import BY_PATH
 from autellix_backend.gateway.errors import BodyTooLargeError, InvalidRequestError, LimitError
-from autellix_backend.gateway.tenancy.limiter import Charge, Limiter, Reservation
+from autellix_backend.gateway.tenancy.limiter import Charge, Limiter
 from autellix_backend.gateway.tenancy.quotas import (
     DAY_S,
     ProgramUsage,
@@ -46,16 +46,15 @@ def make_limiter(refusals: list[tuple[str, str]] | None = None) -> Limiter:
     return Limiter(epoch_s=0.0, on_refusal=lambda *refused: noted.append(refused))
 
 
-def admit(
-    limiter: Limiter, tenant: Tenant, program: str = "p", now: float = 0.0, size: int = 1
-) -> Reservation:
-    reservation = limiter.admit(tenant, f"call-{next(KEYS)}", program, size, now)
-    assert reservation is not None
-    return reservation
+def admit(limiter: Limiter, tenant: Tenant, program: str = "p", now: float = 0.0, size: int = 1) -> str:
+    """Admit a call; return its key."""
+    call_key = f"call-{next(KEYS)}"
+    limiter.admit(tenant, call_key, program, size, now)
+    return call_key
 
 
-def charge(limiter: Limiter, reservation: Reservation, now: float = 0.0, **changes: Any) -> None:
-    limiter.charge(reservation, now, Charge(**changes))
+def charge(limiter: Limiter, call_key: str, now: float = 0.0, **changes: Any) -> None:
+    limiter.charge(call_key, now, Charge(**changes))
 
 
 @UNTIMED
@@ -92,11 +91,11 @@ def test_tokens_pass_up_to_the_bucket_its_filling_and_one_call(
     for step_s, tokens in calls:
         now += step_s
         try:
-            reservation = admit(limiter, tenant, now=now)
+            call_key = admit(limiter, tenant, now=now)
         except LimitError as error:
             assert float(error.headers["retry-after-ms"]) > 0
             continue
-        charge(limiter, reservation, now, tokens=tokens)
+        charge(limiter, call_key, now, tokens=tokens)
         total += tokens
         assert total - tokens <= per_minute + per_minute * now / 60 + 1e-6
 
@@ -165,9 +164,9 @@ def test_a_call_that_no_engine_accepted_is_refunded() -> None:
 
 def test_a_refund_never_overfills_the_bucket() -> None:
     limiter, tenant = make_limiter(), Tenant(limits=TenantLimits(requests_per_minute=2))
-    reservation = admit(limiter, tenant)
+    call_key = admit(limiter, tenant)
     # The bucket is full again by now.
-    charge(limiter, reservation, 3600.0, is_refunded=True)
+    charge(limiter, call_key, 3600.0, is_refunded=True)
     for _ in range(2):
         charge(limiter, admit(limiter, tenant, now=3600.0), 3600.0)
     with pytest.raises(LimitError):
@@ -194,25 +193,25 @@ def test_a_body_above_the_limit_of_all_calls_is_too_large() -> None:
 
 def test_no_limits_cost_no_memory() -> None:
     limiter = make_limiter()
-    assert limiter.admit(Tenant(name="t"), "c", "p", 5, 0.0) is None
+    assert limiter.admit(Tenant(name="t"), "c", "p", 5, 0.0) == {}
     limiter.check()
     assert limiter.program_count == 0
 
 
 def test_a_refused_call_keeps_no_program() -> None:
     limiter, tenant = make_limiter(), Tenant(limits=TenantLimits(max_calls=9))
-    limiter.cancel(admit(limiter, tenant, "new"), 0.0)
+    limiter.release(admit(limiter, tenant, "new"), 0.0)
     assert limiter.program_count == 0
     running = admit(limiter, tenant, "ending")
-    limiter.cancel(admit(limiter, tenant, "ending"), 0.0)
+    limiter.release(admit(limiter, tenant, "ending"), 0.0)
     charge(limiter, running)
     late = admit(limiter, tenant, "ending")
     limiter.on_program_ended("ending")
     assert limiter.program_count == 1
-    limiter.cancel(late, 0.0)
+    limiter.release(late, 0.0)
     assert limiter.program_count == 0
     charge(limiter, admit(limiter, tenant, "alive"), is_refunded=True)
-    limiter.cancel(admit(limiter, tenant, "alive"), 0.0)
+    limiter.release(admit(limiter, tenant, "alive"), 0.0)
     assert limiter.program_count == 1
 
 
@@ -243,23 +242,23 @@ class LimiterBesideStore(RuleBasedStateMachine):
         self.tenant = Tenant(limits=TenantLimits(max_calls=1000))
         self.store = MemoryStore(make_policy("plas"), program_idle_s=10.0, session_ttl_s=1e9)
         self.store.subscribe(lambda ended: self.limiter.on_program_ended(ended.program_id))
-        self.running: list[tuple[Any, Reservation]] = []
+        self.running: list[tuple[Any, str]] = []
 
     @rule(program=ids, session=sessions)
     def begin(self, program: str, session: str | None) -> None:
-        reservation = admit(self.limiter, self.tenant, program, self.now, 3)
+        call_key = admit(self.limiter, self.tenant, program, self.now, 3)
         start = CallStart(
-            key=f"{self.now}-{len(self.running)}-{id(reservation)}",
+            key=f"{self.now}-{len(self.running)}-{call_key}",
             call_id="c",
             program_id=program,
             session_id=session,
         )
         asyncio.run(self.store.begin(start, self.now))
-        self.running.append((start, reservation))
+        self.running.append((start, call_key))
 
     @rule(program=ids)
     def begin_in_vain(self, program: str) -> None:
-        self.limiter.cancel(admit(self.limiter, self.tenant, program, self.now, 3), self.now)
+        self.limiter.release(admit(self.limiter, self.tenant, program, self.now, 3), self.now)
 
     @rule(data=st.data(), is_final=st.booleans(), is_refunded=st.booleans())
     def settle(self, data: Any, is_final: bool, is_refunded: bool) -> None:
@@ -269,8 +268,8 @@ class LimiterBesideStore(RuleBasedStateMachine):
         self.settle_one(number, is_final=is_final, is_refunded=is_refunded)
 
     def settle_one(self, number: int, *, is_final: bool, is_refunded: bool) -> None:
-        start, reservation = self.running.pop(number)
-        charge(self.limiter, reservation, self.now, tokens=5, is_refunded=is_refunded)
+        start, call_key = self.running.pop(number)
+        charge(self.limiter, call_key, self.now, tokens=5, is_refunded=is_refunded)
         end = CallEnd(
             key=start.key,
             program_id=start.program_id,

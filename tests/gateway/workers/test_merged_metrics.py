@@ -6,7 +6,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from autellix_backend.gateway.workers.merged_metrics import MetricsOfWorkers
-from autellix_backend.observe.metrics import GatewayMetrics, MetricFamily
+from autellix_backend.observe.metric_families import MetricFamily
+from autellix_backend.observe.metrics import GatewayMetrics
 
 
 def worker(calls: int, *, is_store_up: bool = True, queued: int = 0) -> list[MetricFamily]:

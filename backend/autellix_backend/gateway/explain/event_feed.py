@@ -1,7 +1,7 @@
-"""The event feed: what happens to calls, programs and engines, for clients that subscribe.
+"""The event feed: events of calls, programs and engines for subscribers.
 
-A subscription has a bounded queue. A client that reads too slowly misses events and learns how many; nothing
-waits for it. Without subscriptions an event costs one test.
+Each subscription has a bounded queue. A client that reads too slowly misses events and learns how many;
+nothing waits for it. Without subscribers an event costs one test.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ MAX_PENDING = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened, in plain values."""
+    """An event in plain values."""
 
     kind: str
     at_s: float
     """Seconds since 1970."""
     program_id: str | None
-    """By the id that the backend knows; None for an event of an engine."""
+    """The backend's id; None for an event of an engine."""
     facts: dict[str, Any]
 
 
@@ -47,7 +47,7 @@ class Subscription:
         """Events missed since the last take()."""
 
     def offer(self, event: Event) -> bool:
-        """Queue an event if it is for this client; return False if it had to be dropped."""
+        """Queue an event if this client may see it; return False if the queue was full."""
         if not self._is_for(event):
             return True
         if len(self._pending) >= MAX_PENDING:
@@ -76,7 +76,7 @@ class Subscription:
 
 
 class EventFeed:
-    """Turns facts about calls, programs and engines into events for its subscribers."""
+    """Publishes events of calls, programs and engines to its subscribers."""
 
     def __init__(
         self,
@@ -93,12 +93,12 @@ class EventFeed:
         self._on_listeners: Callable[[bool], None] = lambda _is_listening: None
 
     def relay_calls(self, relay: Callable[[Event], None] | None) -> None:
-        """Give events of calls to another worker too; None ends that."""
+        """Pass events of calls to `relay` as well; None stops that."""
         self._relay = relay
 
-    def on_listeners(self, tell: Callable[[bool], None]) -> None:
-        """Call `tell` when there is a first subscriber, and when there is none any more."""
-        self._on_listeners = tell
+    def on_listeners(self, listener: Callable[[bool], None]) -> None:
+        """Call `listener` with True for the first subscriber, and with False after the last has left."""
+        self._on_listeners = listener
 
     def deliver(self, event: Event) -> None:
         """Publish an event of another worker to the subscribers here."""
@@ -117,7 +117,7 @@ class EventFeed:
 
     @contextlib.contextmanager
     def subscribe(self, viewer: Tenant, program_ids: tuple[str, ...] | None = None) -> Iterator[Subscription]:
-        """Queue a tenant's events while inside, only those of some programs if their ids are given."""
+        """Queue the events that a tenant may see while inside, or only those of the given programs."""
         subscription = Subscription(viewer, program_ids)
         self._subscriptions.add(subscription)
         if len(self._subscriptions) == 1:
@@ -155,7 +155,7 @@ class EventFeed:
         )
 
     def on_program_ended(self, program_id: str) -> None:
-        """Publish that a program ended and left the process table, which every worker learns by itself."""
+        """Publish that a program left the process table; each worker learns that from its own store."""
         if self._subscriptions:
             self._publish("program_ended", program_id, {})
 

@@ -45,15 +45,15 @@ class EngineView:
     """Why it is down; None while it is up."""
     sends_snapshots: bool = True
     silence: str = "that engine does not report its queue"
-    """What is to be said of one that sends none."""
+    """How explanations describe an engine that sends none."""
     snapshot: EngineSnapshot | None = None
-    """Its last one; None while it is down, because that one is out of date."""
+    """Its last snapshot; None while it is down, because the last one is out of date."""
     ranks: tuple[EngineSnapshot, ...] = ()
-    """The last one of each data-parallel rank, of which `snapshot` is the sum."""
+    """The last snapshot of each data-parallel rank; `snapshot` is their sum."""
     age_s: float | None = None
     """The snapshot's age."""
     why_queued: Callable[[str], str | None] = lambda _: None
-    """Returns why the call of a key waits for it at the gateway; None once the call was sent."""
+    """Returns why the call of a key waits at the gateway; None once the call was sent."""
 
 
 def engine_view(handle: EngineHandle) -> EngineView:
@@ -78,14 +78,14 @@ def _silence_of(handle: EngineHandle) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedElsewhere:
-    """The waiting of another worker's call in the queues before engines."""
+    """The waiting of another worker's call in the gateway's queues."""
 
     wait_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallElsewhere:
-    """An open call of another worker: what explanations read of an OpenCall."""
+    """An open call of another worker, with the fields of an OpenCall that explanations read."""
 
     start: CallStart
     began_s: float
@@ -105,7 +105,7 @@ ShownCall = OpenCall | CallElsewhere
 
 
 def seen_from_elsewhere(call: OpenCall, why_queued: str | None) -> CallElsewhere:
-    """Return an open call of this worker for another one."""
+    """Return an open call in the form that another worker receives."""
     return CallElsewhere(
         start=call.start,
         began_s=call.began_s,
@@ -122,7 +122,7 @@ def seen_from_elsewhere(call: OpenCall, why_queued: str | None) -> CallElsewhere
 
 
 class Overview:
-    """One moment's open calls and engines, indexed by program."""
+    """The open calls and engines at one moment, indexed by program."""
 
     def __init__(self, calls: Iterable[ShownCall], engines: Mapping[str, EngineView], now: float) -> None:
         self.engines = engines
@@ -133,7 +133,7 @@ class Overview:
             self._calls.setdefault(call.start.program_id, []).append(call)
         self._in_engines: dict[str, tuple[CallSnapshot, EngineSnapshot]] = {}
         for snapshot in chain.from_iterable(engine.ranks for engine in engines.values()):
-            # In queue order: of parallel choices the last one counts.
+            # In queue order, so the last of a call's parallel choices counts.
             self._in_engines.update((entry.call_id, (entry, snapshot)) for entry in snapshot.calls)
 
     def calls_of(self, program_id: str) -> list[ShownCall]:
@@ -150,7 +150,7 @@ class Overview:
         return None if found is None else found[0]
 
     def rank_of(self, call: ShownCall) -> EngineSnapshot | None:
-        """Return the snapshot that has the call: that of its data-parallel rank."""
+        """Return the snapshot of the call's data-parallel rank."""
         found = self._in_engines.get(call.engine_key)
         return None if found is None else found[1]
 

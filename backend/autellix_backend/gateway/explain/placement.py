@@ -7,7 +7,7 @@ from autellix_backend.observe.durations import seconds
 
 
 def placement_text(placement: Placement | None) -> str:
-    """Return the reason for a program's engine; empty where its memory decided nothing."""
+    """Return why a program is on its engine; empty if memory was not the reason."""
     if placement is None:
         return ""
     engine, context = placement.engine, f"its {placement.context_tokens:,}-token context"
@@ -19,7 +19,7 @@ def placement_text(placement: Placement | None) -> str:
         return f"It was placed on {engine}: {context} {wait} there{shared}."
     moved = f"It was moved from {placement.left} to {engine}"
     if placement.left_wait_s <= placement.wait_s:
-        return f"{moved}: calls wait longer there than {context} takes to read again."
+        return f"{moved}: calls wait longer there than {context} takes to recompute."
     waited = f"would have waited {seconds(placement.left_wait_s)} for memory"
     rest = f"about {seconds(placement.wait_s)}" if placement.wait_s else "fits at once"
     return f"{moved}: {context} {waited} there, and here {rest}{shared}."

@@ -1,4 +1,4 @@
-"""Programs and calls as operators see them: plain values, and times relative to the program's arrival."""
+"""Rows of programs and calls for operators: plain values, with times relative to the program's arrival."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ProgramRow:
     active_calls: int
     finished_calls: int
     level: int
-    """The best queue level of its calls, else the one that its next call would enter."""
+    """The best queue level of its calls, or without calls the level that its next call would enter."""
     service_s: float
     """Attained service as the policy counts it."""
     total_service_s: float
@@ -111,7 +111,7 @@ def program_row(view: ProgramView, overview: Overview, config: SchedulerConfig, 
 
 
 def call_rows(view: ProgramView, overview: Overview) -> tuple[CallRow, ...]:
-    """Return a program's calls; open ones with what their engines' snapshots show."""
+    """Return a program's calls; open ones have the values of their engines' snapshots."""
     open_calls = {call.start.key: call for call in overview.calls_of(view.program_id)}
     return tuple(
         _call_row(call, view.first_arrival_s, overview, open_calls.get(call.start.key)) for call in view.calls

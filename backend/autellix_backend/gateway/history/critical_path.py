@@ -1,4 +1,4 @@
-"""Where a program's time went: the chain of calls that decided when it ended, and what they spent."""
+"""A program's critical path, and what its duration was spent on along it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from autellix_backend.observe.durations import seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """A program's duration by what it was spent on (s), along its critical path; the parts add up to it."""
+    """A program's duration (s) by what it was spent on, along its critical path; the parts add up to it."""
 
     inactive_s: float
-    """Waiting for KV memory, its program being inactive."""
+    """Waiting for KV memory while the program was inactive."""
     queue_s: float
-    """Waiting otherwise: for a batch slot or an engine."""
+    """Other waiting: for a batch slot or an engine."""
     engine_s: float
-    """Calls that ran in their engine, and the way there and back."""
+    """Calls in their engine, network time included."""
     tools_s: float
-    """Between calls, as far as the client reported tools."""
+    """Time between calls in tools that the client reported."""
     client_s: float
-    """Between calls otherwise."""
+    """Other time between calls."""
     critical_path: tuple[str, ...]
     """The ids of its calls, in order."""
 
@@ -48,7 +48,7 @@ class Spent:
 def spent(program: EndedProgram) -> Spent:
     """Return where the time of a program went.
 
-    The critical path is followed backwards from the last answer: before each call comes the one of its
+    The critical path is followed backwards from the last answer. The predecessor of a call is the one of its
     parents (else of its thread's earlier calls, else of all) that was answered last before it arrived.
     """
     path = critical_path(program.calls)
@@ -86,7 +86,7 @@ def critical_path(calls: Iterable[EndedCall]) -> list[EndedCall]:
     path: list[EndedCall] = []
     seen: set[str] = set()
     following = by_finish[-1] if by_finish else None
-    # Calls without a length could name each other.
+    # Calls of zero length may name each other as parents.
     while following is not None and following.call_id not in seen:
         path.append(following)
         seen.add(following.call_id)
@@ -100,7 +100,7 @@ def _waited_for(
     by_thread: Mapping[str, Sequence[EndedCall]],
     by_finish: Sequence[EndedCall],
 ) -> EndedCall | None:
-    """Return the call that the given one most likely waited for."""
+    """Return the call that this one most likely waited for."""
     if call.parents == ():
         return None
     named = [by_id[parent] for parent in call.parents or () if parent in by_id]
@@ -116,7 +116,7 @@ def _last_before(time_s: float, by_finish: Sequence[EndedCall]) -> EndedCall | N
 
 
 def spent_text(program: EndedProgram) -> str:
-    """Say in one or two sentences where a program's time went."""
+    """Return one or two sentences about where a program's time went."""
     parts = spent(program)
     named = [
         f"{seconds(value)} {what}"

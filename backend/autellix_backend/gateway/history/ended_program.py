@@ -1,4 +1,4 @@
-"""A program that has ended, as plain data."""
+"""An ended program as plain data."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import msgspec
 from autellix_backend.observe.settled_call import SettledCall
 
 CALL_BYTES = 600
-"""What a call takes in memory besides its texts, roughly."""
+"""Approximate memory of a call without its texts."""
 RUN_BYTES = 104
-"""What one of its runs takes: a pair of floats."""
+"""Memory of one of its runs: a pair of floats."""
 
 
 class EndedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -23,13 +23,13 @@ class EndedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     engine: str
     outcome: str
     start_s: float
-    """Its arrival, on the clock of its program."""
+    """Its arrival, counted from its program's first arrival."""
     finish_s: float
     first_token_s: float | None = None
     """From its arrival to the first bytes of a streamed answer."""
     wait_s: float = 0.0
     inactive_s: float = 0.0
-    """The part of its waiting in which its program waited for KV memory."""
+    """The part of its waiting during which its program was inactive."""
     service_s: float = 0.0
     runs: tuple[tuple[float, float], ...] = ()
     """When it got and lost its slot, from its arrival; empty if its engine did not report that."""
@@ -44,7 +44,7 @@ class EndedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in memory, roughly."""
+        """Approximate memory."""
         texts = (self.call_id, self.thread_id, *(self.parents or ()), *(tool for tool, _ in self.tools))
         return CALL_BYTES + sum(map(len, texts)) + RUN_BYTES * len(self.runs)
 
@@ -57,7 +57,7 @@ class EndedProgram(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     tenant: str = ""
     name: str | None = None
     owner: str | None = None
-    """Who started its session, where identity is strict."""
+    """The owner of its session, where identity is strict."""
     began_at_s: float
     """The arrival of its first call, seconds since 1970."""
     ended_at_s: float
@@ -65,7 +65,7 @@ class EndedProgram(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     calls: tuple[EndedCall, ...]
     """In the order of their arrival."""
     left_out: int = 0
-    """Calls that are not kept, for want of memory."""
+    """Calls that were dropped to bound memory."""
 
     @property
     def duration_s(self) -> float:
@@ -74,12 +74,12 @@ class EndedProgram(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in memory, roughly."""
+        """Approximate memory."""
         return CALL_BYTES + len(self.program_id) + sum(call.size_bytes for call in self.calls)
 
 
 def ended_call(settled: SettledCall, program_start_s: float) -> EndedCall:
-    """Return what is kept of a settled call, by its program's first arrival on the gateway's clock."""
+    """Return the record of a settled call whose program began at `program_start_s`."""
     receipt, usage, finish_s = settled.receipt, settled.answer_usage, settled.settled_s - program_start_s
     return EndedCall(
         call_id=settled.start.call_id,

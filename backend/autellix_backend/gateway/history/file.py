@@ -15,7 +15,7 @@ from autellix_backend.gateway.history.ended_program import EndedProgram
 from autellix_backend.settings import SettingsError
 
 MAX_PENDING = 1024
-"""Programs that may wait for the disk; further ones are counted as dropped."""
+"""Programs that may wait for the disk; further ones are dropped and counted."""
 BUSY_TIMEOUT_S = 5.0
 SETTING = "observe.history_file"
 
@@ -25,18 +25,18 @@ logger = logging.getLogger(__name__)
 
 
 class HistoryFile:
-    """Writes ended programs from a thread of its own; what fails is counted, and never stops a call."""
+    """Writes ended programs in its own thread. Failures are counted and never stop a call."""
 
     def __init__(self, path: Path, max_programs: int, registry: CollectorRegistry) -> None:
-        """Open the file, or make it.
+        """Open the file, or create it.
 
         Args:
             path: The file.
-            max_programs: The programs that it keeps, the last ones.
+            max_programs: How many programs it keeps, the most recent ones.
             registry: Gets the metric `autellix_history_programs`.
 
         Raises:
-            SettingsError: it cannot be opened, or is no SQLite database.
+            SettingsError: if it cannot be opened or is not a SQLite database.
         """
         self._path = path
         self._max_programs = max_programs
@@ -70,7 +70,7 @@ class HistoryFile:
         self._writer.submit(self._write, program)
 
     def close(self) -> None:
-        """Write what is left, and close the file."""
+        """Write pending programs, and close the file."""
         self._writer.submit(self._database.close)
         self._writer.shutdown()
 

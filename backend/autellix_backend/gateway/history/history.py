@@ -1,4 +1,4 @@
-"""The last programs that ended, bounded by their number, their age and their memory, fairly among tenants."""
+"""The most recent ended programs, bounded by number, age and memory, fairly among tenants."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autellix_backend.observe.settled_call import SettledCall
 
 MAX_AGE_S = 86_400.0
 MAX_BYTES = 64 * 2**20
-"""What all of it may take, programs that still run included; roughly."""
+"""Approximate bound of its memory, calls of living programs included."""
 MAX_CALLS = 4096
 """Calls of one program that are kept; further ones are only counted."""
 
@@ -34,10 +34,10 @@ class OpenProgram:
 
 
 class ProgramHistory:
-    """Keeps what the calls of programs took, from their first call on, until a bound after their end.
+    """Records the calls of programs from their first call on, and keeps ended programs within the bounds.
 
-    Above a bound, the tenant that has the most loses first: its oldest ended program, or the calls of its
-    oldest living one.
+    Beyond a bound the tenant with the most loses first: its oldest ended program, or without any the calls of
+    its oldest living one.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ProgramHistory:
         clock: Callable[[], float],
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """Keep nothing yet; the two clocks are those of calls, and of seconds since 1970."""
+        """Start empty; `clock` is the calls' clock, and `wall_clock` returns seconds since 1970."""
         self._max_programs = max_programs
         self._max_age_s = max_age_s
         self._max_bytes = max_bytes
@@ -57,12 +57,12 @@ class ProgramHistory:
         self._wall_clock = wall_clock
         self._live: dict[str, OpenProgram] = {}
         self._ended: dict[str, OrderedDict[str, EndedProgram]] = {}
-        """By tenant, the one that ended first at the front."""
+        """By tenant; the first to end comes first."""
         self._count = 0
         self._bytes: Counter[str] = Counter()
         """By tenant."""
         self.size_bytes = 0
-        """What all of it takes in memory, roughly."""
+        """Approximate memory of all of it."""
         self._on_ended: list[Callable[[EndedProgram], None]] = []
 
     def __len__(self) -> int:
@@ -74,7 +74,7 @@ class ProgramHistory:
         self._on_ended.append(on_ended)
 
     def restore(self, program: EndedProgram) -> None:
-        """Add a program that ended before the gateway started, before those that end from now on."""
+        """Add a program that ended before the gateway started."""
         self._keep(program)
         self._trim()
 
@@ -91,7 +91,7 @@ class ProgramHistory:
         return self._live.get(program_id)
 
     def programs(self, prefix: str = "") -> Iterator[EndedProgram]:
-        """Iterate over the ended programs whose ids begin so, the last one first."""
+        """Iterate over the ended programs whose ids have a prefix, the last to end first."""
         self._expire()
         found = [
             program
@@ -102,7 +102,7 @@ class ProgramHistory:
         return iter(sorted(found, key=lambda program: program.ended_at_s, reverse=True))
 
     def on_call_begun(self, call: OpenCall) -> None:
-        """Note a call of a program."""
+        """Record that a call of a program began."""
         program = self._live.get(call.start.program_id)
         if program is None:
             program = OpenProgram(call.request.tenant.name, call.began_s)
@@ -112,7 +112,7 @@ class ProgramHistory:
         program.running += 1
 
     def on_call_settled(self, settled: SettledCall) -> None:
-        """Keep what a call took."""
+        """Record a settled call."""
         program = self._live.get(settled.start.program_id)
         if program is None:
             return
@@ -127,7 +127,7 @@ class ProgramHistory:
         self._trim()
 
     def on_program_ended(self, program_id: str) -> None:
-        """Keep a program, unless another one of its id has begun meanwhile."""
+        """Keep an ended program, unless a new one with its id has begun."""
         live = self._live.get(program_id)
         if live is None or live.running:
             return

@@ -1,4 +1,4 @@
-"""One program from what several workers know of it: each has the calls that it served."""
+"""One program from its parts at several workers: each has the calls that it served."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autellix_backend.gateway.history.history import OpenProgram
 def joined(parts: Sequence[EndedProgram]) -> EndedProgram:
     """Return an ended program from its parts, of which there is at least one.
 
-    A call is in several parts if these were read from one file.
+    Parts that were read from the same file share calls.
     """
     if len(parts) == 1:
         return parts[0]
@@ -31,7 +31,7 @@ def joined(parts: Sequence[EndedProgram]) -> EndedProgram:
 
 
 def joined_by_id(parts: Iterable[EndedProgram]) -> list[EndedProgram]:
-    """Return the programs of these parts, each once."""
+    """Return each program of these parts once."""
     found: dict[str, list[EndedProgram]] = {}
     for part in parts:
         found.setdefault(part.program_id, []).append(part)
@@ -39,9 +39,9 @@ def joined_by_id(parts: Iterable[EndedProgram]) -> list[EndedProgram]:
 
 
 def joined_living(parts: Sequence[OpenProgram]) -> OpenProgram | None:
-    """Return a program that has not ended from its parts; None if there is none.
+    """Return a living program from its parts; None without any.
 
-    The clock that they count on is one for all processes of a machine.
+    All processes of a machine share the clock of its times.
     """
     if not parts:
         return None
@@ -55,7 +55,7 @@ def joined_living(parts: Sequence[OpenProgram]) -> OpenProgram | None:
 
 
 def _calls(parts: Iterable[tuple[float, Iterable[EndedCall]]]) -> list[EndedCall]:
-    """Return the calls of parts that begin so much (s) later than the program, in their order."""
+    """Return the calls of parts in order; each part comes with its delay (s) after the program's start."""
     found: dict[tuple[str, int], EndedCall] = {}
     for later_s, calls in parts:
         for call in calls:

@@ -1,4 +1,4 @@
-"""What a call did when: its duration cut into waiting, prefill, decode and preemption, for a picture."""
+"""The spans of a call for a timeline: waiting, prefill, decode and preemption."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class SpanKind(StrEnum):
     """What a call did."""
 
     INACTIVE = "inactive"
-    """It waited for KV memory, its program being inactive."""
+    """It waited for KV memory while its program was inactive."""
     WAITING = "waiting"
-    """It waited otherwise, before it got its first slot."""
+    """It waited for its first slot otherwise."""
     PREFILL = "prefill"
     DECODE = "decode"
     PREEMPTED = "preempted"
-    """It waited for a slot again."""
+    """It waited to get a slot back."""
     ENGINE = "engine"
-    """It was in its engine, which does not report what it did there."""
+    """It was in its engine, which does not report more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +34,9 @@ class Span:
 
 
 def spans(call: EndedCall) -> tuple[Span, ...]:
-    """Return what a call did when, as far as its engine reported that.
+    """Return the spans of a call, as far as its engine reported them.
 
-    Which part of the waiting before its first slot was for KV memory is known only in sum; it is shown
-    first.
+    Of the waiting for KV memory before its first slot only the sum is known; it is shown first.
     """
     length_s = call.finish_s - call.start_s
     parts = _of_runs(call, length_s) if call.runs else _without_runs(call, length_s)
@@ -45,7 +44,7 @@ def spans(call: EndedCall) -> tuple[Span, ...]:
         Span(kind=kind, start_s=call.start_s + start_s, finish_s=min(call.finish_s, call.start_s + end_s))
         for kind, start_s, end_s in parts
     )
-    # Without what is empty, and what lies behind the end: two clocks never agree wholly.
+    # Drops empty spans and those after the end: the clocks of engine and gateway differ slightly.
     return tuple(span for span in moved if span.finish_s > span.start_s)
 
 
@@ -71,7 +70,7 @@ def _of_runs(call: EndedCall, length_s: float) -> Iterator[_Part]:
         yield SpanKind.DECODE, max(start_s, prefilled_s), end_s
         clock_s = end_s
     if call.preemptions >= len(call.runs):
-        # It left while it waited for its slot.
+        # It ended while it waited to get its slot back.
         yield SpanKind.PREEMPTED, clock_s, length_s
 
 

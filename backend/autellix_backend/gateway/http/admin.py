@@ -1,4 +1,4 @@
-"""The gateway for operators: settings, health, metrics and the description of the API."""
+"""Settings, health, metrics and the OpenAPI document, for operators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from autellix_backend.gateway.http.components import (
     admin_only,
 )
 from autellix_backend.gateway.http.openapi import openapi_document, refusals
-from autellix_backend.observe.metrics import CONTENT_TYPE, GatewayMetrics, MetricFamily
+from autellix_backend.observe.metric_families import MetricFamily
+from autellix_backend.observe.metrics import CONTENT_TYPE, GatewayMetrics
 from autellix_backend.settings import settings_to_mapping
 from autellix_backend.stores.base import ProgramStore
 from autellix_wire import API_PREFIX
@@ -34,7 +35,7 @@ _NEEDS_NO_KEY: dict[str, Any] = {"security": []}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayHealth:
-    """Whether the gateway runs, or can answer calls."""
+    """The gateway's health."""
 
     status: str
     """`ok`, `ready` or `degraded`."""
@@ -63,7 +64,7 @@ async def healthz() -> GatewayHealth:
 
 @router.get("/readyz", response_model_exclude_none=True, responses=refusals(503), openapi_extra=_NEEDS_NO_KEY)
 async def readyz(pool: Pool, store: Store) -> GatewayHealth:
-    """Report whether calls can be answered; status `degraded` comes with the reason."""
+    """Report whether the gateway can answer calls; `degraded` has a reason."""
     _check_ready(pool)
     reporting = {member.name: member.reporting for member in pool}
     problems = [
@@ -82,7 +83,7 @@ async def readyz(pool: Pool, store: Store) -> GatewayHealth:
 @router.get("/ping", response_class=Response, responses=refusals(503), openapi_extra=_NEEDS_NO_KEY)
 @router.post("/ping", response_class=Response, responses=refusals(503), openapi_extra=_NEEDS_NO_KEY)
 async def health(pool: Pool) -> Response:
-    """Answer with an empty body if calls can be answered, as vLLM does."""
+    """Answer with an empty body, as vLLM does, if the gateway can answer calls."""
     _check_ready(pool)
     return Response()
 

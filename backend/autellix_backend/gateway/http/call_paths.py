@@ -1,4 +1,4 @@
-"""The short way of calls: no layer of the framework looks at a request for an endpoint that makes calls."""
+"""The fast path of calls: their requests bypass the framework's layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autellix_backend.gateway.requests import ClientGoneError
 
 
 class CallApp(FastAPI):
-    """A FastAPI app that hands calls to their endpoints behind its middleware, and routes all else."""
+    """A FastAPI app that routes everything but calls, which go from its middleware to their endpoints."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -23,7 +23,7 @@ class CallApp(FastAPI):
         """The endpoints that make calls, by their paths; set before the first request."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Put our middleware around both ways; the framework's own layers stay with its routes."""
+        """Wrap both paths in our middleware; the framework's own layers apply to its routes only."""
         ours, self.user_middleware = self.user_middleware, []
         try:
             app: ASGIApp = CallPaths(self.calls, super().build_middleware_stack())
@@ -35,14 +35,14 @@ class CallApp(FastAPI):
 
 
 class CallPaths:
-    """ASGI app of the calls; everything else goes to the other app."""
+    """ASGI app that answers calls and forwards everything else."""
 
     def __init__(self, calls: Mapping[str, ASGIApp], others: ASGIApp) -> None:
         self._calls = calls
         self._others = others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, its errors as the other routes answer theirs."""
+        """Answer one request; errors have the same form as on the framework's routes."""
         call = self._calls.get(scope["path"]) if scope["type"] == "http" else None
         if call is None or scope["method"] != "POST":
             await self._others(scope, receive, send)
@@ -54,7 +54,7 @@ class CallPaths:
         except GatewayError as error:
             await error_response(error, scope["path"])(scope, receive, send)
         except Exception as error:
-            # A request's boundary: the server logs it. The answer may have begun, and ends there then.
+            # The boundary of a request: the server logs it. An answer that has begun just ends.
             with contextlib.suppress(RuntimeError):
                 await crash_response(error, scope["path"])(scope, receive, send)
             raise

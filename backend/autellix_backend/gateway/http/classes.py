@@ -1,4 +1,4 @@
-"""Classes of programs for operators: their sizes, and how well they are predicted."""
+"""Program classes for operators: their sizes, and how well those are predicted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ClassRow:
     drifts: int
     is_drifting: bool
     verdict: str
-    """Whether it is predicted well, and why not."""
+    """Whether its sizes are predicted well, and if not, why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

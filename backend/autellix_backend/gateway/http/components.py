@@ -1,4 +1,4 @@
-"""The parameters of endpoints: components, the tenant of the request, and the open calls of the moment."""
+"""Parameters of endpoints: components, the request's tenant, and how to find programs and open calls."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _is_guarded(request: Request) -> bool:
 
 
 def _is_on_this_machine(request: Request) -> bool:
-    # A page whose owner has its name resolve to this machine, and clients behind a proxy here, name another.
+    # A rebound DNS name and clients behind a proxy on this machine send another `Host`.
     host = request.headers.get("host", "")
     is_local = not host or names_this_machine(host)
     return is_local and (request.client is None or is_loopback(request.client.host))
@@ -102,7 +102,7 @@ Tokens = Annotated[SessionTokens, _component("tokens")]
 WatchRegistry = Annotated[Watches, _component("watches")]
 Turns = Annotated[AnswerTurns, _component("turns")]
 TakeOverview = Annotated[Callable[[], Overview], Depends(_take_overview)]
-"""Returns the open calls and the engines of the moment."""
+"""Returns the current open calls and engines."""
 IsShown = Annotated[Callable[[Owned], bool], Depends(_is_shown)]
 """Whether the caller may see a program of its tenant.
 
@@ -151,7 +151,7 @@ def unknown_program(program_id: str) -> NotFoundError:
 
 
 def admin_only(what: str) -> Any:
-    """Return a dependency that refuses tenants that are no admins."""
+    """Return a dependency that refuses tenants that are not admins."""
 
     async def check(viewer: Viewer) -> None:
         viewer.check_admin(what)
@@ -175,7 +175,7 @@ def operator_only(what: str) -> Any:
 
 
 def feed_only_to_owners() -> Any:
-    """Return a dependency that keeps all clients' events from other machines, where there are no keys."""
+    """Return a dependency that refuses the feed to clients that may see their own programs only."""
 
     async def check(request: Request) -> None:
         if _is_guarded(request):

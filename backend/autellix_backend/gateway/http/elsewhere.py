@@ -1,6 +1,6 @@
-"""What the other workers of the same address know, for the endpoints of operators.
+"""The other workers' part of what operators see, and this worker's part for them.
 
-A worker that does not answer within its second is named in a header of the answer, and its part is missing.
+The part of a worker that does not answer within a second is missing; a header of the answer names the worker.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from autellix_backend.gateway.workers.others import OtherWorkers
 
 OPEN_CALLS, ENDED, ENDED_LIST, LIVING = "open_calls", "ended", "ended_list", "living"
 MAX_CALLS = 4096
-"""Open calls that a worker tells another at once."""
+"""The most open calls in one answer."""
 
 T = TypeVar("T")
 
 
 async def open_calls(others: OtherWorkers, scope: Scope, prefix: str) -> list[CallElsewhere]:
-    """Return the open calls of other workers, of programs whose ids begin so."""
+    """Return the other workers' open calls of programs whose ids have a prefix."""
     return await _ask(others, scope, OPEN_CALLS, prefix, CallElsewhere)
 
 
@@ -53,9 +53,9 @@ async def living_parts(others: OtherWorkers, scope: Scope, program_id: str) -> l
 
 
 def answer_open_calls(others: OtherWorkers, registry: CallRegistry, pool: EnginePool) -> None:
-    """Answer what others ask about open calls."""
+    """Answer the other workers' questions about open calls."""
 
-    def tell(prefix: str) -> bytes:
+    def encode(prefix: str) -> bytes:
         engines = {handle.name: handle.queue for handle in pool}
         calls = [call for call in registry if call.start.program_id.startswith(prefix)]
         return msgspec.msgpack.encode(
@@ -67,11 +67,11 @@ def answer_open_calls(others: OtherWorkers, registry: CallRegistry, pool: Engine
             ]
         )
 
-    others.answer(OPEN_CALLS, tell)
+    others.answer(OPEN_CALLS, encode)
 
 
 def answer_history(others: OtherWorkers, history: ProgramHistory) -> None:
-    """Answer what others ask about programs and their settled calls."""
+    """Answer the other workers' questions about programs and their settled calls."""
 
     def encode(program: EndedProgram | OpenProgram | None) -> bytes:
         return msgspec.msgpack.encode([] if program is None else [program])
@@ -87,7 +87,7 @@ def answer_history(others: OtherWorkers, history: ProgramHistory) -> None:
 
 
 def join_feeds(others: OtherWorkers, feed: EventFeed) -> None:
-    """Publish the other workers' calls here, and this one's there, wherever somebody listens."""
+    """Exchange events of calls with the other workers, while there are subscribers."""
     if not others.exist:
         return
 

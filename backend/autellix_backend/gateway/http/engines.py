@@ -1,4 +1,4 @@
-"""The engines for operators: their load, and how they join, drain and leave."""
+"""Engines for operators: their load, and how they join, drain and leave."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ ONE_ENGINE = ENGINES_PATH + "/{name}"
 MAX_ENGINES = 256
 """Engines in the pool at once: their names are labels of metrics."""
 LINK_WAIT_S = 2.0
-"""How long an added engine has to show what it reports."""
+"""How long the answer waits for an added engine's first report."""
 
 
 def _check_name(name: str) -> str:
     if "/" in name:
-        raise ValueError("holds a slash; expected a name that fits into a path")
+        raise ValueError("contains a slash; expected a name that fits into a path")
     return name
 
 
@@ -43,7 +43,7 @@ class NewEngine(BaseModel):
     name: Annotated[Id, AfterValidator(_check_name)] | None = None
     kind: EngineKindChoice = "auto"
     report_port: Annotated[int, Field(ge=1, le=MAX_PORT)] | None = None
-    """That of the settings if None."""
+    """By default 1,000 above the port of the address."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

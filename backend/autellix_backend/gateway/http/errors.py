@@ -1,4 +1,4 @@
-"""Errors as HTTP responses: every error that leaves the app has the form its path's clients expect."""
+"""Errors as HTTP responses, each in the form that clients of its path expect."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def install_error_handlers(app: FastAPI) -> None:
 
 def error_response(error: GatewayError, path: str) -> Response:
     """Return the response of an error, in the form that clients of the path expect."""
-    # It has been caught. Frames that raise an error from a variable refer to it, and it to all frames that it
-    # passed: a refused body would stay until the garbage collector looks.
+    # A frame that raises an error from a variable forms a cycle with it: a refused body would stay in memory
+    # until the garbage collector runs.
     error.__traceback__ = None
     return Response(error.body(error_shape(path)), error.status, error.headers, "application/json")
 
 
 def crash_response(error: Exception, path: str) -> Response:
-    """Return the response to a request that failed by a fault of ours."""
+    """Return the response to a request that failed because of a bug."""
     return error_response(GatewayError(f"the gateway failed: {type(error).__name__}"), path)
 
 
@@ -57,7 +57,7 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_client_gone(_request: Request, _error: Exception) -> Response:
-    # The client is gone; this is never sent.
+    # Never sent: the client is gone.
     return Response(status_code=HTTPStatus.NO_CONTENT)
 
 
@@ -68,7 +68,7 @@ async def _on_crash(request: Request, error: Exception) -> Response:
 def _invalid_request(problem: dict[str, Any]) -> InvalidRequestError:
     """Return pydantic's first problem as an error that names the field and what was expected."""
     if not problem["loc"]:
-        return InvalidRequestError(f"the body is not a JSON object as expected: {problem['msg']}")
+        return InvalidRequestError(f"the body is not the expected JSON object: {problem['msg']}")
     name, message = str(problem["loc"][-1]), problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "missing":
         message = "is missing; expected a value"

@@ -21,17 +21,17 @@ from autellix_wire import API_PREFIX
 
 EVENTS_PATH = API_PREFIX + "/events"
 KEEP_ALIVE_S = 15.0
-"""How often a silent feed sends a comment, so that no proxy takes the connection for dead."""
+"""How often a silent feed sends a comment, so that no proxy considers the connection dead."""
 MAX_SUBSCRIBERS = 256
 """Feeds open at once: each may hold a thousand events in memory."""
 MAX_TENANT_SUBSCRIBERS = 32
-"""Of them one tenant's, where there are tenants."""
+"""Feeds of one tenant, where there are tenants."""
 FAREWELL_S = 1.0
-"""How long the end of a feed may take, whose client does not read."""
+"""How long the last send may take where the client does not read."""
 
 
 class _EventStream(Response):
-    """Events as they come, until the client goes or the server ends."""
+    """Events as they happen, until the client disconnects or the server ends."""
 
     media_type = "text/event-stream"
 
@@ -77,14 +77,14 @@ router = APIRouter(tags=["operators"], responses=refusals(400, 401, 500, 503))
 async def subscribe(
     viewer: Viewer, feed: Feed, watches: WatchRegistry, program: Annotated[Id | None, Query()] = None
 ) -> Response:
-    """Send what happens to calls, programs and engines as server-sent events."""
+    """Stream the events of calls, programs and engines as server-sent events."""
     program_ids = None if program is None else viewer.candidates(program)
     return _EventStream(feed, watches, viewer, program_ids)
 
 
 async def _relay(subscription: Subscription, viewer: Tenant, send: Send) -> None:
-    """Send events as they come; a client that does not read delays only this task."""
-    # At once: from here on the client misses nothing.
+    """Send events as they happen; a client that does not read delays only this task."""
+    # At once, so that the client knows from when on it misses nothing.
     await _send(send, b": listening\n\n")
     while True:
         try:
@@ -104,7 +104,7 @@ async def _send(send: Send, data: bytes) -> None:
 
 
 def encode_event(event: Event, viewer: Tenant) -> bytes:
-    """Return an event as it goes over the wire, with ids as the viewer knows them."""
+    """Return an event as server-sent text, with ids as the viewer knows them."""
     program_id = None if event.program_id is None else viewer.shown(event.program_id)
     named = {} if program_id is None else {"program_id": program_id}
     return _encode(event.kind, {"at": event.at_s, **named, **event.facts})

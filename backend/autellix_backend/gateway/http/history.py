@@ -1,4 +1,4 @@
-"""Programs that have ended, for operators: where their time went, and their calls."""
+"""Ended programs for operators: where their time went, and their calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from autellix_backend.gateway.errors import InvalidRequestError, NotFoundError
-from autellix_backend.gateway.explain.why import CallExplanation
+from autellix_backend.gateway.explain.explanations import CallExplanation
 from autellix_backend.gateway.history.critical_path import Spent, spent, spent_text
 from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
 from autellix_backend.gateway.history.joined import joined_by_id
@@ -58,7 +58,7 @@ class EndedRow:
     failed_calls: int
     """Those that were not answered."""
     left_out: int
-    """Calls that were too many to keep."""
+    """Calls beyond the number that is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +73,13 @@ class EndedTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFacts:
-    """What all rows of calls have; times count from the program's first arrival, unknown values are null."""
+    """Fields of all rows of calls; times count from the program's first arrival, unknown values are null."""
 
     call_id: str
     thread_id: str
     parents: tuple[str, ...] | None
     tools: tuple[tuple[str, float], ...]
-    """Tools that ran at the client before it: name, seconds."""
+    """Tools that ran at the client before it: name and seconds."""
     engine: str
     start_s: float
     level: int | None
@@ -126,13 +126,13 @@ class EndedExplanation:
     spent: Spent
     snapshot_age_s: None = None
     calls: tuple[CallExplanation, ...] = ()
-    """None is open."""
+    """Always empty: no call is open."""
 
 
 router = APIRouter(tags=["operators"], responses=refusals(401, 500))
 
 
-# A hundred thousand calls may be kept: both answers are made in a thread, one at a time for each tenant.
+# The history may hold a hundred thousand calls, so a thread encodes both answers, one at a time per tenant.
 @router.get(HISTORY_PATH, response_model=EndedTable, responses=refusals(400))
 async def list_ended(
     viewer: Viewer,
@@ -209,7 +209,7 @@ def explain_ended(program: EndedProgram, viewer: Tenant) -> EndedExplanation:
 
 
 def ended_row(program: EndedProgram, viewer: Tenant) -> EndedRow:
-    """Return an ended program's line in a table, with its id as the viewer knows it."""
+    """Return an ended program's row, with its id as the viewer knows it."""
     calls = program.calls
     return EndedRow(
         program_id=viewer.shown(program.program_id),
@@ -234,7 +234,7 @@ def ended_row(program: EndedProgram, viewer: Tenant) -> EndedRow:
 
 
 def call_facts(call: EndedCall) -> dict[str, Any]:
-    """Return the fields of `CallFacts` of a call that has ended."""
+    """Return the fields of `CallFacts` of an ended call."""
     return {name: getattr(call, name) for name in _SAME_NAMES} | {"estimated": call.is_estimated}
 
 
@@ -251,10 +251,10 @@ def _call_row(call: EndedCall) -> EndedCallRow:
 
 
 def _ended_before(cursor: str | None) -> tuple[float, str]:
-    """Return the end and the id of the program that a listing continues behind.
+    """Return the end and the id of the program after which a listing continues.
 
     Raises:
-        InvalidRequestError: if no listing gave such a cursor.
+        InvalidRequestError: if the cursor is malformed.
     """
     if cursor is None:
         return (math.inf, "")

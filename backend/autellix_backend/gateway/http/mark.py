@@ -1,5 +1,6 @@
-"""The marks on responses: on every one, by which clients annotate their next calls to this gateway, and on
-one that lacks what a worker did not tell.
+"""Headers on responses: the version on each, and the workers whose part is missing.
+
+Clients annotate their calls to hosts that send the version.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _MISSING_KEY = "autellix.missing_workers"
 
 
 def note_missing(scope: Scope, workers: Iterable[int]) -> None:
-    """Note which workers did not answer in time, for the response to name."""
+    """Record workers that did not answer in time, so that the response names them."""
     scope.setdefault(_MISSING_KEY, set()).update(workers)
 
 
@@ -28,7 +29,7 @@ class Mark:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on."""
+        """Forward one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

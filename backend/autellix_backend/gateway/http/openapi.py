@@ -1,7 +1,7 @@
-"""The description of the HTTP API: FastAPI generates it from the routes and what this module adds to them.
+"""The OpenAPI document, which FastAPI generates from the routes, and what this module adds to it.
 
-Of the engine's endpoints it describes what the gateway itself reads of a call, and what it adds. The engine
-checks the other fields of a request.
+Of the engine's endpoints it describes what the gateway itself reads and adds; the engine checks the other
+fields of a request.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ ID_SCHEMA: Schema = {
 }
 JSON_TYPE = "application/json"
 MAX_CONTROL_BYTES = 64 * 1024
-"""Of a body that is no call's: those of our own clients are below 1 KiB."""
+"""The largest body of a control endpoint; those of our own clients are below 1 KiB."""
 _STATUS_TEXTS = {
     400: "A malformed body, header, parameter or id; `param` names it",
     401: "A missing or unknown API key, or a missing or wrong session token",
-    403: "For admins only",
-    404: "There is no such session, program or engine",
-    409: "The engine's name is taken, or no engine that takes calls would be left",
+    403: "Admins only",
+    404: "Unknown session, program or engine",
+    409: "The engine's name is taken, or no engine would be left that accepts calls",
     413: "The body is too large",
-    429: "A limit is reached; `Retry-After` holds the time until a retry",
+    429: "A limit is reached; `Retry-After` is the time until a retry",
     500: "The gateway failed",
     502: "The engine's answer could not be used",
     503: "No engine answers, or the gateway is shutting down; the call may be repeated",
@@ -118,7 +118,7 @@ Id = Annotated[str, AfterValidator(_checked), WithJsonSchema(ID_SCHEMA)]
 def refusals(*statuses: int, shape: ErrorShape = ErrorShape.OPENAI) -> dict[int | str, Schema]:
     """Return the description of these error statuses, for a route's `responses`."""
     model = AnthropicError if shape is ErrorShape.ANTHROPIC else OpenAIError
-    # By reference: FastAPI would build a serializer for each status of each route.
+    # By reference: for a model FastAPI would build a serializer per status and route.
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
     return {status: {"description": _STATUS_TEXTS[status], "content": content} for status in statuses}
 
@@ -235,7 +235,7 @@ def _call_body(dialect: Dialect) -> Schema:
     fields: Schema = {
         "vllm_xargs": {
             "type": ["object", "null"],
-            "description": "Goes on to a vLLM engine; `autellix_*` in it are the gateway's own",
+            "description": "Forwarded to a vLLM engine; the gateway sets `autellix_*` itself",
         }
     }
     if dialect.stream_ends:
@@ -243,29 +243,29 @@ def _call_body(dialect: Dialect) -> Schema:
     if dialect.output_fields:
         fields[dialect.output_fields[0]] = {
             "type": ["integer", "null"],
-            "description": "Times answers at most `limits.max_output_tokens`, the default where it is set",
+            "description": "Times answers at most `limits.max_output_tokens`, which is also its default",
         }
     return {"type": "object", "properties": fields}
 
 
-DESCRIPTION = "Program-aware serving in front of engines. Other fields go to the engine unchanged."
+DESCRIPTION = "Program-aware serving in front of engines. The engine receives all other fields unchanged."
 _SECURITY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
 _ANY_KEY: list[Schema] = [{}, {"bearer": []}, {"key": []}]
-"""A gateway without tenants needs no key."""
+"""Without tenants no key is needed."""
 
 
 class AsgiRoute(APIRoute):
-    """A described route whose endpoint is an ASGI app: the hot path has no request or response objects."""
+    """A described route whose endpoint is an ASGI app: calls need no request or response objects."""
 
     def __init__(self, path: str, app: ASGIApp, **description: Any) -> None:
         super().__init__(path, _undescribed, **description)
         self.app = app
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Match as a plain route does; the endpoint does not ask for its route."""
+        """Match like a plain route: the endpoint does not need its route in the scope."""
         return Route.matches(self, scope)
 
 

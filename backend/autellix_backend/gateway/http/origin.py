@@ -1,7 +1,8 @@
-"""Requests of web pages: a page of another site may not use a gateway that its visitor's browser reaches.
+"""Protection against other sites' pages, whose scripts run in a browser that can reach the gateway.
 
-A browser lets any page send a POST of plain text anywhere, and lets it read the answer of any name that the
-page's owner has resolve to this address. The first carries `Origin`, the second a foreign `Host`.
+A browser lets any page send a plain-text POST to any address; it carries the page's `Origin`. It also lets a
+page read answers from its own host name, which the page's owner may point at this address (DNS rebinding);
+such a request carries a foreign `Host`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from autellix_backend.gateway.http.page import is_page_path
 
 _MARKS = frozenset({b"origin", b"host", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest"})
 MAX_HOST_CHARACTERS = 270
-"""A name of DNS, and a port."""
+"""The longest DNS name, and a port."""
 _OTHER_SITES = ("cross-site", "same-site")
 """Values of Sec-Fetch-Site for pages of other origins."""
 
@@ -28,16 +29,16 @@ class SameOrigin:
     """ASGI middleware that refuses requests of other sites' pages."""
 
     def __init__(self, app: ASGIApp, *, is_local: bool) -> None:
-        """With `is_local` every `Host` but a name or address of this machine is refused.
+        """With `is_local`, refuse every `Host` that is not a name or address of this machine.
 
-        Only a gateway that listens on loopback, without keys, needs that: keys are not sent by themselves,
-        and a gateway in a cluster has names that it does not know.
+        Only a gateway on loopback without keys needs that: browsers do not send keys by themselves, and a
+        gateway in a cluster does not know its own names.
         """
         self._app = app
         self._is_local = is_local
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass one request on, or answer it with 403."""
+        """Forward one request, or answer it with 403."""
         if scope["type"] == "http":
             marks = {name: value.decode("latin-1") for name, value in scope["headers"] if name in _MARKS}
             is_page = is_page_path(scope["path"])
@@ -49,12 +50,12 @@ class SameOrigin:
 
 
 def foreign_page(marks: Mapping[bytes, str], *, is_local: bool, is_page: bool = False) -> str | None:
-    """Return what shows that a request comes from another site's page, None if nothing does.
+    """Return the evidence that a request comes from another site's page; None without any.
 
     Args:
-        marks: The headers Host, Origin and Sec-Fetch-*, as far as they are there.
+        marks: The headers Host, Origin and Sec-Fetch-* that the request has.
         is_local: Whether only names and addresses of this machine are its own.
-        is_page: Whether it asks for a file of our page, to which a link of another site may lead.
+        is_page: Whether the path is one of our page, which other sites may link to.
     """
     host = marks.get(b"host", "")
     if is_local and host and not names_this_machine(host):

@@ -1,4 +1,4 @@
-"""The live page: its files, which hold no data. What it shows it asks the API for, with the visitor's key."""
+"""The live page's files. They hold no data: the page reads it from the API with the visitor's key."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class _AnyFile(Response):
 
 
 def is_page_path(path: str) -> bool:
-    """Return whether a path is one of the page's, which hold no data and need no key."""
+    """Return whether a path belongs to the page, whose files need no key."""
     return path in ("/", ROOT, PAGE_PATH) or path.startswith(FILES_PATH)
 
 
 def has_page(gateway: GatewaySettings, *, has_keys: bool, is_loopback: bool) -> bool:
-    """Return whether a gateway serves the page: by default not where anybody on a network could read it."""
+    """Return whether a gateway serves the page; `auto` does not where anyone on the network could read it."""
     return gateway.page == "on" or (gateway.page == "auto" and (has_keys or is_loopback))
 
 
@@ -40,7 +40,7 @@ def has_page(gateway: GatewaySettings, *, has_keys: bool, is_loopback: bool) -> 
 @router.get(ROOT, status_code=307, response_class=RedirectResponse, openapi_extra=_PUBLIC)
 async def redirect_to_page() -> Response:
     """Send a browser to the live page."""
-    # From either path, also behind a proxy that adds a path of its own.
+    # Relative, so that it works from both paths and behind a proxy that adds a prefix.
     return RedirectResponse("autellix/", headers=PAGE_HEADERS)
 
 
@@ -59,7 +59,7 @@ async def show_file(name: str) -> Response:
 
 
 def file_response(name: str) -> Response:
-    """Return one of the page's files, with the headers that keep other sites and scripts out; else a 404."""
+    """Return a file of the page, or a 404, with headers that keep out other sites and foreign scripts."""
     asset = assets().get(name)
     if asset is None:
         return Response(status_code=404, headers=PAGE_HEADERS)

@@ -1,4 +1,4 @@
-"""Endpoints that forward a request to an engine as it is; they make no call."""
+"""Endpoints that forward requests to an engine unread; these are no calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PassthroughEndpoint:
         """Answer one request while its client is connected."""
         target = _target(scope)
         headers = read_headers(scope)
-        # It is no call, so its body counts until it is answered.
+        # Without a call that would take it over, the body counts until the answer.
         with self._intake.hold(self._tenants.of(scope)) as hold:
             body = await read_body(headers, receive, hold, self._max_body_bytes, "gateway.max_body_bytes")
             await run_while_connected(self._relay(scope, target, headers, body, send), receive)

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from autellix_backend.gateway.errors import InvalidRequestError
+from autellix_backend.gateway.explain.explanations import ProgramExplanation
 from autellix_backend.gateway.explain.overview import ProgramState
 from autellix_backend.gateway.explain.views import (
     CallRow,
@@ -20,7 +21,7 @@ from autellix_backend.gateway.explain.views import (
     critical_path_s,
     program_row,
 )
-from autellix_backend.gateway.explain.why import ProgramExplanation, explain_program
+from autellix_backend.gateway.explain.why import explain_program
 from autellix_backend.gateway.http.components import (
     FindEnded,
     FindLiving,
@@ -40,7 +41,7 @@ from autellix_wire import PROGRAMS_PATH
 DEFAULT_LIMIT = 200
 MAX_LIMIT = 1000
 MAX_PAGES = 80
-"""The most pages of the store for one answer, which may then hold less than was asked for, and a cursor."""
+"""The most pages of the store for one answer, which may then be shorter than its limit and has a cursor."""
 PAGE_PROGRAMS = 25
 ONE_PROGRAM = PROGRAMS_PATH + "/{program_id:path}"
 
@@ -65,7 +66,7 @@ class ProgramDetail(ProgramRow):
 
 
 def _check_limit(value: object) -> object:
-    # Pydantic would also accept blanks, underscores and a fraction of zero.
+    # Pydantic also accepts blanks, underscores and a fraction of zero.
     if isinstance(value, str) and not (value.isascii() and value.isdecimal()):
         raise ValueError(f"is {value!r}; expected a whole number from 1 to {MAX_LIMIT}")
     return value
@@ -112,7 +113,7 @@ async def list_programs(
                 break
             await pauses.pause()
     table = ProgramTable(programs=rows, has_more=cursor is not None, next=cursor)
-    # Not through the framework, which would look at each value of a thousand rows and hold up other calls.
+    # Bypasses the framework, which would validate each value of a thousand rows and delay other calls.
     return Response(msgspec.json.encode(table), media_type=JSON_TYPE)
 
 

@@ -34,7 +34,7 @@ LOST_HEARTBEATS = 3
 """Heartbeats that a client may miss before its session ends."""
 SESSION_TTL_S = LOST_HEARTBEATS * HEARTBEAT_S
 WATCHED_HEARTBEATS = 1.25
-"""Heartbeats after which the session of a client ends whose watch has ended: one more could have come."""
+"""A session ends after this many heartbeats once its watch has ended, unless another heartbeat arrives."""
 ONE_SESSION = SESSIONS_PATH + "/{session_id:path}"
 
 
@@ -118,11 +118,11 @@ async def watch(
     tokens: Tokens,
     request: Request,
 ) -> None:
-    """Stay open as long as the client lives; its session ends soon after, unless a heartbeat follows."""
+    """Stay open as long as the client lives; its session ends soon after it, unless a heartbeat follows."""
     tokens.check(viewer.scoped(session_id), read_headers(request.scope))
     await _refresh(session_id, viewer, store, clock)
     if await watches.until_gone(request.receive):
-        # As if its last heartbeat had come so long ago that little of its time is left.
+        # Backdates its last heartbeat, so that little of its time is left.
         spent_s = (LOST_HEARTBEATS - WATCHED_HEARTBEATS) * HEARTBEAT_S
         await store.heartbeat(viewer.scoped(session_id), clock() - spent_s)
 

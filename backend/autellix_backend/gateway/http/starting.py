@@ -1,4 +1,4 @@
-"""What a gateway answers while its engines start: a page that waits for them; all else has to come again."""
+"""The gateway's answers while its engines start: a page that waits for them, and 503 for everything else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STARTING_PAGE = "starting.html"
 
 
 def starting_app(*, has_page: bool) -> ASGIApp:
-    """Return the app that answers until the gateway's own does; `has_page` as for the gateway."""
+    """Return the app that answers until the gateway is ready; `has_page` as for the gateway."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         response = _response(Request(scope), has_page=has_page)

@@ -1,10 +1,11 @@
-"""A program over time, for a picture: its calls with what each did when, living or ended."""
+"""The timeline of a program, living or ended: what each of its calls did when."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter
@@ -35,7 +36,7 @@ from autellix_backend.stores.base import ProgramView
 
 FINISHED = "finished"
 MAX_OPEN_CALLS = 1024
-"""Open calls of one program that are shown, the oldest ones."""
+"""The most open calls of one program that are shown, oldest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class TimelineCall(CallFacts):
     outcome: str | None
     finish_s: float | None
     spans: tuple[Span, ...]
-    """Without gaps up to its end in the engine."""
+    """Without gaps, up to its end in the engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class ProgramTimeline:
     duration_s: float
     """Up to its last answer, or to now while it has open calls."""
     left_out: int
-    """Calls that were too many to keep, or to show."""
+    """Calls beyond the numbers that are kept and shown."""
     spent: Spent
     """What its duration so far was spent on, along its critical path."""
     calls: tuple[TimelineCall, ...]
@@ -84,7 +85,7 @@ async def show_timeline(
     request: Request,
 ) -> Response:
     """Show what each call of a program did when, while it runs or after it ended."""
-    # In a thread: thousands of calls would hold up all others'.
+    # A thread encodes the answer: thousands of calls would delay those of other programs.
     async with turns.turn(viewer, request):
         state = ENDED
         open_rows: tuple[TimelineCall, ...] = ()
@@ -171,14 +172,9 @@ def _finished_row(call: EndedCall) -> TimelineCall:
 def _open_row(call: ShownCall, overview: Overview, origin_s: float) -> TimelineCall:
     entry = overview.in_engine(call)
     return TimelineCall(
-        call_id=call.start.call_id,
-        thread_id=call.start.thread_id,
-        parents=call.start.parents,
-        tools=call.start.interceptions,
-        engine=call.engine,
+        **_identity(call, origin_s),
         state=overview.call_state(call),
         outcome=None,
-        start_s=call.began_s - origin_s,
         finish_s=None,
         spans=open_spans(call, overview, origin_s),
         level=call.level if entry is None else entry.level,
@@ -201,7 +197,7 @@ def open_spans(call: ShownCall, overview: Overview, origin_s: float) -> tuple[Sp
     else:
         age_s = 0.0 if engine is None else engine.age_s or 0.0
         since_s = min(now_s, max(start_s, now_s - age_s - entry.since_s))
-        # When it ran before its last preemption is not in a snapshot.
+        # A snapshot does not show when it ran before its last preemption.
         moves = [(SpanKind.ENGINE if entry.preemptions else SpanKind.WAITING, since_s)]
         if not entry.is_running:
             waits = SpanKind.PREEMPTED if entry.preemptions else SpanKind.WAITING
@@ -229,14 +225,20 @@ def _as_ended(call: ShownCall, overview: Overview, origin_s: float) -> EndedCall
     parts = open_spans(call, overview, origin_s)
     waits = {SpanKind.WAITING, SpanKind.INACTIVE, SpanKind.PREEMPTED}
     return EndedCall(
-        call_id=call.start.call_id,
-        thread_id=call.start.thread_id,
-        parents=call.start.parents,
-        tools=call.start.interceptions,
-        engine=call.engine,
+        **_identity(call, origin_s),
         outcome=overview.call_state(call),
-        start_s=call.began_s - origin_s,
         finish_s=overview.now - origin_s,
         wait_s=sum(part.finish_s - part.start_s for part in parts if part.kind in waits),
         inactive_s=sum(part.finish_s - part.start_s for part in parts if part.kind is SpanKind.INACTIVE),
     )
+
+
+def _identity(call: ShownCall, origin_s: float) -> dict[str, Any]:
+    return {
+        "call_id": call.start.call_id,
+        "thread_id": call.start.thread_id,
+        "parents": call.start.parents,
+        "tools": call.start.interceptions,
+        "engine": call.engine,
+        "start_s": call.began_s - origin_s,
+    }

@@ -1,4 +1,4 @@
-"""Requests that clients keep open: the end of one shows that the client's process is gone."""
+"""Requests that clients keep open: when one disconnects, the client's process is gone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autellix_backend.gateway.requests import disconnected
 
 
 class Watches:
-    """The open watches; the shutdown releases them, or it would wait for them."""
+    """The open watches. A shutdown releases them, because it would wait for them otherwise."""
 
     def __init__(self) -> None:
         self._released = asyncio.Event()

@@ -1,4 +1,4 @@
-"""A program as it is recorded: its calls so far, and the trace that they make."""
+"""A program during its recording, and the trace of its calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autellix_backend.observe.settled_call import Outcome, SettledCall
 from autellix_backend.stores.base import CallStart
 
 MAX_CALLS = 4096
-"""Calls of one program that are kept; a program with more is left out and counted, never cut short."""
+"""Calls of one program that are kept; a program with more is left out as a whole, and counted."""
 UNNAMED = "unnamed"
 
 
@@ -22,7 +22,7 @@ class TracedCall:
     start_s: float
     parents: tuple[TracedCall, ...]
     previous: TracedCall | None
-    """The last call of its thread that had ended when it began, whose prompt it most likely extends."""
+    """The last call of its thread that had ended when it began; it most likely extends that prompt."""
     finish_s: float = 0.0
     prompt_tokens: int = 0
     output_tokens: int = 0
@@ -36,7 +36,7 @@ class TracedCall:
 
 @dataclass(slots=True, eq=False)
 class RecordedProgram:
-    """The calls of a program since it began, or why it is left out of the recording."""
+    """The calls of a program since it began, or the reason why it is left out of the recording."""
 
     program_id: str
     unique_id: str
@@ -65,7 +65,7 @@ class RecordedProgram:
         return call
 
     def settle(self, call: TracedCall, settled: SettledCall) -> None:
-        """Complete a call with its end and its tokens."""
+        """Add the end and the tokens of a call."""
         self.running -= 1
         call.finish_s = settled.settled_s
         if (usage := settled.answer_usage) is not None:
@@ -78,7 +78,7 @@ class RecordedProgram:
                 self._leave_out("no_tokens")
 
     def _leave_out(self, problem: str) -> None:
-        # The entry stays until the program ends, so that it is counted once.
+        # The entry stays until the program ends, so that the program is counted once.
         self.problem = problem
         self.calls.clear()
         self.by_id.clear()
@@ -95,7 +95,7 @@ class RecordedProgram:
 
 
 def build_trace(program: RecordedProgram, origin_s: float) -> ProgramTrace:
-    """Return the trace of a program; `origin_s` is the moment that arrivals are counted from."""
+    """Return the trace of a program; arrivals are counted from `origin_s`."""
     numbers: dict[TracedCall, int] = {}
     for call in program.calls:
         if call.is_kept:
@@ -133,7 +133,7 @@ def _call_trace(call: TracedCall, numbers: dict[TracedCall, int], start_s: float
 
 
 def _kept(calls: Iterable[TracedCall]) -> Iterator[TracedCall]:
-    """Iterate over calls, replacing those that are not in the trace by their nearest kept ancestors."""
+    """Iterate over calls, with the nearest kept ancestors in place of those that are not in the trace."""
     waiting = list(calls)
     seen: set[TracedCall] = set()
     while waiting:

@@ -1,6 +1,6 @@
 """The recording of live traffic as program traces: counts and timings, never text.
 
-A program is kept in memory while it lives, and written as one line when it ends.
+A program stays in memory while it lives, and becomes one line when it ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autellix_backend.observe.line_writer import LineWriter
 from autellix_backend.observe.settled_call import SettledCall
 
 MAX_PENDING = 1024
-"""Ended programs that may be queued for the disk; further ones are left out and counted."""
+"""Ended programs that may wait for the disk; further ones are dropped and counted."""
 
 
 class ProgramRecorder:
@@ -71,14 +71,14 @@ class ProgramRecorder:
         self._running[call.start.key] = program, program.begin(call.start, call.began_s)
 
     def on_call_settled(self, settled: SettledCall) -> None:
-        """Complete a call with its end and its tokens."""
-        # A call may outlive the recording.
+        """Add the end and the tokens of a call."""
+        # A call may be settled after the recording was closed.
         if (found := self._running.pop(settled.start.key, None)) is not None:
             program, call = found
             program.settle(call, settled)
 
     def on_program_ended(self, program_id: str) -> None:
-        """Write a program, unless another one of its id has begun meanwhile."""
+        """Write an ended program, unless a new one with its id has begun."""
         program = self._programs.get(program_id)
         if program is not None and not program.running:
             self._finish(program)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import msgspec
 
 MAX_S = 1e15
-"""Of any time: sums of larger ones need not be numbers."""
+"""The largest time: sums of larger ones could overflow."""
 
 
 class TraceError(ValueError):

@@ -1,4 +1,4 @@
-"""The tenants file: TOML with one `[[tenant]]` per tenant; any error names its place."""
+"""The tenants file: TOML with one `[[tenant]]` per tenant. Errors name the tenant and the field."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ def _tenants_by_key(document: Mapping[str, object], defaults: TenantLimits) -> d
         tenant = _tenant(table, number, defaults)
         where = f'tenant "{tenant.name}"'
         if tenant.name in names:
-            raise SettingsError(f"{where}: name", "is there twice", "each name once")
+            raise SettingsError(f"{where}: name", "appears twice", "each name once")
         names.add(tenant.name)
         for digest in _digests(table, where):
             owner = owners.setdefault(digest, tenant)
             if owner is not tenant:
-                problem = f'holds a key that tenant "{owner.name}" has too'
+                problem = f'holds a key of tenant "{owner.name}"'
                 raise SettingsError(f"{where}: keys", problem, "keys of its own")
     return owners
 

@@ -1,6 +1,6 @@
-"""Bodies on their way in: their bytes count against limits before they are read, and as they come.
+"""Request bodies that are being received: limits apply to their announced size and to the bytes received.
 
-Only what has come is counted: a client that announces much and sends little takes nobody's room. From its
+Only received bytes are counted: a client that announces much and sends little takes up no space. From its
 admission on a call's body counts among the bytes of its tenant's calls instead.
 """
 
@@ -17,7 +17,7 @@ from autellix_backend.gateway.tenancy.tenants import Tenant
 
 
 class Intake:
-    """The bytes of bodies that the gateway holds without a call, by tenant."""
+    """Counts the bytes of bodies that belong to no admitted call, by tenant."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Intake:
         Args:
             max_bytes: The most bytes of all tenants.
             max_tenant_bytes: The most bytes of one.
-            limiter: Knows the bytes of the tenants' calls; None without limits.
+            limiter: Counts the bytes of the tenants' calls; None without limits.
             on_refusal: Is called with the tenant and the code of each refusal.
         """
         self._max_bytes = max_bytes
@@ -43,22 +43,22 @@ class Intake:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of all bodies on their way in."""
+        """The bytes of all these bodies."""
         return self._total_bytes
 
     def hold(self, tenant: Tenant) -> BodyHold:
-        """Return the hold of one request's body, which has no bytes yet."""
+        """Return an empty hold for the body of one request."""
         return BodyHold(self, tenant)
 
     def check(self, tenant: Tenant, size_bytes: int, more_bytes: int) -> None:
-        """Raise the error of a body that may not grow: `size_bytes` in all, by `more_bytes` from now."""
+        """Raise an error if a body may not grow by `more_bytes` to `size_bytes`."""
         error = self._refusal(tenant, size_bytes, more_bytes)
         if error is not None:
             self._on_refusal(tenant.name, error.code)
             raise error
 
     def add(self, tenant: str, size_bytes: int) -> None:
-        """Count bytes that came; those that are no longer held are negative."""
+        """Count received bytes; a negative number releases them."""
         self._total_bytes += size_bytes
         self._held[tenant] += size_bytes
         if not self._held[tenant]:
@@ -79,7 +79,7 @@ class Intake:
 
 
 class BodyHold:
-    """The bytes of one request's body, which are given back at the end of the request or before."""
+    """Counts the bytes of one request's body, until the end of the request at the latest."""
 
     def __init__(self, intake: Intake, tenant: Tenant) -> None:
         self._intake = intake
@@ -98,20 +98,20 @@ class BodyHold:
         """Check the size that a request announces.
 
         Raises:
-            BodyTooLargeError: if it is above the tenant's limit.
-            LimitError: if it is with the bytes of the tenant's other calls.
-            IntakeFullError: if the gateway holds too many bytes already.
+            BodyTooLargeError: if it exceeds the tenant's limit.
+            LimitError: if it does so together with the tenant's other calls.
+            IntakeFullError: if the gateway already holds too many bytes.
         """
         self._intake.check(self._tenant, size_bytes, size_bytes)
 
     def add(self, size_bytes: int) -> None:
-        """Count bytes that have come; raises as expect() does."""
+        """Count received bytes; raises as expect() does."""
         self._intake.check(self._tenant, self._size_bytes + size_bytes, size_bytes)
         self._intake.add(self._tenant.name, size_bytes)
         self._size_bytes += size_bytes
 
     def release(self) -> None:
-        """Give the bytes back; may be called twice."""
+        """Release the bytes; may be called twice."""
         self._intake.add(self._tenant.name, -self._size_bytes)
         self._size_bytes = 0
 

@@ -1,7 +1,7 @@
 """The usage of tenants and programs, and the admission of calls by it; `quotas` holds the arithmetic.
 
-Usage lives in one process: a restart resets it, and each of several gateways counts its own; the workers of
-one gateway have their parent count. A program's usage is dropped when the program ends.
+Usage lives in one process: a restart resets it, and each of several gateways counts its own. For the workers
+of one gateway their parent counts. A program's usage is dropped when the program ends.
 """
 
 from __future__ import annotations
@@ -33,20 +33,16 @@ class _LimitedProgram(ProgramUsage):
     tenant: TenantUsage
     running: int = 0
     is_in_table: bool = False
-    """Whether the store certainly has it, and will publish its end."""
+    """Whether the store certainly knows it, and so will publish its end."""
 
 
-@dataclass(slots=True, eq=False)
-class Reservation:
+class _Reservation(NamedTuple):
     """An admitted call's share of its tenant's limits, until the call is settled."""
 
-    call_key: str
     program_id: str
     tenant: TenantUsage
     limits: TenantLimits
     body_bytes: int
-    headers: dict[str, str]
-    """The rate limit headers of its answer."""
 
 
 class Charge(NamedTuple):
@@ -69,7 +65,7 @@ class CallLimits(Protocol):
         Raises:
             LimitError: if a limit is reached; then nothing is counted.
             BodyTooLargeError: if its body alone exceeds the limit on all of its tenant's calls.
-            ParentSilentError: if who counts does not answer.
+            ParentSilentError: if the parent that counts does not answer.
         """
 
     def release(self, call_key: str, now: float) -> None:
@@ -97,12 +93,14 @@ class Limiter:
         self._on_refusal = on_refusal
         self._tenants: dict[str, TenantUsage] = {}
         self._programs: dict[str, _LimitedProgram] = {}
-        self._reservations: dict[str, Reservation] = {}
+        self._reservations: dict[str, _Reservation] = {}
 
     def admit(
         self, tenant: Tenant, call_key: str, program_id: str, body_bytes: int, now: float
-    ) -> Reservation | None:
-        """Admit a call and count it; return None if its tenant has no limits.
+    ) -> dict[str, str]:
+        """Admit a call and count it; return the rate limit headers of its answer.
+
+        A call without limits is not counted.
 
         Raises:
             LimitError: if a limit is reached; then nothing is counted.
@@ -110,7 +108,7 @@ class Limiter:
         """
         limits = tenant.limits
         if limits == NO_LIMITS:
-            return None
+            return {}
         usage = self._tenants.setdefault(tenant.name, TenantUsage())
         check_body(tenant, body_bytes, self._on_refusal)
         self._advance(usage, limits, now)
@@ -124,43 +122,33 @@ class Limiter:
         usage.calls += 1
         usage.call_bytes += body_bytes
         self._enter(usage, program_id)
-        headers = rate_headers(limits, usage)
-        reservation = Reservation(call_key, program_id, usage, limits, body_bytes, headers)
-        self._reservations[call_key] = reservation
-        return reservation
+        self._reservations[call_key] = _Reservation(program_id, usage, limits, body_bytes)
+        return rate_headers(limits, usage)
 
     async def reserve(
         self, tenant: Tenant, call_key: str, program_id: str, body_bytes: int, now: float
     ) -> Mapping[str, str]:
-        """Admit a call as admit() does; return the rate limit headers of its answer."""
-        reservation = self.admit(tenant, call_key, program_id, body_bytes, now)
-        return {} if reservation is None else reservation.headers
+        """Admit a call as admit() does."""
+        return self.admit(tenant, call_key, program_id, body_bytes, now)
 
     def release(self, call_key: str, now: float) -> None:
         """Release a call that could not start; it may be unknown."""
-        reservation = self._reservations.get(call_key)
-        if reservation is not None:
-            self.cancel(reservation, now)
+        self._release(call_key, now, Charge(is_refunded=True))
 
     def call_bytes(self, tenant: str) -> int:
         """Return the bytes of a tenant's calls in flight."""
         usage = self._tenants.get(tenant)
         return 0 if usage is None else usage.call_bytes
 
-    def cancel(self, reservation: Reservation, now: float) -> None:
-        """Release the reservation of a call that could not start."""
-        self._release(reservation, now, Charge(is_refunded=True))
-
-    def charge(self, reservation: Reservation, now: float, charge: Charge) -> None:
-        """Release the reservation of an ended call, once, and charge the call to its tenant and program."""
-        self._programs[reservation.program_id].is_in_table = True
-        self._release(reservation, now, charge)
+    def charge(self, call_key: str, now: float, charge: Charge) -> None:
+        """Release an ended call and charge it to its tenant and program; it may be unknown."""
+        if call_key in self._reservations:
+            self._programs[self._reservations[call_key].program_id].is_in_table = True
+            self._release(call_key, now, charge)
 
     def on_call_settled(self, settled: SettledCall) -> None:
         """Charge a call that was admitted by limits."""
-        reservation = self._reservations.get(settled.start.key)
-        if reservation is not None:
-            self.charge(reservation, settled.settled_s, charge_of(settled))
+        self.charge(settled.start.key, settled.settled_s, charge_of(settled))
 
     def on_program_ended(self, program_id: str) -> None:
         """Drop a program; the id may be unknown."""
@@ -169,15 +157,16 @@ class Limiter:
             program.is_in_table = False
             self._drop_if_gone(program_id, program)
 
-    def _release(self, reservation: Reservation, now: float, charge: Charge) -> None:
-        known = self._reservations.pop(reservation.call_key, None)
-        assert known is reservation, "a reservation is released once"
+    def _release(self, call_key: str, now: float, charge: Charge) -> None:
+        reservation = self._reservations.pop(call_key, None)
+        if reservation is None:
+            return
         usage, program = reservation.tenant, self._programs[reservation.program_id]
         usage.calls -= 1
         usage.call_bytes -= reservation.body_bytes
         self._advance(usage, reservation.limits, now)
         if charge.is_refunded and usage.requests is not None:
-            # A bucket that was refilled meanwhile holds the request already.
+            # A bucket that has been refilled since already holds the request.
             room = capacity(reservation.limits.requests_per_minute or 0.0) - usage.requests.level
             usage.requests = usage.requests.less(-min(1.0, room))
         if usage.tokens is not None:
@@ -223,7 +212,7 @@ class Limiter:
             program.tenant.programs -= 1
 
     def _advance(self, usage: TenantUsage, limits: TenantLimits, now: float) -> None:
-        # The limits may have changed since the last call.
+        # The tenants file may have changed the limits since the last call.
         usage.requests = _bucket(usage.requests, limits.requests_per_minute, now)
         usage.tokens = _bucket(usage.tokens, limits.tokens_per_minute, now)
         day, day_s = divmod(now + self._epoch_s, DAY_S)
@@ -233,7 +222,7 @@ class Limiter:
 
 
 def check_body(tenant: Tenant, body_bytes: int, on_refusal: Callable[[str, str], None]) -> None:
-    """Check the body of a call alone.
+    """Check the size of a call's body on its own.
 
     Raises:
         BodyTooLargeError: if it exceeds the limit on all of its tenant's calls.
@@ -248,7 +237,7 @@ def charge_of(settled: SettledCall) -> Charge:
     """Return what a settled call costs."""
     usage = settled.engine_usage
     tokens = 0 if usage is None else usage.prompt_tokens + usage.output_tokens
-    # A call that no engine took does not count among the tenant's requests.
+    # A call that reached no engine is refunded.
     return Charge(tokens, settled.receipt.service_s, settled.outcome is Outcome.UNAVAILABLE)
 
 

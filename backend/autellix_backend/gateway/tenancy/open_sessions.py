@@ -1,4 +1,4 @@
-"""The sessions that tenants keep open at this gateway, so that their number can be bounded."""
+"""The open sessions of each tenant at this gateway, to bound their number."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from autellix_backend.gateway.tenancy.quotas import too_many
 from autellix_backend.gateway.tenancy.tenants import Tenant
 
 MAX_KNOWN = 2**20
-"""Over all tenants; beyond it sessions are no longer counted, but still served."""
+"""Over all tenants. Further sessions are served but not counted."""
 
 
 class OpenSessions:
-    """The running sessions of each tenant; one without a heartbeat leaves when its session ends."""
+    """Counts the running sessions of each tenant; a session without heartbeats expires."""
 
     def __init__(self, *, ttl_s: float, on_refusal: Callable[[str, str], None]) -> None:
         """Start empty; `on_refusal` is called with the tenant and the code of each refusal."""
@@ -28,7 +28,7 @@ class OpenSessions:
         """Count a session that starts or is refreshed.
 
         Raises:
-            LimitError: if it is new and the tenant has as many as it may.
+            LimitError: if it is new and the tenant is at its limit.
         """
         self._sessions.expire_of(tenant.name, now)
         limit, running = tenant.limits.max_sessions, self.count(tenant)
@@ -39,7 +39,7 @@ class OpenSessions:
         self._sessions.put(tenant.name, session_id, None, now)
 
     def keep(self, tenant: Tenant, session_id: str, now: float) -> None:
-        """Count a session that had a heartbeat; another gateway may have started it."""
+        """Count a session that sent a heartbeat; another gateway may have started it."""
         self._sessions.put(tenant.name, session_id, None, now)
 
     def end(self, tenant: Tenant, session_id: str) -> None:

@@ -1,9 +1,9 @@
 """Rate limits, budgets and caps as arithmetic over plain values; time is an argument.
 
-A rate limit is a bucket that holds one minute's worth and is refilled evenly, so over any time t at most the
-bucket and t's share pass. Tokens are known only when a call has ended: a call is admitted while the bucket is
-not in debt, and its charge may leave a debt that later calls wait for. Budgets and caps are compared with the
-usage so far.
+A rate limit is a bucket that holds one minute's worth and refills evenly, so any period admits at most a
+bucket plus the period's share. A call's tokens are known only at its end: calls are admitted while the
+bucket is not in debt, and a charge may leave a debt that later calls wait for. Budgets and caps are compared
+with the usage so far.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from autellix_backend.settings import TenantLimits
 MINUTE_S = 60.0
 DAY_S = 86400.0
 SOON_S = 1.0
-"""The retry time at a cap: when a call or program will end is unknown."""
+"""The retry time at a cap: it is unknown when a call or program will end."""
 DUST_S = 1e-6
 """Rounding error of floats; a client that waited for `Retry-After` must not be refused for it."""
 
@@ -81,7 +81,7 @@ class ProgramUsage:
 def refusal(
     limits: TenantLimits, tenant: TenantUsage, program: ProgramUsage | None, body_bytes: int
 ) -> LimitError | None:
-    """Return the error of a refused call, None if it is admitted; `program` is None if it would be new."""
+    """Return the error that refuses a call, None if it is admitted; `program` is None for a new program."""
     return (
         _program_budget(limits, program or ProgramUsage())
         or _tenant_budget(limits, tenant)
@@ -110,7 +110,7 @@ def _tenant_budget(limits: TenantLimits, used: TenantUsage) -> LimitError | None
     ):
         limit = getattr(limits, name)
         if limit is not None and value >= limit:
-            message = f"the budget of this day (UTC) is used up: {value:g} of {limit:g} {unit}"
+            message = f"today's budget (UTC) is used up: {value:g} of {limit:g} {unit}"
             return LimitError("tenant_budget_exceeded", "insufficient_quota", name, message, used.day_left_s)
     return None
 
@@ -128,7 +128,7 @@ def _caps(limits: TenantLimits, used: TenantUsage, body_bytes: int, *, is_new: b
 
 
 def too_many(name: str, code: str, what: str, limit: int, would_be: int) -> LimitError:
-    """Return the error of a cap that one more would exceed."""
+    """Return the error of a cap that would be exceeded."""
     message = f"at most {limit} {what} at once are allowed, and this would make {would_be}"
     return LimitError(code, "rate_limit_error", name, message, SOON_S)
 

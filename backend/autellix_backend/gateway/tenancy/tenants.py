@@ -1,11 +1,11 @@
 """Tenants and their API keys.
 
-Keys are stored as SHA-256 digests. A slow, salted hash protects passwords, which people choose and others can
-guess; a key holds 256 random bits, which cannot be guessed at any speed, and it is checked at each call. The
-comparison with the known keys takes the same time for every key.
+Keys are stored as SHA-256 digests. Slow, salted hashes protect passwords, which can be guessed; a key has 256
+random bits, which cannot, and it is checked at each call. The comparison with the known keys takes the same
+time for every key.
 
-Within the backend an id carries its tenant's name (`research/run-7`). Names hold no slash, so no two tenants
-can share an id, whichever ids their clients choose.
+Within the backend an id starts with its tenant's name (`research/run-7`). Names contain no slash, so two
+tenants never share an id, whichever ids their clients choose.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Tenant:
         return scoped_id.removeprefix(self.name + SEPARATOR) if self.name else scoped_id
 
     def candidates(self, shown_id: str) -> tuple[str, ...]:
-        """Return the backend's ids that a requested id may mean, the tenant's own first."""
+        """Return the backend's ids that a requested id may refer to, the tenant's own first."""
         own = self.scoped(shown_id)
         return (own, shown_id) if self.is_admin and self.name else (own,)
 
@@ -116,7 +116,7 @@ class Tenants:
         digest = _digest(key)
         found: Tenant | None = None
         for known, tenant in self._keys.items():
-            # To the end even after a match: the time must not depend on its place.
+            # No break at a match: the time must not depend on its place.
             if hmac.compare_digest(digest, known):
                 found = tenant
         if found is None:

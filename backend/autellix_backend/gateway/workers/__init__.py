@@ -1,1 +1,1 @@
-"""Several gateway processes behind one address: what they ask their parent and one another."""
+"""Several gateway processes behind one address: the messages between them and their parent."""

@@ -1,7 +1,7 @@
-"""The parent of several workers: it counts limits, merges metrics, and passes questions and events on.
+"""The parent of several workers: it counts limits, merges metrics, and forwards questions and events.
 
-Every worker has one link to it, so none needs to know the others. Whoever asks gets an answer within a
-deadline: a worker that hangs or has died costs its part of the answer, and is named as missing.
+Every worker has one link to the parent, and none to the others. Answers come within a deadline: the part of a
+worker that hangs or has died is missing, and the worker is named.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from autellix_backend.gateway.workers.merged_metrics import MetricsOfWorkers, de
 
 ASK_OTHERS, METRICS, PAGE, EVENT, EVENTS_WANTED = "ask_others", "metrics", "page", "event", "events_wanted"
 WORKER_ANSWER_S = 1.0
-"""How long a worker may take: it answers from memory, between two calls."""
+"""How long a worker may take to answer, which it does from memory."""
 
 
 class Hub:
-    """Knows the links to all workers."""
+    """Holds the links to all workers."""
 
     def __init__(self, workers: int, keeper: LimitKeeper, *, answer_s: float = WORKER_ANSWER_S) -> None:
-        """Expect so many workers, by numbers from 1, and their answers within some seconds."""
+        """Expect this many workers, numbered from 1, and each answer within `answer_s`."""
         self._answer_s = answer_s
         self._numbers = range(1, workers + 1)
         self._keeper = keeper
         self._metrics = MetricsOfWorkers()
         self._links: dict[int, Link] = {}
         self._listening: set[int] = set()
-        """The workers that have subscribers to events."""
+        """The workers with subscribers to events."""
 
     async def serve(self, worker: int, link: Link) -> None:
         """Serve a worker's messages until it ends."""

@@ -1,6 +1,6 @@
-"""Tenants' limits over all workers: the parent counts, and the workers ask it before each limited call.
+"""Tenants' limits over all workers: the parent counts, and workers ask it before each limited call.
 
-The parent outlives every worker, so usage outlives them too; calls of a worker that died are given back.
+The parent outlives every worker, and so does the usage. The calls of a worker that dies are released.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from autellix_backend.gateway.tenancy.limiter import (
     NO_LIMITS,
     Charge,
     Limiter,
-    Reservation,
     charge_of,
     check_body,
 )
@@ -26,7 +25,7 @@ from autellix_backend.settings import TenantLimits
 
 ADMIT, CHARGE, CANCEL, PROGRAM_ENDED = "admit", "charge", "cancel", "program_ended"
 ANSWER_S = 5.0
-"""How long the parent may take; it has little else to do, and a call that waits has lost nothing."""
+"""How long the parent may take. It has little else to do, and a call loses nothing while it waits."""
 
 
 class LimitKeeper:
@@ -35,24 +34,24 @@ class LimitKeeper:
     def __init__(self, *, epoch_s: float, clock: Callable[[], float]) -> None:
         """Start without any usage; `epoch_s` plus the clock gives seconds since 1970."""
         self._clock = clock
-        # A worker counts the refusals of its own calls.
+        # Each worker counts the refusals of its own calls.
         self._limiter = Limiter(epoch_s=epoch_s, on_refusal=lambda _tenant, _code: None)
-        self._held: defaultdict[int, dict[str, Reservation]] = defaultdict(dict)
-        """The reservations of open calls by worker."""
+        self._held: defaultdict[int, set[str]] = defaultdict(set)
+        """The keys of open calls by worker."""
 
     def handlers(self, worker: int) -> dict[str, Callable[[Any], Any]]:
-        """Return what answers one worker's messages."""
+        """Return the handlers of one worker's messages."""
         return {
             ADMIT: lambda content: self._admit(worker, *content),
             CHARGE: lambda content: self._charge(worker, content[0], Charge(*content[1])),
-            CANCEL: lambda call_key: self._cancel(worker, call_key),
+            CANCEL: lambda call_key: self._release(worker, call_key),
             PROGRAM_ENDED: self._limiter.on_program_ended,
         }
 
     def on_ended(self, worker: int) -> None:
-        """Give back the calls of a worker that has ended; they are charged nothing."""
-        for reservation in self._held.pop(worker, {}).values():
-            self._limiter.charge(reservation, self._clock(), Charge())
+        """Release the calls of a worker that has ended, without a charge."""
+        for call_key in self._held.pop(worker, ()):
+            self._limiter.charge(call_key, self._clock(), Charge())
 
     def _admit(
         self,
@@ -65,27 +64,23 @@ class LimitKeeper:
     ) -> tuple[bool, Any, Mapping[str, str]]:
         who = Tenant(name=tenant, limits=TenantLimits(**limits))
         try:
-            reservation = self._limiter.admit(who, call_key, program_id, body_bytes, self._clock())
+            headers = self._limiter.admit(who, call_key, program_id, body_bytes, self._clock())
         except LimitError as error:
             return False, error.arguments, error.rate_headers
-        if reservation is None:
-            return True, None, {}
-        self._held[worker][call_key] = reservation
-        return True, None, reservation.headers
+        self._held[worker].add(call_key)
+        return True, None, headers
 
     def _charge(self, worker: int, call_key: str, charge: Charge) -> None:
-        reservation = self._held[worker].pop(call_key, None)
-        if reservation is not None:
-            self._limiter.charge(reservation, self._clock(), charge)
+        self._held[worker].discard(call_key)
+        self._limiter.charge(call_key, self._clock(), charge)
 
-    def _cancel(self, worker: int, call_key: str) -> None:
-        reservation = self._held[worker].pop(call_key, None)
-        if reservation is not None:
-            self._limiter.cancel(reservation, self._clock())
+    def _release(self, worker: int, call_key: str) -> None:
+        self._held[worker].discard(call_key)
+        self._limiter.release(call_key, self._clock())
 
 
 class SharedLimiter:
-    """A worker's side: it asks the parent."""
+    """The worker's side: it asks the parent."""
 
     def __init__(self, link: Link, *, on_refusal: Callable[[str, str], None]) -> None:
         """Take the link; `on_refusal` is called with the tenant and the code of each refusal."""

@@ -1,8 +1,8 @@
 """One end of the connection between a worker and its parent: questions with answers, and notices.
 
-A pair of sockets that no other process can open. A message is its length in four bytes, then a triple in
-MessagePack: a number (positive for a question, the same below zero for its answer, zero for a notice), a
-kind, and plain data.
+It is a socket pair, which no other process can open. A message is its length in four bytes, then a triple in
+MessagePack: a number (positive for a question, negated for its answer, zero for a notice), a kind, and plain
+data.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 MAX_WAITING_BYTES = 8 * 2**20
-"""Unsent bytes above which a notice that may be lost is dropped: the other process hangs."""
+"""Unsent bytes beyond which droppable notices are dropped, because the other process hangs."""
 _LENGTH_BYTES = 4
 _FAILED = "failed"
 UNHANDLED = "a message %r between workers could not be handled"
@@ -26,18 +26,18 @@ UNHANDLED = "a message %r between workers could not be handled"
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[Any], Any]
-"""Takes what came with a question or notice; returns the answer, or a coroutine that does."""
+"""Receives the content of a question or notice; returns the answer, or an awaitable of it."""
 
 
 class LinkLostError(Exception):
-    """The other process has ended, or could not answer."""
+    """The other process has ended, or failed to answer."""
 
 
 class Link:
     """One end."""
 
     def __init__(self, own: socket.socket) -> None:
-        """Take over one socket of a pair."""
+        """Take ownership of one socket of a pair."""
         self._socket = own
         self.handlers: dict[str, Handler] = {}
         """By the kind of message."""
@@ -53,7 +53,7 @@ class Link:
         self._reader, self._writer = await asyncio.open_unix_connection(sock=self._socket)
 
     async def serve(self) -> None:
-        """Take messages until the other end closes."""
+        """Handle messages until the other end closes."""
         assert self._reader is not None, "it is open"
         try:
             while True:
@@ -68,7 +68,7 @@ class Link:
         """Return the answer to a question.
 
         Raises:
-            LinkLostError: if the other process ends first, or fails to answer.
+            LinkLostError: if the other process ends before it answers, or fails to.
             TimeoutError: if it takes longer.
         """
         number = next(self._numbers)
@@ -81,7 +81,7 @@ class Link:
             del self._waiting[number]
 
     def tell(self, kind: str, content: Any, *, may_be_lost: bool = False) -> None:
-        """Send a notice; one to a process that has ended, or one that may be lost and hangs, is dropped."""
+        """Send a notice; dropped if the other process has ended, or hangs and the notice `may_be_lost`."""
         if self._writer is None or self._writer.is_closing():
             return
         if may_be_lost and self._writer.transport.get_write_buffer_size() > MAX_WAITING_BYTES:
@@ -110,13 +110,13 @@ class Link:
             return
         handler = self.handlers.get(kind)
         if handler is None:
-            # A worker may be asked before it has all its parts.
+            # A worker may be asked while it still starts.
             self._fail(number)
             return
         try:
             answer = handler(content)
         except Exception:
-            # A process's boundary: what cannot be answered must not end the connection.
+            # The boundary of a process: a failed answer must not end the connection.
             logger.exception(UNHANDLED, kind)
             self._fail(number)
             return
@@ -128,7 +128,7 @@ class Link:
             self._send(-number, kind, answer)
 
     def _take_answer(self, number: int, kind: str, content: Any) -> None:
-        # Nobody waits for one that comes too late.
+        # The question of a late answer has timed out.
         waiting = self._waiting.get(number)
         if waiting is None or waiting.done():
             return
@@ -145,7 +145,7 @@ class Link:
         except LinkLostError:
             pass
         except Exception:
-            # A process's boundary, as above.
+            # The boundary of a process, as above.
             logger.exception(UNHANDLED, kind)
             self._fail(number)
 

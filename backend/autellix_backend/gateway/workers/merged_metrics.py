@@ -1,25 +1,23 @@
-"""The metrics of several workers as one page: sums, and by what else a value of all of them is known.
+"""The metrics of several workers on one page.
 
-A counter never goes back: what a worker that has ended had counted stays in the sums, and one that does not
-answer in time counts as it did last.
+Counters never decrease: the counts of an ended worker stay in the sums, and a worker that does not answer in
+time keeps its last counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 
-from autellix_backend.observe.metrics import Merge, MetricFamily
+from autellix_backend.observe.metric_families import Merge, MetricFamily
 
 WORKER_UP = "autellix_worker_up"
 WORKER = "worker"
 _CREATED = "_created"
 _COUNTED = frozenset({"counter", "histogram"})
 
-Labels = tuple[tuple[str, str], ...]
 _JOIN: Mapping[Merge, Callable[[float, float], float]] = {
     Merge.SUM: lambda left, right: left + right,
     Merge.LEAST: min,
@@ -27,63 +25,44 @@ _JOIN: Mapping[Merge, Callable[[float, float], float]] = {
 }
 
 
-@dataclass(slots=True)
-class MergedFamily:
-    """One metric of all workers."""
-
-    text: str
-    kind: str
-    merge: Merge
-    samples: dict[tuple[str, Labels], float] = field(default_factory=dict)
-
-    def add(self, name: str, labels: Labels, value: float) -> None:
-        """Join the value of one worker."""
-        key = (name, labels)
-        known = self.samples.get(key)
-        merge = Merge.LEAST if name.endswith(_CREATED) else self.merge
-        self.samples[key] = value if known is None else _JOIN[merge](known, value)
-
-
-def merge(pages: Iterable[tuple[int, Sequence[MetricFamily]]]) -> dict[str, MergedFamily]:
-    """Return the metrics of several workers as one, by name; what belongs to one process has its number."""
-    found: dict[str, MergedFamily] = {}
+def merge(pages: Iterable[tuple[int, Sequence[MetricFamily]]]) -> list[MetricFamily]:
+    """Return the metrics of several workers as one; those of a process get a label with its number."""
+    found: dict[str, MetricFamily] = {}
+    values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
     for worker, families in pages:
         for family in families:
-            into = found.setdefault(family.name, MergedFamily(family.text, family.kind, family.merge))
-            is_own = family.merge is Merge.EACH
+            found.setdefault(family.name, family)
+            of_family = values.setdefault(family.name, {})
+            own = ((WORKER, str(worker)),) if family.merge is Merge.EACH else ()
             for name, labels, value in family.samples:
-                into.add(name, (*labels, (WORKER, str(worker))) if is_own else labels, value)
-    return found
+                key = (name, (*labels, *own))
+                if key in of_family:
+                    join = min if name.endswith(_CREATED) else _JOIN[family.merge]
+                    value = join(of_family[key], value)
+                of_family[key] = value
+    return [
+        msgspec.structs.replace(family, samples=[(*key, value) for key, value in values[name].items()])
+        for name, family in found.items()
+    ]
 
 
 class MetricsOfWorkers:
-    """What the workers of one address have counted, those that have ended included."""
+    """Merges the metrics of the workers of one address, ended ones included."""
 
     def __init__(self) -> None:
         self._last: dict[int, list[MetricFamily]] = {}
-        """What each worker that runs showed last."""
+        """The last metrics of each running worker."""
         self._ended: list[MetricFamily] = []
 
     def on_ended(self, worker: int) -> None:
-        """Keep what a worker had counted."""
-        families = _counted(self._last.pop(worker, []))
-        merged = merge([(0, self._ended), (0, families)])
-        self._ended = [
-            MetricFamily(
-                name=name,
-                text=family.text,
-                kind=family.kind,
-                merge=family.merge,
-                samples=[(*key, value) for key, value in family.samples.items()],
-            )
-            for name, family in merged.items()
-        ]
+        """Keep the counts of a worker that has ended."""
+        self._ended = merge([(0, self._ended), (0, _counted(self._last.pop(worker, [])))])
 
     def page(self, answers: Mapping[int, list[MetricFamily] | None]) -> bytes:
         """Return the page of all workers in Prometheus' text format.
 
         Args:
-            answers: What each worker that should run shows, by its number; None for one that did not answer.
+            answers: Each expected worker's metrics by its number; None for one that did not answer.
         """
         shown: list[tuple[int, list[MetricFamily]]] = [(0, self._ended)]
         for worker, families in sorted(answers.items()):
@@ -92,26 +71,35 @@ class MetricsOfWorkers:
             else:
                 self._last[worker] = families
                 shown.append((worker, families))
-        merged = merge(shown)
-        merged[WORKER_UP] = up = MergedFamily("Whether the worker answers.", "gauge", Merge.MOST)
-        for worker, families in sorted(answers.items()):
-            up.add(WORKER_UP, ((WORKER, str(worker)),), float(families is not None))
-        return generate_latest(_Page(merged))
+        return generate_latest(_Page([*merge(shown), _workers_up(answers)]))
 
 
 class _Page(CollectorRegistry):
-    """A registry of merged metrics, to be rendered."""
+    """A registry of merged metrics, for rendering."""
 
-    def __init__(self, families: Mapping[str, MergedFamily]) -> None:
+    def __init__(self, families: Iterable[MetricFamily]) -> None:
         super().__init__()
         self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        for name, family in self._families.items():
-            metric = Metric(name, family.text, family.kind)
-            for (sample, labels), value in family.samples.items():
+        for family in self._families:
+            metric = Metric(family.name, family.text, family.kind)
+            for sample, labels, value in family.samples:
                 metric.add_sample(sample, dict(labels), value)
             yield metric
+
+
+def _workers_up(answers: Mapping[int, object | None]) -> MetricFamily:
+    return MetricFamily(
+        name=WORKER_UP,
+        text="Whether the worker answers.",
+        kind="gauge",
+        merge=Merge.EACH,
+        samples=[
+            (WORKER_UP, ((WORKER, str(worker)),), float(answer is not None))
+            for worker, answer in sorted(answers.items())
+        ],
+    )
 
 
 def _counted(families: Iterable[MetricFamily]) -> list[MetricFamily]:
@@ -119,5 +107,5 @@ def _counted(families: Iterable[MetricFamily]) -> list[MetricFamily]:
 
 
 def decode_families(content: object) -> list[MetricFamily]:
-    """Return a worker's metrics as they came over its link."""
+    """Return a worker's metrics from its answer."""
     return msgspec.convert(content, list[MetricFamily])

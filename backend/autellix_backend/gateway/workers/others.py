@@ -1,4 +1,4 @@
-"""A worker's view of the others: it asks them through the parent."""
+"""A worker's access to the other workers, through their parent."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from autellix_backend.gateway.workers.hub import ASK_OTHERS, PAGE, WORKER_ANSWER
 from autellix_backend.gateway.workers.link import Link, LinkLostError
 
 PARENT_ANSWER_S = WORKER_ANSWER_S + 1.0
-"""The workers' time, and some for the parent."""
+"""The workers' time, plus some for the parent."""
 
 
 class OtherWorkers:
-    """The other workers of the same address; with a link of None there are none."""
+    """The other workers of the same address; none without a link."""
 
     def __init__(self, link: Link | None = None) -> None:
         self._link = link
@@ -25,12 +25,12 @@ class OtherWorkers:
         return self._link is not None
 
     def answer(self, kind: str, handler: Callable[[Any], Any]) -> None:
-        """Answer a kind of questions of the others; answers are plain data, and never None."""
+        """Answer the others' questions of a kind; answers are plain data, never None."""
         if self._link is not None:
             self._link.handlers[kind] = handler
 
     async def ask(self, kind: str, content: Any) -> Mapping[int, Any]:
-        """Return the others' answers by their numbers; None for one that does not answer in time."""
+        """Return the other workers' answers by number; None for one that does not answer in time."""
         if self._link is None:
             return {}
         try:
@@ -40,7 +40,7 @@ class OtherWorkers:
         return answers
 
     async def metrics_page(self) -> bytes | None:
-        """Return the metrics of all workers in Prometheus' text format; None where there is only this one.
+        """Return the metrics of all workers in Prometheus' text format; None without other workers.
 
         Raises:
             ParentSilentError: if the parent does not answer: one worker's own counts would be far too low.

@@ -1,4 +1,4 @@
-// A comparison of runs: the distributions of what programs experienced, and who gained and lost.
+// A comparison of runs: the distributions of program latencies, and which programs gained or lost.
 
 import { apart, el, legendOf, setText, svg } from "./dom.js";
 import { count, factor, oneOrMany, seconds, UNKNOWN, wholeSeconds } from "./format.js";

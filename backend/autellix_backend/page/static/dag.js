@@ -1,4 +1,4 @@
-// Which call depended on which: calls from left to right by depth, the critical path drawn strongly.
+// The dependencies of calls, from left to right by depth, with a bold critical path.
 
 import { el, setText, svg } from "./dom.js";
 import { count, oneOrMany, shortened } from "./format.js";

@@ -1,4 +1,4 @@
-// Elements from plain values. Texts become text nodes, never markup: ids and names are other people's.
+// Elements from plain values. Texts become text nodes, never markup, because clients choose ids and names.
 
 const SVG_SPACE = "http://www.w3.org/2000/svg";
 
@@ -20,12 +20,12 @@ function filled(node, attributes, children) {
   return node;
 }
 
-// Sets a text only where it differs: an unchanged node costs no layout.
+// Sets a text only if it differs, because an unchanged node costs no layout.
 export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-// A text of others, whose direction of writing must not turn what stands around it.
+// A client's text, isolated so that its writing direction does not affect its surroundings.
 export function apart(text) {
   return el("bdi", {}, text);
 }

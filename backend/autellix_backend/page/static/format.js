@@ -1,4 +1,4 @@
-// Numbers as people read them. A value that is not known is a dash.
+// Numbers for people. An unknown value is a dash.
 
 export const UNKNOWN = "–";
 
@@ -41,7 +41,7 @@ export function shortened(text, letters) {
   return text.length > letters ? `${text.slice(0, letters - 1)}…` : text;
 }
 
-// Recorded programs know their times since the start of the recording only.
+// Times of recorded programs count from the start of the recording.
 const LEAST_EPOCH_SECONDS = 1e9;
 
 export function clockTime(epochSeconds) {

@@ -30,7 +30,7 @@ export function toolSeconds(call) {
   return call.tools.reduce((sum, [, spent]) => sum + spent, 0);
 }
 
-// Places calls in lanes, so that none covers another: threads in the order of their first calls, and in a
+// Places calls in lanes so that none covers another: threads in the order of their first calls, and within a
 // thread the calls that overlap below each other.
 export function laneOf(calls, now) {
   const threads = new Map();

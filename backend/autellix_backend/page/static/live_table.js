@@ -1,4 +1,4 @@
-// The living programs as the page knows them: a listing, and the events since. Plain data in, plain data out.
+// The living programs: a listing, updated by events. Plain data in, plain data out.
 
 export class LivePrograms {
   constructor() {
@@ -6,7 +6,7 @@ export class LivePrograms {
     this.hasMore = false;
   }
 
-  // Takes a listing as the truth; `atMs` is when it was asked for.
+  // Replaces the state by a listing; `atMs` is when it was requested.
   list(programs, hasMore, atMs) {
     const listed = new Map();
     for (const program of programs) listed.set(program.program_id, { ...program, seenMs: atMs });

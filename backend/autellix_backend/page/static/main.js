@@ -1,4 +1,4 @@
-// The page: which view the address names, and the sign-in where the gateway wants a key.
+// The page: the view that the address names, and the sign-in where the gateway requires a key.
 
 import { CompareView } from "./compare.js";
 import { el, setText } from "./dom.js";
@@ -27,7 +27,7 @@ function showStatus(text, isBad) {
   statusLine.classList.toggle("bad", isBad);
 }
 
-// What a view tells, as long as it is the one that is shown: answers may come after it was left.
+// Ignores the status of a view that is no longer shown: answers may arrive after it was left.
 function listeners() {
   const own = turn + 1;
   const whileShown = (action) => (...told) => {

@@ -1,4 +1,4 @@
-// One program: where its time went, its calls over time, what depended on what, and why it waits.
+// One program: where its time went, its calls over time, its dependencies, and why it waits.
 
 import { Dag } from "./dag.js";
 import { apart, el, factList, legendOf, setText, svg } from "./dom.js";
@@ -72,8 +72,8 @@ export class ProgramView {
     this.content = el("div", { hidden: true },
       el("div", { class: "card" }, this.facts, this.spent, this.why),
       el("h2", {}, "Calls over time"), legendOf([...legend, ["swatch-path", "critical path"]]),
-      el("p", { class: "soft" }, "How long a call waited for KV memory is known in sum; it is drawn before its other waiting."), this.gantt.node,
-      el("h2", {}, "What depended on what"), this.dag.node,
+      el("p", { class: "soft" }, "Only the sum of a call's waiting for KV memory is known; it is drawn before its other waiting."), this.gantt.node,
+      el("h2", {}, "Dependencies"), this.dag.node,
       el("h2", {}, "Calls"), this.table.node);
     return el("div", {}, el("p", {}, el("a", { href: "#/programs" }, "← All programs")),
       el("div", { class: "title-row" }, el("h1", {}, apart(this.programId)), this.state), this.problem, this.content);
@@ -112,7 +112,7 @@ export class ProgramView {
   fail(error) {
     if (this.isClosed) return false;
     if (error.status === 401) this.onFailure(error);
-    else if (error.status) setText(this.problem, error.status === 404 ? "There is no such program: it may have ended too long ago, or belong to others." : error.message);
+    else if (error.status) setText(this.problem, error.status === 404 ? "No such program: it may have ended too long ago, or belong to another tenant." : error.message);
     else this.onStatus(noAnswer(error), true);
     return !error.status;
   }

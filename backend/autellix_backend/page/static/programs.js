@@ -9,7 +9,7 @@ const MOST_PROGRAMS = 10000;
 const DRAW_MS = 500;
 const LIST_MS = 2000;
 const RETRY_MS = 2000;
-// A listing may take at most this share of the time.
+// Listings may take at most this share of the time.
 const LISTING_SHARE = 0.05;
 
 const programLink = (row) => `#/program/${encodeURIComponent(row.program_id)}`;
@@ -43,7 +43,7 @@ const ENDED_COLUMNS = [
   ...NAMED,
   number("duration_s", "Duration", (row) => row.duration_s, seconds, "From its first arrival to its last answer"),
   number("wait_s", "Wait", (row) => row.wait_s, seconds, "Waiting of all its calls"),
-  number("inactive_s", "Of it for KV", (row) => row.inactive_s, seconds, "Waiting for KV memory, its program being inactive", true),
+  number("inactive_s", "KV wait", (row) => row.inactive_s, seconds, "Waiting for KV memory while the program was inactive", true),
   number("service_s", "Service", (row) => row.service_s, seconds, "Model time of all its calls", true),
   number("calls", "Calls", (row) => row.finished_calls, count, "Calls that it made"),
   number("threads", "Threads", (row) => row.threads, count, "Branches that made calls", true),
@@ -186,7 +186,7 @@ export class ProgramsView {
     if (this.shown === "live") this.draw();
   }
 
-  // Levels, KV shares and waiting come from engines' snapshots, which make no events: a listing has them.
+  // Levels, KV shares and waiting come from engines' snapshots, which cause no events: only listings have them.
   async repeatListing() {
     while (!this.isClosed) {
       const begunMs = performance.now();
@@ -201,7 +201,7 @@ export class ProgramsView {
     try {
       const { programs, hasMore } = await this.source.programs(MOST_PROGRAMS);
       if (this.isClosed || this.isPaused) return;
-      // What the feed brought meanwhile is in the listing, or comes with the next one.
+      // Events that arrived meanwhile are in this listing or the next one.
       this.pendingEvents = this.pendingEvents.filter((event) => event.kind !== "begun" && event.kind !== "settled");
       this.live.list(programs, hasMore, askedMs);
       this.isStale.live = false;
@@ -237,9 +237,9 @@ export class ProgramsView {
   }
 }
 
-// What a browser says of a connection that failed helps nobody.
+// A browser's text about a failed connection is of no help.
 export function noAnswer(error) {
-  return error.status ? `The gateway cannot answer: ${error.message}` : "The gateway does not answer; what is shown is old";
+  return error.status ? `The gateway cannot answer: ${error.message}` : "The gateway does not answer; the values shown are out of date";
 }
 
 export function pauseFor(milliseconds) {

@@ -32,7 +32,7 @@ function readTrace(name, text) {
   });
 }
 
-// A program of a trace as it went when it was recorded.
+// A program of a trace as it was recorded.
 function recordedOutcome(program, name) {
   const calls = Array.isArray(program?.calls) ? program.calls : [];
   const ends = calls.map((call) => (call.start_s ?? NaN) + (call.latency_s ?? NaN));
@@ -56,7 +56,7 @@ export function valuesOf(run, metric) {
   return run.outcomes.map((outcome) => outcome[metric]).filter((value) => typeof value === "number" && Number.isFinite(value)).sort((first, second) => first - second);
 }
 
-// The value below which that share of them lies, between neighbours in proportion.
+// A quantile, interpolated linearly.
 export function quantile(sorted, part) {
   if (!sorted.length) return null;
   const place = part * (sorted.length - 1);
@@ -71,7 +71,7 @@ export function mean(values) {
 
 const SAME = 0.05;
 
-// Returns what became of each program that both runs have, those that gained most first.
+// Returns the change of each program that both runs have, the largest gain first.
 export function changesBetween(base, other) {
   const before = new Map(base.outcomes.map((outcome) => [outcome.program, outcome]));
   return other.outcomes

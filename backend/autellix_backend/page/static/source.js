@@ -1,4 +1,4 @@
-// Where the page's data come from: the gateway that serves it, or the report file that it stands in.
+// The sources of the page's data: the gateway that serves it, or the report file that contains it.
 
 const KEY_NAME = "autellix.key";
 const MOST_EXPLAINED = 8;
@@ -38,7 +38,7 @@ export class GatewaySource {
     try {
       message = (await response.json()).error.message;
     } catch {
-      // An answer without an error object: the status has to do.
+      // An answer without an error object: the status must suffice.
     }
     throw new AnswerError(response.status, message);
   }
@@ -47,7 +47,7 @@ export class GatewaySource {
     return this.get("engines");
   }
 
-  // All living programs, at most as many as asked for.
+  // The living programs, up to a limit.
   programs(most) {
     return this.listing("programs", most);
   }

@@ -1,4 +1,4 @@
-// A sortable table of any length, of which only the rows in sight are in the document.
+// A sortable table of any length; only the visible rows are in the document.
 
 import { apart, el, setText } from "./dom.js";
 
@@ -86,7 +86,7 @@ export class LongTable {
     return this.pool.find((line) => line.node.contains(document.activeElement));
   }
 
-  // The focus stays on its row, wherever a new order puts that.
+  // The focus stays on its row when the order changes.
   keepFocus(before, id) {
     const line = this.pool.find((each) => !each.node.hidden && this.rowId(each.row) === id);
     if (line && line !== before) line.node.querySelector("a")?.focus({ preventScroll: true });
@@ -108,7 +108,7 @@ export class LongTable {
     this.bottom.firstChild.style.height = `${(this.rows.length - last) * ROW_PIXELS}px`;
   }
 
-  // Lines that scrolled out at one end come in at the other; those in sight stay as they are.
+  // Rows that scroll out at one end are reused at the other; visible ones stay as they are.
   turnPool(first) {
     const shift = first - this.first;
     this.first = first;
@@ -162,7 +162,7 @@ export class LongTable {
     this.draw();
   }
 
-  // Arrows, Page Up and Down, Home and End move between rows, whether they are in the document or not.
+  // Arrows, Page Up and Down, Home and End move between all rows, also those not in the document.
   onKey(event) {
     const page = Math.max(1, Math.floor(this.view.clientHeight / ROW_PIXELS) - 2);
     const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity };
@@ -198,7 +198,7 @@ function gapRow(width) {
 
 const texts = new Intl.Collator("en", { numeric: true });
 
-// What is unknown comes before all else; numbers in texts count as numbers.
+// Unknown values sort first; numbers in texts sort as numbers.
 export function compare(first, second) {
   if (first === second) return 0;
   if (first === null || first === undefined || Number.isNaN(first)) return -1;

@@ -1,0 +1,72 @@
+"""Explanations as data: why a program's open calls are where they are, in numbers and words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autellix_backend.gateway.explain.overview import OpenCallState, ProgramState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramAhead:
+    """Another program whose calls precede a waiting call."""
+
+    program_id: str | None
+    """None, like the service, for a program of another tenant."""
+    level: int
+    """The queue level of its first call."""
+    service_s: float | None
+    calls: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallExplanation:
+    """Where a call is and why; None where the engine has not reported it or it does not apply."""
+
+    call_id: str
+    thread_id: str
+    engine: str
+    state: OpenCallState
+    text: str
+    open_s: float
+    """Time since its arrival at the gateway."""
+    since_s: float | None = None
+    """How long it has been running, or waiting in the engine."""
+    level: int
+    level_min_s: float | None = None
+    """Attained service at which its queue level begins."""
+    level_max_s: float | None = None
+    """Attained service at which its queue level ends; None for the last."""
+    inherited_service_s: float
+    """Its program's attained service when it arrived, as the policy counts it."""
+    service_s: float | None = None
+    """Its own attained service."""
+    position: int | None = None
+    """Its position among all calls of the engine, running ones included; 1 is the first."""
+    programs_ahead: tuple[ProgramAhead, ...] = ()
+    more_programs_ahead: int = 0
+    short_of: str | None = None
+    """What a waiting call lacks: `slots`, `kv_blocks`, or `working_set` while its program is inactive."""
+    promoted_in_s: float | None = None
+    """Waiting left until anti-starvation promotes it to level 1."""
+    quantum_left_s: float | None = None
+    """Service left until it is demoted."""
+    preempted_by_level: int | None = None
+    """Waiting calls up to this level can take a running call's slot."""
+    preempted_after_calls: int | None = None
+    """How many more such calls must wait for that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramExplanation:
+    """A program's state, and an explanation of each of its open calls."""
+
+    program_id: str
+    name: str | None
+    state: ProgramState
+    policy: str
+    text: str
+    idle_s: float | None
+    snapshot_age_s: float | None
+    """The age of the oldest snapshot used."""
+    calls: tuple[CallExplanation, ...]
