@@ -84,6 +84,19 @@ def engine() -> Engine:
     return Engine()
 
 
+def displacing(first: int, grown: int) -> Engine:
+    """Return an engine on which a and b run, and a has grown so much that b has become inactive."""
+    engine = Engine()
+    engine.arrive("a1", first)
+    engine.now = 1.0
+    engine.arrive("b1", 50)
+    engine.run("a1", "b1")
+    engine.grown = {"a1": grown, "b1": 50}
+    assert engine.review(steps=REVIEW_STEPS) == []
+    assert (engine.active, engine.refused) == ("a", [])
+    return engine
+
+
 # Who is active.
 
 
@@ -228,14 +241,8 @@ def test_a_change_is_reviewed_at_the_next_step(engine: Engine) -> None:
     assert engine.admission.steps_to_review(engine.step) == 1
 
 
-def test_a_running_call_of_a_displaced_program_runs_on(engine: Engine) -> None:
-    engine.arrive("a1", 50)
-    engine.now = 1.0
-    engine.arrive("b1", 50)
-    engine.run("a1", "b1")
-    engine.grown = {"a1": 80, "b1": 50}
-    assert engine.review(steps=REVIEW_STEPS) == []
-    assert (engine.active, engine.refused) == ("a", [])
+def test_a_running_call_of_a_displaced_program_runs_on() -> None:
+    engine = displacing(50, 80)
 
     engine.arrive("b2", 50)
 
@@ -244,13 +251,8 @@ def test_a_running_call_of_a_displaced_program_runs_on(engine: Engine) -> None:
     assert engine.refused == ["b2"]
 
 
-def test_a_preempted_call_of_a_displaced_program_waits_for_its_program(engine: Engine) -> None:
-    engine.arrive("a1", 50)
-    engine.now = 1.0
-    engine.arrive("b1", 50)
-    engine.run("a1", "b1")
-    engine.grown = {"a1": 80, "b1": 50}
-    engine.review(steps=REVIEW_STEPS)
+def test_a_preempted_call_of_a_displaced_program_waits_for_its_program() -> None:
+    engine = displacing(50, 80)
 
     engine.machine.preempt("b1", engine.now)
 
@@ -261,13 +263,8 @@ def test_a_preempted_call_of_a_displaced_program_waits_for_its_program(engine: E
     assert engine.review() == ["b1"]
 
 
-def test_a_call_that_is_let_in_again_goes_on_to_its_end(engine: Engine) -> None:
-    engine.arrive("a1", 50)
-    engine.now = 1.0
-    engine.arrive("b1", 50)
-    engine.run("a1", "b1")
-    engine.grown = {"a1": 80, "b1": 50}
-    engine.review(steps=REVIEW_STEPS)
+def test_a_call_that_is_let_in_again_goes_on_to_its_end() -> None:
+    engine = displacing(50, 80)
     engine.machine.preempt("b1", engine.now)
     for _ in range(2):
         engine.machine.readmit("b1", engine.now)
@@ -463,7 +460,7 @@ def test_programs_whose_contexts_are_unknown_need_nothing(engine: Engine) -> Non
     assert engine.active == "ab"
 
 
-# Who may pass whom.
+# Passing in the order of activation.
 
 
 def waiting_behind(engine: Engine, response_s: float) -> None:
@@ -900,13 +897,8 @@ def test_the_key_of_a_waiting_program_follows_what_its_calls_report(engine: Engi
     assert engine.admission.memory.inactive.places() == {"c": 1, "b": 2}
 
 
-def test_running_calls_of_an_inactive_program_keep_their_memory(engine: Engine) -> None:
-    engine.arrive("a1", 40)
-    engine.arrive("b1", 50)
-    engine.run("a1", "b1")
-    engine.grown = {"a1": 70, "b1": 50}
-    engine.review(steps=REVIEW_STEPS)
-    assert engine.active == "a"
+def test_running_calls_of_an_inactive_program_keep_their_memory() -> None:
+    engine = displacing(40, 70)
     engine.arrive("c1", 25)
     engine.review()
     assert engine.active == "a"
@@ -917,13 +909,8 @@ def test_running_calls_of_an_inactive_program_keep_their_memory(engine: Engine) 
     assert engine.active == "ac"
 
 
-def test_a_program_may_come_back_into_the_memory_of_its_own_running_calls(engine: Engine) -> None:
-    engine.arrive("a1", 40)
-    engine.arrive("b1", 50)
-    engine.run("a1", "b1")
-    engine.grown = {"a1": 70, "b1": 50}
-    engine.review(steps=REVIEW_STEPS)
-    assert engine.active == "a"
+def test_a_program_may_come_back_into_the_memory_of_its_own_running_calls() -> None:
+    engine = displacing(40, 70)
 
     engine.finish("a1")
     engine.machine.end_program("a", engine.now)
@@ -932,12 +919,8 @@ def test_a_program_may_come_back_into_the_memory_of_its_own_running_calls(engine
     assert (engine.active, engine.admission.memory.active.tokens) == ("b", 50)
 
 
-def test_an_inactive_program_whose_calls_were_preempted_holds_no_memory(engine: Engine) -> None:
-    engine.arrive("a1", 40)
-    engine.arrive("b1", 50)
-    engine.run("a1", "b1")
-    engine.grown = {"a1": 70, "b1": 50}
-    engine.review(steps=REVIEW_STEPS)
+def test_an_inactive_program_whose_calls_were_preempted_holds_no_memory() -> None:
+    engine = displacing(40, 70)
     engine.machine.preempt("b1", engine.now)
     engine.arrive("c1", 25)
 

@@ -15,7 +15,7 @@ from autellix_backend.core.errors import NoEngineError, UnknownBalancerError
 
 
 def engines(calls: Mapping[str, int], *, closed: str = "", **changes: Any) -> list[EngineLoad]:
-    """Return engines with so many calls each, of which as many run as there are slots."""
+    """Return engines with these numbers of calls, of which as many run as there are slots."""
     found = []
     for name, count in calls.items():
         values = {"slots": 4, "prefill_s_per_token": 0.001, "decode_s_per_token": 0.02} | changes

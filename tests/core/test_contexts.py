@@ -113,7 +113,7 @@ def test_a_call_that_says_nothing_of_whom_it_follows_follows_the_latest() -> Non
 
 
 def test_a_beginning_that_is_shared_with_an_unknown_context_counts() -> None:
-    """As where a program comes back whose contexts were forgotten."""
+    """As where a program returns whose contexts were forgotten."""
     contexts = ProgramContexts()
     contexts.add("c1", 100, shared=90, follows=None)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.core.calls import make_call
 
 from autellix_backend.core.boost import ProgramBoost
-from autellix_backend.core.call import Call
 from autellix_backend.core.errors import UnknownPolicyError
 from autellix_backend.core.policies import LIVE_POLICY_NAMES, POLICY_NAMES, make_policy
 from autellix_backend.core.statistics import ProgramStatistics, TokenCost
@@ -62,16 +62,7 @@ def test_a_size_is_the_expectation_or_what_was_attained(
 ) -> None:
     """Of the program, whose call has received half a second since, or of the call alone."""
     program = Program(program_id="p", created_s=0.0, service_s=4.0, expected_s=expected_s)
-    call = Call(
-        call_id="c",
-        program_id="p",
-        thread_id="0",
-        arrival_s=0.0,
-        waiting_since_s=0.0,
-        inherited_service_s=0.0,
-        expected_s=expected_s,
-        service_s=0.5,
-    )
+    call = make_call(expected_s=expected_s, service_s=0.5)
     assert make_policy(name).size(call, program) == size_s
 
 

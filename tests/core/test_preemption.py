@@ -6,6 +6,7 @@ import math
 import random
 
 import pytest
+from tests.core.calls import make_call
 
 from autellix_backend.core.call import Call
 from autellix_backend.core.preemption import (
@@ -222,16 +223,7 @@ def test_the_sum_stops_at_the_first_need_that_does_not_fit() -> None:
 
 def running_call(quantum_s: float) -> Call:
     """A call that got its slot at second 4."""
-    return Call(
-        call_id="c",
-        program_id="p",
-        thread_id="0",
-        arrival_s=0.0,
-        inherited_service_s=0.0,
-        waiting_since_s=0.0,
-        running_since_s=4.0,
-        quantum_s=quantum_s,
-    )
+    return make_call(running_since_s=4.0, quantum_s=quantum_s)
 
 
 @pytest.mark.parametrize(

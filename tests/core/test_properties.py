@@ -58,7 +58,7 @@ EVENTS = st.lists(
         st.integers(min_value=0, max_value=30),
         SECONDS,
     ),
-    # Short lists, which hypothesis prefers, seldom demote or promote anybody.
+    # Short lists, which hypothesis prefers, seldom demote or promote a call.
     min_size=40,
     max_size=60,
 )

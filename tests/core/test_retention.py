@@ -1,4 +1,4 @@
-"""Which chunks go first: those of nobody, then of the longest idle program, from the end of its context."""
+"""The order of eviction: chunks of no program, then of the longest idle one, from the end of its context."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from autellix_backend.core import retention as retention_module
-from autellix_backend.core.retention import MAX_OWNERS, Retention
+from autellix_backend.core.retention import IDLE, MAX_OWNERS, Retention
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_too_many_idle_programs_end(retention: Retention[bytes], monkeypatch: py
         call(retention, name, name)
     call(retention, "q", "q")
     assert order(retention) == "prq"
-    assert len(retention._idle) == 2
+    assert len(retention._ranks[IDLE]) == 2
 
 
 def test_owners_have_a_bound(retention: Retention[bytes]) -> None:
@@ -206,4 +206,4 @@ def test_random_histories_keep_the_order(seed: int) -> None:
 
 def _place(retention: Retention[bytes], key: bytes) -> tuple[int, int]:
     best = retention._best_owner(key)
-    return (-1, 0) if best is None else retention._place(best)
+    return (-1, 0) if best is None else retention._programs[best].place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.core.calls import make_call
 
 from autellix_backend.core.call import Call
 from autellix_backend.core.starvation import StarvationWatch, is_starving
@@ -10,15 +11,7 @@ from autellix_backend.core.table import Program
 
 
 def waiting_call(call_id: str = "a") -> Call:
-    return Call(
-        call_id=call_id,
-        program_id="p",
-        thread_id="0",
-        arrival_s=0.0,
-        waiting_since_s=0.0,
-        inherited_service_s=0.0,
-        level=2,
-    )
+    return make_call(call_id, level=2)
 
 
 @pytest.mark.parametrize(

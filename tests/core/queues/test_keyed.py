@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
+from tests.core.calls import make_call
+
 from autellix_backend.core.call import Call, ChangeReason
 from autellix_backend.core.policies.base import Policy
 from autellix_backend.core.policies.hinted import Hinted
@@ -14,14 +16,7 @@ from autellix_backend.core.table import Program
 
 
 def make(name: str, arrival_s: float = 0.0) -> Call:
-    return Call(
-        call_id=name,
-        program_id=name,
-        thread_id="0",
-        arrival_s=arrival_s,
-        waiting_since_s=0.0,
-        inherited_service_s=0.0,
-    )
+    return make_call(name, name, arrival_s=arrival_s)
 
 
 def sized(size_s: float) -> Program:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from tests.core.calls import make_call
 
 from autellix_backend.core.call import Call, ChangeReason
 from autellix_backend.core.queues.levels import LevelQueue, RotationQueue
@@ -14,14 +15,7 @@ PROGRAM = Program(program_id="p", created_s=0.0)
 
 
 def call(call_id: str, service_s: float = 0.0) -> Call:
-    return Call(
-        call_id=call_id,
-        program_id="p",
-        thread_id="0",
-        arrival_s=0.0,
-        waiting_since_s=0.0,
-        inherited_service_s=service_s,
-    )
+    return make_call(call_id, inherited_service_s=service_s)
 
 
 def insert(queue: LevelQueue, *calls: Call) -> None:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import math
 
+from tests.core.calls import make_call
+
 from autellix_backend.core.call import Call, ChangeReason
 from autellix_backend.core.queues.programs import ProgramQueue
 from autellix_backend.core.table import Program
 
 
 def make(name: str) -> Call:
-    return Call(
-        call_id=name,
-        program_id=name[0],
-        thread_id="0",
-        arrival_s=0.0,
-        waiting_since_s=0.0,
-        inherited_service_s=0.0,
-    )
+    return make_call(name, name[0])
 
 
 def program(key: float) -> Program:
