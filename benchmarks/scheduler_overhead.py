@@ -54,8 +54,8 @@ BLOCK_TOKENS = 32
 LIMIT_S = 0.02 * STEP_S
 SNAPSHOT_FLOOR_S = 50e-6
 SCHEDULER = {"policy": "atlas", "bounds": [0.1, 0.4, 1.6, 6.4], "beta": 8.0}
-# The parts of ours that run in every step; `_decide` also covers those it calls.
-PARTS = ("_decide", "_make_room", "_on_scheduled", "_charge", "_report")
+# The parts of ours that run in every step; `make_room` covers the decision, too.
+PARTS = ("make_room", "on_scheduled", "charge", "report")
 
 Samples = defaultdict[str, list[float]]
 
@@ -161,15 +161,18 @@ def measure(scheduler: Any, waiting: int, steps: int, receiver: socket.socket) -
     """Play the steps and return the times of each part, in microseconds."""
     samples: Samples = defaultdict(list)
     names = ["schedule", "update_from_output"]
-    is_ours = hasattr(scheduler, "tracker")
-    if is_ours:
-        names += PARTS
+    plugin = getattr(scheduler, "plugin", None)
     for name in names:
         setattr(scheduler, name, timed(samples, name, getattr(scheduler, name)))
+    if plugin is not None:
+        names += ["decision", *PARTS]
+        for name in PARTS:
+            setattr(plugin, name, timed(samples, name, getattr(plugin, name)))
+        plugin.decisions.decide = timed(samples, "decision", plugin.decisions.decide)
     load = WaitingCalls(scheduler, waiting)
     # Time passes between two looks at the clock only when a step ran.
     elapsed = {"now": 0.0}
-    if is_ours:
+    if plugin is not None:
         scheduler.clock = lambda: elapsed["now"]
         update = scheduler.update_from_output
 
@@ -192,24 +195,24 @@ def summarise(scheduler: Any, samples: Samples, steps: int) -> dict[str, Any]:
     kept = {name: values[steps // 10 :] for name, values in samples.items()}
     kept["step"] = [sum(pair) for pair in zip(kept["schedule"], kept["update_from_output"], strict=True)]
     report: dict[str, Any] = {}
-    if hasattr(scheduler, "tracker"):
+    plugin = getattr(scheduler, "plugin", None)
+    if plugin is not None:
         if scheduler.is_degraded:
             raise RuntimeError("the plugin failed: its times mean nothing")
-        kept["decision"] = kept["_decide"]
-        kept["ours"] = [sum(values) for values in zip(*(kept[name] for name in PARTS), strict=True)]
+        parts = {name: kept.pop(name) for name in PARTS}
+        kept["ours"] = [sum(values) for values in zip(*parts.values(), strict=True)]
         # Most steps only check whether one is due.
-        snapshots = [value for value in kept["_report"] if value > SNAPSHOT_FLOOR_S]
+        snapshots = [value for value in parts["report"] if value > SNAPSHOT_FLOOR_S]
         kept["snapshot"] = snapshots or [0.0]
         report["snapshots"] = len(snapshots)
-        report["preemptions"] = scheduler.decisions.slot_preemptions + scheduler.decisions.block_preemptions
+        report["preemptions"] = plugin.decisions.slot_preemptions + plugin.decisions.block_preemptions
     for name, values in kept.items():
-        if not name.startswith("_"):
-            ordered = sorted(values)
-            report[name] = {
-                "mean_us": 1e6 * statistics.fmean(ordered),
-                "p50_us": 1e6 * statistics.median(ordered),
-                "p99_us": 1e6 * ordered[int(0.99 * (len(ordered) - 1))],
-            }
+        ordered = sorted(values)
+        report[name] = {
+            "mean_us": 1e6 * statistics.fmean(ordered),
+            "p50_us": 1e6 * statistics.median(ordered),
+            "p99_us": 1e6 * ordered[int(0.99 * (len(ordered) - 1))],
+        }
     return report
 
 

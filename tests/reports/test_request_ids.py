@@ -34,7 +34,7 @@ def test_other_ids_have_none(request_id: str) -> None:
 def test_the_scheduler_knows_a_beams_program_tenant_and_call() -> None:
     request_id = f"cmpl-{marked_id(ARGS)}-01-beam-1"
     identity = read_identity(request_id, None, "session")
-    assert (identity.program_id, identity.tenant, identity.call_id) == ("team/p-1~世", "team", "c~1")
+    assert (identity.program_id, identity.arrival.tenant, identity.call_id) == ("team/p-1~世", "team", "c~1")
 
 
 def test_a_requests_own_arguments_go_before_its_id() -> None:

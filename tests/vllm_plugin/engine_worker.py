@@ -82,10 +82,17 @@ class _FaultySync(_KeepsComputedTokens, SyncProgramScheduler):
 class _FailsToDecide:
     """Deliberate fault: the decision raises after a while."""
 
-    def _decide(self, now: float) -> Any:
-        if self._decision_step > 20:  # type: ignore[attr-defined]
-            raise KeyError("deliberate")
-        return super()._decide(now)  # type: ignore[misc]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        decisions: Any = self.plugin.decisions  # type: ignore[attr-defined]
+        decide, steps = decisions.decide, itertools.count()
+
+        def failing(now: float) -> Any:
+            if next(steps) > 20:
+                raise KeyError("deliberate")
+            return decide(now)
+
+        decisions.decide = failing
 
 
 class _FailingSync(_FailsToDecide, SyncProgramScheduler):
@@ -97,12 +104,19 @@ class _FailsToPreempt:
 
     is_ours = False
 
-    def _make_room(self, now: float) -> None:
-        self.is_ours = True
-        try:
-            super()._make_room(now)  # type: ignore[misc]
-        finally:
-            self.is_ours = False
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        plugin: Any = self.plugin  # type: ignore[attr-defined]
+        make_room = plugin.make_room
+
+        def noting(now: float) -> None:
+            self.is_ours = True
+            try:
+                make_room(now)
+            finally:
+                self.is_ours = False
+
+        plugin.make_room = noting
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         if self.is_ours:
@@ -123,11 +137,12 @@ class _FailsToReview:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.released = []
-        engine: Any = self._engine  # type: ignore[attr-defined]
+        plugin: Any = self.plugin  # type: ignore[attr-defined]
+        engine, tracker = plugin.engine, plugin.tracker
         tokens_of, let_go = engine.tokens_of, engine.order.let_go
 
         def failing(request_id: str) -> int:
-            if sum(map(self.tracker.is_held_back, self.requests)) > 2:  # type: ignore[attr-defined]
+            if sum(map(tracker.is_held_back, self.requests)) > 2:  # type: ignore[attr-defined]
                 raise KeyError("deliberate")
             return int(tokens_of(request_id))
 
@@ -151,7 +166,7 @@ class _Watch:
         self.held_back = 0
         self.aborted_held_back = 0
         self.contexts: list[tuple[str, int, int, int]] = []
-        tracker = scheduler.tracker
+        tracker = scheduler.plugin.tracker
         machine = tracker.machine
         arrive, finish_requests = machine.arrive, scheduler.finish_requests
 
@@ -342,10 +357,10 @@ def _report(scheduler: Any, free_before: int) -> dict[str, Any]:
     if tracker is not None:
         tracker.machine.check()
         report |= {
-            "refused_preemptions": scheduler.prices.refused,
+            "refused_preemptions": scheduler.plugin.prices.refused,
             "calls_left": len(tracker),
-            "slot_preemptions": scheduler.decisions.slot_preemptions,
-            "block_preemptions": scheduler.decisions.block_preemptions,
+            "slot_preemptions": scheduler.plugin.decisions.slot_preemptions,
+            "block_preemptions": scheduler.plugin.decisions.block_preemptions,
             "programs_left": len(list(tracker.machine.table.programs())),
             "tenants_left": len(tracker.machine.shares),
         }
@@ -385,7 +400,7 @@ def _make_engine_on(scenario: dict[str, Any]) -> LLMEngine:
     known = {name: sys.modules[name] for name in (ours, missing) if name in sys.modules}
     vllm.__version__ = scenario.get("vllm_version", version)
     if missing is not None:
-        # As a release in which it has another name: ours is imported anew, and fails.
+        # As a release in which it has another name: ours is imported again, and fails.
         del sys.modules[ours]
         delattr(vllm_plugin, "program_scheduler")
         sys.modules[missing] = None  # type: ignore[assignment]
@@ -530,7 +545,7 @@ def _compare_swaps(seed: int) -> dict[str, Any]:
     blocks = tensors[0].shape[0]
     before = [tensor.clone() for tensor in tensors]
     chunks = generator.sample(range(16), 2 * len(groups))
-    # Whole chunks go out; what comes back begins and ends within one.
+    # Whole chunks are stored; loads begin and end within one.
     out = [generator.sample(range(blocks), 2 * per_chunk) for _ in groups]
     skipped = generator.randrange(per_chunk)
     size = 2 * per_chunk - skipped - generator.randrange(per_chunk)

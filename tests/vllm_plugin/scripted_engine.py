@@ -1,4 +1,4 @@
-"""A process that plays programs on vLLM's real scheduler with our class, a script in the place of the model.
+"""A process that plays programs on vLLM's real scheduler with our class, and a script in place of the model.
 
 Time is virtual: a step takes what an EngineModel says, and every scheduled call whose context is complete
 gets one token. Reads one JSON scenario per line from standard input and answers with one JSON line on the
@@ -105,7 +105,7 @@ def make_scheduler(
 
 
 class ScriptedEngine:
-    """vLLM's scheduler, stepped in virtual time; logs what its machine is told and decides."""
+    """vLLM's scheduler, stepped in virtual time; logs its machine's events and decisions."""
 
     def __init__(
         self, directory: Path, model: EngineModel, scheduler: dict[str, Any], *, is_async: bool
@@ -119,12 +119,14 @@ class ScriptedEngine:
         self._writing: set[str] = set()
         self._answers: dict[str, list[int]] = {}
         self._scheduler = make_scheduler(directory, model, scheduler, is_async=is_async)
+        assert self._scheduler.plugin is not None
+        self._plugin = self._scheduler.plugin
         self._scheduler.clock = lambda: self.now
         self._hasher = None
         if model.has_prefix_cache:
             init_none_hash(sha256)
             self._hasher = get_request_block_hasher(model.block_tokens, sha256)
-        self._watch(self._scheduler.tracker.machine)
+        self._watch(self._plugin.tracker.machine)
 
     @property
     def is_idle(self) -> bool:
@@ -148,7 +150,7 @@ class ScriptedEngine:
 
     def end_program(self, program_id: str) -> None:
         """End a program, which has no call left."""
-        self._scheduler.tracker.machine.end_program(program_id, self.now)
+        self._plugin.tracker.machine.end_program(program_id, self.now)
 
     def begin(self) -> tuple[Any, float]:
         """Schedule a step; return it and the time at which it ends."""
@@ -171,7 +173,7 @@ class ScriptedEngine:
             output, ModelRunnerOutput(req_ids=ids, req_id_to_index=places, sampled_token_ids=sampled)
         )
         self.steps += bool(ids)
-        self._scheduler.tracker.machine.check()
+        self._plugin.tracker.machine.check()
         return list(self._finished)
 
     def report(self) -> dict[str, Any]:
@@ -182,8 +184,8 @@ class ScriptedEngine:
             "empty_steps": self.empty_steps,
             "is_degraded": self._scheduler.is_degraded,
             "scheduler": type(self._scheduler).__name__,
-            "slot_preemptions": self._scheduler.decisions.slot_preemptions,
-            "block_preemptions": self._scheduler.decisions.block_preemptions,
+            "slot_preemptions": self._plugin.decisions.slot_preemptions,
+            "block_preemptions": self._plugin.decisions.block_preemptions,
         }
 
     def _sample(self, request: Any) -> list[int]:
@@ -192,7 +194,7 @@ class ScriptedEngine:
         )
 
     def _watch(self, machine: Any) -> None:
-        """Note what the plugin tells the machine and what the machine decides, with the time it is told."""
+        """Log the machine's events from the plugin and its decisions, with the time of each."""
         originals = {
             name: getattr(machine, name)
             for name in ("arrive", "start", "preempt", "finish", "review", "tick")
@@ -383,7 +385,7 @@ def run(scenario: dict[str, Any], directory: Path) -> dict[str, Any]:
 
 DRILL_STEPS = 1500
 MAX_EMPTY_STEPS = 40
-"""Contexts are looked at anew every 16 steps; an engine that does nothing for longer stands still."""
+"""Contexts are measured every 16 steps; an engine that does nothing for longer stands still."""
 
 
 class Drill:
@@ -418,7 +420,7 @@ class Drill:
             self._step()
         while not self._engine.is_idle:
             self._step()
-        self._scheduler.tracker.machine.check()
+        self._scheduler.plugin.tracker.machine.check()
         counts = {"held_back": self.held_back, "aborts": self.aborts, "finished": self.finished}
         pool = self._scheduler.kv_cache_manager.block_pool
         left = self._model.kv_blocks - pool.get_num_free_blocks()
@@ -435,7 +437,7 @@ class Drill:
         answer = self._tokens(self._generator.choice([1, 5, 30]))
         prompt = self._contexts[program] + self._tokens(self._generator.choice([1, 10, 60, 200]))
         if len(prompt) + len(answer) > self._most_tokens:
-            # Nobody hears of its end.
+            # Its end is never announced.
             del self._contexts[program]
             return
         identity: dict[str, Any] = {"autellix_program": program}
@@ -456,7 +458,7 @@ class Drill:
 
     def _play_paused(self) -> None:
         """While vLLM admits nothing, running calls go on, and no program becomes active or inactive."""
-        active = self._scheduler.tracker.machine.admission.memory.active
+        active = self._scheduler.plugin.tracker.machine.admission.memory.active
         self._scheduler.set_pause_state(PauseState.PAUSED_NEW)
         before = set(active.contexts)
         for _ in range(20):
@@ -466,7 +468,9 @@ class Drill:
 
     def _step(self, *, is_paused: bool = False) -> None:
         scheduler = self._scheduler
-        self.held_back = max(self.held_back, sum(map(scheduler.tracker.is_held_back, scheduler.requests)))
+        self.held_back = max(
+            self.held_back, sum(map(scheduler.plugin.tracker.is_held_back, scheduler.requests))
+        )
         output, end_s = self._engine.begin()
         self._engine.now = max(end_s, self._engine.now + self._model.step_s)
         self.finished += len(self._engine.end(output))

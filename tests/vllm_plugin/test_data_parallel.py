@@ -135,7 +135,7 @@ def ask(url: str, number: int) -> int:
 
 
 class Heard:
-    """What one end has heard of the engine."""
+    """The messages of the engine that one end has received."""
 
     def __init__(self) -> None:
         self.ranks: dict[int, EngineSnapshot] = {}
@@ -173,7 +173,7 @@ def listen(reports: socket.socket, heard: Heard, is_over: threading.Event) -> No
 
 
 async def play(url: str, gateway: LinkedGateway, reports: socket.socket) -> list[set[str]]:
-    """Make calls until both ends have seen both ranks busy; return the calls that each end has heard of.
+    """Make calls until both ends have seen both ranks busy; return the calls that each end knows.
 
     The first one listens on the network, the second on the socket.
     """

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from autellix_backend.core.arrival import Arrival
 from autellix_backend.vllm_plugin.identity import MAX_ENDED, MAX_ID_LENGTH, CallIdentity, read_identity
 
 
@@ -26,40 +27,38 @@ def test_reads_what_the_gateway_sends() -> None:
         "autellix_ended": '["a", "b"]',
         "autellix_gateway": "g",
     }
-    expected = CallIdentity(
-        call_id="c",
-        program_id="p",
+    arrival = Arrival(
+        "r",
+        "p",
         thread_id="2",
-        gateway="g",
-        service_s=1.5,
-        program_service_s=4.0,
+        service_s=4.0,
+        inherited_s=1.5,
         wait_s=2.0,
         age_s=7.5,
         work=1000.0,
         expected_work=2e4,
-        spread=1.25,
         class_name="agent",
-        ended=("a", "b"),
     )
+    expected = CallIdentity(call_id="c", arrival=arrival, gateway="g", spread=1.25, ended=("a", "b"))
     assert expected == read_identity("r", args, "session")
 
 
 def test_a_session_stands_in_for_a_program() -> None:
     """Without a program id the session is the program."""
     identity = read_identity("r", None, "session")
-    assert (identity.program_id, identity.call_id, identity.thread_id) == ("session", "r", "0")
+    assert (identity.program_id, identity.call_id, identity.arrival.thread_id) == ("session", "r", "0")
 
 
 def test_an_anonymous_request_is_its_own_program() -> None:
     """Nothing given: the request id is call and program."""
-    assert CallIdentity(call_id="r", program_id="r") == read_identity("r", {}, None)
+    assert CallIdentity(call_id="r", arrival=Arrival("r", "r")) == read_identity("r", {}, None)
 
 
 @pytest.mark.parametrize("value", [7, None, [], {}, "", "x" * (MAX_ID_LENGTH + 1), b"p", True])
 def test_an_unusable_id_counts_as_absent(value: Any) -> None:
     """Ids that are no short text are ignored."""
     args = {"autellix_program": value, "autellix_call": value, "autellix_thread": value}
-    assert CallIdentity(call_id="r", program_id="r") == read_identity("r", args, value)
+    assert CallIdentity(call_id="r", arrival=Arrival("r", "r")) == read_identity("r", args, value)
 
 
 @pytest.mark.parametrize("value", [-1, math.nan, math.inf, -math.inf, "1", True, None, [], 10**400])
@@ -76,7 +75,8 @@ def test_unusable_seconds_count_as_absent(value: Any) -> None:
         "spread",
     )
     identity = read_identity("r", {f"autellix_{name}": value for name in names}, None)
-    assert [getattr(identity, name) for name in names] == [None] * len(names)
+    kept = ("service_s", "inherited_s", "wait_s", "expected_s", "age_s", "work", "expected_work")
+    assert [identity.spread, *(getattr(identity.arrival, name) for name in kept)] == [None] * len(names)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_reads_as_many_ended_programs_as_a_call_may_name() -> None:
 
 @pytest.mark.parametrize("value", [7, None, [], "", "x" * (MAX_ID_LENGTH + 1), True])
 def test_an_unusable_class_has_no_name(value: Any) -> None:
-    assert read_identity("r", {"autellix_class": value}, None).class_name == ""
+    assert read_identity("r", {"autellix_class": value}, None).arrival.class_name == ""
 
 
 @pytest.mark.parametrize(("value", "expected"), [(1, True), (1.0, True), (0, False), ("1", False)])
@@ -121,14 +121,14 @@ def test_reads_which_call_is_a_programs_last(value: Any, expected: bool) -> None
 
 def test_reads_the_tenant_and_its_weight() -> None:
     identity = read_identity("r", {"autellix_tenant": "acme", "autellix_weight": 2}, None)
-    assert (identity.tenant, identity.weight) == ("acme", 2.0)
+    assert (identity.arrival.tenant, identity.arrival.weight) == ("acme", 2.0)
 
 
 @pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, 1e9, 1e-9, "2", True, None, [], 10**400])
 def test_an_invalid_weight_is_the_default(value: Any) -> None:
     """A tenant of no usable name is the one without a name."""
     identity = read_identity("r", {"autellix_tenant": 7, "autellix_weight": value}, None)
-    assert (identity.tenant, identity.weight) == ("", 1.0)
+    assert (identity.arrival.tenant, identity.arrival.weight) == ("", 1.0)
 
 
 @pytest.mark.parametrize("extra_args", ["text", 3, [("autellix_program", "p")]])

@@ -1,4 +1,4 @@
-"""KV offload inside real vLLM engines: preempted calls come back from host memory with the same outputs."""
+"""KV offload inside real vLLM engines: preempted calls resume from host memory with the same outputs."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_blocks_are_restored_byte_for_byte(engine_worker: Any, seed: int) -> Non
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_programs_that_were_not_active_load_their_contexts(engine_worker: Any, is_async: bool) -> None:
-    """Admission and host memory together: what waits is evicted, and comes back with the same outputs."""
+    """Admission and host memory together: what waits is evicted, and resumes with the same outputs."""
     changes: Scenario = {"calls": make_conversations(), "has_prefix_caching": True, "is_async": is_async}
     stock: Scenario = {"scheduler": "stock", "additional_config": {}, "kv_host_bytes": None}
     outputs = engine_worker.run(scenario(**changes | stock))["outputs"]

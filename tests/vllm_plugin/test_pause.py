@@ -88,7 +88,7 @@ async def test_a_pause_that_waits_ends_with_the_calls_that_were_parked(live_engi
 
         reading = await begin_twice_as_many_as_slots(client, url, group)
         while any(task.done() for task in reading):
-            # This process was too slow: nobody waits for a slot any more.
+            # This process was too slow: no request waits for a slot any more.
             await asyncio.gather(*reading)
             reading = await begin_twice_as_many_as_slots(client, url, group)
 

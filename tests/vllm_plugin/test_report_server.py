@@ -297,7 +297,7 @@ async def test_a_recorded_connection_cannot_be_replayed(monkeypatch: pytest.Monk
             except (ConnectionResetError, TimeoutError):
                 pass
         assert not server.is_connected("victim")
-        # A greeting and the answer to the first message, which anybody gets who repeats it: nothing else.
+        # A greeting and the answer to the first message, which any sender of that message gets: nothing else.
         assert len(got) < 300
 
 

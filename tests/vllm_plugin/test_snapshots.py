@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.waiting import PATIENCE_S
 
+from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot, KvOffloadTotals
 from autellix_backend.vllm_plugin.identity import CallIdentity
@@ -60,8 +61,8 @@ def make_tracker(path: str | None) -> CallTracker:
 
 
 def arrive(tracker: CallTracker, request_id: str, service_s: float = 0.0) -> None:
-    identity = CallIdentity(call_id=f"c-{request_id}", program_id=f"p-{request_id}", service_s=service_s)
-    tracker.arrive(request_id, identity, 0.0)
+    arrival = Arrival(request_id, f"p-{request_id}", service_s=service_s, inherited_s=service_s)
+    tracker.arrive(request_id, CallIdentity(call_id=f"c-{request_id}", arrival=arrival), 0.0)
 
 
 def at(now: float) -> Callable[[], float]:
@@ -141,8 +142,8 @@ def test_calls_that_are_not_admitted_follow_in_the_order_of_their_programs() -> 
     scheduler = SchedulerConfig(policy="plas", admission="working_set", kv_share=0.6)
     tracker = CallTracker(PluginSettings(scheduler=scheduler), kv_tokens=1000)
     for name, service_s in (("runs", 0.0), ("late", 9.0), ("next", 3.0)):
-        identity = CallIdentity(call_id=f"c-{name}", program_id=name, service_s=service_s)
-        tracker.arrive(name, identity, 0.0, prompt_tokens=500)
+        arrival = Arrival(name, name, service_s=service_s, inherited_s=service_s)
+        tracker.arrive(name, CallIdentity(call_id=f"c-{name}", arrival=arrival), 0.0, prompt_tokens=500)
     tracker.start("runs", 0.5, cached_tokens=0)
     told = SnapshotReporter(tracker).snapshot(1.0, LOAD, held_blocks)
 

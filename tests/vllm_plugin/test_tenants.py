@@ -96,7 +96,7 @@ def test_a_tenant_with_fresh_programs_gets_its_share_and_no_more(
 
 
 def test_without_tenants_fresh_programs_go_first(engine_worker: Any, expected: Any) -> None:
-    """What the share is good for: the same calls of nobody in particular."""
+    """The effect of the share: the same calls without tenants, for comparison."""
     run = play(engine_worker, make_calls(has_tenants=False))
 
     assert share_of_long(run) < 0.25

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.boost import work_of
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.vllm_plugin.identity import CallIdentity
@@ -28,18 +29,10 @@ def identity(
     call_id: str = "c",
     program_id: str = "p",
     service_s: float | None = None,
-    expected_s: float | None = None,
-    tenant: str = "",
-    weight: float = 1.0,
+    **facts: Any,
 ) -> CallIdentity:
-    return CallIdentity(
-        call_id=call_id,
-        program_id=program_id,
-        service_s=service_s,
-        expected_s=expected_s,
-        tenant=tenant,
-        weight=weight,
-    )
+    arrival = Arrival("r", program_id, service_s=service_s, inherited_s=service_s, **facts)
+    return CallIdentity(call_id=call_id, arrival=arrival)
 
 
 def test_report_of_a_call(tracker: CallTracker) -> None:
@@ -178,7 +171,7 @@ def test_tick_names_the_calls_that_moved(tracker: CallTracker) -> None:
     tracker.arrive("r", identity(), 0.0)
     tracker.start("r", 0.0, cached_tokens=0)
     tracker.charge({"r": 1}, 1.0, 1.0)
-    assert tracker.tick(1.0) == ["r"]
+    assert [change.call_id for change in tracker.machine.tick(1.0)] == ["r"]
     assert tracker.machine.call("r").rank[0] == 2
 
 
@@ -238,11 +231,11 @@ def test_what_the_gateway_knows_orders_boosted_programs() -> None:
     """Age puts a program first, work done behind one that has none."""
     tracker = boosted()
     tracker.arrive("first", identity(program_id="a"), 100.0)
-    tracker.arrive("older", replace(identity(program_id="b"), age_s=150.0), 200.0)
+    tracker.arrive("older", identity(program_id="b", age_s=150.0), 200.0)
     assert tracker.priority("older") < tracker.priority("first") < UNRANKED
-    tracker.arrive("served", replace(identity(program_id="c"), age_s=150.0, work=1e9), 300.0)
-    tracker.arrive("fresh", replace(identity(program_id="d"), age_s=149.0), 300.0)
-    tracker.tick(300.0)
+    tracker.arrive("served", identity(program_id="c", age_s=150.0, work=1e9), 300.0)
+    tracker.arrive("fresh", identity(program_id="d", age_s=149.0), 300.0)
+    tracker.machine.tick(300.0)
     assert tracker.machine.boost.strength_s > 0
     assert tracker.priority("fresh") < tracker.priority("served")
 
@@ -295,11 +288,11 @@ def test_a_call_whose_program_does_not_fit_is_held_back() -> None:
     for number in range(2):
         tracker.arrive(f"r{number}", identity(program_id=f"p{number}"), 0.0, prompt_tokens=400)
     assert [tracker.is_held_back(name) for name in ("r0", "r1", "unknown")] == [False, True, False]
-    assert tracker.review(1.0, 1, lambda _: 400) == []
+    assert tracker.machine.review(1.0, 1, lambda _: 400) == []
     tracker.start("r0", 1.0, cached_tokens=0)
     tracker.close("r0", 2.0, **DONE, context_tokens=403)
     tracker.machine.end_program("p0", 2.0)
-    assert tracker.review(3.0, 2, lambda _: 400) == ["r1"]
+    assert tracker.machine.review(3.0, 2, lambda _: 400) == ["r1"]
     assert not tracker.is_held_back("r1")
     tracker.machine.check()
 

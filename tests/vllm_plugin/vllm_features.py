@@ -265,11 +265,11 @@ class _Player:
             if scheduler.requests or scheduler.running:
                 result["faults"].append("requests left")
             if is_ours:
-                if len(scheduler.tracker):
+                if len(scheduler.plugin.tracker):
                     result["faults"].append("calls left in the tracker")
                 if scheduler.is_degraded:
                     result["faults"].append("our scheduler has failed")
-                scheduler.tracker.machine.check()
+                scheduler.plugin.tracker.machine.check()
             return result
         finally:
             engine.engine_core.shutdown()

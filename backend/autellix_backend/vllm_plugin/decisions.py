@@ -43,8 +43,8 @@ class StepDecisions:
         is_paused = self._engine.is_paused
         if not is_paused:
             self._review(now)
-        for request_id in self._tracker.tick(now):
-            self._reposition(request_id)
+        for change in self._machine.tick(now):
+            self._reposition(change.call_id)
         if is_paused:
             return []
         refused = self._blocks.take_refused()
@@ -74,7 +74,7 @@ class StepDecisions:
         """Hold back the requests of programs that do not fit into KV memory, and release those that do."""
         for request_id in self._engine.order.loading():
             self._tracker.pin(request_id)
-        changed = self._tracker.review(now, self._step, self._engine.tokens_of)
+        changed = self._machine.review(now, self._step, self._engine.tokens_of)
         for request_id in changed:
             self._reposition(request_id)
         self._host_tier.on_reviewed(changed)

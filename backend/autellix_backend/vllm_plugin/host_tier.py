@@ -43,7 +43,7 @@ class HostTier:
             return
         for request_id in request_ids:
             is_held_back = self._tracker.is_held_back(request_id)
-            self._connector.hold_back(request_id, is_held_back=is_held_back)
+            self._connector.manager.hold_back(request_id, is_held_back=is_held_back)
             if is_held_back:
                 self._admitted.pop(request_id, None)
             else:

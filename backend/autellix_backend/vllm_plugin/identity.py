@@ -9,6 +9,7 @@ from typing import Annotated
 
 import msgspec
 
+from autellix_backend.core.arrival import Arrival
 from autellix_backend.reports.request_ids import args_in
 from autellix_wire import engine_args
 
@@ -27,38 +28,25 @@ _ended_ids: msgspec.json.Decoder[tuple[str, ...]] = msgspec.json.Decoder(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallIdentity:
-    """The program, thread and call of one request, and the program's totals where the gateway keeps them."""
+    """What a request says of its call and its program."""
 
     call_id: str
-    program_id: str
-    thread_id: str = DEFAULT_THREAD
-    service_s: float | None = None
-    """The service that the call starts with by the policy."""
-    program_service_s: float | None = None
-    """The service of its program, where that differs."""
-    wait_s: float | None = None
-    expected_s: float | None = None
-    """The service still expected of its program."""
-    tenant: str = ""
-    """Its tenant; tenants share the engine by weight."""
-    weight: float = DEFAULT_WEIGHT
-    """The tenant's share of the engine, in proportion to the weights of the others."""
+    """The caller's: several requests may have it."""
+    arrival: Arrival
+    """How it enters the machine, with the program's totals where the gateway keeps them."""
     is_last: bool = False
     """Whether the program ends with this call."""
-    age_s: float | None = None
-    """Time since the first call of its program arrived."""
-    work: float | None = None
-    """The work of its program's finished calls (see `core.boost`)."""
-    expected_work: float | None = None
-    """The total work that its program is expected to need."""
     spread: float | None = None
     """Of the sizes of ended programs, as the gateway has measured it."""
-    class_name: str = ""
-    """The class of its program."""
     ended: tuple[str, ...] = ()
     """Other programs that have ended."""
     gateway: str = ""
     """The gateway that gets its report over the network; empty for the one on this machine."""
+
+    @property
+    def program_id(self) -> str:
+        """The program of the call."""
+        return self.arrival.program_id
 
 
 def read_identity(request_id: str, extra_args: object, session_id: object) -> CallIdentity:
@@ -69,25 +57,30 @@ def read_identity(request_id: str, extra_args: object, session_id: object) -> Ca
     args: Mapping[object, object] = extra_args if isinstance(extra_args, Mapping) else {}
     if engine_args.PROGRAM not in args:
         args = {**args_in(request_id), **args}
-    program_id = _identifier(args.get(engine_args.PROGRAM)) or _identifier(session_id) or request_id
-    return CallIdentity(
-        call_id=_identifier(args.get(engine_args.CALL)) or request_id,
-        program_id=program_id,
+    service_s = _amount(args.get(engine_args.SERVICE_S))
+    program_service_s = _amount(args.get(engine_args.PROGRAM_SERVICE_S))
+    arrival = Arrival(
+        request_id,
+        _identifier(args.get(engine_args.PROGRAM)) or _identifier(session_id) or request_id,
         thread_id=_identifier(args.get(engine_args.THREAD)) or DEFAULT_THREAD,
-        service_s=_amount(args.get(engine_args.SERVICE_S)),
-        program_service_s=_amount(args.get(engine_args.PROGRAM_SERVICE_S)),
-        wait_s=_amount(args.get(engine_args.WAIT_S)),
-        expected_s=_amount(args.get(engine_args.EXPECTED_S)),
         tenant=_identifier(args.get(engine_args.TENANT)) or "",
         weight=_weight(args.get(engine_args.WEIGHT)),
-        is_last=args.get(engine_args.LAST) == 1,
+        service_s=service_s if program_service_s is None else program_service_s,
+        inherited_s=service_s,
+        wait_s=_amount(args.get(engine_args.WAIT_S)),
+        expected_s=_amount(args.get(engine_args.EXPECTED_S)),
         age_s=_amount(args.get(engine_args.AGE_S)),
         work=_amount(args.get(engine_args.WORK)),
         expected_work=_amount(args.get(engine_args.EXPECTED_WORK)),
-        spread=_amount(args.get(engine_args.SPREAD)),
         class_name=_identifier(args.get(engine_args.CLASS)) or "",
-        gateway=_identifier(args.get(engine_args.GATEWAY)) or "",
+    )
+    return CallIdentity(
+        call_id=_identifier(args.get(engine_args.CALL)) or request_id,
+        arrival=arrival,
+        is_last=args.get(engine_args.LAST) == 1,
+        spread=_amount(args.get(engine_args.SPREAD)),
         ended=_ended(args.get(engine_args.ENDED)),
+        gateway=_identifier(args.get(engine_args.GATEWAY)) or "",
     )
 
 
@@ -107,9 +100,8 @@ def _ended(value: object) -> tuple[str, ...]:
 
 
 def _weight(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return DEFAULT_WEIGHT
-    return float(value) if 1 / _WEIGHT_LIMIT <= value <= _WEIGHT_LIMIT else DEFAULT_WEIGHT
+    weight = _amount(value)
+    return weight if weight is not None and 1 / _WEIGHT_LIMIT <= weight <= _WEIGHT_LIMIT else DEFAULT_WEIGHT
 
 
 def _amount(value: object) -> float | None:

@@ -7,8 +7,8 @@ request share one call id; the report carries the caller's call id beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
 from autellix_backend.core.arrival import Arrival
 from autellix_backend.core.boost import work_of
@@ -121,34 +121,16 @@ class CallTracker:
         """
         for program_id in identity.ended:
             self._end(program_id, now)
+        arrival, machine = identity.arrival, self.machine
         if identity.spread is not None:
-            self.machine.table.statistics.sizes_of(identity.tenant).known = identity.spread
-        expected_s = identity.expected_s
-        if not self.machine.policy.sizes_programs:
-            expected_s = self.machine.config.nominal_service_s(prompt_tokens, max_tokens)
+            machine.table.statistics.sizes_of(arrival.tenant).known = identity.spread
+        expected_s = arrival.expected_s
+        if not machine.policy.sizes_programs:
+            expected_s = machine.config.nominal_service_s(prompt_tokens, max_tokens)
         context = None
         if self._needs_contexts:
-            context = self._contexts.arrive(identity.program_id, request_id, block_hashes, prompt_tokens)
-        program_service_s = identity.program_service_s
-        self.machine.arrive(
-            Arrival(
-                request_id,
-                identity.program_id,
-                service_s=identity.service_s if program_service_s is None else program_service_s,
-                wait_s=identity.wait_s,
-                inherited_s=identity.service_s,
-                thread_id=identity.thread_id,
-                expected_s=expected_s,
-                tenant=identity.tenant,
-                weight=identity.weight,
-                age_s=identity.age_s,
-                work=identity.work,
-                expected_work=identity.expected_work,
-                class_name=identity.class_name,
-                context=context,
-            ),
-            now,
-        )
+            context = self._contexts.arrive(arrival.program_id, request_id, block_hashes, prompt_tokens)
+        machine.arrive(replace(arrival, call_id=request_id, expected_s=expected_s, context=context), now)
         self._calls[request_id] = _Tracked(
             identity=identity, arrival_step=self.step, runs=CallRuns(arrival_s=now)
         )
@@ -170,10 +152,6 @@ class CallTracker:
         """Preempt a running call."""
         self.machine.preempt(request_id, now)
         self._calls[request_id].runs.stop(now)
-
-    def readmit(self, request_id: str, now: float) -> None:
-        """Let a preempted call go on to its end, even if admission has withdrawn it."""
-        self.machine.readmit(request_id, now)
 
     def charge(self, scheduled_tokens: Mapping[str, int], cost_s: float, now: float) -> None:
         """Charge one executed step to every call that was in it, by time or by its tokens.
@@ -198,14 +176,6 @@ class CallTracker:
         if now >= self._next_expiry_s:
             self._next_expiry_s = now + _EXPIRE_PERIOD_S
             self._expire(now)
-
-    def review(self, now: float, step: int, tokens_of: Callable[[str], int]) -> list[str]:
-        """Let admission look at the programs; return the calls that it admitted or withdrew."""
-        return self.machine.review(now, step, tokens_of)
-
-    def tick(self, now: float) -> list[str]:
-        """Tick the machine; return the calls that moved."""
-        return [change.call_id for change in self.machine.tick(now)]
 
     def place(self, order: Iterable[Call]) -> list[str]:
         """Set the places of the calls that run next; return those whose place changed."""
@@ -249,7 +219,7 @@ class CallTracker:
         if call.identity.is_last or call.identity.program_id == request_id:
             self._end(call.identity.program_id, now)
         elif not self._needs_contexts:
-            self._drop_program(call.identity, now)
+            self._drop_program(call.identity.arrival, now)
         report = EngineReport(
             **asdict(record) | {"call_id": call.identity.call_id},
             request_id=request_id,
@@ -268,11 +238,11 @@ class CallTracker:
             self.sender.send(report.to_bytes(), call.identity.gateway)
         return report
 
-    def _drop_program(self, identity: CallIdentity, now: float) -> None:
+    def _drop_program(self, arrival: Arrival, now: float) -> None:
         """Drop a program without a call whose totals are kept elsewhere; boost and admission need it here."""
-        program = self.machine.table.get(identity.program_id)
-        if identity.service_s is not None and program is not None and not program.active_calls:
-            self._end(identity.program_id, now)
+        program = self.machine.table.get(arrival.program_id)
+        if arrival.inherited_s is not None and program is not None and not program.active_calls:
+            self._end(arrival.program_id, now)
 
     def _end(self, program_id: str, now: float) -> None:
         self.machine.end_program(program_id, now)

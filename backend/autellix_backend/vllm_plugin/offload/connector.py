@@ -109,10 +109,6 @@ class ProgramOffloadingConnector(OffloadingConnector):
         finally:
             self._without_load = None
 
-    def hold_back(self, request_id: str, *, is_held_back: bool) -> None:
-        """Note whether a request waits for its program's admission."""
-        self.manager.hold_back(request_id, is_held_back=is_held_back)
-
     def load_of(self, program_id: str, tokens: int) -> tuple[float, float]:
         """Return the share of an idle program's context that would be loaded, and the seconds of that."""
         groups = self.scheduler.config.kv_group_configs

@@ -1,0 +1,182 @@
+"""Our part of one vLLM scheduler: follows its requests, and decides about their order and preemption."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from msgspec.structs import replace
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from autellix_backend.vllm_plugin.decisions import StepDecisions
+from autellix_backend.vllm_plugin.engine_state import SchedulerState, cached_tokens_of
+from autellix_backend.vllm_plugin.facts import facts_of
+from autellix_backend.vllm_plugin.host_tier import HostTier
+from autellix_backend.vllm_plugin.identity import read_identity
+from autellix_backend.vllm_plugin.preemption import PreemptionPrices
+from autellix_backend.vllm_plugin.settings import PluginSettings
+from autellix_backend.vllm_plugin.snapshots import SnapshotReporter, load_of
+from autellix_backend.vllm_plugin.steps import StepTimes
+from autellix_backend.vllm_plugin.tracker import UNRANKED, CallTracker
+
+# Below vLLM's own logger, whose handler shows it.
+logger = logging.getLogger("vllm.autellix")
+
+_ABORTED = (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
+
+
+class SchedulerPlugin:
+    """What the hooks of `program_scheduler.py` do; any method may raise."""
+
+    def __init__(self, scheduler: Any, settings: PluginSettings, clock: Callable[[], float]) -> None:
+        """Prepare for the requests of a scheduler that has none, and change nothing in it."""
+        self._scheduler = scheduler
+        self._clock = clock
+        self.engine = SchedulerState(scheduler)
+        if self.engine.order.has_priorities:
+            # Admission would hold back urgent requests behind others.
+            config = dataclasses.replace(settings.scheduler, admission="none")
+            settings = replace(settings, scheduler=config)
+            logger.info(
+                "Autellix: requests go by their priority (--scheduling-policy priority), and within one by "
+                "policy %s, without admission",
+                config.policy,
+            )
+        kv_tokens = self.engine.blocks.capacity_tokens
+        self.tracker = CallTracker(settings, kv_tokens, self.engine.blocks.hash_block_tokens)
+        machine = self.tracker.machine
+        self.facts = facts_of(scheduler.vllm_config, machine, kv_tokens, self.engine.rank)
+        connector = getattr(scheduler, "connector", None)
+        self.prices = PreemptionPrices(connector, machine, scheduler.block_size)
+        self.host_tier = HostTier(connector, self.engine, self.tracker)
+        self.decisions = StepDecisions(self.engine, self.tracker, self.prices, self.host_tier)
+        self._reporter = SnapshotReporter(self.tracker, self.engine.rank)
+        self._steps = StepTimes()
+        self._arrivals = 0
+        self.is_in_charge = False
+        """Whether vLLM's queues are ours to order, or requests ours to hold back."""
+
+    def take_over(self) -> None:
+        """Take charge of vLLM's queues, if the policy or admission needs that."""
+        machine = self.tracker.machine
+        if machine.policy.reorders or machine.admission.memory is not None:
+            self.is_in_charge = True
+            self.engine.order.take_over(self.tracker.is_held_back, is_ordering=machine.policy.reorders)
+            self.engine.blocks.watch()
+
+    def enter(self, request: Request) -> None:
+        """Rank a new request behind all others, until it has arrived."""
+        self._arrivals += 1
+        self.engine.order.enter(request, UNRANKED + self._arrivals)
+
+    def arrive(self, request: Request) -> None:
+        """Track a new request, and rank it."""
+        extra_args = getattr(request.sampling_params, "extra_args", None)
+        identity = read_identity(request.request_id, extra_args, getattr(request, "session_id", None))
+        self.tracker.arrive(
+            request.request_id,
+            identity,
+            self._clock(),
+            prompt_tokens=request.num_prompt_tokens,
+            max_tokens=request.max_tokens,
+            block_hashes=request.block_hashes,
+        )
+        self._rank(request)
+
+    def on_queued(self, request: Request) -> None:
+        """Note that vLLM has queued a request."""
+        self.host_tier.on_reviewed((request.request_id,))
+
+    def make_room(self, now: float) -> None:
+        """Preempt the requests whose slots or blocks others should have."""
+        for victim in self.decisions.decide(now):
+            self.engine.preempt(victim, self._clock())
+
+    def load_ahead(self, loading: ExitStack) -> None:
+        """Let vLLM start loads from host memory, until `loading` is closed."""
+        loading.enter_context(self.host_tier.loading_ahead(self.host_tier.to_load()))
+
+    def on_scheduled(self, output: SchedulerOutput, started_s: float) -> None:
+        """Note a scheduled step, and start the calls that got a slot in it."""
+        if not output.num_scheduled_tokens:
+            return
+        self._steps.start(output, started_s)
+        now = self._clock()
+        for request_id in output.num_scheduled_tokens:
+            if request_id in self.tracker and not self.tracker.is_running(request_id):
+                request = self._scheduler.requests[request_id]
+                self.tracker.start(request_id, now, cached_tokens_of(request))
+                # A policy that holds slots ranks a running call differently.
+                self._rank(request)
+        is_budget_spent = output.total_num_scheduled_tokens >= self._scheduler.max_num_scheduled_tokens
+        self.decisions.on_scheduled(is_budget_spent=is_budget_spent)
+
+    def charge(self, output: SchedulerOutput) -> None:
+        """Charge an executed step to its calls."""
+        if not output.num_scheduled_tokens:
+            return
+        now = self._clock()
+        cost_s = self._steps.end(output, now)
+        self.tracker.charge(output.num_scheduled_tokens, cost_s, now)
+        self.prices.observe_step(output.num_scheduled_tokens, cost_s)
+        self._reporter.observe_step(cost_s)
+
+    def on_preempted(self, request: Request) -> None:
+        """Preempt the call of a request, by whomever."""
+        if request.request_id in self.tracker and self.tracker.is_running(request.request_id):
+            self.tracker.preempt(request.request_id, self._clock())
+            self._rank(request)
+
+    def on_paused(self, request: Request) -> None:
+        """Preempt the call of a streaming session that waits for its next part and keeps its blocks."""
+        if request.request_id in self.tracker:
+            self.tracker.pin(request.request_id)
+        self.on_preempted(request)
+
+    def drain(self) -> None:
+        """While vLLM drains, let it finish the requests that it, or we, have preempted."""
+        if self.is_in_charge and self.engine.is_draining:
+            for request in self.engine.order.begun():
+                self.tracker.machine.readmit(request.request_id, self._clock())
+                self._rank(request)
+                self.engine.order.finish_first(request)
+
+    def end_drain(self) -> None:
+        """Once vLLM no longer drains, undo what `drain` did to its queues."""
+        if self.is_in_charge and not self.engine.is_draining:
+            self.engine.order.end_drain()
+
+    def close(self, request: Request) -> None:
+        """Close the call of a request that leaves, and send its report."""
+        if request.request_id in self.tracker:
+            self.decisions.forget(request.request_id)
+            reason = request.get_finished_reason()
+            self.tracker.close(
+                request.request_id,
+                self._clock(),
+                prompt_tokens=request.num_prompt_tokens,
+                output_tokens=request.num_output_tokens,
+                finish_reason=str(reason) if reason is not None else "unknown",
+                is_aborted=request.status in _ABORTED,
+                context_tokens=request.num_tokens if self.engine.blocks.is_caching else 0,
+            )
+
+    def report(self) -> None:
+        """Send a snapshot, if one is due."""
+        if self._reporter.is_due(self._clock):
+            blocks, free = self.engine.blocks, self.engine.free_slots
+            load = load_of(self._scheduler, self.tracker, free, is_block_short=blocks.is_short)
+            self._reporter.send(self._clock, load, blocks.held)
+
+    def report_last(self) -> None:
+        """Send a snapshot of empty queues: no further step may follow to report them."""
+        if not len(self.tracker):
+            self.report()
+
+    def _rank(self, request: Request) -> None:
+        if self.is_in_charge:
+            self.engine.order.rerank(request, self.tracker.priority(request.request_id))
