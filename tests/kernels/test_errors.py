@@ -51,7 +51,7 @@ def _set(**changes: Any) -> Change:
 
 
 def _moved(by: int) -> Change:
-    """Put the second destination so many bytes behind the first, both with one stride."""
+    """Put the second destination this many bytes behind the first, both with one stride."""
     return lambda job: {
         "destinations": tuple(Plane(job.destinations[0].base + k * by, 64, 128, 2) for k in range(2)),
         "pairs": pairs_of([(0, 0)]),

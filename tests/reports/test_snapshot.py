@@ -184,7 +184,7 @@ def test_an_idle_engine_has_a_snapshot_without_calls() -> None:
 
 @pytest.mark.parametrize("id_length", [8, 250])
 def test_a_datagram_is_bounded_and_counts_omitted_calls(id_length: int) -> None:
-    """The first calls in order are told of; the others are counted."""
+    """The first calls in order are listed; the others are counted."""
     datagram = snapshot(1000, id_length).to_bytes()
     told = EngineSnapshot.from_bytes(datagram)
 

@@ -1,4 +1,4 @@
-"""Gateways that lose the shared table, go on with their copies, and come back."""
+"""Gateways that lose the shared table, continue with their copies, and return."""
 
 from __future__ import annotations
 
@@ -343,7 +343,7 @@ def test_ends_and_starts_during_a_partition_are_published_afterwards(shared: Tab
 def test_a_program_known_to_a_partitioned_gateway_alone_ends_on_the_other_side(
     shared: Table, pair: Pair
 ) -> None:
-    """Both sides saw it for the first time while they were parted, and one was told of its end."""
+    """Both sides first saw it during the partition, and one learned of its end."""
 
     async def main() -> None:
         async with pair() as (far, near, relay):
@@ -393,7 +393,7 @@ def test_a_program_that_ends_while_its_gateway_reconnects_has_ended(shared: Tabl
             await near.settle(end("near", 1.0), 1.0)
             relay.mend()
             returning = asyncio.create_task(far.reap(1.0))
-            while far._backlog.beats:  # noqa: ASYNC110 - what is told of them is on its way
+            while far._backlog.beats:  # noqa: ASYNC110 - their messages are on the way
                 await asyncio.sleep(0)
             await far.settle(end("far", 1.0, is_final=True), 1.0)
             await returning
@@ -470,7 +470,7 @@ def test_an_emptied_table_is_restored(own_server: RedisServer, policy: str, expe
 def test_programs_that_ended_while_the_table_was_lost_are_not_restored(
     own_server: RedisServer, is_known: bool
 ) -> None:
-    """Whichever gateway returns first: the one that was told of the end, or the one that was not."""
+    """Whichever gateway returns first: the one that learned of the end, or the one that did not."""
 
     async def main() -> None:
         one, other = await table.open(), await table.open()
@@ -501,7 +501,7 @@ def test_programs_that_ended_while_the_table_was_lost_are_not_restored(
 def test_a_program_whose_session_another_gateway_closed_is_not_restored(
     own_server: RedisServer, is_told_first: bool
 ) -> None:
-    """The one that was told of the session's end never had the program."""
+    """The one that learned of the session's end never had the program."""
 
     async def main() -> None:
         told, other = await table.open(), await table.open()
@@ -525,7 +525,7 @@ def test_a_program_whose_session_another_gateway_closed_is_not_restored(
 def test_programs_that_ended_just_before_the_table_was_lost_are_not_restored(
     own_server: RedisServer, is_heard_first: bool
 ) -> None:
-    """One gateway has not heard of the end that another one brought about."""
+    """One gateway does not know of the end that another one brought about."""
 
     async def main() -> None:
         one, other = await table.open(), await table.open()
