@@ -43,7 +43,7 @@ EVERYTHING: dict[str, Any] = {
         "balancer": {"name": "locality"},
         "limits": {"max_calls": 3},
         "observe": {"call_log": "-"},
-        "store": {"lease_s": 10},
+        "store": {"timeout_ms": 500},
     },
     "scheduler": {"policy": "plas", "bounds": [0.5, 2, 8]},
     "service": {"annotations": {"note": "a"}},

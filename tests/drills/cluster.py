@@ -31,7 +31,6 @@ START_S = 120.0
 # Short waits where a drill would only wait longer, and long ones where a busy machine must not matter.
 SETTINGS = {
     "AUTELLIX_STORE_KEY_PREFIX": KEY_PREFIX,
-    "AUTELLIX_STORE_LEASE_S": "3",
     "AUTELLIX_STORE_TIMEOUT_MS": "300",
     "AUTELLIX_SCHEDULER_POLICY": SCHEDULER.policy,
     "AUTELLIX_SCHEDULER_SERVICE": SCHEDULER.service,

@@ -200,7 +200,6 @@ def test_the_password_of_a_store_is_never_shown(url: str, shown: str) -> None:
     ("values", "field"),
     [
         ({"url": "http://secret@host"}, "store.url"),
-        ({"lease_s": 1.0}, "store.lease_s"),
         ({"timeout_ms": 0}, "store.timeout_ms"),
         ({"key_prefix": "{a}"}, "store.key_prefix"),
     ],

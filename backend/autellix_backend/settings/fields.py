@@ -45,11 +45,6 @@ NON_NEGATIVE = Rule("a number of zero or more", lambda value: value >= 0)
 HTTP_URL = Rule("an http:// or https:// address", is_http_url, shown=without_password)
 
 
-def at_least(low: float) -> Rule:
-    """Return the rule of a lower bound."""
-    return Rule(f"a number of at least {low:g}", lambda value: value >= low)
-
-
 def between(low: int, high: int) -> Rule:
     """Return the rule of a range, bounds included."""
     return Rule(f"{low} to {high}", lambda value: low <= value <= high)

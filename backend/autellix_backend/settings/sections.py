@@ -22,7 +22,6 @@ from autellix_backend.settings.fields import (
     POSITIVE,
     Rule,
     Section,
-    at_least,
     between,
     matches,
     one_of,
@@ -38,8 +37,6 @@ SUBAGENT_KINDS = ("thread", "program")
 ANY_CLUSTER = "auto"
 MEMORY_URL = "memory://"
 REDIS_SCHEMES = ("redis", "rediss", "unix")
-MIN_LEASE_S = 3.0
-"""A gateway renews its lease once a second."""
 
 
 PositiveInt = Annotated[int, POSITIVE]
@@ -97,13 +94,13 @@ class GatewaySettings(Section):
     program_idle_s: PositiveFloat = 600.0
     """time after which a program without a running call leaves the table, s"""
     max_body_bytes: PositiveInt = 64 * 2**20
-    """the largest request body, bytes; a larger one is a 413"""
+    """largest request body, bytes; a larger one gets 413"""
     max_incoming_bytes: PositiveInt = 2**29
-    """the most bytes of bodies on their way in, all requests together, one tenant's at most half; then 503"""
+    """total bytes of bodies that are being received, of one tenant at most half; then 503"""
     max_answer_bytes: PositiveInt = 2**28
-    """the longest answer of an engine, bytes, and the longest last event of a stream; then 502"""
+    """largest answer of an engine, or last event of a stream, bytes; then 502"""
     upstream_timeout_s: PositiveFloat = 3600.0
-    """the longest one call may take at the engine, s; then 504"""
+    """how long one call may take at the engine, s; then 504"""
     recovery_wait_s: NonNegativeFloat = 60.0
     """how long a call waits for an engine that is down or restarts, s; then 503"""
     report_wait_s: NonNegativeFloat = 0.5
@@ -116,7 +113,7 @@ class GatewaySettings(Section):
     """secret that signs session tokens; unset, `autellix serve` generates one and keeps it in
     `engine.state_dir`. Never shown"""
     subagents: Annotated[str, one_of(SUBAGENT_KINDS)] = "thread"
-    """what a sub-agent named by its client is: a `thread` of its root program, or a `program` of its own"""
+    """whether a sub-agent that its client names is a `thread` of its root program or its own `program`"""
     record_path: TracePath | None = None
     """trace file to which each ended program is appended: counts and timings, never text"""
     tenants_file: Path | None = None
@@ -167,7 +164,7 @@ class EngineSettings(Section):
     startup_timeout_s: PositiveFloat = 900.0
     """how long an engine may take to start, s"""
     state_dir: Path = field(default_factory=default_cache_dir)
-    """folder of generated models, logs, sockets and the kept secret; also `AUTELLIX_CACHE_DIR`"""
+    """folder of generated models, logs, sockets and the generated secret; also `AUTELLIX_CACHE_DIR`"""
     max_restarts: NonNegativeInt = 5
     """restarts of a dead or hanging replica within ten minutes before it counts as failed; 0 for none"""
     stall_timeout_s: PositiveFloat | None = None
@@ -212,14 +209,14 @@ class SchedulerSettings:
     """starvation threshold: a call is promoted once wait/service reaches it; `inf` is never"""
     admission: Annotated[str, one_of(ADMISSION_KINDS)]
     """which [programs may run](../scheduling.md) at all: those whose contexts fit into KV memory together
-    (`working_set`), or `none` is kept waiting"""
+    (`working_set`), or all (`none`); `auto` is the former with policy `boost`"""
     idle_s: FiniteFloat
     """the longest time for which an active program without a call keeps its share of KV memory, s"""
     boost: NonNegativeFloat
     """strength of policy `boost`, as a share of the mean response time of programs: higher favours short
     programs; 0 is order of arrival"""
     learned_sizes: bool
-    """whether policy `boost` goes by the [predicted work](../results/classes.md#in-the-boost) of programs
+    """whether policy `boost` uses the [predicted work](../results/classes.md#in-the-boost) of programs
     whose class is predicted well"""
     preemption: Annotated[str, one_of(PREEMPTION_KINDS)]
     """when a running call yields its slot to one of a higher priority: `priced` where that gains
@@ -294,10 +291,8 @@ class StoreSettings(Section):
     url: StoreUrl = MEMORY_URL
     """process table: `memory://`, or a Redis or Valkey that gateways share, as
     `redis://USER:PASSWORD@HOST:PORT/DB`, `rediss://…` (TLS) or `unix://…`"""
-    lease_s: Annotated[float, at_least(MIN_LEASE_S)] = 15.0
-    """how long a gateway may be silent before the others count its running calls as lost, s"""
     timeout_ms: PositiveInt = 1000
-    """the longest a call waits for the store before the gateway continues with its own copy, ms"""
+    """how long a call may wait for the store before the gateway continues with its own copy, ms"""
     key_prefix: KeyPrefix = "autellix"
     """prefix of all keys, in braces; gateways with the same prefix share one table"""
 

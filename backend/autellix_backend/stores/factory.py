@@ -9,6 +9,10 @@ from autellix_backend.settings import Settings, SettingsError
 from autellix_backend.stores.base import ProgramStore
 from autellix_backend.stores.memory import MemoryStore
 
+LEASE_S = 15.0
+"""How long a gateway may be silent before the others count its running calls as lost. It renews its lease
+once a second, and must keep it over a moment without processor time."""
+
 
 def make_store(
     settings: Settings,
@@ -55,7 +59,7 @@ def _make_replicated(
         RedisLink(store.url, key_prefix=store.key_prefix, timeout_s=store.timeout_ms / 1000),
         program_idle_s=program_idle_s,
         session_ttl_s=session_ttl_s,
-        lease_s=store.lease_s,
+        lease_s=LEASE_S,
         clock=TableClock(clock),
     )
     # Heartbeats go to any gateway, so a session without one here may be alive.
