@@ -127,7 +127,7 @@ def test_prints_the_address_of_the_page(
 @pytest.fixture
 def fake_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VllmReplica:
     replica = VllmReplica(make_settings(tmp_path, model="m"), server=FAKE_SERVER)
-    monkeypatch.setattr("autellix_backend.cli.serve.make_engines", lambda _settings: [replica])
+    monkeypatch.setattr("autellix_backend.cli.running_engines.make_engines", lambda _settings: [replica])
     return replica
 
 
@@ -197,7 +197,7 @@ async def test_a_signal_during_the_start_ends_the_engine(
     """SIGINT while the engine loads leaves no process and gives code 130."""
     settings = make_settings(tmp_path, model="m", extra_args=("--fail", "late"))
     replica = VllmReplica(settings, server=FAKE_SERVER)
-    monkeypatch.setattr("autellix_backend.cli.serve.make_engines", lambda _settings: [replica])
+    monkeypatch.setattr("autellix_backend.cli.running_engines.make_engines", lambda _settings: [replica])
 
     server = asyncio.create_task(serve(make_settings(tmp_path)))
     await until(lambda: replica.pid is not None)
@@ -215,7 +215,7 @@ async def test_sighup_during_the_start_reloads_the_tenants(
     settings = make_settings(tmp_path, model="m", extra_args=("--fail", "late"))
     settings = replace(settings, gateway=replace(settings.gateway, tenants_file=path))
     replica = VllmReplica(settings, server=FAKE_SERVER)
-    monkeypatch.setattr("autellix_backend.cli.serve.make_engines", lambda _settings: [replica])
+    monkeypatch.setattr("autellix_backend.cli.running_engines.make_engines", lambda _settings: [replica])
     printed: list[str] = []
 
     def is_read_again() -> bool:
@@ -239,7 +239,7 @@ async def test_while_the_engines_start_the_page_says_so_and_calls_come_again(
     settings = make_settings(tmp_path, model="m", extra_args=("--fail", "late"))
     settings = replace(settings, gateway=replace(settings.gateway, page=page))
     replica = VllmReplica(settings, server=FAKE_SERVER)
-    monkeypatch.setattr("autellix_backend.cli.serve.make_engines", lambda _settings: [replica])
+    monkeypatch.setattr("autellix_backend.cli.running_engines.make_engines", lambda _settings: [replica])
     found: dict[str, tuple[int, str]] = {}
 
     with contextlib.closing(bind(settings.gateway)) as listener:

@@ -11,22 +11,17 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import uvloop
 
 from autellix_backend.cli import announcements
 from autellix_backend.cli.announcements import note, note_change, note_noise, ready_line, root_url
 from autellix_backend.cli.options import add_setting_options, settings_from_args
+from autellix_backend.cli.running_engines import running_engines
 from autellix_backend.cli.server import GatewayServer, answering_meanwhile, bind
 from autellix_backend.cli.signals import EXIT_FAILURE, EXIT_INTERRUPTED, on_signals
-from autellix_backend.cli.start_progress import showing_progress
 from autellix_backend.cli.token_secret import with_token_secret
 from autellix_backend.cli.workers import Workers, check_workers
-from autellix_backend.engines.base import Engine, EngineUnreachableError
-from autellix_backend.engines.factory import make_engines
-from autellix_backend.engines.ray_replica import RayReplica
-from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.heap import settle_heap
@@ -123,58 +118,46 @@ async def serve_on(
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     tenants = load_tenants(settings)
-    # Without a tenants file SIGHUP ends the process, as it does when a terminal closes; with one it does not,
-    # while the engines start either.
+    # Without a tenants file SIGHUP ends the process, as it does when a terminal closes.
     reloads = (signal.SIGHUP,) if tenants.has_keys else ()
-    engines: list[Engine] = []
-    pool: EnginePool | None = None
-    try:
-        with on_signals(lambda: _reload(tenants), *reloads):
-            task = asyncio.current_task()
-            assert task is not None
-            with on_signals(task.cancel, *ends):
-                # Several workers have no page, and share their address.
-                page_is_there = has_page(
-                    settings.gateway,
-                    has_keys=tenants.has_keys,
-                    is_loopback=is_loopback(settings.gateway.host),
+    page_is_there = has_page(
+        settings.gateway, has_keys=tenants.has_keys, is_loopback=is_loopback(settings.gateway.host)
+    )
+    # Several workers share their address, and have no page.
+    start = answering_meanwhile(listeners if show_page else [], has_page=page_is_there)
+    with on_signals(lambda: _reload(tenants), *reloads):
+        try:
+            async with running_engines(settings, start, ends) as engines:
+                connections = connection_limit()
+                app = create_app(
+                    with_token_secret(settings),
+                    *engines,
+                    tenants=tenants,
+                    max_connections=connections,
+                    parent=parent,
                 )
-                async with answering_meanwhile(listeners if show_page else [], has_page=page_is_there):
-                    # In a thread: it may have to generate the demo model.
-                    engines = await asyncio.to_thread(make_engines, settings)
-                    await _start(engines, must_answer=settings.engine.must_answer)
-            connections = connection_limit()
-            app = create_app(
-                with_token_secret(settings),
-                *engines,
-                tenants=tenants,
-                max_connections=connections,
-                parent=parent,
-            )
-            pool = app.state.pool
-            pool.subscribe(note_change)
-            make_ready_line = partial(ready_line, settings, pool, listeners[0])
+                pool: EnginePool = app.state.pool
+                pool.subscribe(note_change)
 
-            def on_ready() -> None:
-                settle_heap()
-                announce(make_ready_line())
-                note_noise(settings.engine)
-                if show_page is not None and page_is_there:
-                    show_page(root_url(listeners[0]) + PAGE_PATH)
+                def on_ready() -> None:
+                    settle_heap()
+                    announce(ready_line(settings, pool, listeners[0]))
+                    note_noise(settings.engine)
+                    if show_page is not None and page_is_there:
+                        show_page(root_url(listeners[0]) + PAGE_PATH)
 
-            server = GatewayServer(app, settings.gateway, connections, on_ready)
-            with on_signals(server.end, *ends):
-                await server.serve(sockets=listeners)
-            if server.is_cut_short:
-                return EXIT_INTERRUPTED
-            return 0 if server.started else EXIT_FAILURE
-    except asyncio.CancelledError:
+                server = GatewayServer(app, settings.gateway, connections, on_ready)
+                try:
+                    with on_signals(server.end, *ends):
+                        await server.serve(sockets=listeners)
+                finally:
+                    # A server that was forced to exit has not closed it.
+                    await pool.close()
+        except asyncio.CancelledError:
+            return EXIT_INTERRUPTED
+    if server.is_cut_short:
         return EXIT_INTERRUPTED
-    finally:
-        if pool is not None:
-            # A server that was forced to exit has not done so.
-            await pool.close()
-        await _stop(engines)
+    return 0 if server.started else EXIT_FAILURE
 
 
 def _check_outputs(settings: Settings) -> None:
@@ -185,45 +168,6 @@ def _check_outputs(settings: Settings) -> None:
         check_writable(settings.observe.call_log, "observe.call_log")
     if otlp.sends_any(settings.observe.otlp_endpoint, os.environ):
         otlp.check_installed()
-
-
-async def _start(engines: Sequence[Engine], *, must_answer: bool) -> None:
-    """Start all engines at once; the first that fails ends the start of the others.
-
-    A remote engine may be missing unless it must answer: its supervisor waits for it.
-    """
-    logs: list[tuple[str, Path]] = []
-    for engine in engines:
-        if isinstance(engine, VllmReplica):
-            logs.append((engine.name, engine.log.claim()))
-            print(f"Starting {engine.name} with {engine.model} (log: {engine.log.path}) ...", file=sys.stderr)
-        elif isinstance(engine, RayReplica):
-            print(f"Placing {engine.name} with {engine.model} through Ray ...", file=sys.stderr)
-    starts = [
-        asyncio.ensure_future(engine.start() if engine.is_owned or must_answer else _start_if_there(engine))
-        for engine in engines
-    ]
-    try:
-        async with showing_progress(logs, sys.stderr):
-            await asyncio.gather(*starts)
-    finally:
-        for start in starts:
-            start.cancel()
-        await asyncio.gather(*starts, return_exceptions=True)
-
-
-async def _stop(engines: Sequence[Engine]) -> None:
-    """Stop all engines at once; those that are ours may take as long as a server of vLLM takes to end."""
-    if owned := [engine.name for engine in engines if engine.is_owned]:
-        note(f"ending {', '.join(owned)}; this may take 20 s")
-    await asyncio.gather(*(engine.stop() for engine in engines))
-
-
-async def _start_if_there(engine: Engine) -> None:
-    try:
-        await engine.start()
-    except EngineUnreachableError as error:
-        note(f"{error.what}; it gets calls once it answers")
 
 
 def _reload(tenants: Tenants) -> None:
