@@ -36,51 +36,40 @@ class CallMetrics:
     def __init__(self, make: MetricFactory) -> None:
         # A lookup of labels costs more than counting, so the series are cached.
         self._series: list[_lru_cache_wrapper[Any]] = []
-        counter, latency = make.counter, make.latency
         self._models = LearnedLabels(MAX_MODELS)
-        self._calls = self._of(counter("calls", "Settled calls.", "outcome", "source", "engine", "model"))
-        self._duration_s = self._of(
-            latency("call_duration_seconds", "Arrival of a call to settlement.", "engine", "model")
-        )
-        self._total_wait_s = self._of(
-            counter("wait_seconds", "Waiting, by the engines' reports.", "engine", "reason")
-        )
-        self._service_s = self._of(counter("service_seconds", "Service, by the engines' reports.", "engine"))
-        self._preemptions = self._of(counter("preemptions", "Preemptions in engines.", "engine"))
-        self._tenant_calls = self._of(
-            counter("tenant_calls", "Settled calls by tenant.", "tenant", "outcome")
-        )
-        self._tenant_service_s = self._of(counter("tenant_service_seconds", "Service by tenant.", "tenant"))
-        self._wait_s = self._of(
-            latency(
-                "engine_wait_seconds", "Waiting of a call in its engine's queues, by its last level.", "level"
-            )
-        )
-        self._first_token_s = self._of(
-            latency(
-                "time_to_first_token_seconds",
-                "Arrival of a streamed call to its first bytes.",
-                "engine",
-                "model",
-            )
-        )
-        self._output_token_s = self._of(
-            latency(
-                "time_per_output_token_seconds",
-                "Time between the output tokens of a streamed call, after the first.",
-                "engine",
-                "model",
-                buckets=TOKEN_BUCKETS_S,
-            )
-        )
-        self._tokens = self._of(
-            counter("tokens", "Prompt, cached and output tokens.", "engine", "model", "kind")
-        )
-        self._moves = self._of(
-            counter("level_changes", "Demotions and promotions of calls.", "engine", "kind")
-        )
 
-    def _of(self, metric: MetricWrapperBase) -> Callable[..., Any]:
+        def counter(name: str, text: str, *labels: str) -> Callable[..., Any]:
+            return self._cached(make.counter(name, text, *labels))
+
+        def latency(name: str, text: str, *labels: str, **buckets: tuple[float, ...]) -> Callable[..., Any]:
+            return self._cached(make.latency(name, text, *labels, **buckets))
+
+        self._calls = counter("calls", "Settled calls.", "outcome", "source", "engine", "model")
+        self._duration_s = latency(
+            "call_duration_seconds", "Arrival of a call to settlement.", "engine", "model"
+        )
+        self._total_wait_s = counter("wait_seconds", "Waiting, by the engines' reports.", "engine", "reason")
+        self._service_s = counter("service_seconds", "Service, by the engines' reports.", "engine")
+        self._preemptions = counter("preemptions", "Preemptions in engines.", "engine")
+        self._tenant_calls = counter("tenant_calls", "Settled calls by tenant.", "tenant", "outcome")
+        self._tenant_service_s = counter("tenant_service_seconds", "Service by tenant.", "tenant")
+        self._wait_s = latency(
+            "engine_wait_seconds", "Waiting of a call in its engine's queues, by its last level.", "level"
+        )
+        self._first_token_s = latency(
+            "time_to_first_token_seconds", "Arrival of a streamed call to its first bytes.", "engine", "model"
+        )
+        self._output_token_s = latency(
+            "time_per_output_token_seconds",
+            "Time between the output tokens of a streamed call, after the first.",
+            "engine",
+            "model",
+            buckets=TOKEN_BUCKETS_S,
+        )
+        self._tokens = counter("tokens", "Prompt, cached and output tokens.", "engine", "model", "kind")
+        self._moves = counter("level_changes", "Demotions and promotions of calls.", "engine", "kind")
+
+    def _cached(self, metric: MetricWrapperBase) -> Callable[..., Any]:
         series = cache(metric.labels)
         self._series.append(series)
         return series

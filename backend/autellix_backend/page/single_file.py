@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 
 from autellix_backend.page.assets import INDEX, assets
+from autellix_backend.page.headers import content_policy
 
 FIRST_MODULE = "main.js"
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([a-z_]+\.js)";\n', re.MULTILINE)
@@ -28,17 +29,7 @@ def report_html(title: str, data: object) -> str:
         data: Plain JSON values, as `ReportSource` reads them.
     """
     script, style = bundle(), assets()["page.css"].content.decode()
-    policy = "; ".join(
-        (
-            "default-src 'none'",
-            f"script-src '{_digest(script)}'",
-            f"style-src '{_digest(style)}'",
-            "base-uri 'none'",
-            "form-action 'none'",
-            "require-trusted-types-for 'script'",
-            "trusted-types 'none'",
-        )
-    )
+    policy = content_policy(f"'{_digest(script)}'", f"'{_digest(style)}'")
     found = _BODY.search(assets()[INDEX].content.decode())
     assert found is not None, f"{INDEX} has a body"
     return (

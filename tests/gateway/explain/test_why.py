@@ -296,8 +296,8 @@ def test_the_place_of_an_inactive_program_is_explained_by_its_boost() -> None:
 
     assert why(overview(call, last=last), call).text == (
         "It is inactive: its 9-token context does not fit beside 1 active program (9 of 10 tokens); first in "
-        "order. Its program came 12.0 s ago, with 100 tokens of work done, and counts as having come 16.4 s "
-        "ago; little work counts as an earlier arrival, at a strength of 3.0 s."
+        "order. Its program arrived 12.0 s ago, with 100 tokens of work done, and counts as having arrived "
+        "16.4 s ago; little work counts as an earlier arrival, at a strength of 3.0 s."
     )
 
 
@@ -305,7 +305,7 @@ def test_the_place_of_an_inactive_program_is_explained_by_its_boost() -> None:
     ("strength_s", "order"),
     [
         (3.0, "little work counts as an earlier arrival, at a strength of 3.0 s."),
-        (0.0, "programs are of one size, so the order is that of arrival."),
+        (0.0, "programs do not differ in size, so they run in order of arrival."),
     ],
 )
 def test_the_boost_is_explained_by_age_work_and_strength(strength_s: float, order: str) -> None:
@@ -314,4 +314,4 @@ def test_the_boost_is_explained_by_age_work_and_strength(strength_s: float, orde
     last = snapshot(FAST, FAST_TOO, MINE, boost=BoostSnapshot(strength_s, 0.8, 4.0))
     told = why(overview(call, last=last), call, SchedulerConfig(policy="boost"))
 
-    assert told.text.endswith(f" Its program came 12.0 s ago, with 1,234 tokens of work done; {order}")
+    assert told.text.endswith(f" Its program arrived 12.0 s ago, with 1,234 tokens of work done; {order}")

@@ -81,12 +81,12 @@ def running_text(
 
 def boost_text(age_s: float, work: float, counted_age_s: float | None, strength_s: float) -> str:
     """Return how policy `boost` counts a program's arrival."""
-    came = f"Its program came {seconds(age_s)} ago, with {work:,.0f} tokens of work done"
+    arrived = f"Its program arrived {seconds(age_s)} ago, with {work:,.0f} tokens of work done"
     if strength_s <= 0:
-        return f"{came}; programs are of one size, so the order is that of arrival."
+        return f"{arrived}; programs do not differ in size, so they run in order of arrival."
     if counted_age_s is not None:
-        came = f"{came}, and counts as having come {seconds(counted_age_s)} ago"
-    return f"{came}; little work counts as an earlier arrival, at a strength of {seconds(strength_s)}."
+        arrived = f"{arrived}, and counts as having arrived {seconds(counted_age_s)} ago"
+    return f"{arrived}; little work counts as an earlier arrival, at a strength of {seconds(strength_s)}."
 
 
 def _tools_text(view: ProgramView) -> str:

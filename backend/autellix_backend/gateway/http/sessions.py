@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,10 +18,10 @@ from autellix_backend.gateway.http.components import (
     Tokens,
     Viewer,
     WatchRegistry,
+    unknown_program,
 )
 from autellix_backend.gateway.http.openapi import Id, describe_body, json_body, refusals
 from autellix_backend.gateway.requests import read_headers
-from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.stores.base import NotOwnerError, ProgramStore
 from autellix_wire import PROGRAMS_PATH, SESSIONS_PATH
 from autellix_wire.sessions import SERVER, SessionStart, SessionStarted
@@ -91,55 +90,54 @@ async def start_session(
     )
 
 
+async def _scoped(session_id: Id, viewer: Viewer, tokens: Tokens, request: Request) -> str:
+    scoped_id = viewer.scoped(session_id)
+    tokens.check(scoped_id, read_headers(request.scope))
+    return scoped_id
+
+
+ScopedId = Annotated[str, Depends(_scoped)]
+"""The backend's id of the session in the path, which the client has proved to be its own."""
+
+
 @router.post(ONE_SESSION + "/heartbeat", responses=refusals(404))
 async def heartbeat(
-    session_id: Id,
-    viewer: Viewer,
-    store: Store,
-    clock: Clock,
-    tokens: Tokens,
-    open_sessions: Sessions,
-    request: Request,
+    session_id: Id, scoped_id: ScopedId, viewer: Viewer, store: Store, clock: Clock, open_sessions: Sessions
 ) -> dict[str, str]:
     """Keep a session alive."""
-    tokens.check(viewer.scoped(session_id), read_headers(request.scope))
-    await _refresh(session_id, viewer, store, clock)
-    open_sessions.keep(viewer, viewer.scoped(session_id), clock())
+    await _refresh(session_id, scoped_id, store, clock())
+    open_sessions.keep(viewer, scoped_id, clock())
     return {}
 
 
 @router.get(ONE_SESSION + "/watch", status_code=204, responses=refusals(404))
 async def watch(
     session_id: Id,
-    viewer: Viewer,
+    scoped_id: ScopedId,
     store: Store,
     clock: Clock,
     watches: WatchRegistry,
-    tokens: Tokens,
     request: Request,
 ) -> None:
     """Stay open as long as the client lives; its session ends soon after it, unless a heartbeat follows."""
-    tokens.check(viewer.scoped(session_id), read_headers(request.scope))
-    await _refresh(session_id, viewer, store, clock)
+    await _refresh(session_id, scoped_id, store, clock())
     if await watches.until_gone(request.receive):
         # Backdates its last heartbeat, so that little of its time is left.
         spent_s = (LOST_HEARTBEATS - WATCHED_HEARTBEATS) * HEARTBEAT_S
-        await store.heartbeat(viewer.scoped(session_id), clock() - spent_s)
+        await store.heartbeat(scoped_id, clock() - spent_s)
 
 
 @router.delete(ONE_SESSION, status_code=204, responses=refusals(404))
 async def end_session(
     session_id: Id,
+    scoped_id: ScopedId,
     viewer: Viewer,
     store: Store,
     clock: Clock,
     tokens: Tokens,
     open_sessions: Sessions,
-    request: Request,
 ) -> None:
     """End a session and its programs."""
-    scoped_id = viewer.scoped(session_id)
-    tokens.check(scoped_id, read_headers(request.scope))
     tokens.note_end(scoped_id)
     open_sessions.end(viewer, scoped_id)
     if not await store.close_session(scoped_id, clock()):
@@ -161,9 +159,9 @@ async def end_program(
                 break
         if await store.end_program(scoped_id, clock()):
             return
-    raise NotFoundError(f"there is no program {program_id!r}", param="program_id")
+    raise unknown_program(program_id)
 
 
-async def _refresh(session_id: str, viewer: Tenant, store: ProgramStore, clock: Callable[[], float]) -> None:
-    if not await store.heartbeat(viewer.scoped(session_id), clock()):
+async def _refresh(session_id: str, scoped_id: str, store: ProgramStore, now: float) -> None:
+    if not await store.heartbeat(scoped_id, now):
         raise NotFoundError(f"there is no session {session_id!r}: start it again", param="session_id")
