@@ -5,6 +5,8 @@
     boost_study.py gaps DATA --page docs/results/gaps.md        with times of tools and people between calls
     boost_study.py offline DATA --page docs/results/offline.md  all programs at time zero
 
+A page gets the tables that decide something; without `--page` all tables are printed.
+
 DATA/public has the traces. Runs go to a file, one line each; runs that it has are not made again, so that an
 interrupted study goes on, and a page can be written again. Each figure is the mean over seeds of the ratio to
 `fcfs` with the same programs and arrivals. The constants of `boost` were chosen on seeds 0 to 4 of the
@@ -57,6 +59,8 @@ TEN, UNTUNED, FEW = range(10), range(5, 10), range(5, 8)
 """Seeds; 5 to 9 were never used to choose a constant."""
 DEFAULT, KNOWN = "default", "sizes known"
 PROPORTIONAL, DRAWN = "recorded x 0.02", "drawn"
+_PRIVATE = ", private"
+"""How the memory of a cell ends whose programs share no prefixes."""
 LOST = 1.03
 """A ratio above it counts as lost."""
 
@@ -93,7 +97,8 @@ class Study:
     """Runs, and the tables that are made of them."""
 
     blocks: Sequence[Block]
-    tables: Callable[[RunFile], Sequence[str]]
+    tables: Callable[[RunFile, bool], Sequence[str]]
+    """Return the lines of all tables, or only of those for a page."""
 
 
 CENTRE = (*cells_of(ALL, (1.3,), (1.0,)), *cells_of(("tools",), (1.3,), (0.5, 0.25)))
@@ -173,16 +178,17 @@ STUDIES = {"table": table_study, "gaps": gaps_study, "offline": offline_study}
 # Tables.
 
 
-def default_tables(runs: RunFile) -> list[str]:
+def default_tables(runs: RunFile, for_page: bool) -> list[str]:
     """Return the tables of the default, the cells that it loses first."""
     found = [cell for cell in (*BY_LOAD, *PRIVATE, *UNSEEN) if runs.ratios(cell, DEFAULT)]
     lost = [cell for cell in found if max(_means(runs, cell, DEFAULT)) > LOST]
     lost_untuned = [cell for cell in found if max(_means(runs, cell, DEFAULT, UNTUNED)) > LOST]
     lines = ["## Where it loses", ""]
     counted = f"{len(lost)} of {len(found)} cells have a figure above {LOST:g} (in bold)"
-    lines += [f"{counted}, and {len(lost_untuned)} with seeds 5 to 9 alone, which chose nothing:", ""]
+    untuned = f"{len(lost_untuned)} with only seeds 5 to 9, which were not used to choose constants"
+    lines += [f"{counted}, and {untuned}:", ""]
     header = ("programs", "memory", "load", "seeds", "token latency", "mean", "p95", "p99", "seeds 5 to 9")
-    shown = [cell for cell in found if cell in lost or cell in lost_untuned]
+    shown = [cell for cell in found if cell in lost or (cell in lost_untuned and not for_page)]
     shown.sort(key=lambda cell: -max(_means(runs, cell, DEFAULT)))
     rows = [
         (
@@ -195,27 +201,30 @@ def default_tables(runs: RunFile) -> list[str]:
         )
         for cell in shown
     ]
-    lines += [*markdown_table(header, rows), ""]
+    lines += [*markdown_table(header, _merged(rows)), ""]
     bursts = (
         f"Poisson arrivals in bursts of {BURST_PROGRAMS} programs, each after the end of the last "
         "(trees and coding sessions are fewer, so these rows are those of one Poisson burst):"
     )
-    for title, text, cells in (
-        ("## By load", "", BY_LOAD),
-        ("", "Programs with equal system prefixes that share none of them:", PRIVATE),
-        ("## Held-out sources", "", UNSEEN),
-        ("## Bursts that return to idle", bursts, BURSTS),
+    for title, text, cells, is_on_page in (
+        ("## By load", "", BY_LOAD, True),
+        ("", "Programs with equal system prefixes that share none of them:", PRIVATE, False),
+        ("## Held-out sources", "", UNSEEN, True),
+        ("## Bursts that return to idle", bursts, BURSTS, False),
     ):
-        if any(runs.seeds(cell, DEFAULT) for cell in cells):
+        if (is_on_page or not for_page) and any(runs.seeds(cell, DEFAULT) for cell in cells):
             lines += [*(part for line in (title, text) if line for part in (line, ""))]
             lines += [*_load_table(runs, cells), ""]
     lines += ["## Beside others", ""]
-    lines += [f"Load 1.3, {len(FEW)} seeds in all columns (figures of fewer say so):", ""]
+    lines += [
+        f"Load 1.3, {len(FEW)} seeds in all columns (the number of seeds is given where there are fewer):",
+        "",
+    ]
     lines += [*_case_table(runs, CENTRE, (DEFAULT, KNOWN, *OTHERS)), ""]
     return lines
 
 
-def gap_tables(runs: RunFile) -> list[str]:
+def gap_tables(runs: RunFile, _for_page: bool) -> list[str]:
     """Return one table for each load."""
     lines: list[str] = []
     for load in (0.8, 1.3):
@@ -226,15 +235,16 @@ def gap_tables(runs: RunFile) -> list[str]:
     return lines
 
 
-def offline_tables(runs: RunFile) -> list[str]:
+def offline_tables(runs: RunFile, for_page: bool) -> list[str]:
     """Return the makespans, then mean and tail."""
     cells = [cell for cell in (*BATCHES, *UNSEEN_BATCHES) if runs.ratios(cell, DEFAULT)]
     lines = []
-    for metric, title in (
+    metrics = (
         ("makespan_s", "Makespan"),
         ("latency_s.mean", "Program latency, mean"),
         ("latency_s.p95", "Program latency, p95"),
-    ):
+    )
+    for metric, title in metrics[:1] if for_page else metrics:
         rows = []
         for cell in cells:
             ratios = [runs.ratios(cell, case, (metric,)) for case in OFFLINE]
@@ -242,7 +252,7 @@ def offline_tables(runs: RunFile) -> list[str]:
             shown = [_interval(found[0]) if found else "" for found in ratios]
             rows.append((cell.workload, cell.memory, f"{sum(base) / len(base):.0f} s", *shown))
         header = ("programs", "memory", BASE, *OFFLINE)
-        lines += [f"## {title}", "", *markdown_table(header, rows), ""]
+        lines += [f"## {title}", "", *markdown_table(header, _merged(rows)), ""]
     return lines
 
 
@@ -258,7 +268,23 @@ def _load_table(runs: RunFile, cells: Sequence[Cell]) -> list[str]:
             continue
         shown = (_figures(runs, by[load], DEFAULT) if load in by else "" for load in loads)
         lines.append((workload, memory, seeds, *shown))
-    return markdown_table(("programs", "memory", "seeds", *(f"load {load:g}" for load in loads)), lines)
+    header = ("programs", "memory", "seeds", *(f"load {load:g}" for load in loads))
+    return markdown_table(header, _merged(lines))
+
+
+def _merged(rows: Iterable[Sequence[object]]) -> list[Sequence[object]]:
+    """Return the rows; those that differ in their second cell alone, the memory, are one."""
+    memories: dict[tuple[object, ...], list[str]] = {}
+    for workload, memory, *rest in rows:
+        shown = str(memory)
+        memories.setdefault((workload, shown.endswith(_PRIVATE), *rest), []).append(shown)
+    return [(workload, _joined(found), *rest) for (workload, _, *rest), found in memories.items()]
+
+
+def _joined(memories: Sequence[str]) -> str:
+    suffix = _PRIVATE if memories[0].endswith(_PRIVATE) else ""
+    shares = (memory.removeprefix("KV ").removesuffix(suffix) for memory in memories)
+    return f"KV {', '.join(sorted(shares, key=float, reverse=True))}{suffix}"
 
 
 def _row_order(by: dict[float, Cell]) -> tuple[int, float]:
@@ -350,7 +376,7 @@ def main() -> None:
             sys.stderr.write(f"{number} runs made, at most {total} wanted; {run.cell}\n")
         if time.monotonic() - started_s > arguments.seconds:
             sys.exit("not all runs are made: the same command goes on")
-    lines = [made_with(arguments, runs), "", *study.tables(runs)]
+    lines = [made_with(arguments, runs), "", *study.tables(runs, arguments.page is not None)]
     if arguments.page is None:
         print("\n".join(lines))
     else:

@@ -66,8 +66,8 @@ def log_score(runs: RunFile, workloads: Iterable[str], constants: Constants, see
     return fmean(map(math.log, ratios))
 
 
-def tables(runs: RunFile) -> list[str]:
-    """Return one line for each family that was left out."""
+def tables(runs: RunFile, for_page: bool) -> list[str]:
+    """Return one line for each family that was left out; all scores follow, but not on a page."""
     rows = []
     for left_out in ALL:
         others = [name for name in ALL if name != left_out]
@@ -87,6 +87,8 @@ def tables(runs: RunFile) -> list[str]:
             )
         )
     header = ("left out", "chosen by the others", "score", "best", "loss", "ours", "loss against ours")
+    if for_page:
+        return markdown_table(header, rows)
     by_family = [
         (case_of(item), *(f"{math.exp(log_score(runs, (name,), item, JUDGING)):.3f}" for name in ALL))
         for item in GRID
@@ -124,7 +126,11 @@ def main() -> None:
             if time.monotonic() - started_s > arguments.seconds:
                 sys.exit("not all runs are made: the same command goes on")
     codes = ", ".join(runs.codes(map(case_of, GRID)))
-    lines = [f"Made by `benchmarks/constants_study.py DATA`, commit {codes}.", "", *tables(runs)]
+    lines = [
+        f"Made by `benchmarks/constants_study.py DATA`, commit {codes}.",
+        "",
+        *tables(runs, arguments.page is not None),
+    ]
     if arguments.page is None:
         print("\n".join(lines))
     else:
