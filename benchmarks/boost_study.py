@@ -215,7 +215,7 @@ def default_tables(runs: RunFile, for_page: bool) -> list[str]:
         if (is_on_page or not for_page) and any(runs.seeds(cell, DEFAULT) for cell in cells):
             lines += [*(part for line in (title, text) if line for part in (line, ""))]
             lines += [*_load_table(runs, cells), ""]
-    lines += ["## Beside others", ""]
+    lines += ["## Comparison with other schedulers", ""]
     lines += [
         f"Load 1.3, {len(FEW)} seeds in all columns (the number of seeds is given where there are fewer):",
         "",
