@@ -15,15 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import httpx
 import pytest
 from tests.waiting import PATIENCE_S, until
 
-from autellix_backend.cli import announcements
 from autellix_backend.cli.main import main
 from autellix_backend.cli.options import settings_from_args
 from autellix_backend.cli.serve import add_arguments, serve, serve_on
-from autellix_backend.cli.server import bind, server_config
+from autellix_backend.cli.server import bind
 from autellix_backend.engines.base import EngineError
 from autellix_backend.engines.replica import VllmReplica
 from autellix_backend.gateway.tenancy.tenants import key_line, new_key
@@ -110,18 +108,6 @@ async def test_opens_the_page(
     await engine.stop()
 
     assert opened == [root + path for path in expected]
-
-
-@pytest.mark.parametrize("has_browser", [True, False])
-def test_prints_the_address_of_the_page(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, has_browser: bool
-) -> None:
-    monkeypatch.setattr("webbrowser.open", lambda _url: has_browser)
-    announcements.show_page("http://127.0.0.1:8000/autellix/", opens=True)
-    printed = capsys.readouterr().err
-
-    assert "shown at http://127.0.0.1:8000/autellix/" in printed
-    assert ("no browser" in printed) is not has_browser
 
 
 @pytest.fixture
@@ -362,14 +348,6 @@ def test_the_demo_model_is_generated_on_demand(tmp_path: Path, monkeypatch: pyte
     assert replica.log.path == tmp_path / "logs" / "replica-0.log"
 
 
-@pytest.mark.parametrize(("model", "is_noise"), [("demo", True), ("Qwen/Qwen3-8B", False), (None, False)])
-def test_the_answers_of_a_generated_model_are_said_to_be_noise(
-    capsys: pytest.CaptureFixture[str], model: str | None, is_noise: bool
-) -> None:
-    announcements.note_noise(EngineSettings(model=model))
-    assert ("its answers are noise" in capsys.readouterr().err) is is_noise
-
-
 def test_a_misspelt_variable_is_named_at_the_start(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -506,15 +484,3 @@ def test_ray_needs_no_address(words: list[str], address: str | None) -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     assert settings_from_args(parser.parse_args(["demo", *words])).ray.address == address
-
-
-def test_clients_give_idle_connections_up_before_the_gateway_does() -> None:
-    """Otherwise a call may be sent on a connection that the gateway is closing."""
-
-    async def app(*_arguments: object) -> None:
-        pass
-
-    kept_s = server_config(app, max_connections=1).timeout_keep_alive
-    at_clients_s = httpx.Limits().keepalive_expiry
-    assert at_clients_s is not None
-    assert kept_s > 2 * at_clients_s

@@ -23,7 +23,8 @@ from autellix_backend.gateway.http.components import (
     Store,
     admin_only,
 )
-from autellix_backend.gateway.http.openapi import openapi_document, refusals
+from autellix_backend.gateway.http.openapi import openapi_document
+from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.observe.metric_families import MetricFamily
 from autellix_backend.observe.metrics import CONTENT_TYPE, GatewayMetrics
 from autellix_backend.settings import settings_to_mapping

@@ -11,8 +11,9 @@ from starlette.responses import Response
 
 from autellix_backend.core.classes import CheckpointError, ClassReport
 from autellix_backend.gateway.classes import verdict
+from autellix_backend.gateway.http.bodies import JSON_TYPE
 from autellix_backend.gateway.http.components import Classes, Turns, Viewer
-from autellix_backend.gateway.http.openapi import JSON_TYPE, refusals
+from autellix_backend.gateway.http.refusals import refusals
 from autellix_wire import API_PREFIX
 
 

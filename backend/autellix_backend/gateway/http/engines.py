@@ -15,9 +15,10 @@ from autellix_backend.gateway.engines.handle import EngineHandle
 from autellix_backend.gateway.engines.operations import EngineAddress
 from autellix_backend.gateway.errors import ConflictError, InvalidRequestError
 from autellix_backend.gateway.explain.overview import engine_view
+from autellix_backend.gateway.http.bodies import Id, describe_body, json_body
 from autellix_backend.gateway.http.components import Operations, Pool, admin_only, operator_only
 from autellix_backend.gateway.http.mark import note_missing
-from autellix_backend.gateway.http.openapi import Id, describe_body, json_body, refusals
+from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot
 from autellix_backend.settings import MAX_PORT, EngineKindChoice, SettingsError
 from autellix_wire import API_PREFIX

@@ -13,8 +13,9 @@ from starlette.types import Receive, Scope, Send
 
 from autellix_backend.gateway.errors import TooManySubscribersError
 from autellix_backend.gateway.explain.event_feed import Event, EventFeed, Subscription
+from autellix_backend.gateway.http.bodies import Id
 from autellix_backend.gateway.http.components import Feed, Viewer, WatchRegistry, feed_only_to_owners
-from autellix_backend.gateway.http.openapi import Id, refusals
+from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.gateway.http.watches import Watches
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_wire import API_PREFIX

@@ -18,9 +18,10 @@ from autellix_backend.gateway.explain.explanations import CallExplanation
 from autellix_backend.gateway.history.critical_path import Spent, spent, spent_text
 from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgram
 from autellix_backend.gateway.history.joined import joined_by_id
+from autellix_backend.gateway.http.bodies import JSON_TYPE
 from autellix_backend.gateway.http.components import FindEnded, History, IsShown, Others, Turns, Viewer
 from autellix_backend.gateway.http.elsewhere import ended_list
-from autellix_backend.gateway.http.openapi import JSON_TYPE, refusals
+from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_wire import API_PREFIX
 

@@ -9,22 +9,20 @@ from __future__ import annotations
 import copy
 import importlib.metadata
 import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Any
 
 import msgspec
-from fastapi import Depends, FastAPI
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI
 from fastapi.openapi.constants import REF_PREFIX
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
-from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError, WithJsonSchema
-from starlette.requests import Request
+from pydantic import TypeAdapter
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Scope
 
 from autellix_backend.gateway.calls.dialects import Dialect
-from autellix_backend.gateway.errors import ErrorShape, InvalidRequestError
-from autellix_backend.gateway.requests import read_body, read_headers
+from autellix_backend.gateway.http.bodies import ID_SCHEMA
+from autellix_backend.gateway.http.refusals import AnthropicError, OpenAIError, refusals
 from autellix_backend.reports.receipt import Receipt
 from autellix_wire import (
     CALL_ID,
@@ -35,7 +33,6 @@ from autellix_wire import (
     FLAGS,
     IDENTITY_SOURCE,
     INTERCEPTIONS,
-    MAX_ID_BYTES,
     PARENT_IDS,
     PROGRAM_ID,
     PROGRAM_NAME,
@@ -43,113 +40,9 @@ from autellix_wire import (
     SESSION_ID,
     SESSION_TOKEN,
     THREAD_ID,
-    InvalidIdError,
-    check_id,
 )
 
 Schema = dict[str, Any]
-Body = TypeVar("Body")
-
-ID_SCHEMA: Schema = {
-    "type": "string",
-    "minLength": 1,
-    "maxLength": MAX_ID_BYTES,
-    "pattern": "^[!-~]([ -~]*[!-~])?$",
-    "description": "Printable ASCII",
-}
-JSON_TYPE = "application/json"
-MAX_CONTROL_BYTES = 64 * 1024
-"""The largest body of a control endpoint; those of our own clients are below 1 KiB."""
-_STATUS_TEXTS = {
-    400: "A malformed body, header, parameter or id; `param` names it",
-    401: "A missing or unknown API key, or a missing or wrong session token",
-    403: "Admins only",
-    404: "Unknown session, program or engine",
-    409: "The engine's name is taken, or no engine would be left that accepts calls",
-    413: "The body is too large",
-    429: "A limit is reached; `Retry-After` is the time until a retry",
-    500: "The gateway failed",
-    502: "The engine's answer could not be used",
-    503: "No engine answers, or the gateway is shutting down; the call may be repeated",
-    504: "The engine did not answer in time",
-}
-
-
-class OpenAIErrorFields(BaseModel):
-    """OpenAI's error object."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | int | None = None
-
-
-class OpenAIError(BaseModel):
-    """An error in OpenAI's form."""
-
-    error: OpenAIErrorFields
-
-
-class AnthropicErrorFields(BaseModel):
-    """Anthropic's error object."""
-
-    type: str
-    message: str
-
-
-class AnthropicError(BaseModel):
-    """An error in Anthropic's form."""
-
-    type: Literal["error"]
-    error: AnthropicErrorFields
-
-
-def _checked(value: str) -> str:
-    try:
-        return check_id(value, "")
-    except InvalidIdError as error:
-        raise ValueError(str(error).removeprefix(": ")) from error
-
-
-Id = Annotated[str, AfterValidator(_checked), WithJsonSchema(ID_SCHEMA)]
-"""An id by the rules of the wire, without surrounding blanks."""
-
-
-def refusals(*statuses: int, shape: ErrorShape = ErrorShape.OPENAI) -> dict[int | str, Schema]:
-    """Return the description of these error statuses, for a route's `responses`."""
-    model = AnthropicError if shape is ErrorShape.ANTHROPIC else OpenAIError
-    # By reference: for a model FastAPI would build a serializer per status and route.
-    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
-    return {status: {"description": _STATUS_TEXTS[status], "content": content} for status in statuses}
-
-
-def json_body(model: type[Body]) -> Any:
-    """Return a dependency that reads the JSON body of a control endpoint."""
-    adapter = TypeAdapter(model)
-
-    async def read(request: Request) -> Body:
-        content_type = request.headers.get("content-type", JSON_TYPE).partition(";")[0].strip().lower()
-        if content_type != JSON_TYPE:
-            problem = f"Content-Type: is {content_type!r}; expected {JSON_TYPE}"
-            raise InvalidRequestError(problem, param="Content-Type")
-        components = request.app.state.components
-        max_bytes = min(MAX_CONTROL_BYTES, components.settings.gateway.max_body_bytes)
-        with components.intake.hold(components.tenants.of(request.scope)) as hold:
-            data = await read_body(read_headers(request.scope), request.receive, hold, max_bytes)
-        try:
-            return adapter.validate_json(data)
-        except ValidationError as error:
-            raise RequestValidationError(error.errors()) from error
-
-    return Depends(read)
-
-
-def describe_body(model: type[Any]) -> Schema:
-    """Return the description of a body that `json_body` reads, for a route's `openapi_extra`."""
-    schema = TypeAdapter(model).json_schema()
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
 _CALL_STATUSES = (400, 401, 403, 413, 429, 500, 502, 503, 504)
 _PASSED_STATUSES = (400, 401, 413, 429, 500, 502, 503, 504)
 _TEXT: Schema = {"type": "string"}

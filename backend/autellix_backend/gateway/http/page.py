@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from autellix_backend.gateway.errors import NotFoundError
-from autellix_backend.gateway.http.openapi import refusals
+from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.page.assets import INDEX, assets
 from autellix_backend.page.headers import PAGE_HEADERS
 from autellix_backend.settings import GatewaySettings

@@ -22,6 +22,7 @@ from autellix_backend.gateway.explain.views import (
     program_row,
 )
 from autellix_backend.gateway.explain.why import explain_program
+from autellix_backend.gateway.http.bodies import JSON_TYPE
 from autellix_backend.gateway.http.components import (
     FindEnded,
     FindLiving,
@@ -35,7 +36,7 @@ from autellix_backend.gateway.http.components import (
     unknown_program,
 )
 from autellix_backend.gateway.http.history import EndedExplanation, explain_ended
-from autellix_backend.gateway.http.openapi import JSON_TYPE, refusals
+from autellix_backend.gateway.http.refusals import refusals
 from autellix_wire import PROGRAMS_PATH
 
 DEFAULT_LIMIT = 200

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from autellix_backend.gateway.errors import NotFoundError, SessionTakenError
+from autellix_backend.gateway.http.bodies import Id, describe_body, json_body
 from autellix_backend.gateway.http.components import (
     Clock,
     Sessions,
@@ -20,7 +21,7 @@ from autellix_backend.gateway.http.components import (
     WatchRegistry,
     unknown_program,
 )
-from autellix_backend.gateway.http.openapi import Id, describe_body, json_body, refusals
+from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.gateway.requests import read_headers
 from autellix_backend.stores.base import NotOwnerError, ProgramStore
 from autellix_wire import PROGRAMS_PATH, SESSIONS_PATH

@@ -18,6 +18,7 @@ from autellix_backend.gateway.history.ended_program import EndedCall, EndedProgr
 from autellix_backend.gateway.history.history import OpenProgram
 from autellix_backend.gateway.history.joined import joined_living
 from autellix_backend.gateway.history.spans import Span, SpanKind, spans
+from autellix_backend.gateway.http.bodies import JSON_TYPE
 from autellix_backend.gateway.http.components import (
     FindEnded,
     FindLiving,
@@ -30,8 +31,8 @@ from autellix_backend.gateway.http.components import (
 )
 from autellix_backend.gateway.http.elsewhere import living_parts
 from autellix_backend.gateway.http.history import ENDED, CallFacts, call_facts
-from autellix_backend.gateway.http.openapi import JSON_TYPE, refusals
 from autellix_backend.gateway.http.programs import ONE_PROGRAM
+from autellix_backend.gateway.http.refusals import refusals
 from autellix_backend.stores.base import ProgramView
 
 FINISHED = "finished"
