@@ -8,7 +8,8 @@ import pytest
 from starlette.types import Message
 
 from autellix_backend.gateway.errors import NotFoundError
-from autellix_backend.gateway.requests import LONG_BODY_BYTES, pause_after, run_while_connected
+from autellix_backend.gateway.requests import pause_after, run_while_connected
+from autellix_backend.gateway.tenancy.intake import LONG_BODY_BYTES
 
 
 class Client:

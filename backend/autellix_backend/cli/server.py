@@ -17,6 +17,7 @@ from autellix_backend.cli.announcements import note, note_reporting
 from autellix_backend.gateway.engines.pool import EnginePool
 from autellix_backend.gateway.http.acceptor import Acceptor
 from autellix_backend.gateway.http.protocol import KEEP_ALIVE_S, bounded_protocol, connection_limit
+from autellix_backend.gateway.http.rounds import Rounds
 from autellix_backend.gateway.http.starting import starting_app
 from autellix_backend.settings import GatewaySettings, SettingsError
 
@@ -56,13 +57,13 @@ def bind(gateway: GatewaySettings) -> socket.socket:
 
 
 def server_config(
-    app: ASGIApp, max_connections: int, lifespan: Literal["on", "off"] = "on"
+    app: ASGIApp, max_connections: int, rounds: Rounds, lifespan: Literal["on", "off"] = "on"
 ) -> uvicorn.Config:
     """Return uvicorn's configuration for one of our apps."""
     return uvicorn.Config(
         app,
         # A factory in place of a class: uvicorn only calls it.
-        http=cast(type[asyncio.Protocol], bounded_protocol(max_connections)),
+        http=cast(type[asyncio.Protocol], bounded_protocol(max_connections, rounds)),
         timeout_keep_alive=KEEP_ALIVE_S,
         ws="none",
         lifespan=lifespan,
@@ -80,7 +81,8 @@ class GatewayServer(uvicorn.Server):
     def __init__(
         self, app: FastAPI, gateway: GatewaySettings, max_connections: int, on_ready: Callable[[], None]
     ) -> None:
-        super().__init__(server_config(app, max_connections))
+        self._rounds = Rounds()
+        super().__init__(server_config(app, max_connections, self._rounds))
         self._app = app
         self._on_ready = on_ready
         self._grace_s = gateway.shutdown_grace_s
@@ -94,7 +96,9 @@ class GatewayServer(uvicorn.Server):
         await super().startup(sockets=[])
         if self.started:
             make, is_shared = self._make_protocol, self._has_siblings
-            acceptors = [Acceptor(listener, make, is_shared=is_shared) for listener in sockets or ()]
+            acceptors = [
+                Acceptor(listener, make, self._rounds, is_shared=is_shared) for listener in sockets or ()
+            ]
             self.servers = cast(list[asyncio.base_events.Server], acceptors)
             pool: EnginePool = self._app.state.pool
             await pool.links_settled(LINK_WAIT_S)
@@ -144,7 +148,7 @@ async def answering_meanwhile(listeners: Sequence[socket.socket], *, has_page: b
     if not listeners:
         yield
         return
-    config = server_config(starting_app(has_page=has_page), connection_limit(), lifespan="off")
+    config = server_config(starting_app(has_page=has_page), connection_limit(), Rounds(), lifespan="off")
     config.load()
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)

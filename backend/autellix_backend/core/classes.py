@@ -20,6 +20,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from autellix_backend.core.recent import latest
 from autellix_backend.core.statistics import SIZE_WINDOW, SizeSpread

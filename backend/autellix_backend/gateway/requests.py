@@ -9,16 +9,13 @@ from typing import Any
 from starlette.types import Message, Receive, Scope
 
 from autellix_backend.gateway.errors import BodyTooLargeError, GatewayError, RequestTimeoutError
-from autellix_backend.gateway.tenancy.intake import BodyHold
+from autellix_backend.gateway.tenancy.intake import LONG_BODY_BYTES, BodyHold
 
 MAX_LENGTH_DIGITS = 18
 """Of a Content-Length: the parser refuses what needs more, so only zeros may stand before them."""
 BODY_GRACE_S = 30.0
 MIN_BODY_BYTES_PER_S = 8 * 1024
 """How fast a body must come after the grace: a slow one holds memory, and its connection."""
-
-LONG_BODY_BYTES = 256 * 1024
-"""Each step over a longer one takes up to half a millisecond for each of these."""
 
 
 class ClientGoneError(Exception):

@@ -91,12 +91,12 @@ class CallEndpoint:
         headers = read_headers(scope)
         data = await read_body(headers, receive, hold, self._max_body_bytes, "gateway.max_body_bytes")
         tenant = self._tenants.of(scope)
-        # A long body takes milliseconds in each of these steps, and in all of them a round of the event loop.
-        await pause_after(len(data))
+        # A long body takes milliseconds in each of these steps.
+        await hold.pause()
         check_items(data)
-        await pause_after(len(data))
+        await hold.pause()
         body = bounded(parse_body(data, self._dialect), tenant.limits, self._dialect)
-        await pause_after(len(data))
+        await hold.pause()
         identity = await self._identify(tenant, headers, body)
         request = CallRequest(
             dialect=self._dialect,

@@ -1,8 +1,7 @@
-"""Connections as they come: many are accepted in a round of the event loop, a few opened, clients in turn.
+"""Accepting connections: many in a round of the event loop, of which a few are opened, the clients in turn.
 
-uvloop's own servers accept one connection in a round, first come first served, and a round is as long as all
-that is ready takes: a flood of connections delays everyone's new ones by as many rounds. And if many are
-opened in a round, what they bring delays every step of everyone's requests.
+uvloop's own servers accept one connection in a round, in the order of arrival: a flood of connections delays
+everyone's new ones by a round for each of its own.
 """
 
 from __future__ import annotations
@@ -12,18 +11,17 @@ import errno
 import logging
 import select
 import socket
-import time
-from collections import deque
 from collections.abc import Callable
+from functools import partial
 
+from autellix_backend.gateway.http.rounds import FOLLOW_UP_S, Rounds
+
+ROUND_CONNECTIONS = 32
+"""Accepted in a round, at about 10 µs each."""
 MAX_WAITING = 1024
-"""Connections that are accepted, which takes about 10 µs, and not yet open."""
+"""Accepted and not yet open; more stay in the system's queue."""
 SHARED_MAX_WAITING = 4
 """The same where several processes accept at one socket: none may take all that are opened at once."""
-ROUND_CONNECTIONS = 2
-"""Opened before other work gets its turn; each takes about 40 µs, and what it brings more."""
-OPEN_S = 0.25
-"""More are opened in a round where those that wait would else wait longer than this: rounds may be long."""
 SEND_BUFFER_BYTES = 256 * 1024
 """About half of what the system keeps of an answer that a client does not read; by itself it keeps 4 MiB."""
 RETRY_S = 1.0
@@ -41,6 +39,7 @@ class Acceptor:
         self,
         listener: socket.socket,
         make_protocol: Callable[[], asyncio.BaseProtocol],
+        rounds: Rounds,
         *,
         is_shared: bool = False,
     ) -> None:
@@ -49,6 +48,7 @@ class Acceptor:
         Args:
             listener: The socket.
             make_protocol: Returns the protocol of one connection.
+            rounds: Bounds the connections that are opened in a round; the clients' addresses take turns.
             is_shared: Whether other processes accept at it too.
         """
         listener.setblocking(False)
@@ -56,12 +56,9 @@ class Acceptor:
         self.sockets = (listener,)
         self._listener = listener
         self._make_protocol = make_protocol
+        self._rounds = rounds
         self._max_waiting = SHARED_MAX_WAITING if is_shared else MAX_WAITING
-        self._waiting: dict[str, deque[socket.socket]] = {}
-        """Connections to open by their client's address: those of one in the order in which they came."""
-        self._waiting_count = 0
-        self._opened_s = 0.0
-        """When the last of them were opened."""
+        self._waiting = 0
         self._loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
@@ -72,16 +69,14 @@ class Acceptor:
         if self._retry is not None:
             self._retry.cancel()
         self._loop.remove_reader(self._listener)
-        while self._waiting:
-            self._open_next()
+        self._rounds.flush()
 
     async def wait_closed(self) -> None:
         """Wait until each accepted connection has its protocol."""
         await asyncio.gather(*self._opening, return_exceptions=True)
 
     def _accept(self) -> None:
-        was_waiting = self._waiting_count > 0
-        while self._waiting_count < self._max_waiting:
+        for _ in range(min(ROUND_CONNECTIONS, self._max_waiting - self._waiting)):
             try:
                 connection, address = self._listener.accept()
             except (BlockingIOError, InterruptedError):
@@ -94,41 +89,22 @@ class Acceptor:
                 self._loop.remove_reader(self._listener)
                 self._retry = self._loop.call_later(RETRY_S, self._resume)
                 break
-            self._waiting.setdefault(address[0], deque()).append(connection)
-            self._waiting_count += 1
-        if self._waiting_count and not was_waiting:
-            self._opened_s = time.perf_counter()
-            self._open_some()
+            self._waiting += 1
+            self._rounds.run(address[0], partial(self._open, connection))
 
     def _resume(self) -> None:
         self._retry = None
         self._loop.add_reader(self._listener, self._accept)
 
-    def _open_some(self) -> None:
-        now_s = time.perf_counter()
-        round_s, self._opened_s = now_s - self._opened_s, now_s
-        left = max(ROUND_CONNECTIONS, int(self._waiting_count * round_s / OPEN_S))
-        while left and self._waiting:
-            left -= self._open_next()
-        if self._waiting:
-            self._loop.call_soon(self._open_some)
-
-    def _open_next(self) -> bool:
-        """Open the connection whose turn it is; return False if its client has left already."""
-        address = next(iter(self._waiting))
-        connections = self._waiting.pop(address)
-        connection = connections.popleft()
-        self._waiting_count -= 1
-        if connections:
-            # Behind those of all others.
-            self._waiting[address] = connections
+    def _open(self, connection: socket.socket) -> None:
+        self._waiting -= 1
         if _has_left(connection):
             connection.close()
-            return False
+            return
+        self._rounds.charge(FOLLOW_UP_S)
         task = self._loop.create_task(self._connect(connection))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
-        return True
 
     async def _connect(self, connection: socket.socket) -> None:
         try:

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from autellix_backend.gateway.errors import GatewayError, InvalidKeyError, TooManyConnectionsError
 from autellix_backend.gateway.http.errors import error_response
 from autellix_backend.gateway.http.page import is_page_path
+from autellix_backend.gateway.http.protocol import set_owner
 from autellix_backend.gateway.http.turns import RequestTurns
 from autellix_backend.gateway.requests import read_headers
 from autellix_backend.gateway.tenancy.tenants import Tenants, set_tenant
@@ -51,6 +52,7 @@ class Authentication:
             await self._refuse(full, tenant.name, scope, receive, send)
             return
         set_tenant(scope, tenant)
+        set_owner(scope, tenant.name)
         self._open[tenant.name] += 1
         try:
             if await self._turns.begin(tenant.name, scope):

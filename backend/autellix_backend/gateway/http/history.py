@@ -133,7 +133,6 @@ class EndedExplanation:
 router = APIRouter(tags=["operators"], responses=refusals(401, 500))
 
 
-# The history may hold a hundred thousand calls, so a thread encodes both answers, one at a time per tenant.
 @router.get(HISTORY_PATH, response_model=EndedTable, responses=refusals(400))
 async def list_ended(
     viewer: Viewer,
@@ -147,14 +146,22 @@ async def list_ended(
 ) -> Response:
     """List the programs that ended, the last one first: the tenant's own, or all for an admin."""
     before = _ended_before(after)
-    async with turns.turn(viewer, request):
+    async with turns.turn(viewer, request) as pauses:
         prefix = viewer.visible_prefix
         elsewhere = await ended_list(others, request.scope, prefix, before[0], limit + 1)
         programs = list(filter(is_shown, history.programs(prefix)))
         if elsewhere:
             programs = joined_by_id([*programs, *filter(is_shown, elsewhere)])
-        content = await asyncio.to_thread(_encoded_table, programs, before, limit, viewer)
-    return Response(content, media_type=JSON_TYPE)
+        ids = [((program.ended_at_s, viewer.shown(program.program_id)), program) for program in programs]
+        found = sorted((each for each in ids if each[0] < before), key=itemgetter(0), reverse=True)
+        rows: list[EndedRow] = []
+        for _, program in found[:limit]:
+            rows.append(ended_row(program, viewer))
+            await pauses.pause()
+    has_more = len(found) > limit
+    cursor = f"{rows[-1].ended_at_s}:{rows[-1].program_id}" if has_more else None
+    table = EndedTable(programs=rows, has_more=has_more, next=cursor)
+    return Response(msgspec.json.encode(table), media_type=JSON_TYPE)
 
 
 @router.get(HISTORY_PATH + "/{program_id:path}", response_model=EndedDetail, responses=refusals(404))
@@ -170,19 +177,9 @@ async def show_ended(
         program = await find_ended(program_id)
         if program is None:
             raise NotFoundError(f"the history has no program {program_id!r}", param="program_id")
+        # In a thread: it may have thousands of calls.
         content = await asyncio.to_thread(_encoded_detail, program, viewer)
     return Response(content, media_type=JSON_TYPE)
-
-
-def _encoded_table(
-    programs: list[EndedProgram], before: tuple[float, str], limit: int, viewer: Tenant
-) -> bytes:
-    ids = [((program.ended_at_s, viewer.shown(program.program_id)), program) for program in programs]
-    found = sorted((each for each in ids if each[0] < before), key=itemgetter(0), reverse=True)
-    rows = [ended_row(program, viewer) for _, program in found[:limit]]
-    has_more = len(found) > limit
-    cursor = f"{rows[-1].ended_at_s}:{rows[-1].program_id}" if has_more else None
-    return msgspec.json.encode(EndedTable(programs=rows, has_more=has_more, next=cursor))
 
 
 def _encoded_detail(program: EndedProgram, viewer: Tenant) -> bytes:

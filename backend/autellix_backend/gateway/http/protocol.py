@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from autellix_backend.gateway.errors import (
     TooManyConnectionsError,
     error_shape,
 )
+from autellix_backend.gateway.http.rounds import FOLLOW_UP_S, Rounds
 
 MAX_TARGET_BYTES = 8 * 1024
 """Path and query: an id in a path has 256 bytes, three times as many when escaped."""
@@ -50,8 +50,8 @@ KEEP_ALIVE_S = 75
 the bound on connections the oldest idle one leaves sooner."""
 PIECE_BYTES = 4 * 1024
 """Parsed at once; as chunks of one byte they take half a millisecond."""
-PARSE_S = 0.001
-"""Of longer reads, what is not parsed after this time waits for a later round of the event loop."""
+CONNECTION = "autellix.connection"
+"""Key in the state of a request's scope: a weak reference to its connection."""
 CYCLE = "autellix.cycle"
 """Key in the state of a request's scope: its cycle of uvicorn's, which knows whether the client has left."""
 MAX_CONNECTIONS = 65_536
@@ -65,12 +65,19 @@ def has_left(scope: Scope) -> bool:
     return cycle is not None and cycle.disconnected
 
 
+def set_owner(scope: Scope, tenant: str) -> None:
+    """Count the connection of a request as one of a tenant, in place of its client's address."""
+    find_connection = scope.get("state", {}).get(CONNECTION)
+    connection = None if find_connection is None else find_connection()
+    if connection is not None:
+        connection.owner = tenant
+
+
 class ConnectionTable:
     """The open connections of one server, and those among them without a request, oldest first."""
 
     def __init__(self, max_connections: int) -> None:
         self.max_connections = max_connections
-        self.long_reads = LongReads()
         self._open: set[BoundedHttpProtocol] = set()
         self._idle: dict[BoundedHttpProtocol, None] = {}
 
@@ -101,32 +108,8 @@ class ConnectionTable:
             self._idle[connection] = None
 
 
-class LongReads:
-    """Connections with long reads: one of them goes on to parse, or to read, in a round of the event loop."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[BoundedHttpProtocol] = deque()
-
-    @property
-    def are_waiting(self) -> bool:
-        """Whether a connection waits for its turn."""
-        return bool(self._waiting)
-
-    def add(self, connection: BoundedHttpProtocol) -> None:
-        """Have a connection parse more, a while in each of its turns, until it has parsed all."""
-        if not self._waiting:
-            connection.loop.call_soon(self._go_on)
-        self._waiting.append(connection)
-
-    def _go_on(self) -> None:
-        connection = self._waiting.popleft()
-        if self._waiting:
-            connection.loop.call_soon(self._go_on)
-        connection.parse_more()
-
-
 class _HeldFlow(FlowControl):
-    """Pauses reading for the app, as uvicorn's does, and while a long read is parsed."""
+    """Pauses reading for the app, as uvicorn's does, and while a read waits for its turn."""
 
     is_held = False
     _is_paused = False
@@ -182,15 +165,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     flow: _HeldFlow
 
-    def __init__(self, *args: Any, table: ConnectionTable, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, table: ConnectionTable, rounds: Rounds, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._table = table
+        self._rounds = rounds
+        self.owner = ""
+        """Whose turn it takes: its client's address, or the tenant of its last request."""
         self._requests = 0
         """Heads that were complete."""
         self._unanswered: deque[RequestResponseCycle] = deque()
         """Those whose answers are not complete, in order."""
-        self._unparsed = memoryview(b"")
-        """Of a long read."""
+        self._unparsed: bytes | memoryview = b""
+        """Of what was read."""
+        self._is_at_end = False
+        """Whether the client has closed its end."""
         self._pieces: list[bytes] = []
         """Of a body, not yet passed on: a chunk may have one byte."""
         self._is_in_head = True
@@ -207,6 +195,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Accept a connection if there is room for it."""
         super().connection_made(transport)
         self.flow = _HeldFlow(transport)
+        self.owner = self.client[0] if self.client else ""
         if self._table.add(self):
             self._await_head()
         else:
@@ -215,8 +204,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection, and tell all its requests."""
         self._table.remove(self)
-        self._unparsed = memoryview(b"")
-        # Uvicorn tells the last one only: an earlier one, perhaps a call that runs, would never end.
+        self._unparsed = b""
+        # Uvicorn ends the last one only: an earlier one, perhaps a call that runs, would never end.
         for cycle in self._unanswered:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -225,36 +214,46 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came; of a long read what is left after a while in later rounds."""
-        if len(data) <= PIECE_BYTES:
-            self._parse(data)
-            self._pass_pieces()
-            return
-        self._unparsed = memoryview(data)
-        if self._table.long_reads.are_waiting:
-            self._wait_for_turn()
-        else:
-            self.parse_more()
+        """Parse what was read, in this round of the event loop or in later ones."""
+        is_long = len(data) > PIECE_BYTES
+        self._unparsed = memoryview(data) if is_long else data
+        self._rounds.run(self.owner, self._parse_unparsed)
+        if self._unparsed:
+            self.flow.hold_reading()
+        elif is_long:
+            # libuv would read on, up to 8 MiB in this round.
+            self.flow.hold_reading()
+            self._rounds.wait(self.owner, self._read_on)
 
-    def parse_more(self) -> None:
-        """Parse more of a long read, for a while; when all is parsed read on in a later round."""
-        end_s = time.perf_counter() + PARSE_S
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Close the connection in its turn: all of a client's may end at once."""
+        if not self._is_at_end:
+            self._is_at_end = True
+            for cycle in self._unanswered:
+                cycle.disconnected = True
+            self._rounds.run(self.owner, self._close_ended)
+        return True
+
+    def _close_ended(self) -> None:
+        self._rounds.charge(FOLLOW_UP_S)
+        self.transport.close()
+
+    def _parse_unparsed(self) -> None:
+        """Parse what was read; wait for another turn where the round is over before."""
         while self._unparsed:
             piece, self._unparsed = self._unparsed[:PIECE_BYTES], self._unparsed[PIECE_BYTES:]
             self._parse(bytes(piece))
-            if time.perf_counter() >= end_s:
+            if self._rounds.is_over:
                 break
         self._pass_pieces()
-        if self._unparsed or not self.flow.is_held:
-            # The next read has its turn too: libuv reads up to 32 times in a round, 8 MiB, if so much comes.
-            self._wait_for_turn()
-        elif not self.transport.is_closing():
-            self.flow.release_reading()
+        if self._unparsed:
+            self._rounds.wait(self.owner, self._parse_unparsed)
+        elif self.flow.is_held:
+            self._read_on()
 
-    def _wait_for_turn(self) -> None:
+    def _read_on(self) -> None:
         if not self.transport.is_closing():
-            self.flow.hold_reading()
-            self._table.long_reads.add(self)
+            self.flow.release_reading()
 
     def _parse(self, data: bytes) -> None:
         """Parse bytes, unless too much of a head, a chunk's extension or a trailer is unfinished."""
@@ -293,10 +292,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             # An earlier answer is under way: no client gets to read this one.
             raise InvalidRequestError(f"more than {MAX_PIPELINED} requests wait")
         self._table.set_busy(self)
+        self._rounds.charge(FOLLOW_UP_S)
         super().on_headers_complete()
         self._unanswered.append(self.cycle)
-        # The cycle refers to the scope: a strong reference back would leave each request to the collector.
+        # Both refer to the scope: a strong reference back would leave each request to the collector.
         self.scope["state"][CYCLE] = weakref.ref(self.cycle)
+        self.scope["state"][CONNECTION] = weakref.ref(self)
         # Trailers come as headers do; none may join those of the request, which is under way.
         self.headers = []
 
@@ -392,9 +393,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._watch_reading()
 
 
-def bounded_protocol(max_connections: int) -> Callable[..., BoundedHttpProtocol]:
-    """Return the protocol factory of one server, for uvicorn's `http`."""
-    return partial(BoundedHttpProtocol, table=ConnectionTable(max_connections))
+def bounded_protocol(
+    max_connections: int, rounds: Rounds | None = None
+) -> Callable[..., BoundedHttpProtocol]:
+    """Return the protocol factory of one server, for uvicorn's `http`.
+
+    Args:
+        max_connections: How many it may have.
+        rounds: Bounds what a round of the event loop processes; None for bounds of its own.
+    """
+    return partial(BoundedHttpProtocol, table=ConnectionTable(max_connections), rounds=rounds or Rounds())
 
 
 def connection_limit() -> int:

@@ -17,11 +17,15 @@ from autellix_backend.gateway.requests import ClientGoneError
 from autellix_backend.gateway.tenancy.tenants import Tenant
 
 TURN_ROUNDS = 6
-"""Of the event loop, from the beginning of a tenant's request to its next; a call passes through as many."""
+"""Rounds of the event loop for each request that a tenant begins; a call passes through as many."""
+BURST = 4
+"""Requests that a tenant begins at once after a while without any."""
 MAX_LEFT = 16
 """Requests that end in a round because their clients left, before the next one that begins."""
 SHARED_S = 1.0
 """How long after another's request a tenant is not yet alone."""
+STEP_S = 0.00025
+"""Work of an answer that needs no pause."""
 MAX_PAUSE_S = 0.05
 """A piece of work is far shorter, unless the machine is busy or the work was waiting."""
 
@@ -29,17 +33,17 @@ MAX_PAUSE_S = 0.05
 class RequestTurns:
     """Whose request begins: while several tenants are at work, one of each in a few rounds of the event loop.
 
-    A round takes as long as all that is ready, and each request passes through several: those that one tenant
-    sends at once, all begun at once, would add all their work to every step of the others' requests. A tenant
-    that is alone waits for no turn, since many short rounds cost a fifth more processor time per request.
+    A round takes as long as all that is ready, and each request passes through several: all that one tenant
+    sends at once, begun at once, would add its work to every step of the others' requests. A tenant that is
+    alone waits for no turn, since many short rounds cost a fifth more processor time per request.
     """
 
     def __init__(self) -> None:
         self._last = ""
         self._shared_until_s = 0.0
         """Of the event loop's clock; from then on the last tenant is alone."""
-        self._rounds_left: dict[str, int] = {}
-        """By tenant with a request that began lately, until its next one may."""
+        self._owed: dict[str, int] = {}
+        """By tenant, the rounds that pass before it has its whole burst again."""
         self._waiting: dict[str, deque[_Turn]] = {}
         """By tenant, each of them among those above, the first to come first."""
 
@@ -50,25 +54,27 @@ class RequestTurns:
             self._last, self._shared_until_s = tenant, loop.time() + SHARED_S
         elif not self._waiting and loop.time() > self._shared_until_s:
             return True
-        if tenant in self._rounds_left:
-            turn = _Turn(scope, loop.create_future())
-            self._waiting.setdefault(tenant, deque()).append(turn)
-            return await turn.begins
-        if not self._rounds_left:
-            loop.call_soon(self._begin_round)
-        self._rounds_left[tenant] = TURN_ROUNDS
-        return True
+        if self._has_burst(tenant):
+            if not self._owed:
+                loop.call_soon(self._begin_round)
+            self._owed[tenant] = self._owed.get(tenant, 0) + TURN_ROUNDS
+            return True
+        turn = _Turn(scope, loop.create_future())
+        self._waiting.setdefault(tenant, deque()).append(turn)
+        return await turn.begins
+
+    def _has_burst(self, tenant: str) -> bool:
+        return self._owed.get(tenant, 0) <= (BURST - 1) * TURN_ROUNDS
 
     def _begin_round(self) -> None:
-        for tenant, rounds in list(self._rounds_left.items()):
-            if rounds > 1:
-                self._rounds_left[tenant] = rounds - 1
-            elif _begin_first(self._waiting.get(tenant, deque())):
-                self._rounds_left[tenant] = TURN_ROUNDS
-            elif tenant not in self._waiting:
-                del self._rounds_left[tenant]
+        for tenant, rounds in list(self._owed.items()):
+            self._owed[tenant] = rounds - 1
+            if self._has_burst(tenant) and _begin_first(self._waiting.get(tenant, deque())):
+                self._owed[tenant] += TURN_ROUNDS
+            elif rounds <= 1 and tenant not in self._waiting:
+                del self._owed[tenant]
         self._waiting = {tenant: turns for tenant, turns in self._waiting.items() if turns}
-        if self._rounds_left:
+        if self._owed:
             asyncio.get_running_loop().call_soon(self._begin_round)
 
 
@@ -113,12 +119,15 @@ class AnswerTurns:
 
 
 class Pauses:
-    """Of one answer: they take as long as the work between them, so that it has half of the event loop."""
+    """Pauses of one answer, so that it takes half of the event loop, a short step at a time."""
 
     def __init__(self) -> None:
-        self._begun_s = time.perf_counter()
+        self._began_s = time.perf_counter()
 
     async def pause(self) -> None:
-        """Let others' calls go for as long as the last piece of work took."""
-        await asyncio.sleep(min(MAX_PAUSE_S, time.perf_counter() - self._begun_s))
-        self._begun_s = time.perf_counter()
+        """Let others' calls advance for as long as the work since the last pause took, unless it was short."""
+        step_s = time.perf_counter() - self._began_s
+        if step_s < STEP_S:
+            return
+        await asyncio.sleep(min(MAX_PAUSE_S, step_s))
+        self._began_s = time.perf_counter()

@@ -6,7 +6,9 @@ admission on a call's body counts among the bytes of its tenant's calls instead.
 
 from __future__ import annotations
 
-from collections import Counter
+import asyncio
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from types import TracebackType
 
@@ -14,6 +16,12 @@ from autellix_backend.gateway.errors import BodyTooLargeError, GatewayError, Int
 from autellix_backend.gateway.tenancy.limiter import CallLimits
 from autellix_backend.gateway.tenancy.quotas import too_many
 from autellix_backend.gateway.tenancy.tenants import Tenant
+
+LONG_BODY_BYTES = 256 * 1024
+"""A step over a longer body takes up to half a millisecond for each of these."""
+PAUSE_RATIO = 3.0
+"""The pause after a step over a long body is so many times the step, up to a bound."""
+MAX_PAUSE_S = 0.05
 
 
 class Intake:
@@ -40,6 +48,7 @@ class Intake:
         self._on_refusal = on_refusal
         self._held: Counter[str] = Counter()
         self._total_bytes = 0
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @property
     def held_bytes(self) -> int:
@@ -56,6 +65,10 @@ class Intake:
         if error is not None:
             self._on_refusal(tenant.name, error.code)
             raise error
+
+    def turn(self, tenant: Tenant) -> asyncio.Lock:
+        """Return the lock of a tenant's long bodies, which are parsed one after the other."""
+        return self._turns[tenant.name]
 
     def add(self, tenant: str, size_bytes: int) -> None:
         """Count received bytes; a negative number releases them."""
@@ -85,6 +98,9 @@ class BodyHold:
         self._intake = intake
         self._tenant = tenant
         self._size_bytes = 0
+        self._turn: asyncio.Lock | None = None
+        """Of a long body that is parsed."""
+        self._step_began_s = 0.0
 
     def __enter__(self) -> BodyHold:
         return self
@@ -110,8 +126,27 @@ class BodyHold:
         self._intake.add(self._tenant.name, size_bytes)
         self._size_bytes += size_bytes
 
+    async def pause(self) -> None:
+        """Let others' calls advance before each step over the body, if it is a long one.
+
+        So the long bodies of a tenant take a quarter of the event loop at most.
+        """
+        if self._size_bytes <= LONG_BODY_BYTES:
+            return
+        if self._turn is None:
+            turn = self._intake.turn(self._tenant)
+            await turn.acquire()
+            self._turn = turn
+        else:
+            step_s = time.perf_counter() - self._step_began_s
+            await asyncio.sleep(min(MAX_PAUSE_S, PAUSE_RATIO * step_s))
+        self._step_began_s = time.perf_counter()
+
     def release(self) -> None:
-        """Release the bytes; may be called twice."""
+        """Release the bytes and the turn; may be called twice."""
+        if self._turn is not None:
+            self._turn.release()
+            self._turn = None
         self._intake.add(self._tenant.name, -self._size_bytes)
         self._size_bytes = 0
 
