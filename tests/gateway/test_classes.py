@@ -91,7 +91,7 @@ def test_ends_of_other_gateways_and_of_earlier_ones_teach_as_well() -> None:
     assert report.key == ClassKey("red", "a/b")
     assert (report.ended, report.median_work) == (LEAST_PROGRAMS + 1, 5.0)
     assert report.errors[0].scored == 1
-    assert classes.reports("blue") == []
+    assert not list(classes.reports("blue"))
 
 
 def test_the_verdict_states_the_reason() -> None:
@@ -112,11 +112,11 @@ def test_the_verdict_states_the_reason() -> None:
 
 def test_a_drift_is_stated() -> None:
     classes = learned(100)
-    while not classes.reports()[0].is_drifting:
+    while not next(classes.reports()).is_drifting:
         begin(classes, "p")
         classes.on_program_ended(ProgramEnd(program_id="p", work=1e6))
     assert classes.states() == {"predicted": 0, "unpredicted": 0, "drifting": 1}
-    assert verdict(classes.reports()[0]) == (
+    assert verdict(next(classes.reports())) == (
         f"unpredicted: its sizes have changed, 0 of {LEAST_SCORED} predictions scored since"
     )
 
@@ -145,7 +145,7 @@ async def test_a_program_without_a_name_has_the_class_of_its_prompt(serve: Any) 
         system = {"role": "system", "content": "be brief"}
         messages = [system, *HELLO["messages"]]
         await rig.chat({"X-Autellix-Program-ID": "q"}, messages=messages)
-        assert rig.app.state.components.classes.reports()[-1].key.name == "unnamed"
+        assert list(rig.app.state.components.classes.reports())[-1].key.name == "unnamed"
         # The first call decides.
         await rig.chat({"X-Autellix-Program-ID": "q", "X-Autellix-Final": "true"})
         await rig.settled()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from autellix_backend.core.classes import (
     LEAST_SCORED,
@@ -78,8 +78,8 @@ class ProgramClasses:
         """Return the standard deviation of ln(work) over a tenant's latest ended programs, None at first."""
         return self._sizes.spread(tenant)
 
-    def reports(self, tenant: str | None = None) -> list[ClassReport]:
-        """Return what is known of the classes of one tenant, or of all."""
+    def reports(self, tenant: str | None = None) -> Iterator[ClassReport]:
+        """Yield a report of each class of one tenant, or of all."""
         return self._sizes.reports(tenant)
 
     def states(self) -> dict[str, int]:

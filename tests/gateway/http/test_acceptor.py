@@ -16,8 +16,9 @@ import pytest
 import uvloop
 from tests.waiting import PATIENCE_S
 
-from autellix_backend.gateway.http import acceptor
+from autellix_backend.gateway.http import acceptor, rounds
 from autellix_backend.gateway.http.acceptor import Acceptor
+from autellix_backend.gateway.http.rounds import Rounds
 
 CLIENTS = 100
 
@@ -68,7 +69,7 @@ def open_all(listener: socket.socket, count: int) -> Opened:
 
     async def play() -> None:
         nonlocal number
-        accepting = Acceptor(listener, NotingProtocol)
+        accepting = Acceptor(listener, NotingProtocol, Rounds())
         async with asyncio.timeout(PATIENCE_S):
             while len(opened.addresses) < count:
                 number += 1
@@ -81,9 +82,8 @@ def open_all(listener: socket.socket, count: int) -> Opened:
     return opened
 
 
-def test_a_round_opens_several_connections_but_not_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One in a round delays everyone's new connections by a flood's, many delay everyone's requests."""
-    monkeypatch.setattr(acceptor, "OPEN_S", PATIENCE_S)
+def test_a_round_accepts_several_connections_but_not_all() -> None:
+    """One in a round delays everyone's new connections by a flood's, all delay everyone's requests."""
     with (
         socket.create_server(("127.0.0.1", 0), backlog=2 * CLIENTS) as listener,
         connected(listener, CLIENTS + 1),
@@ -92,25 +92,18 @@ def test_a_round_opens_several_connections_but_not_all(monkeypatch: pytest.Monke
     assert 1 < max(opened.rounds.values()) <= acceptor.ROUND_CONNECTIONS
 
 
-def test_long_rounds_open_more_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptor, "OPEN_S", 1e-9)
-    with (
-        socket.create_server(("127.0.0.1", 0), backlog=2 * CLIENTS) as listener,
-        connected(listener, CLIENTS + 1),
-    ):
-        opened = open_all(listener, CLIENTS + 1)
-    assert max(opened.rounds.values()) > CLIENTS / 2
-
-
 def test_a_connection_does_not_wait_for_all_of_another_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acceptor, "OPEN_S", PATIENCE_S)
+    monkeypatch.setattr(rounds, "ROUND_S", 1e-9)
+    monkeypatch.setattr(rounds, "SHARE", 0.0)
+    monkeypatch.setattr(rounds, "RENEWAL_S", PATIENCE_S)
+    monkeypatch.setattr(acceptor, "ROUND_CONNECTIONS", 2 * CLIENTS)
     with (
         socket.create_server(("127.0.0.1", 0), backlog=2 * CLIENTS) as listener,
         connected(listener, CLIENTS),
         connected(listener, 1, "127.0.0.2"),
     ):
         opened = open_all(listener, CLIENTS + 1)
-    assert opened.addresses.index("127.0.0.2") <= acceptor.ROUND_CONNECTIONS
+    assert opened.addresses.index("127.0.0.2") <= 2
 
 
 def test_connections_whose_clients_left_are_not_opened() -> None:
@@ -136,7 +129,7 @@ async def test_one_of_several_processes_leaves_connections_to_the_others() -> No
         listener.bind(("127.0.0.1", 0))
         listener.listen(CLIENTS)
         with connected(listener, CLIENTS):
-            accepting = Acceptor(listener, asyncio.Protocol, is_shared=True)
+            accepting = Acceptor(listener, asyncio.Protocol, Rounds(), is_shared=True)
             async with asyncio.timeout(PATIENCE_S):
                 while not listener.taken:  # noqa: ASYNC110 - a listener has no event
                     await asyncio.sleep(0)
@@ -162,7 +155,7 @@ async def test_it_goes_on_when_descriptors_are_free_again(
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         with connected(listener, 1):
-            accepting = Acceptor(listener, NotingProtocol)
+            accepting = Acceptor(listener, NotingProtocol, Rounds())
             async with asyncio.timeout(PATIENCE_S):
                 await made.wait()
             accepting.close()
@@ -187,7 +180,7 @@ async def test_the_system_keeps_little_of_an_answer_that_is_not_read() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     with listener, socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        accepting = Acceptor(listener, ChattyProtocol)
+        accepting = Acceptor(listener, ChattyProtocol, Rounds())
         client.connect(listener.getsockname())
         async with asyncio.timeout(PATIENCE_S):
             await full.wait()
@@ -203,7 +196,7 @@ async def test_closed_it_accepts_none_even_while_it_pauses(monkeypatch: pytest.M
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         with connected(listener, 1):
-            accepting = Acceptor(listener, asyncio.Protocol)
+            accepting = Acceptor(listener, asyncio.Protocol, Rounds())
             async with asyncio.timeout(PATIENCE_S):
                 while listener.errors:  # noqa: ASYNC110 - a listener has no event
                     await asyncio.sleep(0)

@@ -21,9 +21,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from autellix_backend.gateway import requests
 from autellix_backend.gateway.errors import RequestTimeoutError
-from autellix_backend.gateway.http import protocol
+from autellix_backend.gateway.http import protocol, rounds
 from autellix_backend.gateway.http.errors import error_response
-from autellix_backend.gateway.http.protocol import BoundedHttpProtocol, has_left
+from autellix_backend.gateway.http.protocol import BoundedHttpProtocol, has_left, set_owner
 from autellix_backend.gateway.requests import ClientGoneError, read_body, read_headers
 from autellix_backend.gateway.tenancy.intake import Intake
 from autellix_backend.gateway.tenancy.tenants import Tenant
@@ -214,23 +214,26 @@ async def test_chunks_of_a_byte_are_passed_on_together(monkeypatch: pytest.Monke
     assert len(passed) < 1_000
 
 
+@pytest.mark.parametrize("anyio_backend", [pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop")])
 async def test_long_reads_are_parsed_in_pieces_of_which_a_round_has_few(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    connections, rounds = 4, 0
+    connections, number = 4, 0
     parsed: Counter[int] = Counter()
     data_received = HttpToolsProtocol.data_received
 
     def count_round() -> None:
-        nonlocal rounds
-        rounds += 1
+        nonlocal number
+        number += 1
         loop.call_soon(count_round)
 
     def count(self: HttpToolsProtocol, data: bytes) -> None:
-        parsed[rounds] += len(data)
+        parsed[number] += len(data)
         data_received(self, data)
 
-    monkeypatch.setattr(protocol, "PARSE_S", 0.0)
+    monkeypatch.setattr(rounds, "ROUND_S", 1e-9)
+    monkeypatch.setattr(rounds, "SHARE", 0.0)
+    monkeypatch.setattr(rounds, "RENEWAL_S", PATIENCE_S)
     monkeypatch.setattr(HttpToolsProtocol, "data_received", count)
     async with listening(EchoApp()) as url:
         loop = asyncio.get_running_loop()
@@ -247,18 +250,18 @@ async def test_long_reads_are_parsed_in_pieces_of_which_a_round_has_few(
 @pytest.mark.parametrize("anyio_backend", [pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop")])
 async def test_a_round_reads_once_from_a_client_that_sends_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also what is only dropped: of one that goes on sending, libuv reads 8 MiB at once."""
-    rounds, total = 0, 0
+    number, total = 0, 0
     reads: Counter[int] = Counter()
     data_received = BoundedHttpProtocol.data_received
 
     def count_round() -> None:
-        nonlocal rounds
-        rounds += 1
+        nonlocal number
+        number += 1
         loop.call_soon(count_round)
 
     def count(self: BoundedHttpProtocol, data: bytes) -> None:
         nonlocal total
-        reads[rounds] += 1
+        reads[number] += 1
         total += len(data)
         data_received(self, data)
 
@@ -273,8 +276,91 @@ async def test_a_round_reads_once_from_a_client_that_sends_fast(monkeypatch: pyt
     assert max(reads.values()) == 1
 
 
+@pytest.mark.parametrize("anyio_backend", [pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop")])
+async def test_requests_that_come_at_once_are_served_in_several_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connections, number = 20, 0
+    begun: Counter[int] = Counter()
+
+    def count_round() -> None:
+        nonlocal number
+        number += 1
+        loop.call_soon(count_round)
+
+    class CountingApp(EchoApp):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            begun[number] += scope["type"] == "http"
+            await super().__call__(scope, receive, send)
+
+    monkeypatch.setattr(rounds, "ROUND_S", 1.5 * rounds.FOLLOW_UP_S)
+    monkeypatch.setattr(rounds, "SHARE", 0.0)
+    monkeypatch.setattr(rounds, "RENEWAL_S", PATIENCE_S)
+    async with listening(CountingApp()) as url, contextlib.AsyncExitStack() as stack:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(count_round)
+        async with asyncio.timeout(PATIENCE_S):
+            opened = [await stack.enter_async_context(connected(url)) for _ in range(connections)]
+            for _, writer in opened:
+                writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+            for reader, _ in opened:
+                assert (await reader.read(12)) == OK_HEAD
+    assert begun.total() == connections
+    assert max(begun.values()) <= 2
+
+
+@pytest.mark.parametrize("anyio_backend", [pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop")])
+async def test_connections_that_end_at_once_are_closed_in_several_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connections, number = 20, 0
+    closed: Counter[int] = Counter()
+    connection_lost = BoundedHttpProtocol.connection_lost
+
+    def count_round() -> None:
+        nonlocal number
+        number += 1
+        loop.call_soon(count_round)
+
+    def count(self: BoundedHttpProtocol, exc: Exception | None) -> None:
+        closed[number] += 1
+        connection_lost(self, exc)
+
+    monkeypatch.setattr(BoundedHttpProtocol, "connection_lost", count)
+    monkeypatch.setattr(rounds, "ROUND_S", 1.5 * rounds.FOLLOW_UP_S)
+    monkeypatch.setattr(rounds, "SHARE", 0.0)
+    monkeypatch.setattr(rounds, "RENEWAL_S", PATIENCE_S)
+    async with listening(EchoApp()) as url, asyncio.timeout(PATIENCE_S):
+        loop = asyncio.get_running_loop()
+        loop.call_soon(count_round)
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(connections):
+                await stack.enter_async_context(connected(url))
+        await until(lambda: closed.total() == connections)
+    assert max(closed.values()) <= 2
+
+
+async def test_a_connection_takes_the_turns_of_the_tenant_of_its_last_request() -> None:
+    owners: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            connection = scope["state"][protocol.CONNECTION]()
+            owners.append(connection.owner)
+            set_owner(scope, "red")
+            owners.append(connection.owner)
+            await EchoApp()(scope, receive, send)
+
+    async with listening(app) as url:
+        await exchange(url, b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+    assert owners == ["127.0.0.1", "red"]
+    # Where another server serves it there is nothing to do.
+    set_owner({"type": "http"}, "red")
+
+
+@pytest.mark.parametrize("anyio_backend", [pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop")])
 async def test_a_client_may_leave_while_its_long_read_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "PARSE_S", 0.0)
+    monkeypatch.setattr(rounds, "ROUND_S", 1e-9)
     app = EchoApp()
     async with listening(app) as url:
         head = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -38,7 +39,8 @@ async def _rounds(count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def test_one_request_of_each_tenant_begins_in_a_few_rounds() -> None:
+async def test_one_request_of_each_tenant_begins_in_a_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "BURST", 1)
     made = RequestTurns()
     begun: list[str] = []
 
@@ -58,6 +60,28 @@ async def test_one_request_of_each_tenant_begins_in_a_few_rounds() -> None:
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*tasks)
     assert (begun.count("hostile"), begun.count("quiet")) == (20, 2)
+
+
+async def test_a_tenant_with_few_requests_waits_for_no_turn() -> None:
+    """Its few at once are no flood; only what it goes on sending begins some rounds apart."""
+    made = RequestTurns()
+    begun: Counter[str] = Counter()
+
+    async def ask(tenant: str) -> None:
+        await made.begin(tenant, {})
+        begun[tenant] += 1
+
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        for _ in range(3 * turns.BURST):
+            group.create_task(ask("hostile"))
+        for _ in range(turns.BURST):
+            group.create_task(ask("quiet"))
+        await _rounds(1)
+        assert begun == {"hostile": turns.BURST, "quiet": turns.BURST}
+        # Its burst comes back with the rounds, as the requests that wait begin.
+        await _rounds(2 * turns.TURN_ROUNDS)
+        assert turns.BURST < begun["hostile"] <= turns.BURST + 2
+    assert begun["hostile"] == 3 * turns.BURST
 
 
 async def test_a_tenant_that_is_alone_waits_for_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +113,8 @@ async def test_requests_of_a_tenant_begin_in_the_order_in_which_they_came() -> N
     assert begun == [*range(10)]
 
 
-async def test_a_request_whose_client_left_takes_no_turn() -> None:
+async def test_a_request_whose_client_left_takes_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "BURST", 1)
     made = RequestTurns()
     tasks = [asyncio.create_task(made.begin("a", {})) for _ in range(20)]
     await _rounds(1)
@@ -109,6 +134,7 @@ async def test_a_request_whose_client_left_while_it_waited_does_not_begin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Those of clients that left take no turns of the others, and few of them end in a round."""
+    monkeypatch.setattr(turns, "BURST", 1)
     monkeypatch.setattr(turns, "has_left", lambda scope: scope["path"] == "/gone")
     made = RequestTurns()
     paths = ["/first"] + ["/gone"] * 100 + ["/there"]
@@ -158,9 +184,11 @@ async def test_a_tenant_has_one_turn_at_a_time_and_others_have_theirs() -> None:
     assert order == ["first", "other", "second"]
 
 
-async def test_pauses_take_as_long_as_the_work_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pauses_take_as_long_as_the_work_between_them_unless_it_was_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     paused: list[float] = []
-    moments = iter([10.0, 10.02, 11.0, 31.0, 32.0])
+    moments = iter([10.0, 10.02, 11.0, 31.0, 32.0, 32.0001])
 
     async def sleep(delay_s: float) -> None:
         paused.append(round(delay_s, 6))
@@ -168,6 +196,6 @@ async def test_pauses_take_as_long_as_the_work_between_them(monkeypatch: pytest.
     monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: next(moments)))
     monkeypatch.setattr(turns, "asyncio", SimpleNamespace(sleep=sleep))
     pauses = Pauses()
-    await pauses.pause()
-    await pauses.pause()
+    for _ in range(3):
+        await pauses.pause()
     assert paused == [0.02, turns.MAX_PAUSE_S]

@@ -49,10 +49,11 @@ router = APIRouter(tags=["operators"], responses=refusals(401, 500))
 async def list_classes(viewer: Viewer, classes: Classes, turns: Turns, request: Request) -> Response:
     """List the classes of programs: the tenant's own, or all for an admin."""
     async with turns.turn(viewer, request) as pauses:
-        reports = classes.reports(None if viewer.is_admin else viewer.name)
-        content = msgspec.json.encode(ClassTable(classes=[_row(report) for report in reports]))
-        await pauses.pause()
-    return Response(content, media_type=JSON_TYPE)
+        rows: list[ClassRow] = []
+        for report in classes.reports(None if viewer.is_admin else viewer.name):
+            rows.append(_row(report))
+            await pauses.pause()
+    return Response(msgspec.json.encode(ClassTable(classes=rows)), media_type=JSON_TYPE)
 
 
 def _row(report: ClassReport) -> ClassRow:

@@ -14,6 +14,8 @@ from collections.abc import Callable
 
 ROUND_S = 0.00025
 """The part of a round; a call passes through about ten rounds."""
+RENEWAL_S = 0.001
+"""While no action waits a round is not seen to end: its time is renewed after so long."""
 SHARE = 0.25
 """The part of a longer round, so that waiting clients advance also when each round takes long."""
 FOLLOW_UP_S = 0.00005
@@ -27,13 +29,11 @@ class Rounds:
         self._waiting: dict[str, deque[Callable[[], None]]] = {}
         """By owner, the owner whose turn is next first."""
         self._is_scheduled = False
-        self._round = -1.0
-        """The round to which the time left belongs, by uvloop's clock, which stands still within a round."""
-        self._left_s = 0.0
+        self._left_s = ROUND_S
+        """Of this round."""
+        self._renewed_s = time.perf_counter()
         self._end_s = 0.0
         """When the running action has used up the time of its round."""
-        self._began_s = 0.0
-        """When the last round in which actions waited began."""
 
     @property
     def is_over(self) -> bool:
@@ -42,10 +42,13 @@ class Rounds:
 
     def run(self, owner: str, action: Callable[[], None]) -> None:
         """Run an action now, or behind those that wait."""
-        round_now = asyncio.get_running_loop().time()
-        if round_now != self._round:
-            self._round, self._left_s = round_now, ROUND_S
-        if self._left_s > 0 and not self._waiting:
+        if self._waiting:
+            self.wait(owner, action)
+            return
+        now_s = time.perf_counter()
+        if now_s >= self._renewed_s + RENEWAL_S:
+            self._renewed_s, self._left_s = now_s, ROUND_S
+        if self._left_s > 0:
             self._do(action)
         else:
             self.wait(owner, action)
@@ -55,7 +58,7 @@ class Rounds:
         self._waiting.setdefault(owner, deque()).append(action)
         if not self._is_scheduled:
             self._is_scheduled = True
-            self._began_s = time.perf_counter()
+            self._renewed_s = time.perf_counter()
             asyncio.get_running_loop().call_soon(self._run_waiting)
 
     def charge(self, cost_s: float) -> None:
@@ -68,9 +71,8 @@ class Rounds:
             self._do(self._next())
 
     def _run_waiting(self) -> None:
-        loop = asyncio.get_running_loop()
-        began_s, self._began_s = self._began_s, time.perf_counter()
-        self._round, self._left_s = loop.time(), max(ROUND_S, SHARE * (self._began_s - began_s))
+        last_s, self._renewed_s = self._renewed_s, time.perf_counter()
+        self._left_s = max(ROUND_S, SHARE * (self._renewed_s - last_s))
         # An action may wait again, and has its next turn in a later round.
         for _ in range(sum(map(len, self._waiting.values()))):
             if self._left_s <= 0 or not self._waiting:
@@ -78,7 +80,7 @@ class Rounds:
             self._do(self._next())
         self._is_scheduled = bool(self._waiting)
         if self._is_scheduled:
-            loop.call_soon(self._run_waiting)
+            asyncio.get_running_loop().call_soon(self._run_waiting)
 
     def _next(self) -> Callable[[], None]:
         owner, actions = next(iter(self._waiting.items()))

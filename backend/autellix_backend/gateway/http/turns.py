@@ -125,7 +125,7 @@ class Pauses:
         self._began_s = time.perf_counter()
 
     async def pause(self) -> None:
-        """Let others' calls advance for as long as the work since the last pause took, unless it was short."""
+        """Let others' calls advance for as long as the last step took, unless it was short."""
         step_s = time.perf_counter() - self._began_s
         if step_s < STEP_S:
             return
