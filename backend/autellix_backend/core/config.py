@@ -128,7 +128,7 @@ class SchedulerConfig:
 
     @property
     def first_quantum_s(self) -> float:
-        """The quantum of the first level (s); without levels, a turn."""
+        """The quantum of the first level (s); without levels, that of every call."""
         if self.quanta is not None:
             return self.quanta[0]
         return self.bounds[0] if self.bounds else math.inf

@@ -224,7 +224,7 @@ def demand_of(machine: Machine) -> DemandSnapshot | None:
     memory, report = machine.admission.memory, memory_of(machine)
     if memory is None or report is None:
         return None
-    idle = [program_id for program_id, own in memory.active.contexts.items() if not own.calls]
+    idle = [program_id for program_id, context in memory.active.contexts.items() if not context.calls]
     return DemandSnapshot(
         inactive_tokens=report.inactive_tokens,
         inactive_calls=report.inactive_calls,

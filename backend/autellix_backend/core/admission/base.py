@@ -39,8 +39,8 @@ class Admission:
     memory: EngineMemory | None = None
     """The KV memory that the rule allots; None where every program may run."""
 
-    def arrive(self, call: Call, program: Program, context: Context | None, now: float) -> None:
-        """Note an arriving call, and set whether it is admitted."""
+    def arrive(self, call: Call, program: Program, needs: Context | None, now: float) -> None:
+        """Note an arriving call and the KV memory that it needs, and set whether it is admitted."""
 
     def leave(self, call: Call, program: Program, context_tokens: int, now: float) -> None:
         """Note that a call has left, and the tokens that its whole context leaves in KV memory."""

@@ -65,12 +65,12 @@ class ProgramContexts:
     def tokens_of(self, call_ids: Iterable[str], prefix: int) -> int:
         """Return the KV memory of some of the live calls beside the prefix."""
         counted = {call_id: self._live[call_id] for call_id in call_ids}
-        own = 0
+        own_tokens = 0
         begins: dict[str, int] = {}
         for held in counted.values():
             begin = max(held.shared, prefix)
-            own += max(0, held.tokens - begin)
+            own_tokens += max(0, held.tokens - begin)
             if begin > prefix and held.follows is not None and held.follows not in counted:
                 # The context that it follows has left; the calls that share that beginning hold it once.
                 begins[held.follows] = max(begins.get(held.follows, 0), min(begin, held.tokens) - prefix)
-        return own + sum(begins.values())
+        return own_tokens + sum(begins.values())

@@ -43,70 +43,70 @@ class EngineMemory:
         least = self.inactive.least_tokens + self.leaving.least_beside
         return self.active.tokens + least > self.capacity_tokens
 
-    def has_room(self, own: ProgramContext, beside: int = 0) -> bool:
+    def has_room(self, context: ProgramContext, beside: int = 0) -> bool:
         """Whether a program fits beside the active ones and so many tokens more."""
-        return self.active.tokens + self.active.added_tokens(own) + beside <= self.capacity_tokens
+        return self.active.tokens + self.active.added_tokens(context) + beside <= self.capacity_tokens
 
-    def fits(self, own: ProgramContext) -> bool:
+    def fits(self, context: ProgramContext) -> bool:
         """Whether a program that waits may be activated: it fits, or it would be the only one."""
         if not self.active.contexts:
             return True
-        leaving = self.leaving.tokens_beside(own)
+        leaving = self.leaving.tokens_beside(context)
         # Most programs are refused without a look at their prefix.
-        is_too_large = self.active.tokens + own.own_tokens + leaving > self.capacity_tokens
-        return not is_too_large and self.has_room(own, beside=leaving)
+        is_too_large = self.active.tokens + context.own_tokens + leaving > self.capacity_tokens
+        return not is_too_large and self.has_room(context, beside=leaving)
 
-    def tenant_share(self, own: ProgramContext) -> float:
+    def tenant_share(self, context: ProgramContext) -> float:
         """Return the active context of the program's tenant, by the tenant's weight."""
-        return self.active.tenant_tokens(own.tenant) / own.weight
+        return self.active.tenant_tokens(context.tenant) / context.weight
 
     def measure(self, tokens_of: Callable[[str], int]) -> None:
         """Measure the running calls of active programs, which grow with every step."""
-        for own in self.active.contexts.values():
-            if own.measure_running(tokens_of):
-                self.resize(own)
+        for context in self.active.contexts.values():
+            if context.measure_running(tokens_of):
+                self.resize(context)
 
-    def resize(self, own: ProgramContext) -> None:
+    def resize(self, context: ProgramContext) -> None:
         """Count the present contexts of a program."""
-        own_tokens = own.contexts.tokens(own.prefix_tokens)
-        if own_tokens != own.own_tokens:
-            (self.active if own.is_active else self.inactive).resize(own, own_tokens)
+        own_tokens = context.contexts.tokens(context.prefix_tokens)
+        if own_tokens != context.own_tokens:
+            (self.active if context.is_active else self.inactive).resize(context, own_tokens)
 
-    def set_prefix(self, own: ProgramContext, shape: Context) -> None:
+    def set_prefix(self, context: ProgramContext, needs: Context) -> None:
         """Give a program the prefix of its latest call."""
-        if own.is_active:
-            self.active.remove(own)
-        own.prefix, own.prefix_tokens = shape.prefix, shape.prefix_tokens
-        if own.is_active:
-            self.active.add(own)
+        if context.is_active:
+            self.active.remove(context)
+        context.prefix, context.prefix_tokens = needs.prefix, needs.prefix_tokens
+        if context.is_active:
+            self.active.add(context)
 
-    def rekey(self, own: ProgramContext, key: float) -> None:
+    def rekey(self, context: ProgramContext, key: float) -> None:
         """Give a program another key, and its place in the order of activation."""
-        if own.is_active:
-            own.key = key
-        elif key != own.key:
-            self.inactive.move(own, key)
+        if context.is_active:
+            context.key = key
+        elif key != context.key:
+            self.inactive.move(context, key)
 
-    def activate(self, own: ProgramContext) -> None:
+    def activate(self, context: ProgramContext) -> None:
         """Activate a program that waits, and admit its calls."""
-        self.inactive.remove(own)
-        own.is_active = True
-        self.active.add(own)
-        self.leaving.discard(own)
-        self._admit(own, is_admitted=True)
+        self.inactive.remove(context)
+        context.is_active = True
+        self.active.add(context)
+        self.leaving.discard(context)
+        self._admit(context, is_admitted=True)
 
-    def deactivate(self, own: ProgramContext, now: float) -> None:
+    def deactivate(self, context: ProgramContext, now: float) -> None:
         """Let an active program wait again, with those of its calls that do not run."""
-        self.drop(own)
-        if own.calls:
-            self.inactive.add(own, now)
-            self.leaving.add(own)
-            self._admit(own, is_admitted=False)
+        self.drop(context)
+        if context.calls:
+            self.inactive.add(context, now)
+            self.leaving.add(context)
+            self._admit(context, is_admitted=False)
 
-    def drop(self, own: ProgramContext) -> None:
+    def drop(self, context: ProgramContext) -> None:
         """Free the memory of an active program."""
-        self.active.remove(own)
-        own.is_active = False
+        self.active.remove(context)
+        context.is_active = False
 
     def take_changed(self) -> list[Call]:
         """Return the calls that were admitted or withdrawn since the last time."""
@@ -120,8 +120,8 @@ class EngineMemory:
         assert not self._changed
         assert not self.active.contexts.keys() & self.inactive.contexts.keys()
 
-    def _admit(self, own: ProgramContext, *, is_admitted: bool) -> None:
-        for call in own.calls.values():
+    def _admit(self, context: ProgramContext, *, is_admitted: bool) -> None:
+        for call in context.calls.values():
             is_kept = call.is_running or (call.is_pinned and not is_admitted)
             if not is_kept and call.is_admitted != is_admitted:
                 self._changed.setdefault(call, call.is_admitted)

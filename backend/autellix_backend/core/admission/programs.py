@@ -103,9 +103,13 @@ class ActiveSet:
     def added_by(self, contexts: Iterable[ProgramContext]) -> int:
         """Return the KV memory that several programs would add together."""
         contexts = list(contexts)
-        prefixes = {own.prefix: own.prefix_tokens for own in contexts if own.prefix not in self._prefixes}
+        prefixes = {
+            context.prefix: context.prefix_tokens
+            for context in contexts
+            if context.prefix not in self._prefixes
+        }
         prefixes.pop(None, None)
-        return sum(own.own_tokens for own in contexts) + sum(prefixes.values())
+        return sum(context.own_tokens for context in contexts) + sum(prefixes.values())
 
     def tenant_tokens(self, tenant: str) -> int:
         """Return the KV memory of a tenant's programs without shared prefixes."""
@@ -185,21 +189,23 @@ class InactivePrograms:
     def places(self) -> dict[str, int]:
         """Return the place of each program in the order of keys, from 1."""
         ranked = sorted(self.contexts.values(), key=attrgetter("rank"))
-        return {own.program.program_id: place for place, own in enumerate(ranked, start=1)}
+        return {context.program.program_id: place for place, context in enumerate(ranked, start=1)}
 
     def check(self) -> None:
         """Assert the invariants."""
         waiting = list(self.contexts.values())
-        assert [own.since_s for own in waiting] == sorted(own.since_s for own in waiting)
-        for program_id, own in self.contexts.items():
-            assert own.program.program_id == program_id, program_id
-            assert own.calls, program_id
-            assert not own.is_active, program_id
+        assert [context.since_s for context in waiting] == sorted(context.since_s for context in waiting)
+        for program_id, context in self.contexts.items():
+            assert context.program.program_id == program_id, program_id
+            assert context.calls, program_id
+            assert not context.is_active, program_id
         assert sum(map(len, self._orders.values())) == len(waiting)
-        assert self._sizes == sorted(own.own_tokens for own in waiting)
+        assert self._sizes == sorted(context.own_tokens for context in waiting)
         for tenant, order in self._orders.items():
             assert order, tenant
-            assert order == sorted((*own.rank, own) for own in waiting if own.tenant == tenant)
+            assert order == sorted(
+                (*context.rank, context) for context in waiting if context.tenant == tenant
+            )
 
 
 class LeavingPrograms:
@@ -210,7 +216,7 @@ class LeavingPrograms:
 
     @property
     def least_beside(self) -> int:
-        """The least memory that a waiting program finds taken: its own running calls do not bar it."""
+        """The least memory that a waiting program finds taken: its context running calls do not bar it."""
         tokens = self._tokens.values()
         return sum(tokens) - max(tokens) if tokens else 0
 
@@ -230,6 +236,6 @@ class LeavingPrograms:
     def measure(self, tokens_of: Callable[[str], int]) -> None:
         """Measure the running calls again, and drop the programs that have none."""
         programs, self._tokens = self._tokens, {}
-        for own in programs:
-            if not own.is_active and own.measure_running(tokens_of):
-                self.add(own)
+        for context in programs:
+            if not context.is_active and context.measure_running(tokens_of):
+                self.add(context)

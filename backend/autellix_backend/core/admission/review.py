@@ -37,7 +37,7 @@ STARVING = 8.0
 MAX_PASSED = 64
 """The most programs that are passed over in one review, which bounds its cost."""
 
-_Turn = tuple[float, float, int, ProgramContext]
+_Candidate = tuple[float, float, int, ProgramContext]
 
 
 class MemoryReview:
@@ -47,7 +47,7 @@ class MemoryReview:
         self._memory = memory
         self._idle = idle
         self._statistics = statistics
-        self._next_turn_s = 0.0
+        self._next_taking_s = 0.0
         """When memory may be taken from active programs again."""
 
     def run(self, now: float) -> None:
@@ -58,7 +58,7 @@ class MemoryReview:
             self._drop_idle(now)
             self._put_starving_first(now)
             self._activate(now)
-            self._take_turns(now)
+            self._take_memory(now)
             self._break_standstill()
 
     def _deactivate(self, now: float, is_enough: Callable[[], bool], least_share: float = -math.inf) -> None:
@@ -69,45 +69,45 @@ class MemoryReview:
         if is_enough():
             return
         by_tenant: dict[str, list[ProgramContext]] = {}
-        for own in sorted(self._memory.active.contexts.values(), key=attrgetter("rank")):
-            by_tenant.setdefault(own.tenant, []).append(own)
-        turns = [self._turn_out(queue[-1]) for queue in by_tenant.values()]
-        heapify(turns)
-        while turns and -turns[0][0] > least_share and not is_enough():
-            own = heappop(turns)[-1]
-            self._memory.deactivate(own, now)
-            by_tenant[own.tenant].pop()
-            if by_tenant[own.tenant]:
-                heappush(turns, self._turn_out(by_tenant[own.tenant][-1]))
+        for context in sorted(self._memory.active.contexts.values(), key=attrgetter("rank")):
+            by_tenant.setdefault(context.tenant, []).append(context)
+        candidates = [self._to_deactivate(queue[-1]) for queue in by_tenant.values()]
+        heapify(candidates)
+        while candidates and -candidates[0][0] > least_share and not is_enough():
+            context = heappop(candidates)[-1]
+            self._memory.deactivate(context, now)
+            by_tenant[context.tenant].pop()
+            if by_tenant[context.tenant]:
+                heappush(candidates, self._to_deactivate(by_tenant[context.tenant][-1]))
 
-    def _turn_out(self, own: ProgramContext) -> _Turn:
-        return (-self._memory.tenant_share(own), -own.key, -own.number, own)
+    def _to_deactivate(self, context: ProgramContext) -> _Candidate:
+        return (-self._memory.tenant_share(context), -context.key, -context.number, context)
 
-    def _turn_in(self, own: ProgramContext) -> _Turn:
-        return (self._memory.tenant_share(own), own.key, own.number, own)
+    def _to_activate(self, context: ProgramContext) -> _Candidate:
+        return (self._memory.tenant_share(context), context.key, context.number, context)
 
     def _drop_idle(self, now: float) -> None:
         """Deactivate programs without a call for which others have waited long enough."""
         limits_s: dict[tuple[str, str], float] = {}
         least_s = self._idle.least_s
-        idle = [own for own in self._memory.active.contexts.values() if not own.calls]
-        for own in idle:
-            if now - own.since_s <= least_s:
+        idle = [context for context in self._memory.active.contexts.values() if not context.calls]
+        for context in idle:
+            if now - context.since_s <= least_s:
                 continue
-            kind = (own.tenant, own.program.class_name)
+            kind = (context.tenant, context.program.class_name)
             if kind not in limits_s:
                 limits_s[kind] = self._idle.of_class(*kind)
-            kept_s = self._idle.of_program(own.program.program_id, own.own_tokens, limits_s[kind])
-            if now - own.since_s > kept_s:
-                self._memory.drop(own)
+            kept_s = self._idle.of_program(context.program.program_id, context.own_tokens, limits_s[kind])
+            if now - context.since_s > kept_s:
+                self._memory.drop(context)
 
     def _put_starving_first(self, now: float) -> None:
         limit_s = STARVING * self._statistics.response_s
-        for own in self._memory.inactive.contexts.values():
-            if now - own.since_s <= limit_s:
+        for context in self._memory.inactive.contexts.values():
+            if now - context.since_s <= limit_s:
                 break
-            if own.key > -math.inf:
-                self._memory.inactive.move(own, -math.inf)
+            if context.key > -math.inf:
+                self._memory.inactive.move(context, -math.inf)
 
     def _activate(self, now: float) -> None:
         """Activate what fits, in the order of keys and of the tenants' shares."""
@@ -115,63 +115,65 @@ class MemoryReview:
         if memory.is_full:
             return
         patience_s = PATIENCE * self._statistics.response_s
-        turns = [self._turn_in(own) for own in memory.inactive.heads()]
-        heapify(turns)
+        candidates = [self._to_activate(context) for context in memory.inactive.heads()]
+        heapify(candidates)
         walks: dict[str, Iterator[ProgramContext]] = {}
         passed = 0
-        while turns and passed <= MAX_PASSED:
-            own = heappop(turns)[-1]
-            if own.tenant not in walks:
-                walks[own.tenant] = memory.inactive.walk(own.tenant)
-                next(walks[own.tenant])
-            following = next(walks[own.tenant], None)
-            if memory.fits(own):
-                memory.activate(own)
-            elif now - own.since_s > patience_s:
+        while candidates and passed <= MAX_PASSED:
+            context = heappop(candidates)[-1]
+            if context.tenant not in walks:
+                walks[context.tenant] = memory.inactive.walk(context.tenant)
+                next(walks[context.tenant])
+            following = next(walks[context.tenant], None)
+            if memory.fits(context):
+                memory.activate(context)
+            elif now - context.since_s > patience_s:
                 # Those of other tenants still may.
                 continue
             else:
                 passed += 1
             if following is not None:
-                heappush(turns, self._turn_in(following))
+                heappush(candidates, self._to_activate(following))
 
-    def _take_turns(self, now: float) -> None:
+    def _take_memory(self, now: float) -> None:
         """Take memory for the program that has waited for too long, of the tenant with the least."""
-        if now < self._next_turn_s:
+        if now < self._next_taking_s:
             return
         memory, hold_s = self._memory, self._idle.hold_s
-        self._next_turn_s = now + hold_s
+        self._next_taking_s = now + hold_s
         response_s = min(self._statistics.response_s, self._idle.longest_s)
         starving_s = max(MAX_HOLDS * hold_s, STARVING * response_s)
         waiting = memory.inactive.contexts.values()
         # The first of a tenant has waited for longest.
-        longest = {own.tenant: own for own in reversed(waiting)}
-        weights = {own.tenant: own.weight for own in chain(memory.active.contexts.values(), waiting)}
+        longest = {context.tenant: context for context in reversed(waiting)}
+        weights = {
+            context.tenant: context.weight for context in chain(memory.active.contexts.values(), waiting)
+        }
         even_share = memory.capacity_tokens / sum(weights.values())
-        for own in sorted(longest.values(), key=self._turn_in):
-            waited_s = now - own.since_s
-            share = memory.tenant_share(own) + (own.own_tokens + own.prefix_tokens) / own.weight
+        for context in sorted(longest.values(), key=self._to_activate):
+            waited_s = now - context.since_s
+            share = memory.tenant_share(context) + context.needed_tokens / context.weight
             is_starving = waited_s > starving_s
             if is_starving or (waited_s > hold_s and share <= even_share):
-                may_turn = partial(self._may_turn, own)
-                self._deactivate(now, may_turn, -math.inf if is_starving else even_share)
-                if may_turn():
-                    memory.inactive.move(own, -math.inf)
-                    memory.activate(own)
+                has_enough = partial(self._has_enough, context)
+                self._deactivate(now, has_enough, -math.inf if is_starving else even_share)
+                if has_enough():
+                    memory.inactive.move(context, -math.inf)
+                    memory.activate(context)
                     break
 
-    def _may_turn(self, own: ProgramContext) -> bool:
+    def _has_enough(self, context: ProgramContext) -> bool:
         """Whether others have given enough; the blocks of their running calls follow when these end."""
-        return not self._memory.active.contexts or self._memory.has_room(own)
+        return not self._memory.active.contexts or self._memory.has_room(context)
 
     def _break_standstill(self) -> None:
         """Where only idle programs are active, activate the first that waits in place of the longest idle."""
         memory = self._memory
-        if any(own.calls for own in memory.active.contexts.values()):
+        if any(context.calls for context in memory.active.contexts.values()):
             return
         first = min(memory.inactive.heads(), key=attrgetter("rank"))
-        for own in sorted(memory.active.contexts.values(), key=attrgetter("since_s")):
+        for context in sorted(memory.active.contexts.values(), key=attrgetter("since_s")):
             if memory.has_room(first):
                 break
-            memory.drop(own)
+            memory.drop(context)
         memory.activate(first)

@@ -68,54 +68,54 @@ class WorkingSetAdmission(Admission):
         """Keep idle programs for less time where their contexts would be loaded from host memory."""
         self.idle.host_loads = loads
 
-    def arrive(self, call: Call, program: Program, context: Context | None, now: float) -> None:
+    def arrive(self, call: Call, program: Program, needs: Context | None, now: float) -> None:
         """Note an arriving call, and set whether it is admitted."""
-        memory, shape = self.memory, context or Context(0)
+        memory, needs = self.memory, needs or Context(0)
         # From the table, which also knows programs that have lost their place here since.
         if len(program.active_calls) == 1 and program.last_completion_s is not None:
             self.idle.gaps.add(call.tenant, program.class_name, now - program.last_completion_s)
-        own = memory.find(program.program_id) or self._meet(call, program, now)
+        context = memory.find(program.program_id) or self._meet(call, program, now)
         # The table may have dropped the entry of the program's last call and made another one.
-        own.program, own.weight = program, call.weight
-        memory.rekey(own, self._key_of(program))
-        if shape.prefix is not None and shape.prefix != own.prefix:
-            memory.set_prefix(own, shape)
-        own.calls[call.call_id] = call
-        own.contexts.add(call.call_id, shape.tokens, shared=shape.shared_tokens, follows=shape.follows)
-        memory.resize(own)
-        if len(memory.inactive) == len(own.calls) == 1 and not own.is_active and memory.fits(own):
-            memory.activate(own)
-        call.is_admitted = own.is_active
-        self._is_dirty |= not own.is_active or memory.is_over
+        context.program, context.weight = program, call.weight
+        memory.rekey(context, self._key_of(program))
+        if needs.prefix is not None and needs.prefix != context.prefix:
+            memory.set_prefix(context, needs)
+        context.calls[call.call_id] = call
+        context.contexts.add(call.call_id, needs.tokens, shared=needs.shared_tokens, follows=needs.follows)
+        memory.resize(context)
+        if len(memory.inactive) == len(context.calls) == 1 and not context.is_active and memory.fits(context):
+            memory.activate(context)
+        call.is_admitted = context.is_active
+        self._is_dirty |= not context.is_active or memory.is_over
 
     def leave(self, call: Call, program: Program, context_tokens: int, now: float) -> None:
         """Note that a call has left, and what it leaves in KV memory."""
-        memory, own = self.memory, self.memory.find(call.program_id)
-        assert own is not None, call.call_id
-        del own.calls[call.call_id]
-        own.contexts.leave(call.call_id, context_tokens)
-        memory.rekey(own, self._key_of(own.program))
-        memory.resize(own)
-        if not own.calls and own.is_active:
-            own.since_s = now
-        elif not own.calls:
-            memory.inactive.remove(own)
-        if program.is_ended and not own.calls:
+        memory, context = self.memory, self.memory.find(call.program_id)
+        assert context is not None, call.call_id
+        del context.calls[call.call_id]
+        context.contexts.leave(call.call_id, context_tokens)
+        memory.rekey(context, self._key_of(context.program))
+        memory.resize(context)
+        if not context.calls and context.is_active:
+            context.since_s = now
+        elif not context.calls:
+            memory.inactive.remove(context)
+        if program.is_ended and not context.calls:
             self.forget(call.program_id)
         self._is_dirty |= bool(memory.inactive)
 
     def forget(self, program_id: str) -> None:
         """Free the memory of a program that has no call and will have none."""
-        own = self.memory.active.contexts.get(program_id)
-        if own is not None and not own.calls:
-            self.memory.drop(own)
+        context = self.memory.active.contexts.get(program_id)
+        if context is not None and not context.calls:
+            self.memory.drop(context)
             self._is_dirty |= bool(self.memory.inactive)
 
     def rekey(self, program_id: str) -> None:
         """Compute the key of a program again, if it is known."""
-        own = self.memory.find(program_id)
-        if own is not None:
-            self.memory.rekey(own, self._key_of(own.program))
+        context = self.memory.find(program_id)
+        if context is not None:
+            self.memory.rekey(context, self._key_of(context.program))
 
     def review(self, now: float, step: int, tokens_of: Callable[[str], int]) -> list[Call]:
         """Activate what fits and deactivate what does not; return the waiting calls that this concerns."""
@@ -133,9 +133,9 @@ class WorkingSetAdmission(Admission):
 
     def _meet(self, call: Call, program: Program, now: float) -> ProgramContext:
         """Add a program that waits."""
-        own = ProgramContext(
+        context = ProgramContext(
             program=program, tenant=call.tenant, weight=call.weight, number=next(self._numbers)
         )
-        own.key = self._key_of(program)
-        self.memory.inactive.add(own, now)
-        return own
+        context.key = self._key_of(program)
+        self.memory.inactive.add(context, now)
+        return context

@@ -70,13 +70,13 @@ def memory_of(machine: Machine) -> MemoryReport | None:
     if memory is None:
         return None
     active, inactive = memory.active, memory.inactive.contexts
-    live = len(inactive) + sum(bool(own.calls) for own in active.contexts.values())
+    live = len(inactive) + sum(bool(context.calls) for context in active.contexts.values())
     return MemoryReport(
         capacity_tokens=memory.capacity_tokens,
         active_tokens=active.tokens,
         active_programs=len(active.contexts),
         inactive_tokens=active.added_by(inactive.values()),
-        inactive_calls=sum(len(own.calls) for own in inactive.values()),
+        inactive_calls=sum(len(context.calls) for context in inactive.values()),
         between_ends_s=machine.table.statistics.response_s / max(1, live),
         known=frozenset((*active.contexts, *inactive)),
         inactive=frozenset(inactive),

@@ -155,12 +155,12 @@ class WorkingSet(LocalityBounded):
                 continue
             self._reports[load.name] = report
             sent = self._sent.get(load.name, {})
-            for own in sent.values():
-                own.reports += 1
+            for unseen in sent.values():
+                unseen.reports += 1
             self._sent[load.name] = {
-                program: own
-                for program, own in sent.items()
-                if report.is_complete and program not in report.known and own.reports < MAX_UNSEEN_REPORTS
+                program: unseen
+                for program, unseen in sent.items()
+                if report.is_complete and program not in report.known and unseen.reports < MAX_UNSEEN_REPORTS
             }
 
     # Costs.
@@ -190,7 +190,7 @@ class WorkingSet(LocalityBounded):
             return 0.0
         return memory.wait_s(
             self._own_tokens(load, call),
-            sent_tokens=sum(own.tokens for name, own in sent.items() if name != program),
+            sent_tokens=sum(unseen.tokens for name, unseen in sent.items() if name != program),
             between_ends_s=self._between_ends_s(load, memory),
             is_inactive=is_inactive,
         )

@@ -52,7 +52,7 @@ class ProgramOffloadingManager(CPUOffloadingManager):
         self._lost_chunks: set[int] = set()
         self.tally: Counter[tuple[str, ...]] = Counter()
         """All that was ever counted, by what and, of transfers, direction."""
-        self._told: Counter[tuple[str, ...]] = Counter()
+        self._reported: Counter[tuple[str, ...]] = Counter()
 
     def begin_call(self, request_id: str, program_id: str, *, is_last: bool) -> None:
         """Register a request before vLLM's side of the connector sees it."""
@@ -135,8 +135,8 @@ class ProgramOffloadingManager(CPUOffloadingManager):
     def get_stats(self) -> OffloadingConnectorStats | None:
         """Return the counts since the last call."""
         stats = super().get_stats() or OffloadingConnectorStats()
-        fresh = self.tally - self._told
-        self._told = self.tally.copy()
+        fresh = self.tally - self._reported
+        self._reported = self.tally.copy()
         add_counts(stats, fresh)
         return stats
 
