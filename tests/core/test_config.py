@@ -10,6 +10,15 @@ import pytest
 from autellix_backend.core.config import CALL_LEVELS, SchedulerConfig, bounds_for
 
 
+@pytest.mark.parametrize(
+    ("policy", "admission", "rule"),
+    [("boost", "auto", "working_set"), ("plas", "auto", "none"), ("plas", "working_set", "working_set")],
+)
+def test_the_policy_names_the_admission_rule_of_auto(policy: str, admission: str, rule: str) -> None:
+    config = SchedulerConfig(policy=policy, admission=admission)
+    assert (config.admission_rule, config.has_admission) == (rule, rule != "none")
+
+
 def test_the_number_of_levels_follows_the_bounds() -> None:
     assert SchedulerConfig().level_count == 13
     assert SchedulerConfig(bounds=()).level_count == 1

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autellix_backend.core.policies import Policy, make_policy
+from autellix_backend.core.policies import make_policy
 from autellix_backend.settings import Settings, SettingsError
 from autellix_backend.stores.base import ProgramStore
+from autellix_backend.stores.local_copy import LocalCopy
 from autellix_backend.stores.memory import MemoryStore
+from autellix_backend.stores.table_clock import TableClock
 
 LEASE_S = 15.0
 """How long a gateway may be silent before the others count its running calls as lost. It renews its lease
@@ -29,31 +31,17 @@ def make_store(
         SettingsError: if the client of Redis is not installed.
     """
     policy = make_policy(settings.scheduler.policy)
-    program_idle_s = settings.gateway.program_idle_s
-    if not settings.store.is_shared:
+    store, program_idle_s = settings.store, settings.gateway.program_idle_s
+    if not store.is_shared:
         return MemoryStore(policy, program_idle_s=program_idle_s, session_ttl_s=session_ttl_s)
-    return _make_replicated(settings, policy, session_ttl_s, clock, on_fallback)
-
-
-def _make_replicated(
-    settings: Settings,
-    policy: Policy,
-    session_ttl_s: float,
-    clock: Callable[[], float],
-    on_fallback: Callable[[], None],
-) -> ProgramStore:
     try:
         from autellix_backend.stores.redis import RedisStore
         from autellix_backend.stores.redis_link import RedisLink
+        from autellix_backend.stores.replicated import ReplicatedStore
     except ModuleNotFoundError as error:
         raise SettingsError(
             "store.url", f"needs a package that is missing ({error.name})", "pip install 'autellix[redis]'"
         ) from error
-    from autellix_backend.stores.local_copy import LocalCopy
-    from autellix_backend.stores.replicated import ReplicatedStore
-    from autellix_backend.stores.table_clock import TableClock
-
-    store, program_idle_s = settings.store, settings.gateway.program_idle_s
     shared = RedisStore(
         policy,
         RedisLink(store.url, key_prefix=store.key_prefix, timeout_s=store.timeout_ms / 1000),

@@ -1,6 +1,6 @@
 """The state of vLLM's scheduler beyond its public methods.
 
-Private names of vLLM's are used here, in `request_order.py` and in `kv_blocks.py` only.
+Private names of vLLM's are used here, in `request_order.py` and in `engine_blocks.py` only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request, RequestStatus
 
-from autellix_backend.vllm_plugin.kv_blocks import KvBlocks
+from autellix_backend.vllm_plugin.engine_blocks import EngineBlocks
 from autellix_backend.vllm_plugin.request_order import RequestOrder
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class SchedulerState:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler: Any = scheduler
         self.order = RequestOrder(scheduler)
-        self.blocks = KvBlocks(scheduler)
+        self.blocks = EngineBlocks(scheduler)
 
     @property
     def rank(self) -> int:

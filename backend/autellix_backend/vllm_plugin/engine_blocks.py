@@ -11,7 +11,7 @@ from vllm.v1.request import Request, RequestStatus
 from autellix_backend.core.preemption import fit_together
 
 
-class KvBlocks:
+class EngineBlocks:
     """The KV blocks of one scheduler."""
 
     def __init__(self, scheduler: Any) -> None:
