@@ -11,7 +11,7 @@ from autellix_wire import CALL_ID
 
 MAX_DEPTH = 6
 PARTS = ("response", "http_response", "usage", "models_usage", "message", "messages", "chat_message", "raw")
-"""Attributes of results that hold a receipt, or hold what holds it."""
+"""Attributes and keys under which a result holds its receipt, directly or deeper."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class CallReceipt:
     finish_step: int | None = None
     engine_steps: int | None = None
     estimated: bool = False
-    """Whether no report of the engine came."""
+    """Whether the numbers are estimates, because no report of the engine came."""
 
 
 NAMES = frozenset(field.name for field in fields(CallReceipt))

@@ -1,4 +1,4 @@
-"""`autellix doctor`: says whether this environment's calls would reach a backend, and what to set if not."""
+"""`autellix doctor`: checks whether this environment's calls reach a backend; if not, names what to set."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def log_debug(message: str, *args: object) -> None:
 
 
 def log_warning(message: str, *args: object) -> None:
-    """Say what the user should know: once for each process, which is up to the caller."""
+    """Log what the user should know; the caller logs each message once for each process."""
     try:
         import logging
 

@@ -30,7 +30,7 @@ def keep(fields: object) -> None:
 
 
 def _is_small(fields: Fields) -> bool:
-    """Return whether it can be a receipt: a few numbers and ids. Any host may send what looks like one."""
+    """Return whether the fields are a few numbers and ids, as any host may send what looks like a receipt."""
     return len(fields) <= MAX_FIELDS and all(
         value is None
         or isinstance(value, bool | float)

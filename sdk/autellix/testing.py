@@ -90,7 +90,7 @@ class RecordingBackend:
     statuses: list[int] = field(default_factory=list)
     """The statuses of the next calls; then 200."""
     control_statuses: list[int] = field(default_factory=list)
-    """The statuses of the next POSTs to the sessions API; then as an Autellix backend answers."""
+    """The statuses of the next POSTs to the sessions API; after them, it answers as an Autellix backend."""
     control_delay_s: float = 0.0
     response_headers: dict[str, str] = field(default_factory=dict)
     """Further headers of the answers to calls."""

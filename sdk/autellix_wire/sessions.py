@@ -26,7 +26,7 @@ class SessionStart:
     program_name: str | None = None
     client: str | None = None
     proof: str | None = None
-    """A secret of the client: who sends it again is the same, and gets the token again."""
+    """A secret of the client: a start that repeats it is the same client's, and returns the token again."""
 
     def to_bytes(self) -> bytes:
         """Encode the body."""

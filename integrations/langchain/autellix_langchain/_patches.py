@@ -40,7 +40,7 @@ def instrument(patches: Patches, module: ModuleType) -> None:
 
 
 def _instrument_callbacks(patches: Patches, module: ModuleType) -> None:
-    """Give every callback manager a handler of ours."""
+    """Add our handler to every callback manager."""
     patches.apply(module.BaseCallbackManager, "__init__", on_init(_add_handler))
 
 

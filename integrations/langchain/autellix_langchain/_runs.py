@@ -27,7 +27,7 @@ MAX_OPEN = 4096
 """How many runs, and how many tools, may be open; a run that never reports its end must not stay for ever."""
 MAX_ID_CHARACTERS = 256
 APPLICATION_VARIABLE = "AUTELLIX_APPLICATION"
-"""Tells applications apart that are started alike, such as in containers of one layout."""
+"""Distinguishes applications that are started alike, such as in containers of one layout."""
 CALLBACK_MODULES = ("autellix.", "autellix_langchain.", "langchain_core.callbacks")
 """Modules between the code that starts a run and its handlers."""
 

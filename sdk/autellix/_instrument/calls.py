@@ -35,7 +35,7 @@ IDENTITY_SOURCE_NAME = names.IDENTITY_SOURCE.lower().encode("ascii")
 PREFIX = "x-autellix-"
 """Of all our headers."""
 FOREIGN_TOKEN = b"foreign-token"
-"""The identity source of a call whose token the backend did not take."""
+"""The identity source of a call whose token the backend refused."""
 _RAW_NAMES: dict[str, tuple[bytes, bytes]] = {}
 """Our header names, as sent and in lower case; there are a dozen."""
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def instrument_greenlets(_patches: Patches, module: ModuleType) -> None:
-    """Look for the program thread on greenlets."""
+    """Find the program thread by the greenlet that runs."""
     state.greenlet, state.current_greenlet = module.greenlet, module.getcurrent
 
 

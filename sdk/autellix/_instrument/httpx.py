@@ -1,4 +1,4 @@
-"""Keeps identities from other hosts that httpx is redirected to; annotates bare clients where asked for."""
+"""Removes identities from redirects to other hosts in httpx; annotates bare clients where asked for."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _patch_redirect_headers(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def instrument_redirects(patches: Patches, module: ModuleType) -> None:
-    """Let no redirect carry an identity to another host; httpx and httpx2 alike."""
+    """Remove our headers from redirects to another host; httpx and httpx2 alike."""
     patches.apply(getattr(module, "BaseClient", None), "_redirect_headers", _patch_redirect_headers)
 
 

@@ -47,7 +47,7 @@ def open_job(name: str) -> OpenJob | None:
 
 
 class _CeleryJobs:
-    """The open jobs by task id; Celery says when each begins and ends."""
+    """The open jobs by task id; Celery's signals begin and end them."""
 
     def __init__(self) -> None:
         self._open: dict[str, OpenJob] = {}

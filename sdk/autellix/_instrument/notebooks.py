@@ -1,4 +1,4 @@
-"""Lets a scope that one cell of a notebook has entered hold in the next: each runs in a task of its own."""
+"""Keeps a scope that one notebook cell entered for the next cell: each runs in a task of its own."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class InFlightCalls:
         key = options.idempotency_key
         other = None if key is None else self._by_key.get(key)
         if other is not None and other.options is options:
-            # The same call again: another library's wrapper lies between two of ours.
+            # The same call once more: another library's wrapper lies between two of ours.
             return None
         if key is None or other is not None:
             key = options.idempotency_key = ids.make("key")

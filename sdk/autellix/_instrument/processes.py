@@ -13,12 +13,7 @@ from autellix._instrument.spawns import suppress_spawns
 from autellix._programs.branches import BranchFunction, BranchItem, BranchItems
 from autellix._programs.end_signal import make_pair
 from autellix._programs.registry import programs
-from autellix._programs.remote import (
-    RemoteFunction,
-    context_without_return,
-    enter_remote,
-    remote_jobs,
-)
+from autellix._programs.remote import RemoteFunction, context_without_return, enter_remote, remote_jobs
 from autellix._programs.running import running_thread, switch_to
 from autellix._propagation import Suppressed, propagation, suppression
 from autellix._sessions.keeper import keeper
@@ -128,7 +123,7 @@ def _link_to_processes(name: str, function: Callable[..., Any], args: Args) -> L
 
 
 def _linked_items(name: str, args: Args, wrap: type[BranchItem] | None) -> Args:
-    """Let what makes the items of a map run in the program: it may make calls."""
+    """Let the iterator of a map's items run in the program: it may make calls."""
     if not name.startswith(LAZY) or not args or hasattr(args[0], "__len__"):
         return args
     # A thread of the pool takes the items one by one.

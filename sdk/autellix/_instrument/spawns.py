@@ -158,7 +158,7 @@ def instrument_futures(patches: Patches, module: ModuleType) -> None:
 
 
 def instrument_asyncio(patches: Patches, module: ModuleType) -> None:
-    """Link tasks and timed callbacks to the program thread that creates them, and look for it on tasks."""
+    """Link tasks and timed callbacks to the program thread that creates them, and find it by the task."""
     state.current_task, state.running_loop = module.tasks.current_task, module.events._get_running_loop
     _patch_loop(patches, module.BaseEventLoop)
     # Each task is registered as it is made, also one made directly: the class itself takes no patches.
@@ -186,7 +186,7 @@ def _patch_loop(patches: Patches, loop: type) -> None:
 
 
 def instrument_trio(patches: Patches, module: ModuleType) -> None:
-    """Link trio's tasks to the task that starts them, and look for the program thread on them."""
+    """Link trio's tasks to the task that starts them, and find the program thread by the task."""
     state.trio = module.GLOBAL_RUN_CONTEXT
     patches.apply(module.Runner, "spawn_impl", on_result(lambda task: link(trio_carrier(task))))
 

@@ -71,7 +71,7 @@ RAW_HTTP = dict.fromkeys(("httpx._client", "httpx2._client"), "autellix._instrum
 
 
 class _Switch:
-    """What is patched; the lock is held only by the functions of this module."""
+    """The patches of this process; the lock is held only by the functions of this module."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Tells a process that the program in which it was started has ended: it may serve others from then on."""
+"""Signals the end of a program to the processes started inside it, which may then serve other programs."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 class EndSignal:
     """One end of a pipe between the process that opened a program and one that it has started inside it.
 
-    Not by closing the pipe: a process that was forked meanwhile may hold a copy of the other end.
+    Closing the pipe would not do: a process that was forked meanwhile may hold a copy of the other end.
     """
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._poll: Any = None
 
-    def give(self) -> None:
-        """Say that the program has ended."""
+    def send(self) -> None:
+        """Signal that the program has ended."""
         with contextlib.suppress(OSError, ValueError):
-            # The process may have ended itself.
+            # The process itself may have ended.
             self.connection.send_bytes(b"end")
         self.connection.close()
 
-    def is_given(self) -> bool:
-        """Return whether the program has ended, or the process that opened it."""
+    def has_come(self) -> bool:
+        """Return whether the program has ended, or the process that opened it has."""
         if self._poll is None:
             import select
 

@@ -21,7 +21,7 @@ SCOPE_HELPERS = frozenset({"contextlib", "_pytest.fixtures"})
 boundaries: dict[int, CodeType] = {}
 """Code that runs a thread of its own on another one's stack; scopes further out do not hold inside.
 
-By its identity: the hash of code is made of its instructions, at each look.
+Keyed by identity: hashing code reads all of its instructions, at each look-up.
 """
 open_scopes: dict[FrameType, ProgramThread] = {}
 """The innermost open scope of each generator."""
@@ -47,7 +47,7 @@ def open_scope(scope: ProgramThread, owner: FrameType) -> None:
 
 
 def close_scope(owner: FrameType) -> None:
-    """Let the generator's next open scope hold again."""
+    """Restore the next open scope of the generator."""
     outer = _first_open(open_scopes.get(owner))
     if outer is None:
         open_scopes.pop(owner, None)
@@ -56,7 +56,7 @@ def close_scope(owner: FrameType) -> None:
 
 
 def add_boundary(code: CodeType) -> None:
-    """Let no scope from further out hold inside a function, given by its code."""
+    """Keep scopes from further out from holding inside a function, given by its code."""
     boundaries[id(code)] = code
 
 

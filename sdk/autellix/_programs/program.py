@@ -31,7 +31,7 @@ class ClientProgram:
         self.program_id = program_id or ids.make("program")
         self.has_chosen_id = program_id is not None
         self.is_implicit = is_implicit
-        """Whether nobody named it; the run of a framework inside opens a program of its own."""
+        """Whether the user has not named it; the run of a framework inside opens a program of its own."""
         self.is_remote = is_remote
         """Whether another process owns the program and ends it."""
         self.ends = True
@@ -39,7 +39,7 @@ class ClientProgram:
         self.has_ended = False
         """Whether it has ended, or this turn of it; what still runs is in no program then."""
         self.end_signal: EndSignal | None = None
-        """In a process that was started inside the program: tells when the program has ended."""
+        """In a process that was started inside the program: signals its end."""
         self.open_scopes = 0
         self.expected_calls: int | None = None
         self.expected_tokens: int | None = None
@@ -52,7 +52,7 @@ class ClientProgram:
         """The signals for processes started inside it."""
         self.calls_made = 0
         self.registrations: set[Registration] = set()
-        """Of the sessions that its calls were in, at the backends to which they went."""
+        """The registrations of the sessions that its calls were in."""
         self.frontier: tuple[str, ...] | None = ()
         """The frontier after the last turn, for a program of several turns."""
         # A plain list: a finalizer appends to it, may run anywhere, and must take no lock.
@@ -63,7 +63,7 @@ class ClientProgram:
     def after_fork_in_child(self) -> None:
         """Become the child's own program; keep an id that the user has chosen."""
         if self.has_chosen_id:
-            # The parent goes on with it: it ends it, and the child's threads need numbers of their own.
+            # The parent keeps the program and ends it, so the child's threads need numbers of their own.
             self.is_remote = True
         else:
             self.program_id = ids.make("program")
@@ -73,12 +73,12 @@ class ClientProgram:
         """Note that it has ended, here and in the processes started inside it."""
         self.has_ended = True
         while self.processes:
-            self.processes.pop().give()
+            self.processes.pop().send()
 
     def look_for_end(self) -> bool:
         """Return whether it has ended, here or in the process that has opened it."""
         if self.end_signal is not None and not self.has_ended:
-            self.has_ended = self.end_signal.is_given()
+            self.has_ended = self.end_signal.has_come()
         return self.has_ended
 
     def next_turn(self) -> ClientProgram:

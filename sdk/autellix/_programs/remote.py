@@ -87,7 +87,7 @@ class RemoteFunction:
 
 
 class RemoteResult:
-    """The result of a job in another process; unpickling it gives the job's progress to the sender."""
+    """The result of a job in another process; unpickling it hands the job's progress to the sender."""
 
     def __init__(self, value: Any, progress: Progress, job: int) -> None:
         self.value = value

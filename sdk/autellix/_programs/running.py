@@ -7,7 +7,7 @@ system's thread. A switch between tasks copies nothing, so an `await` costs noth
   skips closed scopes. So scopes may close in any order, and in another thread than the one that opened them.
 - A spawn attaches a propagation context to the new task or `threading.Thread`. It becomes a program thread at
   the first look-up; most tasks never look it up.
-- A thread whose program has ended is as one that was left: it may be a worker that now serves others.
+- A thread whose program has ended counts as left: it may be a worker that serves another program.
 - A plain greenlet is a part of the code that switches to it, until it enters a scope of its own. Those of
   gevent and eventlet are threads.
 """
@@ -41,7 +41,7 @@ ATTRIBUTE = "_autellix_thread"
 
 
 class RunningState:
-    """What a look-up reads: attributes of operating system threads, and asyncio's functions once loaded."""
+    """The inputs of a look-up: attributes of operating system threads, and functions of loaded libraries."""
 
     def __init__(self) -> None:
         self.local = threading.local()
@@ -224,7 +224,7 @@ def leave(scope: ProgramThread) -> None:
 
 
 def after_fork_in_child() -> None:
-    """Give the child its own ids, programs and threads."""
+    """Renew the child's ids, programs and threads."""
     thread = find_running_thread()
     ids.renew()
     programs.after_fork_in_child()

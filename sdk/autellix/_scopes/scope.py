@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
 
 from autellix._faults import safely
 from autellix._programs.registry import programs
@@ -14,7 +12,7 @@ from autellix._sessions.keeper import keeper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator
+    from collections.abc import Callable
     from types import FrameType, TracebackType
     from typing import Any, TypeVar
 
@@ -106,103 +104,6 @@ class Scope:
         Raises:
             TypeError: if it is not a function, such as a class.
         """
-        import inspect
+        from autellix._scopes.decoration import decorate
 
-        if isinstance(function, staticmethod | classmethod):
-            return type(function)(self(function.__func__))
-        if not callable(function) or isinstance(function, type):
-            raise TypeError(f"a scope cannot decorate a {type(function).__name__}; expected a function")
-        if inspect.isasyncgenfunction(function):
-            wrapper = self._wrap_async_generator(function)
-        elif inspect.iscoroutinefunction(function):
-            wrapper = self._wrap_coroutine(function)
-        elif inspect.isgeneratorfunction(function):
-            wrapper = self._wrap_generator(function)
-        else:
-            wrapper = self._wrap_function(function)
-        return functools.update_wrapper(wrapper, function)  # type: ignore[return-value]
-
-    # The wrappers do not use `with self`: one scope serves all runs of the function, and each leaves its own.
-
-    def _wrap_function(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            thread = self.enter_at(sys._getframe())
-            try:
-                result = function(*args, **kwargs)
-            finally:
-                self.leave(thread)
-            return self._wrap_result(result)
-
-        return run
-
-    def _wrap_result(self, result: Any) -> Any:
-        """Return a result; one that is work yet to be done will run in the scope, entered anew."""
-        kind = type(result)
-        if kind is CoroutineType:
-            return self._wrap_coroutine(lambda: result)()
-        if kind is GeneratorType:
-            return self._wrap_generator(lambda: result)()
-        if kind is AsyncGeneratorType:
-            return self._wrap_async_generator(lambda: result)()
-        return result
-
-    def _wrap_coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        async def run(*args: Any, **kwargs: Any) -> Any:
-            thread = self.enter_at(sys._getframe())
-            try:
-                return await function(*args, **kwargs)
-            finally:
-                self.leave(thread)
-
-        return run
-
-    def _wrap_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-            thread = self.enter_at(sys._getframe())
-            try:
-                # Not `yield from`: closing this generator would then close the inner one off this frame.
-                generator = function(*args, **kwargs)
-                step = functools.partial(generator.send, None)
-                while True:
-                    try:
-                        value = step()
-                    except StopIteration as stop:
-                        return stop.value
-                    try:
-                        sent = yield value
-                    except GeneratorExit:
-                        generator.close()
-                        raise
-                    except BaseException as error:  # noqa: BLE001 - thrown into the user's generator, as `yield from` does
-                        step = functools.partial(generator.throw, error)
-                    else:
-                        step = functools.partial(generator.send, sent)
-            finally:
-                self.leave(thread)
-
-        return run
-
-    def _wrap_async_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        async def run(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-            thread = self.enter_at(sys._getframe())
-            try:
-                generator = function(*args, **kwargs)
-                step = functools.partial(generator.asend, None)
-                while True:
-                    try:
-                        value = await step()
-                    except StopAsyncIteration:
-                        return
-                    try:
-                        sent = yield value
-                    except GeneratorExit:
-                        await generator.aclose()
-                        raise
-                    except BaseException as error:  # noqa: BLE001 - thrown into the user's generator, as `yield from` does
-                        step = functools.partial(generator.athrow, error)
-                    else:
-                        step = functools.partial(generator.asend, sent)
-            finally:
-                self.leave(thread)
-
-        return run
+        return decorate(self, function)

@@ -24,13 +24,13 @@ NO_KEY: Credentials = (None, None, None)
 MAX_ACCOUNTS = 1024
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_MISSED = 20
-"""Calls after which it is said that none has reached a backend."""
+"""Calls without an identity after which a warning is logged."""
 MAX_DISCOVERED = 16
 """Backends that are known by their answers alone; each gets connections, heartbeats and identities."""
 MAX_SEEN = 4096
 """Origins that are remembered."""
 PATIENCE_S = 2.0
-"""For a whole exchange, from the connection to the last byte."""
+"""The time limit of a whole exchange, from the connection to the last byte."""
 MIN_PATIENCE_S = 0.5
 
 PRIVATE_NETWORKS = (
@@ -47,7 +47,7 @@ PRIVATE_NETWORKS = (
 
 
 class Backend:
-    """One origin; `state` is UNKNOWN, KNOWN or FOREIGN.
+    """An origin that calls go to; `state` is UNKNOWN, KNOWN or FOREIGN.
 
     A configured origin is known from the start. Any other is probed: its first call waits briefly for the
     answer, and no call carries headers before it.
@@ -84,7 +84,7 @@ class Backend:
         self._is_probed.set()
 
     def lose_patience(self) -> None:
-        """Note that it has not answered in time: one that nobody vouches for must not keep others waiting."""
+        """Halve the time limit of a discovered backend that did not answer: it must not delay others."""
         if not self.is_configured:
             self.patience_s = max(MIN_PATIENCE_S, self.patience_s / 2)
 
@@ -148,7 +148,7 @@ class BackendRegistry:
 
     def __init__(self) -> None:
         self._missed = 0
-        self._is_told = False
+        self._has_warned = False
         self.has_reached = False
         """Whether a call has carried an identity to a backend."""
         self.configure({})
@@ -219,8 +219,8 @@ class BackendRegistry:
     def _is_full(self) -> bool:
         if self._discovered < MAX_DISCOVERED:
             return False
-        if not self._is_told:
-            self._is_told = True
+        if not self._has_warned:
+            self._has_warned = True
             log_warning(
                 "%d hosts have answered as Autellix backends; calls to further ones are in no program. Set "
                 "AUTELLIX_BASE_URL to the backends",
@@ -236,12 +236,12 @@ class BackendRegistry:
                     self._seen.pop(key, None)
 
     def miss(self, host: str) -> None:
-        """Count a call to a host that gets no identity; say once if no call has ever reached a backend."""
-        if self._is_told or self.has_reached:
+        """Count a call without an identity; warn once after MAX_MISSED of them if none reached a backend."""
+        if self._has_warned or self.has_reached:
             return
         self._missed += 1
         if self._missed >= MAX_MISSED:
-            self._is_told = True
+            self._has_warned = True
             log_warning(
                 "%d calls, and none to an Autellix backend (the last to %s): they are in no program. %s",
                 self._missed,
@@ -259,8 +259,8 @@ class BackendRegistry:
         return f"AUTELLIX_BASE_URL or autellix.configure() name {origins}: is that the clients' base_url?"
 
     def _warn_unlisted(self, origin: Origin) -> None:
-        if not self._is_told:
-            self._is_told = True
+        if not self._has_warned:
+            self._has_warned = True
             log_warning(
                 "%s://%s:%s is an Autellix backend, but AUTELLIX_BASE_URL or configure() name others: its "
                 "calls are in no program",

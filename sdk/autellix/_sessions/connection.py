@@ -27,7 +27,7 @@ PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy")
 
 
 class _TimedSocket(io.RawIOBase):
-    """Reads a socket until a moment: a limit for each read would let a dripping answer last for ever."""
+    """Reads a socket until a deadline: a time limit for each read would not end an answer that drips."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -42,7 +42,7 @@ class _TimedSocket(io.RawIOBase):
 
 
 class _SharedReader(io.BufferedReader):
-    """What all answers of a connection are read from; the first one must not close it for the others."""
+    """The reader of all answers of a connection, which the end of one answer must not close."""
 
     def close(self) -> None:
         pass
@@ -98,7 +98,7 @@ class Connection:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the other side has closed it, or has sent what nobody asked for."""
+        """Whether the other side has closed it, or has sent data without a request."""
         from select import select
 
         return bool(select([self._sock], [], [], 0)[0])
@@ -107,8 +107,8 @@ class Connection:
         """Send requests together, and add their answers in order; return whether more may follow.
 
         Raises:
-            OSError: if it breaks or the time is over; `answers` holds what came before.
-            http.client.HTTPException: if an answer is no HTTP.
+            OSError: if it breaks or the deadline passes; `answers` holds the answers until then.
+            http.client.HTTPException: if an answer is not HTTP.
         """
         self._timed.deadline_s = deadline_s
         self._sock.settimeout(_remaining_s(deadline_s))
@@ -142,8 +142,8 @@ class Connection:
         """Return the status of an answer to `send`.
 
         Raises:
-            OSError: if the connection breaks or the time is over.
-            http.client.HTTPException: if the answer is no HTTP.
+            OSError: if the connection breaks or the deadline passes.
+            http.client.HTTPException: if the answer is not HTTP.
         """
         self._timed.deadline_s = deadline_s
         response = http.client.HTTPResponse(self._reader, method="GET")  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ControlThread:
-    """A thread that starts with the first step; whenever `timeout_s` is over it runs `on_timeout` first."""
+    """A thread that starts with the first step; when `timeout_s` has elapsed it runs `on_timeout` first."""
 
     def __init__(self, timeout_s: Callable[[], float | None], on_timeout: Step) -> None:
         self._timeout_s = timeout_s

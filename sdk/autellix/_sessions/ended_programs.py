@@ -1,4 +1,4 @@
-"""Tells backends which programs have ended, in batches on the control thread."""
+"""Reports ended programs to their backends, in batches on the control thread."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class EndedPrograms:
         """Send one batch; the rest follows after what is more urgent."""
         from urllib.parse import quote
 
-        # Before the look at the queue: who adds to it later posts another step.
+        # Before the queue is read: a program that is added later posts another step.
         self._will_send = False
         batches: dict[Account, list[Request]] = {}
         for _ in range(min(len(self._ended), BATCH)):

@@ -132,7 +132,8 @@ class SessionWatch:
         if self._connection is not None:
             self._is_refused = (self._attempt(self._read_status) or 0) >= 400
         self.close()
-        self._attempt(self._open)
+        if not self._is_refused:
+            self._attempt(self._open)
 
     def close(self) -> None:
         """Close this process's end; in a forked child the parent's end stays open."""

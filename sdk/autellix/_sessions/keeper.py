@@ -3,8 +3,8 @@
 Calls only queue a step. Every exchange with a backend happens on the control thread, with a time limit and
 without a lock, so a dead backend costs the user's program only the bounded wait at its exit.
 
-The process has one session of its own; `autellix.session` opens others. A session that has been idle for long
-gets no more heartbeats, and the backend ends it.
+The process has one session of its own; `autellix.session` opens others. A session that has been idle
+for IDLE_SESSION_S gets no more heartbeats, and the backend ends it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,7 @@ from autellix._sessions.backends import FOREIGN, KNOWN, UNKNOWN, backends
 from autellix._sessions.control_thread import ControlThread
 from autellix._sessions.ended_programs import EndedPrograms
 from autellix._sessions.exchange import SessionWatch, exchange, exchange_all
-from autellix._sessions.session import (
-    NEVER_S,
-    PENDING,
-    REGISTERED,
-    UNREACHABLE,
-    ClientSession,
-    session_proof,
-)
+from autellix._sessions.session import NEVER_S, PENDING, REGISTERED, UNREACHABLE, ClientSession, session_proof
 from autellix_wire import SESSIONS_PATH
 
 TYPE_CHECKING = False
@@ -151,7 +144,7 @@ class SessionKeeper:
             self._control.ensure_started()
 
     def after_fork_in_child(self) -> None:
-        """Give the child a session of its own; call after the ids are renewed."""
+        """Start the child with new sessions; call after the ids are renewed."""
         for _, registration in self.registrations():
             # These are copies of the parent's watches.
             registration.close()

@@ -23,7 +23,7 @@ MAX_RETRY_S = 5.0
 NEVER_S = float("inf")
 PROOF_VARIABLE = "AUTELLIX_SESSION_PROOF"
 MAX_ACCOUNTS = 256
-"""Of a session: keys that change often must not fill the memory."""
+"""Registrations of one session: keys that change often must not fill the memory."""
 
 
 class Registration:
@@ -76,9 +76,9 @@ class Registration:
 
 
 def session_proof(backend: Backend) -> str:
-    """Return what shows a strict backend that a session is ours; child processes inherit it.
+    """Return the secret that proves to a strict backend that a session is ours; child processes inherit it.
 
-    A host that the user has not named gets one of its own: what it learns proves nothing to others.
+    A host that the user has not named gets a secret of its own, which proves nothing to another host.
     """
     import os
 

@@ -210,7 +210,7 @@ def registry(sdk: None, monkeypatch: pytest.MonkeyPatch) -> origins.BackendRegis
     monkeypatch.setattr("autellix._sessions.keeper.exchange", lambda *_, **__: None)
     registry = origins.backends
     monkeypatch.setattr(registry, "_missed", 0)
-    monkeypatch.setattr(registry, "_is_told", False)
+    monkeypatch.setattr(registry, "_has_warned", False)
     monkeypatch.setattr(registry, "has_reached", False)
     return registry
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
+from tests.waiting import wait_until
 
 import autellix
 from autellix._sessions.backends import NO_KEY, Account, Backend
 from autellix._sessions.connection import proxy_of
-from autellix._sessions.exchange import close_connections, exchange, exchange_all
+from autellix._sessions.exchange import SessionWatch, close_connections, exchange, exchange_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -219,3 +220,22 @@ def test_session_behind_a_unix_socket(
         autellix.uninstrument()
         backend.wait_for("DELETE", "/sessions/")
         server.shutdown()
+
+
+def test_a_refused_watch_is_not_opened_again(
+    serve: Callable[[Callable[[socket.socket], None]], Server],
+) -> None:
+    def refuse(connection: socket.socket) -> None:
+        connection.recv(4096)
+        connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+
+    server = serve(refuse)
+    watch = SessionWatch(server.account(), "/watch", dict)
+    watch.ensure_open()
+    # The answer makes the connection stale: no backend answers a watch that it holds open.
+    wait_until(lambda: watch._connection is not None and watch._connection.is_stale)
+    for _ in range(2):
+        watch.ensure_open()
+
+    assert watch._connection is None
+    assert server.connections == 1

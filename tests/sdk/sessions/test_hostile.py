@@ -106,7 +106,7 @@ def test_redirect_discovers_nothing(no_sessions: None) -> None:
 def test_hosts_with_the_mark_are_bounded(
     no_sessions: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(origins.backends, "_is_told", False)
+    monkeypatch.setattr(origins.backends, "_has_warned", False)
     internet = Internet(answered)
     for number in range(origins.MAX_DISCOVERED + 5):
         internet.ask(f"http://h{number}.example/v1", count=2)
