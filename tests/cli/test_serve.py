@@ -362,7 +362,7 @@ def test_a_misspelt_variable_is_named_at_the_start(
 
 def test_an_unreachable_remote_engine_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A remote engine that does not answer is named with its address."""
-    monkeypatch.setattr("autellix_backend.engines.remote.DEFAULT_PATIENCE_S", 0.0)
+    monkeypatch.setattr("autellix_backend.engines.remote.START_PATIENCE_S", 0.0)
 
     with pytest.raises(EngineError, match=r"engine\.urls: http://127\.0\.0\.1:1 does not answer") as error:
         asyncio.run(serve(make_settings(tmp_path, urls=("http://127.0.0.1:1",))))
@@ -432,7 +432,7 @@ def test_serves_while_an_optional_engine_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Calls go to the engine that is there; the other one is down."""
-    monkeypatch.setattr("autellix_backend.engines.remote.DEFAULT_PATIENCE_S", 0.05)
+    monkeypatch.setattr("autellix_backend.engines.remote.START_PATIENCE_S", 0.05)
 
     async def use(root: str) -> None:
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -462,7 +462,7 @@ def test_the_policy_of_engines_that_have_not_answered_is_not_known(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a cluster, whose engines take longer to start than gateways."""
-    monkeypatch.setattr("autellix_backend.engines.remote.DEFAULT_PATIENCE_S", 0.05)
+    monkeypatch.setattr("autellix_backend.engines.remote.START_PATIENCE_S", 0.05)
     settings = make_settings(tmp_path, urls=("http://127.0.0.1:1",), must_answer=False)
     seen: list[str] = []
 

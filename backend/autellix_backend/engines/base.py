@@ -59,7 +59,7 @@ class EngineUnreachableError(EngineError):
         self.what = f"engine.urls: {url} {problem}"
         """What does not answer, and how."""
         super().__init__(
-            # The first line alone is said of an engine that is missed later.
+            # Only the first line is shown of an engine that is lost later.
             f"{self.what}; expected the root of a running OpenAI-compatible server\n"
             "With engine.must_answer = false the gateway starts without it"
         )

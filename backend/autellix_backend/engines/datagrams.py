@@ -11,7 +11,7 @@ from pathlib import Path
 MAX_DATAGRAM_BYTES = 64 * 1024
 RECEIVE_BUFFER_BYTES = 4 * 2**20
 MAX_ROUND = 64
-"""Datagrams that are read in a row; the rest is read when others had their turn."""
+"""Datagrams read in a row; the rest is read in later turns of the event loop."""
 
 
 class DatagramReceiver:

@@ -91,17 +91,13 @@ def check_host_memory(settings: Settings) -> None:
     Raises:
         SettingsError: if it has not, or if that memory is set for remote engines only.
     """
-    _check_host_memory(settings, _physical_bytes())
-
-
-def _check_host_memory(settings: Settings, physical_bytes: int) -> None:
     engine = settings.engine
     if engine.kv_host_gib is None:
         return
     if engine.model is None:
         problem = "is given without engine.model"
         raise SettingsError("engine.kv_host_gib", problem, "a model: a running engine has its own settings")
-    wanted_gib, physical_gib = engine.kv_host_gib * engine.replicas, physical_bytes / GIB
+    wanted_gib, physical_gib = engine.kv_host_gib * engine.replicas, _physical_bytes() / GIB
     # Ray may place engines on other machines.
     if settings.ray.address is None and wanted_gib >= physical_gib:
         problem = f"is {engine.kv_host_gib:g} for each of {engine.replicas} engines"
@@ -121,9 +117,9 @@ def _replicas(settings: Settings) -> list[Engine]:
         shares = core_shares(count, sorted(os.sched_getaffinity(0)), environ)
     else:
         shares = gpu_shares(count, visible_gpus(environ), workers_of_one(extra_args))
-    names = [f"replica-{number}" for number in range(count)]
     return [
-        VllmReplica(settings, name=name, environment=share) for name, share in zip(names, shares, strict=True)
+        VllmReplica(settings, name=f"replica-{number}", environment=share)
+        for number, share in enumerate(shares)
     ]
 
 

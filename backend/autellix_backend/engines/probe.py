@@ -30,7 +30,7 @@ MAX_RANKS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheFacts:
-    """What a server states of its KV cache."""
+    """The size of a server's KV cache, as the server states it."""
 
     tokens: int | None = None
     """The tokens that its KV blocks hold, those of one rank; None if unknown."""

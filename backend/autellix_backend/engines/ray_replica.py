@@ -12,7 +12,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Awaitable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from autellix_backend.engines.base import EngineError, EngineKind, Health
 from autellix_backend.engines.probe import probe
@@ -28,8 +28,6 @@ MARGIN_S = 15.0
 """Added to the server's own bounds for the answers of its actor."""
 SEND_PERIOD_S = 0.001
 CONNECT_TIMEOUT_S = 5.0
-
-Answer = TypeVar("Answer")
 
 
 class RayError(EngineError):
@@ -146,20 +144,14 @@ class RayReplica:
         """Drain and end the server, and return its resources to Ray."""
         self._is_ready = False
         if self._host is not None:
-            limit_s = SHUTDOWN_TIMEOUT_S + MARGIN_S
-            with contextlib.suppress(TimeoutError, self._ray.exceptions.RayError):
-                await _within(limit_s, self._host.stop.remote())
-            self._drop()
+            await self._end(self._host.stop.remote(), SHUTDOWN_TIMEOUT_S + MARGIN_S)
 
     async def kill(self, reason: str) -> None:
         """Kill the server and its actor."""
         self._is_ready = False
         self._failure = reason
         if self._host is not None:
-            # A lost node does not answer; Ray ends its actors by itself.
-            with contextlib.suppress(TimeoutError, self._ray.exceptions.RayError):
-                await _within(MARGIN_S, self._host.kill.remote(reason))
-            self._drop()
+            await self._end(self._host.kill.remote(reason), MARGIN_S)
 
     async def probe(self, timeout_s: float) -> Health:
         """Probe the server's health path."""
@@ -184,26 +176,29 @@ class RayReplica:
         return actor.remote(self._settings, self.name, self._server)
 
     async def _start_on(self, host: Any) -> None:
-        engine = self._settings.engine
-        try:
-            place: Place = await _within(PLACEMENT_TIMEOUT_S, host.place.remote())
-        except TimeoutError:
-            raise RayError(
-                f"{self.name} found no node with room within {PLACEMENT_TIMEOUT_S:g} s; "
-                "expected one with ray.cpus and ray.gpus of its own free"
-            ) from None
-        except self._ray.exceptions.RayError as error:
-            raise RayError(f"{self.name} could not be placed: {_first_line(error)}") from error
-        self.place = place
-        try:
-            start: Start = await _within(engine.startup_timeout_s + MARGIN_S, host.start.remote())
-        except TimeoutError:
-            raise RayError(f"{self.name} did not report its start in time") from None
-        except self._ray.exceptions.RayError as error:
-            raise RayError(f"{self.name} was lost as it started: {_first_line(error)}") from error
+        room = f"within {PLACEMENT_TIMEOUT_S:g} s; expected one with ray.cpus and ray.gpus of its own free"
+        self.place = await self._answer(
+            host.place.remote(), PLACEMENT_TIMEOUT_S, "could not be placed", f"found no node with room {room}"
+        )
+        start: Start = await self._answer(
+            host.start.remote(),
+            self._settings.engine.startup_timeout_s + MARGIN_S,
+            "was lost as it started",
+            "did not report its start in time",
+        )
         if start.problem is not None:
-            raise RayError(f"on node {place.node}: {start.problem}")
+            raise RayError(f"on node {self.place.node}: {start.problem}")
         self.base_url = start.base_url
+
+    async def _answer(self, call: Awaitable[Any], limit_s: float, lost: str, late: str) -> Any:
+        """Return the actor's answer; `lost` and `late` are the problems where none comes."""
+        try:
+            async with asyncio.timeout(limit_s):
+                return await call
+        except TimeoutError:
+            raise RayError(f"{self.name} {late}") from None
+        except self._ray.exceptions.RayError as error:
+            raise RayError(f"{self.name} {lost}: {_first_line(error)}") from error
 
     async def _watch(self, host: Any) -> None:
         try:
@@ -237,6 +232,13 @@ class RayReplica:
                 else:
                     return
 
+    async def _end(self, call: Awaitable[None], limit_s: float) -> None:
+        # A lost node does not answer; Ray ends its actors by itself.
+        with contextlib.suppress(TimeoutError, self._ray.exceptions.RayError):
+            async with asyncio.timeout(limit_s):
+                await call
+        self._drop()
+
     def _drop(self) -> None:
         """End the actor, and with it all processes of the server."""
         host, self._host = self._host, None
@@ -245,11 +247,6 @@ class RayReplica:
         self._tasks = ()
         if host is not None:
             self._ray.kill(host)
-
-
-async def _within(limit_s: float, answer: Awaitable[Answer]) -> Answer:
-    async with asyncio.timeout(limit_s):
-        return await answer
 
 
 def _first_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""An engine that others run: any OpenAI-compatible server, by its address."""
+"""An engine that we do not run: any OpenAI-compatible server, by its address."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autellix_backend.settings import without_credentials
 PROBE_PATHS = (HEALTH_PATH, "/v1/models")
 PROBE_PERIOD_S = 0.5
 PROBE_TIMEOUT_S = 3.0
-DEFAULT_PATIENCE_S = 10.0
+START_PATIENCE_S = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,6 @@ class RemoteEngine:
         url: str,
         *,
         name: str = "remote-0",
-        patience_s: float | None = None,
         kind: EngineKind | None = None,
         kv_events_port: int | None = None,
         report_port: int | None = None,
@@ -44,7 +43,6 @@ class RemoteEngine:
         self.base_url = plain.rstrip("/").removesuffix("/v1")
         """Without the password that the address may have, so that it can be shown."""
         self.name = name
-        self._patience_s = DEFAULT_PATIENCE_S if patience_s is None else patience_s
         self._given_kind = kind
         # Until it is detected, only the fields that every server accepts.
         self.kind = kind or EngineKind.OPENAI
@@ -70,7 +68,7 @@ class RemoteEngine:
 
     async def start(self) -> None:
         """Return once the server answers its health or models path and its kind is known."""
-        deadline = time.monotonic() + self._patience_s
+        deadline = time.monotonic() + START_PATIENCE_S
         while (problem := (await self.probe(PROBE_TIMEOUT_S)).problem) is not None:
             if time.monotonic() > deadline:
                 raise EngineUnreachableError(self.base_url, problem)

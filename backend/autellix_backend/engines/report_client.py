@@ -1,4 +1,4 @@
-"""The gateway's end of a report link: what an engine at an address of others reports, over ZeroMQ.
+"""The gateway's end of a report link: it receives the reports of an engine elsewhere, over ZeroMQ.
 
 CONNECTING ──the engine answers──► UP ──it falls silent──► LOST ──it answers──► UP
 CONNECTING, LOST ──► ABSENT    nothing listens at the report port
@@ -38,8 +38,6 @@ from autellix_backend.reports.link import (
     link_key,
 )
 
-__all__ = ["LinkState", "ReportClient"]
-
 MAX_MESSAGE_BYTES = 2**20
 MAX_QUEUED = 16_384
 """Messages that wait here for the event loop; an engine that sends more waits, and then drops its own."""
@@ -47,9 +45,29 @@ MAX_ROUND = 256
 """Messages that are read in a row: an engine's flood must not hold up calls."""
 MAX_ROUND_BYTES = 256 * 1024
 """Of the same: a snapshot of a megabyte takes milliseconds."""
-FIRST_RECONNECT_MS = 200
-MAX_RECONNECT_MS = 2_000
-HANDSHAKE_MS = 5_000
+EVENTS = (
+    zmq.EVENT_CLOSED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
+OPTIONS = {
+    # Nothing is kept for an engine that is not there.
+    zmq.IMMEDIATE: 1,
+    zmq.LINGER: 0,
+    zmq.SNDHWM: 16,
+    zmq.RCVHWM: MAX_QUEUED,
+    zmq.MAXMSGSIZE: MAX_MESSAGE_BYTES,
+    # In milliseconds.
+    zmq.HANDSHAKE_IVL: 5_000,
+    zmq.RECONNECT_IVL: 200,
+    zmq.RECONNECT_IVL_MAX: 2_000,
+    zmq.HEARTBEAT_IVL: 2_000,
+    zmq.HEARTBEAT_TIMEOUT: 10_000,
+    zmq.IPV6: 1,
+}
+"""Of the socket."""
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +141,7 @@ class ReportClient:
         return self.facts[min(self.facts)] if self.facts else None
 
     async def settled(self, timeout_s: float) -> None:
-        """Return once it is known what is at the report port, or after the timeout."""
+        """Return once the link has a state other than CONNECTING, or after the timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._settled.wait()
@@ -131,8 +149,7 @@ class ReportClient:
     def open(self, endpoints: Sequence[str]) -> None:
         """Connect to the report ports of an engine's ranks (`tcp://10.0.0.1:9000`), in the event loop.
 
-        A second call looks again at what is there, unless reports arrive: another server may have taken the
-        engine's place.
+        A second call connects again, unless reports arrive: another server may have taken the engine's place.
         """
         if self._context is not None:
             self._retry()
@@ -140,13 +157,7 @@ class ReportClient:
         self.endpoints = tuple(endpoints)
         self._context = zmq.Context()
         self._socket = self._make_socket()
-        self._monitor = self._socket.get_monitor_socket(
-            zmq.EVENT_CLOSED
-            | zmq.EVENT_DISCONNECTED
-            | zmq.EVENT_HANDSHAKE_SUCCEEDED
-            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-        )
+        self._monitor = self._socket.get_monitor_socket(EVENTS)
         loop = asyncio.get_running_loop()
         loop.add_reader(self._socket.fd, self._read)
         loop.add_reader(self._monitor.fd, self._read_events)
@@ -196,18 +207,8 @@ class ReportClient:
             socket.setsockopt(zmq.CURVE_SECRETKEY, private)
             server = zmq.curve_public(z85.encode(link_key(self._secret)))
             socket.setsockopt(zmq.CURVE_SERVERKEY, server)
-        # Nothing is kept for an engine that is not there.
-        socket.setsockopt(zmq.IMMEDIATE, 1)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, 16)
-        socket.setsockopt(zmq.RCVHWM, MAX_QUEUED)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL, FIRST_RECONNECT_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, 2_000)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10_000)
-        socket.setsockopt(zmq.IPV6, 1)
+        for option, value in OPTIONS.items():
+            socket.setsockopt(option, value)
         return socket
 
     def _tick(self) -> None:
@@ -221,7 +222,7 @@ class ReportClient:
         with contextlib.suppress(zmq.Again):
             for _ in self.endpoints:
                 self._socket.send_multipart([HELLO, self._hello], zmq.NOBLOCK)
-        # Sending may have taken the sign of what has come.
+        # Sending may have cleared the descriptor's signal for messages that have arrived.
         self._read()
 
     def _forget_silent(self) -> None:

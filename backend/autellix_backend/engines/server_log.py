@@ -41,13 +41,13 @@ class ServerLog:
         return self.path
 
     def release(self) -> None:
-        """Give up the claim; without one it does nothing."""
+        """Release the log; without a claim this does nothing."""
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.close()
 
     def rotate(self) -> None:
-        """Make room for a new log, which is claimed, and keep that of the server before."""
+        """Claim the log, and keep that of the previous server under another name."""
         with contextlib.suppress(FileNotFoundError):
             self.claim().replace(self.path.with_suffix(".previous.log"))
 

@@ -13,12 +13,7 @@ THREAD_BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 THREADS = "OMP_NUM_THREADS"
 GPUS = "CUDA_VISIBLE_DEVICES"
 DEVICE = re.compile(r"nvidia\d+")
-_PARALLEL = {
-    "--tensor-parallel-size": 0,
-    "-tp": 0,
-    "--pipeline-parallel-size": 1,
-    "-pp": 1,
-}
+_PARALLEL = {"--tensor-parallel-size": 0, "-tp": 0, "--pipeline-parallel-size": 1, "-pp": 1}
 
 
 def core_shares(replicas: int, cores: Sequence[int], environ: Mapping[str, str]) -> list[dict[str, str]]:

@@ -98,9 +98,7 @@ class Supervisor:
         self._settings = settings
         self._clock = clock
         self._plan = RestartPlan(
-            limit=settings.max_restarts,
-            window_s=RESTART_WINDOW_S,
-            first_delay_s=RESTART_DELAY_S,
+            limit=settings.max_restarts, window_s=RESTART_WINDOW_S, first_delay_s=RESTART_DELAY_S
         )
         self._listeners: list[Callable[[EngineChange], None]] = []
         self._suspected = asyncio.Event()

@@ -43,9 +43,9 @@ GIB = 1 << 30
 class EngineArgumentError(EngineError):
     """A user's engine argument collides with one that we set."""
 
-    def __init__(self, argument: str, arguments: Sequence[str] = RESERVED_ARGUMENTS) -> None:
-        reserved = ", ".join(arguments)
-        super().__init__(f"engine.extra_args: {argument} is set by autellix; expected none of {reserved}")
+    def __init__(self, argument: str, reserved: Sequence[str]) -> None:
+        names = ", ".join(reserved)
+        super().__init__(f"engine.extra_args: {argument} is set by autellix; expected none of {names}")
 
 
 class NoGpuError(EngineError):
@@ -88,9 +88,7 @@ def check_arguments(
     Raises:
         EngineArgumentError: if one does.
     """
-    reserved = [*RESERVED_ARGUMENTS]
-    reserved += KV_ARGUMENTS if offloads_kv else ()
-    reserved += [KV_EVENTS_ARGUMENT] if publishes_kv else ()
+    reserved = RESERVED_ARGUMENTS + KV_ARGUMENTS * offloads_kv + (KV_EVENTS_ARGUMENT,) * publishes_kv
     for argument in extra_args:
         if (name := _name(argument)) in reserved:
             raise EngineArgumentError(name, reserved)
@@ -176,7 +174,7 @@ def _stored_dtype(model: str) -> str | None:
 def environment_defaults(
     model: str, extra_args: Sequence[str] = (), *, is_cpu: bool, cores: int = 1
 ) -> dict[str, str]:
-    """Return the variables of a quiet local engine with so many cores; the user's own override them."""
+    """Return the variables of a quiet local engine on `cores` cores; the user's own override them."""
     defaults = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
     if is_cpu:
         defaults["VLLM_CPU_KVCACHE_SPACE"] = "1"
