@@ -7,7 +7,6 @@ from typing import Any
 from autellix_backend.gateway.calls.body import parse_body
 from autellix_backend.gateway.calls.dialects import CHAT_COMPLETIONS
 from autellix_backend.gateway.calls.open_call import CallRequest, OpenCall
-from autellix_backend.gateway.engines.queue import QueuedCall
 from autellix_backend.gateway.identity.identity import read_identity
 from autellix_backend.gateway.tenancy.tenants import Tenant
 from autellix_backend.stores.base import Inherited
@@ -18,7 +17,7 @@ def open_call(headers: dict[str, str], *, key: str, body: bytes = b"{}", **field
     request = CallRequest(
         dialect=CHAT_COMPLETIONS,
         tenant=Tenant(),
-        identity=read_identity(headers, {}, lambda: "c"),
+        identity=read_identity(headers, {}, "c"),
         headers=headers,
         body=parse_body(body, CHAT_COMPLETIONS),
     )
@@ -29,6 +28,6 @@ def open_call(headers: dict[str, str], *, key: str, body: bytes = b"{}", **field
         "entry_service_s": 0.0,
         "engine": "fake-0",
         "engine_key": key,
-        "queued": QueuedCall(request.arrival(key, inherited)),
+        "arrival": request.arrival(key, inherited),
     }
     return OpenCall(request=request, start=request.start(key), inherited=inherited, **{**defaults, **fields})

@@ -105,7 +105,7 @@ class Stage:
             [handle] = self.components.pool
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.sendto(told.to_bytes(), str(self.engine.report_socket))
-            await until(lambda: handle.snapshot is not None and handle.snapshot.step == told.step)
+            await until(lambda: (last := handle.snapshots.merged) is not None and last.step == told.step)
 
         self.run(send())
 

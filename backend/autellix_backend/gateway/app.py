@@ -142,7 +142,7 @@ async def _lifespan(components: Components, _app: FastAPI) -> AsyncIterator[None
 
 
 def _answer_others(components: Components) -> None:
-    """Answer what other workers ask."""
+    """Answer the questions of other workers."""
     others, metrics, pool = components.others, components.metrics, components.pool
     others.answer(
         METRICS, lambda _: admin.metric_families(metrics, pool, components.store, components.classes)
@@ -161,7 +161,7 @@ def _engine_routes(components: Components) -> list[AsgiRoute]:
         resolver=components.resolver,
         router=components.router,
         registry=components.registry,
-        classes=components.classes,
+        arguments=components.arguments,
         intake=components.intake,
         max_body_bytes=max_body_bytes,
     )

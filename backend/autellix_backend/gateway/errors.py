@@ -15,15 +15,15 @@ GatewayError
 ├── TargetTooLongError        414  path and query exceed a limit
 ├── HeadTooLargeError         431  the headers exceed a limit
 ├── LimitError                429  a rate limit, quota or budget is reached
-├── EngineAnswerError         502  the engine's answer is no HTTP, no JSON, or too long
+├── EngineAnswerError         502  the engine's answer is not HTTP, not JSON, or too long
 ├── UnavailableError          503
 │   ├── EngineUnavailableError     no engine answers, or it died
 │   ├── OverloadedError            the engine's queue is full
-│   ├── IntakeFullError            too many bytes of bodies are on their way in
+│   ├── IntakeFullError            too many bytes of bodies arrive at once
 │   ├── ParentSilentError          the parent of several workers does not answer
-│   ├── TooManySubscribersError    the event feed has as many subscribers as it may
-│   ├── TooManyConnectionsError    the gateway has as many connections as it may
-│   ├── StartingError              the engines start
+│   ├── TooManySubscribersError    the event feed has its maximum of subscribers
+│   ├── TooManyConnectionsError    the gateway has its maximum of connections
+│   ├── StartingError              the engines are starting
 │   └── ShuttingDownError          the gateway is shutting down
 └── EngineTimeoutError        504  the engine did not answer in time
 """
@@ -43,7 +43,7 @@ ANTHROPIC_PATH = "/v1/messages"
 RETRY_AFTER_S = 1
 """When a client may retry a call that no engine could take."""
 CLIENT_PATIENCE_S = 60.0
-"""The longest wait that OpenAI's clients obey; they do not retry after a longer one."""
+"""The longest wait that OpenAI's clients honour; after a longer one they do not retry."""
 
 ANTHROPIC_TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -90,7 +90,7 @@ class GatewayError(Exception):
         """Headers of the response; a call that failed adds those of its receipt."""
 
     def body(self, shape: ErrorShape, *, is_final: bool = False) -> bytes:
-        """Return the error object as JSON; `is_final` forbids the client's library to retry."""
+        """Return the error object as JSON; `is_final` tells the client's library not to retry."""
         is_clients = self.status < HTTPStatus.INTERNAL_SERVER_ERROR
         if shape is ErrorShape.ANTHROPIC:
             kind = ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if is_clients else "api_error")
@@ -140,7 +140,7 @@ class SessionTokenError(GatewayError):
 
 
 class ForeignProgramError(GatewayError):
-    """The call's program is of another client, and identity is strict."""
+    """The call's program belongs to another client, and identity is strict."""
 
     status = HTTPStatus.FORBIDDEN
     code = "foreign_program"
@@ -154,7 +154,7 @@ class ForeignProgramError(GatewayError):
 
 
 class SessionTakenError(GatewayError):
-    """A running session is of another client, and identity is strict."""
+    """A running session belongs to another client, and identity is strict."""
 
     status = HTTPStatus.CONFLICT
     code = "session_taken"
@@ -261,7 +261,7 @@ class LimitError(GatewayError):
             self.headers["retry-after"] = str(math.ceil(retry_after_s))
             self.headers["retry-after-ms"] = str(math.ceil(retry_after_s * 1000))
         self.arguments = (code, kind, limit, message, retry_after_s)
-        """What it was made of, for another process to make it again."""
+        """The constructor's arguments, so that another process can rebuild the error."""
         self.rate_headers: Mapping[str, str] = {}
 
     def add_rates(self, headers: Mapping[str, str]) -> None:
@@ -306,7 +306,7 @@ class OverloadedError(UnavailableError):
 
 
 class IntakeFullError(UnavailableError):
-    """Too many bytes of request bodies are on their way in, of all tenants or of this one."""
+    """Too many bytes of request bodies arrive at once, from all tenants or from this one."""
 
     code = "overloaded"
 
@@ -323,11 +323,11 @@ class ParentSilentError(UnavailableError):
     code = "overloaded"
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"{what} cannot be known at the moment: the workers' parent does not answer")
+        super().__init__(f"{what} is unknown at the moment: the workers' parent does not answer")
 
 
 class TooManySubscribersError(UnavailableError):
-    """The event feed has as many subscribers as it may, in all or of one tenant."""
+    """The event feed has its maximum of subscribers, in all or from one tenant."""
 
     code = "too_many_subscribers"
 
@@ -336,38 +336,38 @@ class TooManySubscribersError(UnavailableError):
 
 
 class TooManyConnectionsError(UnavailableError):
-    """The gateway has as many connections as it may, each with a request; or one tenant has."""
+    """The gateway, or one tenant, has its maximum of connections, each with a request."""
 
     code = "too_many_connections"
 
     def __init__(self, limit: int, whose: str = "the gateway") -> None:
-        super().__init__(f"{whose} already has {limit} connections, the maximum; all have requests")
+        super().__init__(f"{whose} already has {limit} connections, the maximum, and each has a request")
 
 
 class StartingError(UnavailableError):
-    """The engines of the gateway start; the client has to come again."""
+    """The gateway's engines are starting; the client should retry later."""
 
     code = "starting"
 
     def __init__(self) -> None:
-        super().__init__("the engines start; the call may be repeated in a few seconds")
+        super().__init__("the engines are starting; retry in a few seconds")
         self.headers["retry-after"] = "5"
         # The gateway's own server takes over the address.
         self.headers["connection"] = "close"
 
 
 class ShuttingDownError(UnavailableError):
-    """The gateway is shutting down; the client has to connect anew, to another one."""
+    """The gateway is shutting down; the client should connect to another one."""
 
     code = "shutting_down"
 
     def __init__(self) -> None:
-        super().__init__("the gateway is shutting down; the call may be repeated")
+        super().__init__("the gateway is shutting down; retry the call")
         self.headers["connection"] = "close"
 
 
 class EngineAnswerError(GatewayError):
-    """The engine answered, but not with what a client could read; a retry would repeat all its work."""
+    """The engine's answer cannot be used; a retry would repeat all its work."""
 
     status = HTTPStatus.BAD_GATEWAY
     code = "bad_engine_answer"

@@ -10,11 +10,11 @@ from __future__ import annotations
 import gc
 
 YOUNG_OBJECTS = 10_000
-"""New objects between two looks at the young ones; what waits for it is a few megabytes at most."""
+"""New objects between two collections of the young ones; a few megabytes at most wait for one."""
 
 
 def settle_heap() -> None:
-    """Leave what the start made out of all later collections, and have fewer of them."""
+    """Exclude the objects of the start from later collections, and collect less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])

@@ -10,13 +10,15 @@ from typing import TypeVar
 
 import msgspec
 
+from autellix_backend.gateway.errors import InvalidRequestError
+
 JSON_ERRORS = (msgspec.DecodeError, ValueError, RecursionError)
 """What decoding raises: malformed JSON, or a value of the wrong type; text or numbers that Python refuses
 (UTF-8, digits); and lists in lists beyond the depth that Python allows."""
 MAX_SCALAR_BYTES = 64 * 1024
 """A longer value is no id, number or name."""
 MAX_ITEMS = 200_000
-"""Of a list or object that is split into its items, which takes 50 ms then."""
+"""The most items of a list or object that is split; that many take 50 ms."""
 MAX_READ_BYTES = 2 * 2**20
 MAX_OBJECTS = 20_000
 """Longer lists of messages or tools, and those of more objects, are not read: they would delay others."""
@@ -26,13 +28,23 @@ _BLANKS = b" \t\r\n"
 _SEEN_BYTES = 64
 _MARKS = b":{["
 _MAX_MARKS = 400_000
-"""Of a whole body; text has one mark for about 20 bytes, so these are two million tokens."""
+"""The most marks of a body: text has about one in 20 bytes, so these are two million tokens."""
 
 T = TypeVar("T")
 
 _any_decoder = msgspec.json.Decoder()
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _items_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+
+
+def check_items(data: bytes) -> None:
+    """Check that a body is quick to parse.
+
+    Raises:
+        InvalidRequestError: if it holds too many items.
+    """
+    if is_excessive(data):
+        raise InvalidRequestError("the body holds too many lists, objects and fields; expected fewer")
 
 
 def is_excessive(data: bytes) -> bool:
@@ -73,7 +85,7 @@ def is_object(text: bytes) -> bool:
 
 
 def whole_number(raw: msgspec.Raw | None) -> int | None:
-    """Return a whole number as engines read it, who also take `"16"` and `16.0`; None for anything else."""
+    """Return a whole number as engines read it, `"16"` and `16.0` included; None for anything else."""
     value = scalar(raw)
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
@@ -90,11 +102,11 @@ def first_byte(raw: msgspec.Raw) -> bytes:
 
 
 def first_item_byte(raw: msgspec.Raw) -> bytes:
-    """Return the first byte of a list's first item; `]` for an empty list, nothing for what is no list."""
+    """Return the first byte of a list's first item; `]` for an empty list, empty for anything but a list."""
     if first_byte(raw) != b"[":
         return b""
     text = memoryview(raw)
-    # No encoder writes more blanks; a client that does hides its items from no limit.
+    # No encoder writes more blanks; a client that does evades no limit.
     return text[1:_SEEN_BYTES].tobytes().lstrip(_BLANKS)[:1] or text[1:].tobytes().lstrip(_BLANKS)[:1]
 
 

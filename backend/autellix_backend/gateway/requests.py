@@ -12,10 +12,10 @@ from autellix_backend.gateway.errors import BodyTooLargeError, GatewayError, Req
 from autellix_backend.gateway.tenancy.intake import LONG_BODY_BYTES, BodyHold
 
 MAX_LENGTH_DIGITS = 18
-"""Of a Content-Length: the parser refuses what needs more, so only zeros may stand before them."""
+"""Digits of a Content-Length that are read: the parser refuses longer numbers, so only zeros precede them."""
 BODY_GRACE_S = 30.0
 MIN_BODY_BYTES_PER_S = 8 * 1024
-"""How fast a body must come after the grace: a slow one holds memory, and its connection."""
+"""The least rate of a body after the grace period: a slow one holds memory and a connection."""
 
 
 class ClientGoneError(Exception):
@@ -37,7 +37,7 @@ async def read_body(
         receive: The request's.
         hold: Counts the bytes as they come.
         max_bytes: The most bytes of this body.
-        setting: What holds that limit, if a setting does.
+        setting: The setting that holds the limit, if any.
 
     Raises:
         BodyTooLargeError: as soon as it is known to exceed `max_bytes`, or what its tenant may send at all.
@@ -77,7 +77,7 @@ async def read_body(
 
 
 async def pause_after(size_bytes: int) -> None:
-    """Let others' calls advance after a step over a body of a size, if it may have taken long."""
+    """Let other calls advance after a step over a body of this size, if it may have taken long."""
     if size_bytes > LONG_BODY_BYTES:
         await asyncio.sleep(0)
 
@@ -110,7 +110,7 @@ async def run_while_connected(work: Coroutine[Any, Any, None], receive: Receive)
     try:
         await work
     except (asyncio.CancelledError, GatewayError):
-        # Nobody waits for the error of a client that has gone.
+        # A client that has gone reads no error.
         if not is_gone or task.cancelling() > cancellations + 1:
             raise
     finally:

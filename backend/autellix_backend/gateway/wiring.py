@@ -17,6 +17,7 @@ from autellix_backend.engines.kv_events import KvEventListener
 from autellix_backend.engines.remote import RemoteEngine
 from autellix_backend.engines.report_client import ReportClient
 from autellix_backend.engines.supervisor import EngineChange, EngineState, Supervisor
+from autellix_backend.gateway.calls.arguments import EngineArguments
 from autellix_backend.gateway.calls.open_call import OpenCall
 from autellix_backend.gateway.calls.registry import CallRegistry
 from autellix_backend.gateway.classes import ProgramClasses
@@ -37,6 +38,7 @@ from autellix_backend.gateway.http.sessions import SESSION_TTL_S
 from autellix_backend.gateway.http.turns import AnswerTurns
 from autellix_backend.gateway.http.watches import Watches
 from autellix_backend.gateway.identity.identity import IdentityResolver
+from autellix_backend.gateway.identity.running_sessions import RunningSessions
 from autellix_backend.gateway.identity.session_tokens import SessionTokens
 from autellix_backend.gateway.recording.recorder import ProgramRecorder
 from autellix_backend.gateway.tenancy.file import load_tenants
@@ -57,7 +59,7 @@ from autellix_backend.stores.base import ProgramEnd, ProgramStore
 from autellix_backend.stores.factory import make_store
 
 BREAKER_FAILURES = 3
-"""Failed connections in a row that open the breaker: one may be chance, and each costs a call its wait."""
+"""Failed connections in a row that open the breaker: one may be chance, and each one costs a call time."""
 BREAKER_COOLDOWN_S = 2.0
 """Long enough to spare a dead server, short against the seconds that an engine needs to start."""
 USUAL_SLOTS = 256
@@ -89,23 +91,26 @@ class Components:
         self.watches = Watches()
         self.tenants = tenants or load_tenants(settings)
         self.metrics = metrics = GatewayMetrics(settings.observe.program_names)
-        self.store = store or self._make_store()
+        self.store = store or make_store(
+            settings, session_ttl_s=SESSION_TTL_S, clock=clock, on_fallback=metrics.store_fallbacks.inc
+        )
         metrics.follow_store(self.store.failure)
-        self.recorder = self._make_recorder()
+        path = gateway.record_path
+        self.recorder = None if path is None else ProgramRecorder(path, metrics.registry, origin_s=clock())
+        self._count_engine_refusal = partial(self.count_refusal, "")
         self.limiter = self._make_limiter(parent)
         self.intake = self._make_intake()
         self.turns = AnswerTurns()
         self.sessions = OpenSessions(ttl_s=SESSION_TTL_S, on_refusal=self.count_refusal)
         is_shared = settings.store.is_shared
+        # A shared table outlives the gateway, and knows its sessions.
+        grace_s = 0.0 if is_shared else SESSION_TTL_S
+        running = RunningSessions(self.store, clock=clock, is_shared=is_shared, grace_s=grace_s)
         self.tokens = SessionTokens(
             gateway.token_secret,
-            self.store,
+            running,
             is_strict=gateway.strict_identity,
             has_keys=self.tenants.has_keys,
-            clock=clock,
-            is_shared=is_shared,
-            # A shared table outlives the gateway, and knows its sessions.
-            grace_s=0.0 if is_shared else SESSION_TTL_S,
         )
         self.resolver = IdentityResolver(gateway, metrics, clock=clock)
         log_path = settings.observe.call_log
@@ -128,6 +133,9 @@ class Components:
             # A report has better numbers than the answer, but for a call of several choices.
             wants_usage=any(each is not None for each in readers_of_usage),
         )
+        self.arguments = EngineArguments(
+            settings.scheduler, self.classes, self.registry.gateway_id, clock=clock
+        )
         self.feed = feed = EventFeed(self.registry.find, time.time, metrics.events_dropped.inc)
         metrics.event_subscribers.set_function(lambda: feed.subscriber_count)
         self.pool = EnginePool(self._make_handle, metrics.forget_engine)
@@ -139,8 +147,8 @@ class Components:
         self.operations = PoolOperations(self.pool, settings.engine, self.others)
 
     def _subscribe(self) -> None:
-        """Publish the life of each call and program: its beginning, its settlement or end."""
-        registry, router, classes = self.registry, self.router, self.classes
+        """Subscribe the parts that follow calls and programs."""
+        registry = self.registry
         registry.subscribe(on_settled=self.metrics.calls.take)
         if self.call_log is not None:
             registry.subscribe(on_settled=self.call_log.put)
@@ -164,28 +172,10 @@ class Components:
         if self.history_file is not None:
             self.history.subscribe(self.history_file.put)
         registry.subscribe(on_begun=self.feed.on_call_begun, on_settled=self.feed.on_call_settled)
-        self.store.subscribe(partial(_by_id, self.feed.on_program_ended))
-        registry.subscribe(
-            on_begun=lambda call: router.on_program_begun(call.start.program_id),
-            on_settled=router.on_call_settled,
-        )
-        self.store.subscribe(partial(_by_id, router.on_program_ended))
-        self.store.subscribe(partial(_by_id, self.pool.on_program_ended))
-        self.store.subscribe(classes.on_program_ended)
-
-    def _make_store(self) -> ProgramStore:
-        return make_store(
-            self.settings,
-            session_ttl_s=SESSION_TTL_S,
-            clock=self.clock,
-            on_fallback=self.metrics.store_fallbacks.inc,
-        )
-
-    def _make_recorder(self) -> ProgramRecorder | None:
-        path = self.settings.gateway.record_path
-        if path is None:
-            return None
-        return ProgramRecorder(path, self.metrics.registry, origin_s=self.clock())
+        registry.subscribe(on_settled=self.router.on_call_settled)
+        for part in (self.feed, self.router, self.pool):
+            self.store.subscribe(partial(_by_id, part.on_program_ended))
+        self.store.subscribe(self.classes.on_program_ended)
 
     def _make_history_file(self) -> HistoryFile | None:
         observe = self.settings.observe
@@ -203,7 +193,7 @@ class Components:
     def _make_intake(self) -> Intake:
         gateway = self.settings.gateway
         max_bytes = max(gateway.max_incoming_bytes, gateway.max_body_bytes)
-        # Without tenants there is nobody to keep a half for.
+        # Without tenants no half is kept for others.
         share_bytes = max_bytes // 2 if self.tenants.has_keys else max_bytes
         return Intake(max_bytes, max(share_bytes, gateway.max_body_bytes), self.limiter, self.count_refusal)
 
@@ -268,13 +258,14 @@ class Components:
     def _make_queue(self, engine: Engine, ordering: Ordering, supervisor: Supervisor) -> EngineQueue:
         slots = self.settings.engine.max_in_flight
         return EngineQueue(
-            engine.name,
-            ordering,
-            supervisor,
-            Breaker(failures=BREAKER_FAILURES, cooldown_s=BREAKER_COOLDOWN_S),
+            engine=engine.name,
+            ordering=ordering,
+            supervisor=supervisor,
+            breaker=Breaker(failures=BREAKER_FAILURES, cooldown_s=BREAKER_COOLDOWN_S),
             full=f"all {slots} slots of {engine.name} are taken",
             recovery_wait_s=self.settings.gateway.recovery_wait_s,
             wait_s=self.metrics.queues.queue_s.labels(engine.name),
+            can_move=partial(self.pool.can_move_from, engine.name),
             on_refusal=self._count_engine_refusal,
             clock=self.clock,
         )
@@ -303,11 +294,8 @@ class Components:
             self.tracer.end_program(program.program_id, program.began_at_s + program.duration_s, parts_s)
 
     def count_refusal(self, tenant: str, reason: str) -> None:
-        """Count a request that was refused; without a tenant if that is nobody's fault, or unknown."""
+        """Count a refused request; `tenant` is empty if none is known or at fault."""
         self.metrics.refusals.labels(tenant, reason).inc()
-
-    def _count_engine_refusal(self, reason: str) -> None:
-        self.count_refusal("", reason)
 
 
 def _begin_trace(tracer: ProgramTracer, call: OpenCall) -> None:

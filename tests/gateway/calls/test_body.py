@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from autellix_backend.gateway.calls.body import bounded, check_items, parse_body
+from autellix_backend.gateway.calls.body import bounded, parse_body
 from autellix_backend.gateway.calls.dialects import BY_PATH, DIALECTS
 from autellix_backend.gateway.errors import InvalidRequestError
+from autellix_backend.gateway.raw_json import check_items
 from autellix_backend.settings import TenantLimits
 
 COMPLETIONS = BY_PATH["/v1/completions"]

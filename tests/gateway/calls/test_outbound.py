@@ -14,8 +14,8 @@ from autellix_backend.gateway.calls.outbound import (
     IDENTITY_FIELDS,
     PRIVILEGED_FIELDS,
     engine_body,
+    engine_headers,
 )
-from autellix_backend.gateway.engines.upstream import engine_headers
 from autellix_lab.fakes.engine import FakeEngine
 
 ORDERS: dict[str, Any] = {

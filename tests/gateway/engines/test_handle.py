@@ -25,16 +25,16 @@ def make_handle(clock: Callable[[], float]) -> EngineHandle:
 def test_the_last_snapshot_stays_with_its_age() -> None:
     now = [10.0]
     handle = make_handle(lambda: now[0])
-    assert (handle.snapshot, handle.snapshot_age_s) == (None, None)
+    assert (handle.snapshots.merged, handle.snapshot_age_s) == (None, None)
     handle.on_snapshot(snapshot())
     now[0] = 11.0
     last = snapshot(standing("p", place=1, level=1))
     handle.on_snapshot(last)
     now[0] = 13.5
-    assert (handle.snapshot, handle.snapshot_age_s) == (last, 2.5)
+    assert (handle.snapshots.merged, handle.snapshot_age_s) == (last, 2.5)
     handle.on_change(DOWN)
     handle.on_change(DOWN)
-    assert (handle.snapshot, handle.snapshot_age_s) == (None, None)
+    assert (handle.snapshots.merged, handle.snapshot_age_s) == (None, None)
 
 
 def test_each_snapshot_is_exchanged_for_the_one_before() -> None:
@@ -49,11 +49,11 @@ def test_data_parallel_ranks_do_not_overwrite_each_other() -> None:
     newer = snapshot(rank=0, running=3, slots=3)
 
     assert [handle.on_snapshot(each) for each in (first, second, newer)] == [None, None, first]
-    assert handle.snapshot is not None
-    assert (handle.snapshot.running, handle.snapshot.slots) == (4, 6)
+    assert handle.snapshots.merged is not None
+    assert (handle.snapshots.merged.running, handle.snapshots.merged.slots) == (4, 6)
     handle.on_change(DOWN)
     handle.on_snapshot(second)
-    assert handle.snapshot == second
+    assert handle.snapshots.merged == second
 
 
 def test_the_balancer_sees_the_reported_memory_while_the_engine_is_up() -> None:

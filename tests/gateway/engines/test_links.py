@@ -122,7 +122,7 @@ async def test_snapshots_show_where_calls_are() -> None:
         waiting = standing("p", place=1, level=1, call_id=key)
         assert engine.report_server is not None
         engine.report_server.broadcast(snapshot(waiting, slots=7).to_bytes())
-        await until(lambda: rig.handle.snapshot is not None)
+        await until(lambda: rig.handle.snapshots.merged is not None)
         row = await rig.engine()
         assert (row["slots"], row["reporting"]) == (7, "up")
         [program] = (await rig.get("/autellix/v1/programs"))["programs"]
@@ -249,10 +249,10 @@ async def test_a_restart_between_two_probes_is_noticed() -> None:
         await rig.reports("up")
         assert engine.report_server is not None
         engine.report_server.broadcast(snapshot().to_bytes())
-        await until(lambda: rig.handle.snapshot is not None)
+        await until(lambda: rig.handle.snapshots.merged is not None)
         await asyncio.to_thread(engine.report_server.close)
         engine.listen()
-        await until(lambda: rig.handle.snapshot is None)
+        await until(lambda: rig.handle.snapshots.merged is None)
         await rig.reports("up")
         assert (await rig.chat())["autellix"]["estimated"] is False
 

@@ -19,7 +19,7 @@ from autellix_backend.settings import GatewaySettings
 
 def read(**headers: str) -> Identity:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return read_identity(named, {}, lambda: "made")
+    return read_identity(named, {}, "made")
 
 
 class Calls:
@@ -35,7 +35,7 @@ class Calls:
         self.calls += 1
         fields = parse_body(json.dumps(body).encode(), CHAT_COMPLETIONS).fields
         whose = Tenant(name=tenant)
-        said = read_identity(headers, fields, lambda: f"call-{self.calls}").scoped_to(whose)
+        said = read_identity(headers, fields, f"call-{self.calls}").scoped_to(whose)
         resolved = self.resolver.resolve(said, fields, whose)
         self.resolver.remember(resolved, whose)
         return resolved

@@ -13,7 +13,7 @@ from tests.stores.tables import all_programs
 from tests.waiting import PATIENCE_S, until
 
 from autellix_backend.gateway.http import components
-from autellix_backend.gateway.identity import session_tokens
+from autellix_backend.gateway.identity import running_sessions
 from autellix_backend.gateway.tenancy.tenants import key_line, new_key
 from autellix_backend.settings import GatewaySettings, Settings, SettingsError, settings_to_mapping
 
@@ -60,7 +60,7 @@ async def call(rig: Rig, **named: Any) -> tuple[int, dict[str, Any], Any]:
 
 def waits_for_start(rig: Rig, session: str) -> bool:
     """Return whether a call without a token is at the gateway, and waits for its session's start."""
-    return session in rig.app.state.components.tokens._waiting
+    return session in rig.app.state.components.tokens.running._waiting
 
 
 def run(serve: Serve, use: Any, **settings: Any) -> None:
@@ -110,7 +110,7 @@ def test_strict_gateway_refuses_calls_without_a_session(serve: Serve) -> None:
 
 def test_first_call_of_a_session_needs_no_token_yet(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client starts its session beside its first call, which is admitted once that has happened."""
-    monkeypatch.setattr(session_tokens, "START_WINDOW_S", PATIENCE_S)
+    monkeypatch.setattr(running_sessions, "START_WINDOW_S", PATIENCE_S)
 
     async def use(rig: Rig) -> None:
         first = asyncio.create_task(call(rig, session="mine"))
@@ -131,7 +131,7 @@ def test_a_running_session_has_no_grace_for_missing_tokens(serve: Serve) -> None
     async def use(rig: Rig) -> None:
         nonlocal now_s
         await start(rig, "mine", "own")
-        now_s += session_tokens.START_WINDOW_S + 0.1
+        now_s += running_sessions.START_WINDOW_S + 0.1
         assert (await call(rig, session="mine"))[0] == 401
         await start(rig, "mine", "own")
         assert (await call(rig, session="mine"))[0] == 401
@@ -252,7 +252,7 @@ async def test_requests_about_a_session_need_its_token(serve: Serve) -> None:
 
 
 async def test_a_token_ends_with_its_session(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_tokens, "START_WINDOW_S", 0.05)
+    monkeypatch.setattr(running_sessions, "START_WINDOW_S", 0.05)
     async with serve(strict_identity=True) as rig:
         token = await start(rig, "mine", "own")
         assert (await call(rig, session="mine", token=token))[0] == 200

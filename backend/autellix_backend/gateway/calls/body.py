@@ -1,7 +1,7 @@
 """A call's JSON body, of which the gateway decodes only what it needs.
 
 The top level is split into raw slices; messages, tools and unknown fields are passed on byte by byte. No body
-may hold the event loop: see `raw_json`.
+may block the event loop: see `raw_json`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from autellix_backend.gateway.raw_json import (
     JSON_ERRORS,
     MAX_ITEMS,
     first_item_byte,
-    is_excessive,
     items,
     may_have_more,
     scalar,
@@ -40,22 +39,14 @@ class CallBody:
     xargs: dict[str, msgspec.Raw]
     size_bytes: int
     prompt_count: int
+    choice_count: int
+    """The answers that it asks for, for each prompt."""
     record_count: int
     """The engine requests that it becomes: one for each prompt and choice."""
     model: str | None
     is_streaming: bool
     is_beam_search: bool = False
-    """Whether its engine may make requests of it that lack its arguments."""
-
-
-def check_items(data: bytes) -> None:
-    """Check that a body is quick to parse.
-
-    Raises:
-        InvalidRequestError: if it holds too many items.
-    """
-    if is_excessive(data):
-        raise InvalidRequestError("the body holds too many lists, objects and fields; expected fewer")
+    """Whether its engine may split it into requests that lack its arguments."""
 
 
 def parse_body(data: bytes, dialect: Dialect) -> CallBody:
@@ -68,17 +59,21 @@ def parse_body(data: bytes, dialect: Dialect) -> CallBody:
         fields = _fields_decoder.decode(data)
     except JSON_ERRORS as error:
         raise InvalidRequestError(f"the body is not a JSON object: {error}") from error
-    model = scalar(fields.get("model"))
+    model, is_streaming = scalar(fields.get("model")), scalar(fields.get("stream")) is True
     is_beam_search = dialect.has_choices and bool(scalar(fields.get("use_beam_search")))
+    # The engine refuses an invalid number.
+    choice_count = max(1, whole_number(fields.get("n")) or 1) if dialect.has_choices else 1
     prompt_count = _prompt_count(fields, dialect)
+    each = _beam_requests(fields, dialect, choice_count) if is_beam_search else choice_count
     return CallBody(
         fields=fields,
         xargs=_xargs(fields),
         size_bytes=len(data),
         prompt_count=prompt_count,
-        record_count=prompt_count * _request_count(fields, dialect, is_beam_search=is_beam_search),
+        choice_count=choice_count,
+        record_count=prompt_count * each,
         model=model[:MAX_MODEL_CHARACTERS] if isinstance(model, str) else None,
-        is_streaming=scalar(fields.get("stream")) is True,
+        is_streaming=is_streaming,
         is_beam_search=is_beam_search,
     )
 
@@ -93,9 +88,7 @@ def bounded(body: CallBody, limits: TenantLimits, dialect: Dialect) -> CallBody:
         _check_messages(body, dialect.messages_field, limits.max_messages)
     if limits.max_output_tokens is None or not dialect.output_fields:
         return body
-    answers = body.prompt_count * max(
-        _choice_count(body.fields, dialect), whole_number(body.fields.get("best_of")) or 1
-    )
+    answers = body.prompt_count * max(body.choice_count, whole_number(body.fields.get("best_of")) or 1)
     if _is_output_bounded(body, dialect.output_fields, answers, limits.max_output_tokens):
         return body
     each = limits.max_output_tokens // answers
@@ -116,16 +109,8 @@ def _xargs(fields: Mapping[str, msgspec.Raw]) -> dict[str, msgspec.Raw]:
         raise InvalidRequestError(f"{XARGS} is not a JSON object: {error}", param=XARGS) from error
 
 
-def _choice_count(fields: Mapping[str, msgspec.Raw], dialect: Dialect) -> int:
-    """Return the answers for each prompt; an invalid number, which the engine will refuse, counts as one."""
-    return max(1, whole_number(fields.get("n")) or 1) if dialect.has_choices else 1
-
-
-def _request_count(fields: Mapping[str, msgspec.Raw], dialect: Dialect, *, is_beam_search: bool) -> int:
-    """Return the engine requests of each prompt; of a beam search the most that there may be."""
-    choices = _choice_count(fields, dialect)
-    if not is_beam_search:
-        return choices
+def _beam_requests(fields: Mapping[str, msgspec.Raw], dialect: Dialect, choices: int) -> int:
+    """Return the most engine requests that a beam search may make of one prompt."""
     stated = [whole_number(fields.get(name)) for name in dialect.output_fields]
     tokens = next(filter(None, stated), 1)
     # One for the first token, from which all beams begin.

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from autellix_backend.core.arrival import Arrival, Context
+from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.calls.body import CallBody
 from autellix_backend.gateway.calls.dialects import Dialect
 from autellix_backend.gateway.engines.queue import QueuedCall
 from autellix_backend.gateway.identity.identity import Identity
 from autellix_backend.gateway.tenancy.tenants import Tenant
-from autellix_backend.observe.settled_call import Outcome, SettledCall, Usage
+from autellix_backend.observe.settled_call import Outcome, SettledCall
 from autellix_backend.reports.receipt import Receipt
 from autellix_backend.reports.report import EngineReport
 from autellix_backend.stores.base import CallEnd, CallStart, Inherited
-from autellix_wire import engine_args
 
 FURTHER_REPORTS = 256
 BYTES_PER_TOKEN = 4
@@ -34,11 +34,9 @@ class CallRequest:
     headers: Mapping[str, str]
     """By their lower-case names."""
     body: CallBody
-    class_id: str | None = None
-    """Its program's class; None if that is known from an earlier call."""
 
-    def start(self, key: str) -> CallStart:
-        """Return what the store has to know."""
+    def start(self, key: str, class_id: str | None = None) -> CallStart:
+        """Return the record for the store; `class_id` is None if the program's class is known already."""
         identity = self.identity
         return CallStart(
             key=key,
@@ -52,8 +50,8 @@ class CallRequest:
             flags=identity.flags,
             interceptions=identity.interceptions,
             owner=identity.owner,
-            class_id=self.class_id,
-            prompt_tokens=0 if self.class_id is None else self.body.size_bytes // BYTES_PER_TOKEN,
+            class_id=class_id,
+            prompt_tokens=0 if class_id is None else self.body.size_bytes // BYTES_PER_TOKEN,
         )
 
     def arrival(
@@ -93,7 +91,7 @@ class CallRequest:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class OpenCall:
+class OpenCall(QueuedCall):
     """A call that has entered the process table."""
 
     request: CallRequest
@@ -105,8 +103,6 @@ class OpenCall:
     entry_service_s: float
     """The service that the policy lets it start with."""
     inherited: Inherited
-    queued: QueuedCall
-    """Its waiting in the queues before engines."""
     engine: str
     """The engine that it is at, perhaps another one for each attempt."""
     engine_key: str
@@ -122,82 +118,40 @@ class OpenCall:
     """When the first bytes of its streamed answer went out."""
     streamed_events: int = 0
     """The events of its streamed answer so far: about as many as tokens."""
-    usage: Usage | None = None
-    """The tokens that the answer states; read only where they are needed."""
     receipt: Receipt | None = None
     """Set when the call is settled."""
+    shown_program: str = field(init=False)
+    """The program's id as its client knows it."""
+    ends_program: bool = field(init=False)
+    """Whether its program ends with it."""
+
+    def __post_init__(self) -> None:
+        identity = self.request.identity
+        self.shown_program = self.request.tenant.shown(self.start.program_id)
+        self.ends_program = identity.is_final or identity.is_anonymous
 
     @property
     def max_reports(self) -> int:
-        """How many reports of it are kept: engines that call tools themselves make more requests of it."""
+        """How many of its reports are kept: engines that call tools themselves make more requests for it."""
         return self.request.body.record_count + FURTHER_REPORTS
 
-    @property
-    def prompt_tokens(self) -> int:
-        """The estimated length of its prompt."""
-        context = self.queued.arrival.context
-        return 0 if context is None else context.tokens
-
-    @property
-    def shown_program(self) -> str:
-        """The program's id as its client knows it."""
-        return self.request.tenant.shown(self.start.program_id)
-
-    @property
-    def is_final(self) -> bool:
-        """Whether its program ends with it."""
-        return self.request.identity.is_final or self.request.identity.is_anonymous
-
-    def boost_args(self, now: float) -> dict[str, str | float]:
-        """Return what a policy that boosts programs reads of the call's program besides."""
-        arrival = self.queued.arrival
-        args: dict[str, str | float] = {
-            engine_args.AGE_S: self.inherited.age_s + now - self.began_s,
-            engine_args.WORK: self.inherited.work,
-        }
-        if arrival.expected_work is not None:
-            args[engine_args.EXPECTED_WORK] = arrival.expected_work
-        return args
-
-    def engine_args(self) -> dict[str, str | float]:
-        """Return what the engine's scheduler gets to know of the call, in `vllm_xargs`."""
-        tenant, inherited = self.request.tenant, self.inherited
-        args: dict[str, str | float] = {
-            engine_args.PROGRAM: self.start.program_id,
-            engine_args.CALL: self.engine_key,
-            engine_args.THREAD: self.start.thread_id,
-            engine_args.SERVICE_S: inherited.service_s,
-            engine_args.WAIT_S: inherited.wait_s,
-        }
-        if inherited.program_service_s != inherited.service_s:
-            args[engine_args.PROGRAM_SERVICE_S] = inherited.program_service_s
-        if inherited.expected_s is not None:
-            args[engine_args.EXPECTED_S] = inherited.expected_s
-        if tenant.name:
-            args[engine_args.TENANT] = tenant.name
-            args[engine_args.WEIGHT] = tenant.weight
-        if self.is_final:
-            args[engine_args.LAST] = 1
-        return args
-
-    def estimated_receipt(self, service_s: float) -> Receipt:
-        """Return the receipt of a call without reports."""
-        return Receipt(
-            call_id=self.start.call_id,
-            program_id=self.shown_program,
-            wait_s=self.queued.wait_s,
-            service_s=service_s,
-            estimated=True,
-            inactive_s=self.queued.inactive_s,
-        )
-
-    def reported_receipt(self) -> Receipt:
-        """Add up the reports that have come; waits of parallel choices overlap, so the longest counts."""
+    def make_receipt(self, outcome: Outcome, scheduler: SchedulerConfig) -> Receipt:
+        """Add up the reports that have come; without any, estimate the service from the answer's tokens."""
         reports = self.reports
+        if not reports:
+            return Receipt(
+                call_id=self.start.call_id,
+                program_id=self.shown_program,
+                wait_s=self.wait_s,
+                service_s=self._estimated_service_s(outcome, scheduler),
+                estimated=True,
+                inactive_s=self.inactive_s,
+            )
         return Receipt(
             call_id=self.start.call_id,
             program_id=self.shown_program,
-            wait_s=self.queued.wait_s + max(report.wait_s for report in reports),
+            # The waits of parallel choices overlap.
+            wait_s=self.wait_s + max(report.wait_s for report in reports),
             service_s=sum(report.service_s for report in reports),
             preemptions=sum(report.preemptions for report in reports),
             demotions=sum(report.demotions for report in reports),
@@ -210,8 +164,19 @@ class OpenCall:
             finish_step=max(report.finish_step for report in reports),
             engine_steps=max(report.engine_steps for report in reports),
             estimated=len(reports) < self.request.body.record_count,
-            inactive_s=self.queued.inactive_s + max(report.inactive_s for report in reports),
+            inactive_s=self.inactive_s + max(report.inactive_s for report in reports),
         )
+
+    def _estimated_service_s(self, outcome: Outcome, scheduler: SchedulerConfig) -> float:
+        """Return the nominal service of the answer's tokens, or of the estimated prompt and the stream."""
+        # An engine that refused or was not there did no work.
+        if self.sent_s is None or outcome in (Outcome.REJECTED, Outcome.UNAVAILABLE):
+            return 0.0
+        if (usage := self.usage) is None:
+            context = self.arrival.context
+            return scheduler.nominal_service_s(context.tokens if context else 0, self.streamed_events)
+        prefill_tokens = usage.prompt_tokens - (usage.cached_tokens or 0)
+        return scheduler.nominal_service_s(max(0, prefill_tokens), usage.output_tokens)
 
     def end(self, receipt: Receipt, outcome: Outcome) -> CallEnd:
         """Return what the store has to know of the settled call."""
@@ -224,7 +189,7 @@ class OpenCall:
             outcome=outcome.value,
             services_s=tuple([report.service_s for report in reports]) or (receipt.service_s,),
             wait_s=receipt.wait_s,
-            table_wait_s=self.queued.counted_wait_s + sum([report.table_wait_s for report in reports]),
+            table_wait_s=self.counted_wait_s + sum([report.table_wait_s for report in reports]),
             # The engine's number is the one that was used; it may know more of a program than the gateway.
             inherited_service_s=max(
                 [report.inherited_service_s for report in reports], default=self.entry_service_s
@@ -235,7 +200,7 @@ class OpenCall:
             prompt_tokens=receipt.prompt_tokens if usage is None else usage.prompt_tokens,
             cached_tokens=receipt.cached_tokens if usage is None else usage.cached_tokens,
             output_tokens=receipt.output_tokens if usage is None else usage.output_tokens,
-            is_final=self.is_final,
+            is_final=self.ends_program,
         )
 
     def settled(self, receipt: Receipt, outcome: Outcome, now: float, *, ended_at_s: float) -> SettledCall:

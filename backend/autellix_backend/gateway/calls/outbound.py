@@ -1,4 +1,4 @@
-"""The body for an engine: the client's, without privileged fields, plus the gateway's own.
+"""A call's request to an engine: the client's, without privileged fields, plus the gateway's own.
 
 Engines take privileged fields beside OpenAI's: a priority, a rank, another server's cache. A client must not
 bypass the scheduler or its tenant with them, so they are dropped. Everything else is passed on unchanged,
@@ -15,11 +15,15 @@ import msgspec
 
 from autellix_backend.engines.base import EngineKind
 from autellix_backend.gateway.calls.body import XARGS, CallBody
+from autellix_backend.gateway.calls.open_call import CallRequest
+from autellix_backend.gateway.engines.upstream import REQUEST_ID_HEADER, request_headers
 from autellix_backend.gateway.identity.aliases import ALIASES
 from autellix_backend.gateway.raw_json import MAX_SCALAR_BYTES, decoded_or
 from autellix_backend.reports.request_ids import marked_id
 from autellix_wire import engine_args
 
+SESSION_HEADER = "x-session-id"
+"""vLLM's header of a session, which is the program here."""
 SESSION_FIELD = "session_id"
 SALT_FIELD = "cache_salt"
 SALT_CHARACTERS = 32
@@ -58,6 +62,39 @@ _DROPPED = {
 _salt_decoder = msgspec.json.Decoder(str)
 
 
+def engine_request(
+    request: CallRequest, kind: EngineKind, args: Mapping[str, str | float], session_header: str | None
+) -> tuple[dict[str, str], bytes]:
+    """Return the headers and the body of a call for an engine of a kind.
+
+    Args:
+        request: The call.
+        kind: The kind of the engine.
+        args: What its scheduler learns of the call; empty for an engine that reads none.
+        session_header: The header that carries the program id, beside that of the engine's kind.
+    """
+    content = engine_body(request.body, kind, args, tenant=request.tenant.name)
+    headers = engine_headers(request.headers, kind, request.identity.program, session_header=session_header)
+    if request.body.is_beam_search and args and kind is EngineKind.VLLM:
+        headers[REQUEST_ID_HEADER] = _fan_out_id(args)
+    return headers, content
+
+
+def engine_headers(
+    headers: Mapping[str, str], kind: EngineKind, program: str, *, session_header: str | None = None
+) -> dict[str, str]:
+    """Return the headers for an engine, with the program as vLLM's session and as `session_header`.
+
+    Names are in lower case.
+    """
+    picked = request_headers(headers)
+    if session_header is not None:
+        picked[session_header.lower()] = program
+    if kind is EngineKind.VLLM:
+        picked[SESSION_HEADER] = program
+    return picked
+
+
 def engine_body(
     body: CallBody, kind: EngineKind, args: Mapping[str, str | float], *, tenant: str = ""
 ) -> bytes:
@@ -75,7 +112,7 @@ def engine_body(
     return msgspec.json.encode(fields)
 
 
-def fan_out_id(args: Mapping[str, str | float]) -> str:
+def _fan_out_id(args: Mapping[str, str | float]) -> str:
     """Return the id of a call whose engine makes requests of it without its arguments.
 
     It leaves out what holds for one request only: the end of the program, and the ends of others.
@@ -96,5 +133,5 @@ def _tenant_salt(tenant: str, own: msgspec.Raw | None) -> str:
     """Bind the client's own salt to the tenant; hashed, because vLLM allows 128 characters and no slash."""
     # Engines refuse or ignore a salt that is not text; it must not replace the tenant's.
     salt = decoded_or("", _salt_decoder, own, MAX_SCALAR_BYTES)
-    # No tenant's name holds a slash, so no two pairs are spelt alike.
+    # No tenant's name holds a slash, so different pairs never give the same text.
     return hashlib.sha256(f"{tenant}/{salt}".encode()).hexdigest()[:SALT_CHARACTERS]

@@ -14,30 +14,27 @@ import logging
 import secrets
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-
-import msgspec
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.gateway.calls.open_call import CallRequest, OpenCall
-from autellix_backend.gateway.classes import ProgramClasses
-from autellix_backend.gateway.engines.queue import QueuedCall
+from autellix_backend.gateway.classes import ProgramClasses, class_id
 from autellix_backend.gateway.errors import ForeignProgramError
+from autellix_backend.gateway.identity.program_class import program_class
 from autellix_backend.gateway.tenancy.limiter import CallLimits
 from autellix_backend.observe.metrics import GatewayMetrics
 from autellix_backend.observe.settled_call import Outcome, SettledCall, Usage
 from autellix_backend.reports.receipt import Receipt
 from autellix_backend.reports.report import EngineReport
 from autellix_backend.stores.base import NotOwnerError, ProgramStore
-from autellix_wire import engine_args
 
 MAX_READABLE_ID = 200
-"""How much of the client's call id goes into the engine's, which is bounded."""
+"""Characters of the client's call id that go into the engine's id, whose length is bounded."""
 
 DRAIN_MARGIN_S = 1.0
-"""How much longer than for reports the shutdown waits for cancelled calls."""
+"""How much longer than `report_wait_s` the shutdown waits for cancelled calls."""
 
 
 logger = logging.getLogger(__name__)
@@ -76,7 +73,7 @@ class CallRegistry:
         self._open: dict[str, OpenCall] = {}
         self._is_idle = asyncio.Event()
         self._is_idle.set()
-        # A retried call has its id twice, and gateways may share an engine: keys are unique over both.
+        # A retried call repeats its id, and gateways may share an engine: keys are unique over both.
         self._prefix = secrets.token_hex(4)
         self._numbers = itertools.count()
 
@@ -125,11 +122,11 @@ class CallRegistry:
         Raises:
             LimitError: if the tenant's limits forbid it.
             BodyTooLargeError: if they do for its body alone.
-            ParentSilentError: if the parent of several workers, which counts, does not answer.
+            ParentSilentError: if the parent of several workers, which counts their calls, does not answer.
             ForeignProgramError: if identity is strict and the program is another client's.
         """
         now = self._clock()
-        start = request.start(self._new_key(request.identity.call))
+        start = request.start(self._new_key(request.identity.call), self._new_class(request))
         rate_headers: Mapping[str, str] = {}
         if self._limiter is not None:
             rate_headers = await self._limiter.reserve(
@@ -154,13 +151,13 @@ class CallRegistry:
             expected_work=self._classes.expected_work(start.program_id) if is_sized else None,
         )
         call = self._open[start.key] = OpenCall(
+            arrival,
             request=request,
             start=start,
             began_s=now,
             level=bisect_right(self._bounds, entry_service_s) + 1,
             entry_service_s=entry_service_s,
             inherited=inherited,
-            queued=QueuedCall(arrival),
             engine=engine,
             engine_key=start.key,
             rate_headers=rate_headers,
@@ -169,30 +166,6 @@ class CallRegistry:
         for on_begun in self._on_begun:
             on_begun(call)
         return call
-
-    def engine_args(
-        self, call: OpenCall, ended: Sequence[str], *, is_linked: bool = False
-    ) -> dict[str, str | float]:
-        """Return what the engine's scheduler gets to know with a call: only what its settings let it read.
-
-        Args:
-            call: The call.
-            ended: Programs that the engine knows and that have ended.
-            is_linked: Whether the engine may report over the network, and so to several gateways.
-        """
-        args = call.engine_args()
-        if is_linked:
-            args[engine_args.GATEWAY] = self.gateway_id
-        if self._policy.boosts:
-            args |= call.boost_args(self._clock())
-            if (spread := self._classes.spread(call.request.tenant.name)) is not None:
-                args[engine_args.SPREAD] = spread
-        if self._policy.boosts or self._scheduler.admission != "none":
-            if class_name := call.queued.arrival.class_name:
-                args[engine_args.CLASS] = class_name
-            if ended:
-                args[engine_args.ENDED] = msgspec.json.encode(ended).decode()
-        return args
 
     def on_sent(self, call: OpenCall) -> None:
         """Note that a call is sent to its engine, perhaps again."""
@@ -238,24 +211,22 @@ class CallRegistry:
         With `has_reports` it waits for the engine's reports; `read_usage` returns what the answer states, and
         is called if that is needed.
         """
-        if has_reports and call.receipt is None and not call.has_reports.is_set():
-            try:
-                async with asyncio.timeout(self._report_wait_s):
-                    await call.has_reports.wait()
-            except TimeoutError:
-                pass
-            except asyncio.CancelledError:
-                # Without time to wait for reports, the call must still be settled.
-                await self._settle(call, outcome, read_usage)
-                raise
-        return await self._settle(call, outcome, read_usage)
+        try:
+            if has_reports and call.receipt is None and not call.has_reports.is_set():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._report_wait_s):
+                        await call.has_reports.wait()
+        finally:
+            # A cancelled call has no time to wait for reports; it must be settled all the same.
+            receipt = call.receipt or await self._settle(call, outcome, read_usage)
+        return receipt
 
     async def idle(self) -> None:
         """Return once no call is open."""
         await self._is_idle.wait()
 
     async def drained(self) -> None:
-        """Return once no call is open, or when every open call had the time to get its reports."""
+        """Return once no call is open, or every open call has had time to get its reports."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._report_wait_s + DRAIN_MARGIN_S):
                 await self._is_idle.wait()
@@ -263,27 +234,26 @@ class CallRegistry:
     async def _settle(
         self, call: OpenCall, outcome: Outcome, read_usage: Callable[[], Usage | None]
     ) -> Receipt:
-        if call.receipt is not None:
-            return call.receipt
         now = self._clock()
         if self._wants_usage or not call.reports:
-            call.usage = call.queued.usage = read_usage()
-        receipt = call.receipt = self._make_receipt(call, outcome)
+            call.usage = read_usage()
+        receipt = call.receipt = call.make_receipt(outcome, self._scheduler)
         del self._open[call.engine_key]
         if not self._open:
             self._is_idle.set()
         settled = call.settled(receipt, outcome, now, ended_at_s=time.time())
+        end = call.end(receipt, outcome)
         for on_settled in self._on_settled:
             try:
                 on_settled(settled)
             except Exception:
                 # The boundary to other parts: one that fails must not leave the call open in the table.
                 logger.exception("a subscriber to settled calls failed")
-        await self._store.settle(call.end(receipt, outcome), now)
+        await self._store.settle(end, now)
         return receipt
 
     def _renew_key(self, call: OpenCall) -> None:
-        # A report of the attempt that failed must not pass for one of the next.
+        # A late report of the failed attempt must not count for the next one.
         del self._open[call.engine_key]
         call.engine_key = self._new_key(call.start.call_id)
         call.reports.clear()
@@ -291,21 +261,12 @@ class CallRegistry:
         call.sent_s = None
         self._open[call.engine_key] = call
 
-    def _make_receipt(self, call: OpenCall, outcome: Outcome) -> Receipt:
-        if call.reports:
-            return call.reported_receipt()
-        # An engine that refused or was not there did no work.
-        did_work = outcome not in (Outcome.REJECTED, Outcome.UNAVAILABLE)
-        return call.estimated_receipt(self._estimated_service_s(call) if did_work else 0.0)
-
-    def _estimated_service_s(self, call: OpenCall) -> float:
-        """Return what the tokens of the answer stand for, or those of the prompt and stream as estimated."""
-        if call.sent_s is None:
-            return 0.0
-        if (usage := call.usage) is None:
-            return self._scheduler.nominal_service_s(call.prompt_tokens, call.streamed_events)
-        prefill_tokens = usage.prompt_tokens - (usage.cached_tokens or 0)
-        return self._scheduler.nominal_service_s(max(0, prefill_tokens), usage.output_tokens)
+    def _new_class(self, request: CallRequest) -> str | None:
+        """Return the class of a program that is new here, None for a known one."""
+        identity = request.identity
+        if identity.program in self._classes:
+            return None
+        return class_id(request.tenant.name, program_class(identity.name, request.body.fields))
 
     def _new_key(self, call_id: str) -> str:
         return f"{call_id[:MAX_READABLE_ID]}~{self._prefix}-{next(self._numbers)}"

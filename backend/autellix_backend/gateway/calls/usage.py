@@ -15,7 +15,7 @@ TAIL_BYTES = 16 * 1024
 """How much of a stream is kept before its last event; in some dialects the event before it has the usage."""
 
 REASON_EVENTS = 4
-"""How many events before the usage are asked why the stream ended: parallel choices end one by one."""
+"""How many events before the usage are searched for finish reasons: parallel choices end one by one."""
 MAX_REASON = 64
 """Characters of a reason that are kept."""
 
@@ -41,15 +41,20 @@ class _Counts(msgspec.Struct, frozen=True):
     cache_creation_input_tokens: _Tokens | None = None
 
     def usage(self) -> Usage | None:
+        if self.prompt_tokens is not None:
+            prompt_tokens, output_tokens = self.prompt_tokens, self.completion_tokens
+        elif self.input_tokens is not None:
+            # A message's input_tokens leave out the tokens read from the cache or written to it.
+            beside = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
+            prompt_tokens, output_tokens = self.input_tokens + beside, self.output_tokens
+        else:
+            return None
         details = self.prompt_tokens_details or self.input_tokens_details
         cached_tokens = details.cached_tokens if details else self.cache_read_input_tokens
-        if self.prompt_tokens is not None:
-            return _usage(self.prompt_tokens, self.completion_tokens, cached_tokens)
-        if self.input_tokens is None:
-            return None
-        # A message's input_tokens leave out the tokens read from the cache or written to it.
-        beside = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
-        return _usage(self.input_tokens + beside, self.output_tokens, cached_tokens)
+        if cached_tokens is not None:
+            # No more of a prompt was cached than there is.
+            cached_tokens = min(cached_tokens, prompt_tokens)
+        return Usage(prompt_tokens, output_tokens, cached_tokens)
 
 
 class _Response(msgspec.Struct, frozen=True):
@@ -71,7 +76,7 @@ class _Delta(msgspec.Struct, frozen=True):
 
 
 class _Endings(msgspec.Struct, frozen=True):
-    """Why an answer ended, as completions, messages and a message's last event say it."""
+    """Why an answer ended, in the fields of completions, messages and a message's last event."""
 
     choices: tuple[_Choice, ...] = ()
     stop_reason: str | None = None
@@ -107,13 +112,6 @@ def _read_reasons(content: bytes) -> tuple[str, ...]:
         return _ended_decoder.decode(content).reasons()
     except JSON_ERRORS:
         return ()
-
-
-def _usage(prompt_tokens: int, output_tokens: int, cached_tokens: int | None) -> Usage:
-    """Return a usage; no more of a prompt was cached than there is."""
-    return Usage(
-        prompt_tokens, output_tokens, None if cached_tokens is None else min(cached_tokens, prompt_tokens)
-    )
 
 
 class StreamTail:

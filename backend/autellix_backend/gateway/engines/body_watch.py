@@ -1,7 +1,7 @@
-"""Ends the waiting for bodies that cannot come any more.
+"""Ends the wait for bodies that can no longer arrive.
 
-If an engine breaks HTTP's rules within a chunked body, aiohttp closes the connection but tells nobody who
-waits for the rest: the call would hold its slot until its time is over, an hour by default.
+If an engine breaks HTTP's rules within a chunked body, aiohttp closes the connection without waking whoever
+reads the rest: the call would hold its slot until its timeout, an hour by default.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class BodyWatch:
             return
         transport = connection.transport
         is_closed = transport is None or transport.is_closing()
-        # Seen once, its end may just be under way.
+        # Closed at one look only, its end may still be on the way to the reader.
         if is_closed and self._was_closed:
             content.set_exception(
                 aiohttp.ClientResponseError(self._response.request_info, (), message="a malformed chunk")

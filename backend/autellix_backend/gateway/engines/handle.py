@@ -20,10 +20,10 @@ from autellix_backend.gateway.engines.ended import EndedPrograms
 from autellix_backend.gateway.engines.ordering import ArrivalOrdering, Ordering
 from autellix_backend.gateway.engines.queue import EngineQueue
 from autellix_backend.gateway.engines.reporting import Reporting, reporting_of
+from autellix_backend.gateway.engines.snapshots import LatestSnapshots
 from autellix_backend.gateway.engines.upstream import Upstream
 from autellix_backend.gateway.errors import OverloadedError
 from autellix_backend.observe.metrics import QueueMetrics
-from autellix_backend.reports.ranks import merge_ranks
 from autellix_backend.reports.snapshot import AdmissionSnapshot, EngineSnapshot
 
 MAX_WAITING_CALLS = 10_000
@@ -67,13 +67,13 @@ class AdmissionBounds:
         Raises:
             OverloadedError: if it would exceed a bound.
         """
+        if self.has_room(size_bytes):
+            return self.add(size_bytes)
         if self.calls >= MAX_WAITING_CALLS:
             self._on_refusal("queue_calls")
             raise OverloadedError(self._engine, f"{MAX_WAITING_CALLS} calls")
-        if not self.has_room(size_bytes):
-            self._on_refusal("queue_bytes")
-            raise OverloadedError(self._engine, f"{MAX_WAITING_BYTES} bytes")
-        return self.add(size_bytes)
+        self._on_refusal("queue_bytes")
+        raise OverloadedError(self._engine, f"{MAX_WAITING_BYTES} bytes")
 
     def add(self, size_bytes: int) -> QueueSpace:
         """Admit a call without regard to the bounds, because another engine's bounds admitted it before."""
@@ -106,27 +106,18 @@ class EngineHandle:
     """The programs' tokens in its KV cache, if it publishes KV events."""
     kv_events: KvEventListener | None = None
     """Keeps `cache` up to date."""
-    ranks: dict[int, EngineSnapshot] = field(default_factory=dict)
-    """The latest snapshot that each of its data-parallel ranks has sent since it came up."""
-    snapshot: EngineSnapshot | None = None
-    """Those of all ranks as one."""
+    snapshots: LatestSnapshots = field(default_factory=LatestSnapshots)
     open_calls: int = 0
-    """Requests of this gateway that it has, or that are queued for it here."""
-    is_draining: bool = False
-    """Whether it gets no further calls."""
+    """This gateway's requests at the engine or queued for it."""
     is_leaving: bool = False
-    """Whether it is removed with the end of its last call."""
+    """Whether it is removed with the end of its last request."""
+    on_unused: Callable[[], None] = lambda: None
+    """Is called at the end of the last request of an engine that leaves."""
     speed: Speed = field(default_factory=Speed)
     ended: EndedPrograms = field(default_factory=EndedPrograms)
     """The programs whose end it has not received."""
     name: str = field(init=False)
     """The name that receipts show."""
-    _reported_memory: MemoryReport | None = None
-    """The working set in its last snapshot, for the balancer."""
-    _snapshot_s: float | None = None
-    """When its last snapshot arrived."""
-    _snapshot_calls: int = 0
-    """How many of our calls were open when its last snapshot arrived."""
     _processes: dict[int, str] = field(default_factory=dict)
     """The processes that its reports come from, by rank."""
 
@@ -157,6 +148,27 @@ class EngineHandle:
             return "leaving"
         return "draining" if self.is_draining else self.supervisor.state.value
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether it gets no further calls."""
+        return self.queue.is_draining
+
+    def hold(self) -> None:
+        """Count one more request; the engine does not leave until it is released."""
+        self.open_calls += 1
+
+    def release(self) -> None:
+        """Count one request less."""
+        self.open_calls -= 1
+        if self.is_leaving and not self.open_calls:
+            self.on_unused()
+
+    def leave(self) -> None:
+        """Leave with the end of the last request."""
+        self.is_leaving = True
+        if not self.open_calls:
+            self.on_unused()
+
     def is_accepting(self) -> bool:
         """Return whether calls may be sent to it; no I/O."""
         return not self.is_draining and self.queue.can_send()
@@ -172,7 +184,7 @@ class EngineHandle:
         self.supervisor.open()
 
     async def close(self) -> None:
-        """Undo open() and close the connections; the engine itself goes on."""
+        """Undo open() and close the connections; the engine itself keeps running."""
         await self.supervisor.close()
         await self.upstream.close()
         if self.kv_events is not None:
@@ -193,7 +205,7 @@ class EngineHandle:
             self.cache.begin(is_complete=False)
 
     def on_link_change(self) -> None:
-        """Let an engine with our scheduler order its calls itself, and any other not."""
+        """Let an engine with our scheduler order its own calls; order any other's here."""
         assert self.link is not None
         processes = {rank: facts.engine for rank, facts in self.link.facts.items()}
         if any(self._processes.get(rank, process) != process for rank, process in processes.items()):
@@ -212,46 +224,43 @@ class EngineHandle:
 
     def _forget(self) -> None:
         """Drop what was known of the engine's calls."""
-        self.ranks.clear()
-        self.snapshot = self._snapshot_s = self._reported_memory = None
+        self.snapshots.clear()
         self.ended.clear()
 
     def on_program_ended(self, program_id: str) -> None:
-        """Free what is kept for a program here, and once it has the next call, in the engine."""
+        """Free what is kept for a program here, and in the engine with the next call that it gets."""
         self.ended.on_program_ended(program_id)
         self.queue.on_program_ended(program_id)
 
     @property
     def admission(self) -> AdmissionSnapshot | None:
         """Its working set as its last snapshot shows it, else as estimated here; None without admission."""
-        snapshot = self.snapshot
-        return self.queue.working_set() if snapshot is None else snapshot.admission
+        snapshot = self.snapshots.merged
+        return self.queue.ordering.working_set() if snapshot is None else snapshot.admission
 
     @property
     def memory(self) -> MemoryReport | None:
-        """The same numbers as the balancer needs them; None without admission."""
-        return self.queue.memory() if self.snapshot is None else self._reported_memory
+        """The same numbers in the balancer's form; None without admission."""
+        if self.snapshots.merged is None:
+            return self.queue.ordering.memory(self.clock())
+        return self.snapshots.memory
 
     def silence_s(self) -> float:
         """Return the seconds since a reporting engine with open calls last sent anything."""
         busy_since_s = self.queue.busy_since_s
         if not self.sends_reports or busy_since_s is None:
             return 0.0
-        return self.clock() - max(self._snapshot_s or 0.0, busy_since_s)
+        return self.clock() - max(self.snapshots.arrived_s or 0.0, busy_since_s)
 
     @property
     def snapshot_age_s(self) -> float | None:
         """Return the time since its last snapshot arrived."""
-        return None if self._snapshot_s is None else self.clock() - self._snapshot_s
+        arrived_s = self.snapshots.arrived_s
+        return None if arrived_s is None else self.clock() - arrived_s
 
     def on_snapshot(self, snapshot: EngineSnapshot) -> EngineSnapshot | None:
         """Keep a snapshot that one of its ranks sent; return that rank's one before."""
-        before = self.ranks.get(snapshot.rank)
-        self.ranks[snapshot.rank] = snapshot
-        self.snapshot = merge_ranks(list(self.ranks.values()))
-        self._reported_memory = self.snapshot.memory()
-        self._snapshot_s, self._snapshot_calls = self.clock(), self.open_calls
-        return before
+        return self.snapshots.put(snapshot, self.clock(), self.open_calls)
 
     def measure(self, metrics: QueueMetrics) -> None:
         """Set the gauges of its queue."""
@@ -269,14 +278,14 @@ class EngineHandle:
         Our own calls are counted here; what its last snapshot holds beyond them are other gateways' calls.
         The fastest engine's speed stands in for its own while that is stale.
         """
-        snapshot = self.snapshot if self.supervisor.is_up else None
+        snapshot = self.snapshots.merged if self.supervisor.is_up else None
         slots, others, kv_tokens = self.default_slots, 0, math.inf
         if self.link is not None and (ranks := self.link.facts.values()):
             slots = sum(facts.slots for facts in ranks)
             kv_tokens = sum(math.inf if facts.kv_tokens is None else facts.kv_tokens for facts in ranks)
         if snapshot is not None:
             slots = max(1, snapshot.slots)
-            others = max(0, snapshot.running + snapshot.waiting - self._snapshot_calls)
+            others = max(0, snapshot.running + snapshot.waiting - self.snapshots.open_calls)
             kv_tokens = snapshot.kv_total_blocks * snapshot.kv_block_tokens
         calls = self.open_calls + others
         # An engine that is short of KV blocks runs fewer calls than it has slots.
@@ -295,7 +304,3 @@ class EngineHandle:
             memory=self.memory if self.supervisor.is_up else None,
             is_accepting=is_accepting,
         )
-
-
-MakeHandle = Callable[[Engine], EngineHandle]
-"""Builds the handle of an engine that has been started."""

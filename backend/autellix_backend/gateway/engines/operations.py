@@ -1,4 +1,4 @@
-"""What operators change in the pool of engines: at every worker of the same address alike."""
+"""Operators' changes to the engine pool, made at every worker of the gateway."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class EngineAddress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """A running server, under its name in the pool."""
 
     url: str
-    """With the password that it may have."""
+    """Including its password, if any."""
     name: str
     kind: str
     report_port: int | None = None
 
 
 class _PoolState(msgspec.Struct, frozen=True):
-    """What a worker that starts later has to know."""
+    """What a worker that starts later needs to know."""
 
     names: list[str]
     drained: list[str]
@@ -42,7 +42,7 @@ class _PoolState(msgspec.Struct, frozen=True):
 class PoolOperations:
     """Changes the pool here and at the other workers.
 
-    Each method returns the engine, and the other workers that did not answer in time: they may still do it.
+    Each method returns the engine, and the workers that did not answer in time but may still follow.
     """
 
     def __init__(self, pool: EnginePool, settings: EngineSettings, others: OtherWorkers) -> None:
@@ -61,7 +61,7 @@ class PoolOperations:
         """Add a running server.
 
         Raises:
-            SettingsError: if its address is none.
+            SettingsError: if its address is invalid.
             EngineError: if it does not answer.
             ConflictError: if its name is taken.
         """
@@ -81,7 +81,7 @@ class PoolOperations:
         return self._pool.remove(name), await self._elsewhere(REMOVE, name)
 
     async def catch_up(self) -> None:
-        """Make the changes that another worker has seen: this one may stand in for one that died."""
+        """Make the changes that another worker has already made: this one may replace one that died."""
         answers = await self._others.ask(POOL, None)
         answer = next((each for each in answers.values() if each is not None), None)
         if answer is None:
@@ -115,7 +115,7 @@ class PoolOperations:
         answers = await self._others.ask(kind, content)
         problems = [f"worker {worker}: {problem}" for worker, problem in answers.items() if problem]
         if problems:
-            raise ConflictError(f"here it is done; elsewhere not: {'; '.join(problems)}")
+            raise ConflictError(f"done at this worker, but not at all others: {'; '.join(problems)}")
         return [worker for worker, problem in answers.items() if problem is None]
 
     def _state(self, _nothing: object) -> object:

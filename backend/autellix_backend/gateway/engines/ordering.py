@@ -7,8 +7,9 @@ PolicyOrdering     the scheduler's own machine decides, for an engine that canno
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from autellix_backend.core.admission.working_set import REVIEW_STEPS
 from autellix_backend.core.arrival import Arrival
@@ -21,7 +22,7 @@ from autellix_backend.observe.settled_call import Usage
 from autellix_backend.reports.snapshot import AdmissionSnapshot, admission_of
 
 REVIEW_PERIOD_S = 0.2
-"""Admission looks at contexts again so often."""
+"""How often admission reviews the contexts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,21 +36,25 @@ class Wait:
     """The part in which its program was inactive."""
 
 
-class Ordering(Protocol):
+class Ordering(ABC):
     """The queued calls of an engine and those that were sent to it."""
 
     has_policy: ClassVar[bool]
     """Whether the scheduler's policy decides."""
 
+    @abstractmethod
     def enter(self, arrival: Arrival, now: float) -> None:
         """Queue a call, whose id must not be in use."""
 
+    @abstractmethod
     def next(self, now: float) -> str | None:
         """Return the queued call to send first; None if none may be sent."""
 
+    @abstractmethod
     def send(self, key: str, now: float) -> Wait:
         """Note that a queued call is sent; return how long it waited."""
 
+    @abstractmethod
     def leave(self, key: str, now: float, usage: Usage | None = None) -> Wait | None:
         """Remove a call that may have been sent; return how long it waited if it is still queued.
 
@@ -59,23 +64,26 @@ class Ordering(Protocol):
             usage: The tokens that its answer states; None if unknown.
         """
 
-    def on_program_ended(self, program_id: str, now: float) -> None:
+    def on_program_ended(self, program_id: str, now: float) -> None:  # noqa: B027 - not all keep anything
         """Free what is kept for a program, which may be unknown."""
 
-    def inactive(self, key: str) -> Inactive | None:
+    def inactive(self, key: str) -> Inactive | None:  # noqa: ARG002
         """Return why a queued call's program is not active; None if it is."""
+        return None
 
     def working_set(self) -> AdmissionSnapshot | None:
         """Return the estimated working set; None without admission."""
+        return None
 
-    def memory(self, now: float) -> MemoryReport | None:
+    def memory(self, now: float) -> MemoryReport | None:  # noqa: ARG002
         """Return what the balancer needs of it, at most REVIEW_PERIOD_S old; None without admission."""
+        return None
 
 
-class ArrivalOrdering:
-    """First come, first served, without a bound on sent calls."""
+class ArrivalOrdering(Ordering):
+    """First come, first served, without a bound on sent calls; every program may run."""
 
-    has_policy: ClassVar[bool] = False
+    has_policy = False
 
     def __init__(self) -> None:
         self._waiting: dict[str, float] = {}
@@ -97,23 +105,8 @@ class ArrivalOrdering:
         """Remove the call if it is still queued."""
         return self.send(key, now) if key in self._waiting else None
 
-    def on_program_ended(self, program_id: str, now: float) -> None:
-        """Do nothing: nothing is kept for programs."""
 
-    def inactive(self, key: str) -> Inactive | None:  # noqa: ARG002
-        """Return None: every program may run."""
-        return None
-
-    def working_set(self) -> AdmissionSnapshot | None:
-        """Return None: every program may run."""
-        return None
-
-    def memory(self, now: float) -> MemoryReport | None:  # noqa: ARG002
-        """Return None: every program may run."""
-        return None
-
-
-class PolicyOrdering:
+class PolicyOrdering(Ordering):
     """The scheduler's machine over the calls at the gateway: order, tenants' shares, promotion and admission.
 
     A sent call is never preempted. What an engine with our scheduler measures is estimated here. A call is
@@ -122,7 +115,7 @@ class PolicyOrdering:
     by the work of those that it finished.
     """
 
-    has_policy: ClassVar[bool] = True
+    has_policy = True
 
     def __init__(self, config: SchedulerConfig, slots: float = math.inf, kv_tokens: float = math.inf) -> None:
         """Order calls for an engine.
@@ -151,7 +144,7 @@ class PolicyOrdering:
         context = arrival.context
         if context is not None:
             last_tokens = self._last_tokens.get(arrival.program_id, 0)
-            # Beyond all memory an estimate is wrong, as of an image in a body, or the engine will refuse it.
+            # An estimate above all memory is wrong (an image in the body), or the engine will refuse it.
             tokens = context.tokens if context.tokens <= self._kv_tokens else last_tokens
             self._tokens[arrival.call_id] = tokens
             context = replace(context, tokens=tokens, shared_tokens=min(tokens, last_tokens))
@@ -216,7 +209,7 @@ class PolicyOrdering:
         return admission_of(self._machine)
 
     def memory(self, now: float) -> MemoryReport | None:
-        """Return the estimate for the balancer; it counts the programs, so not anew for every call."""
+        """Return the estimate for the balancer, kept for a while: it takes a pass over the programs."""
         if now >= self._memory_until_s:
             self._memory = memory_of(self._machine)
             self._memory_until_s = now + REVIEW_PERIOD_S

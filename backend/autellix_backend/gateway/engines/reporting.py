@@ -20,7 +20,7 @@ class Reporting:
     text: str
     """Who orders its calls, and how they are charged."""
     problem: str | None = None
-    """What an operator should mend."""
+    """What an operator should fix."""
 
 
 def reporting_of(

@@ -19,8 +19,8 @@ from autellix_backend.observe.settled_call import Outcome, SettledCall
 
 FIRST_BYTES_PER_TOKEN = 4.0
 LEARNING_RATE = 0.05
-"""An answer moves the rate by this share at most: an image in a body, or a prompt that is not in its body,
-says nothing about others."""
+"""The most that one answer moves the rate: a body with an image, or without its prompt, says nothing about
+others."""
 MAX_MODELS = 64
 """Further names share one rate, because some servers accept any name."""
 
@@ -29,13 +29,9 @@ MAX_MODELS = 64
 class Assignment:
     """The engine of a call, and the call's share of the engine's bounds."""
 
+    call: ArrivingCall
     handle: EngineHandle
-    admission: QueueSpace
-    program_id: str
-    prompt_tokens: int
-    """The estimated length of its prompt."""
-    prefix: str
-    """The id of the prefix that its prompt may share with other programs; "" if unknown."""
+    space: QueueSpace
 
 
 class PromptLengths:
@@ -76,57 +72,66 @@ class Router:
         self._programs: set[str] = set()
         """The programs that have had a call since they entered the process table."""
 
-    def assign(self, program_id: str, model: str | None, body_bytes: int, prefix: str = "") -> Assignment:
+    def assign(
+        self,
+        program_id: str,
+        model: str | None,
+        body_bytes: int,
+        read_prefix: Callable[[], str] = lambda: "",
+    ) -> Assignment:
         """Assign an arriving call to an engine; it has to be released in the end.
 
         Args:
             program_id: Its program.
             model: The model that it names.
             body_bytes: The size of its body.
-            prefix: The id of what its prompt begins with, as for Balancer.assign().
+            read_prefix: Returns the id of what its prompt begins with, as for Balancer.assign(); called only
+                if the choice depends on it.
 
         Raises:
             EngineUnavailableError: if there is no engine at all.
             OverloadedError: if too many calls wait already.
             ShuttingDownError: if the gateway shuts down.
         """
-        prompt_tokens = self._prompts.estimate(model, body_bytes)
+        is_new = program_id not in self._programs
+        prefix = read_prefix() if is_new and self._balancer.reads_prefixes and len(self.pool) > 1 else ""
+        call = ArrivingCall(program_id, self._prompts.estimate(model, body_bytes), prefix)
         try:
-            handle = self._with_room(self._choose(program_id, prompt_tokens, prefix), body_bytes)
+            handle = self._choose(call)
+            if not handle.bounds.has_room(body_bytes):
+                handle = self._least_used_with_room(body_bytes) or handle
             if self.pool.is_shutting_down:
                 self._on_refusal("draining")
                 raise ShuttingDownError
-            admission = handle.bounds.admit(body_bytes)
+            space = handle.bounds.admit(body_bytes)
         except BaseException:
             self._forget_unless_begun(program_id)
             raise
-        self.pool.hold(handle)
-        return Assignment(handle, admission, program_id, prompt_tokens, prefix)
+        handle.hold()
+        return Assignment(call, handle, space)
 
     def reassign(self, assignment: Assignment) -> None:
         """Move a call to another engine, if one accepts calls."""
         left = assignment.handle
-        handle = self._choose(
-            assignment.program_id, assignment.prompt_tokens, assignment.prefix, avoided=left
-        )
+        handle = self._choose(assignment.call, avoided=left)
         if handle is left:
             return
-        assignment.admission.release()
+        assignment.space.release()
         # It was admitted once, and is not refused for a bound that others have reached meanwhile.
-        assignment.admission = handle.bounds.add(assignment.admission.size_bytes)
+        assignment.space = handle.bounds.add(assignment.space.size_bytes)
         assignment.handle = handle
-        self.pool.hold(handle)
-        self.pool.release(left)
+        handle.hold()
+        left.release()
 
     def release(self, assignment: Assignment) -> None:
         """End a call's assignment."""
-        assignment.admission.release()
-        self.pool.release(assignment.handle)
-        self._forget_unless_begun(assignment.program_id)
+        self._forget_unless_begun(assignment.call.program_id)
+        assignment.space.release()
+        assignment.handle.release()
 
-    def on_program_begun(self, program_id: str) -> None:
-        """Note that a program is in the process table; it may be there already."""
-        self._programs.add(program_id)
+    def on_begun(self, assignment: Assignment) -> None:
+        """Note that a call's program is in the process table; it may be known already."""
+        self._programs.add(assignment.call.program_id)
 
     def on_call_settled(self, settled: SettledCall) -> None:
         """Learn from an answer how long prompts are, how fast its engine is, and what that has cached."""
@@ -157,27 +162,19 @@ class Router:
         self._programs.discard(program_id)
         self._balancer.forget(program_id)
 
-    def needs_prefix(self, program_id: str) -> bool:
-        """Whether the choice of an engine depends on the prefix of the program's prompt."""
-        return len(self.pool) > 1 and self._balancer.reads_prefixes and program_id not in self._programs
-
     def placement(self, program_id: str) -> Placement | None:
         """Return why a program is on its engine; None where memory decided nothing."""
         return self._balancer.placement(program_id)
 
-    def _choose(
-        self, program_id: str, prompt_tokens: int, prefix: str, avoided: EngineHandle | None = None
-    ) -> EngineHandle:
+    def _choose(self, call: ArrivingCall, avoided: EngineHandle | None = None) -> EngineHandle:
         """Choose an engine; an avoided one only if there is no other."""
         if len(self.pool) == 1:
             return next(iter(self.pool))
         accepting = {handle for handle in self.pool if handle is not avoided and handle.is_accepting()}
         best = fastest(handle.speed for handle in accepting)
-        loads = [handle.load(program_id, best, is_accepting=handle in accepting) for handle in self.pool]
+        loads = [handle.load(call.program_id, best, is_accepting=handle in accepting) for handle in self.pool]
         try:
-            chosen = self.pool.get(
-                self._balancer.assign(ArrivingCall(program_id, prompt_tokens, prefix), loads)
-            )
+            chosen = self.pool.get(self._balancer.assign(call, loads))
         except NoEngineError:
             return self._where_to_wait(avoided)
         for handle in self.pool:
@@ -193,12 +190,10 @@ class Router:
             raise EngineUnavailableError("there is no engine that takes calls")
         return min(staying, key=lambda handle: handle.open_calls)
 
-    def _with_room(self, handle: EngineHandle, body_bytes: int) -> EngineHandle:
-        """Return the engine, or the least used one with room if too many calls wait for it."""
-        if handle.bounds.has_room(body_bytes):
-            return handle
-        others = [other for other in self.pool if other.is_accepting() and other.bounds.has_room(body_bytes)]
-        return min(others, key=lambda other: other.open_calls, default=handle)
+    def _least_used_with_room(self, body_bytes: int) -> EngineHandle | None:
+        """Return the least used of the engines that accept calls and have room for another body."""
+        found = [each for each in self.pool if each.is_accepting() and each.bounds.has_room(body_bytes)]
+        return min(found, key=lambda handle: handle.open_calls, default=None)
 
     def _forget_unless_begun(self, program_id: str) -> None:
         if program_id not in self._programs:

@@ -9,7 +9,7 @@ import aiohttp
 from aiohttp.http_exceptions import BadHttpMessage, PayloadEncodingError
 from yarl import URL
 
-from autellix_backend.engines.base import Engine, EngineKind
+from autellix_backend.engines.base import Engine
 from autellix_backend.gateway.engines.body_watch import BodyWatch
 from autellix_backend.gateway.errors import (
     EngineAnswerError,
@@ -40,9 +40,6 @@ FORWARDED_HEADERS = (
 
 KEY_HEADERS = frozenset({"authorization", "x-api-key", "api-key"})
 
-SESSION_HEADER = "x-session-id"
-"""vLLM's header of a session, which is the program here."""
-
 _NOT_RETURNED = frozenset(
     {
         b"connection",
@@ -56,9 +53,9 @@ _NOT_RETURNED = frozenset(
     }
 )
 _STATUSES = ((200, 300), (400, 600))
-"""Of answers: a redirect would send the client, with its key, elsewhere."""
+"""The statuses of answers: a redirect would send the client, with its key, elsewhere."""
 
-# After a reset the request may be sent again; without a connection the engine is not there.
+# After a reset the request may be sent again; without a connection the engine is gone.
 _UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _RESETS = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError)
 _FAILURES = (aiohttp.ClientError, TimeoutError, OSError)
@@ -89,7 +86,7 @@ class Upstream:
             settings: Timeouts.
             on_retry: Is called for each request that is sent again.
             api_key: The key for the engine, in place of the client's.
-            authorization: What its address holds for that, without such a key.
+            authorization: The credentials in the engine's address, used without `api_key`.
             hides_keys: Whether clients' keys are the gateway's own, which no engine may see.
             session_header: The header that carries the program id, beside that of the engine's kind.
         """
@@ -100,11 +97,6 @@ class Upstream:
         self._settings = settings
         self.on_retry = on_retry
         self._session: aiohttp.ClientSession | None = None
-
-    @property
-    def kind(self) -> EngineKind:
-        """Which fields the engine takes; known once it has answered, perhaps after the gateway's start."""
-        return self._engine.kind
 
     def open(self) -> None:
         """Open the connection pool; must be called in the event loop."""
@@ -147,8 +139,8 @@ class Upstream:
 
         Args:
             method: The HTTP method.
-            target: Path and query, escaped as they go.
-            headers: The headers that cross; see request_headers().
+            target: Path and query, already escaped.
+            headers: The headers to send; see request_headers().
             data: The body.
             is_retry: Whether the request was sent before, so that the engine may know of it.
 
@@ -188,15 +180,15 @@ class Upstream:
             EngineAnswerError: if it is too long, or breaks the rules of HTTP.
         """
         parts: list[bytes] = []
-        size_bytes = response.content_length or 0
+        left_bytes = self._settings.max_answer_bytes
         try:
-            self.check_size(size_bytes)
-            size_bytes = 0
+            self.check_size(response.content_length or 0)
             with BodyWatch(response):
                 while part := await response.content.readany():
-                    size_bytes += len(part)
-                    self.check_size(size_bytes)
                     parts.append(part)
+                    left_bytes -= len(part)
+                    if left_bytes < 0:
+                        raise self._too_long()
             return b"".join(parts)
         except _FAILURES as error:
             raise self._translate(error) from error
@@ -205,10 +197,9 @@ class Upstream:
                 response.close()
 
     def check_size(self, size_bytes: int) -> None:
-        """Raise an EngineAnswerError if so much may not be held of an answer."""
-        limit = self._settings.max_answer_bytes
-        if size_bytes > limit:
-            raise self.bad_answer(f"answered with more than {limit} bytes (gateway.max_answer_bytes)")
+        """Raise an EngineAnswerError if an answer of this size may not be buffered."""
+        if size_bytes > self._settings.max_answer_bytes:
+            raise self._too_long()
 
     def bad_answer(self, problem: str) -> EngineAnswerError:
         """Return the error of an answer that cannot be used."""
@@ -227,9 +218,9 @@ class Upstream:
         if isinstance(error, TimeoutError):
             return EngineTimeoutError(f"engine {self._engine.name} did not answer in time")
         if isinstance(error, aiohttp.ClientResponseError):
-            return self.bad_answer(f"sent no HTTP: {error.message or type(error).__name__}")
+            return self.bad_answer(f"broke the rules of HTTP: {error.message or type(error).__name__}")
         if isinstance(error, aiohttp.ClientPayloadError) and _is_malformed(error):
-            return self.bad_answer(f"sent a body that is no HTTP: {error}")
+            return self.bad_answer(f"broke the rules of HTTP in its body: {error}")
         return self.unavailable(error)
 
     def unavailable(self, error: Exception, *, is_unsent: bool = False) -> EngineUnavailableError:
@@ -237,6 +228,10 @@ class Upstream:
         reason = self._engine.failure() or str(error) or type(error).__name__
         message = f"engine {self._engine.name} is not reachable: {reason}"
         return EngineUnavailableError(message, is_unsent=is_unsent)
+
+    def _too_long(self) -> EngineAnswerError:
+        limit = self._settings.max_answer_bytes
+        return self.bad_answer(f"answered with more than {limit} bytes (gateway.max_answer_bytes)")
 
     def _with_our_key(self, headers: Mapping[str, str]) -> Mapping[str, str]:
         if not self._hides_keys:
@@ -251,7 +246,7 @@ def _url(text: str) -> URL:
 
 
 def _is_malformed(error: aiohttp.ClientPayloadError) -> bool:
-    """Return whether a body broke HTTP's rules; one that ends too early is that of an engine that died."""
+    """Return whether a body broke HTTP's rules; one that only ends early comes from an engine that died."""
     cause = error.__cause__
     return isinstance(cause, BadHttpMessage) and not isinstance(cause, PayloadEncodingError)
 
@@ -265,24 +260,9 @@ def request_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {"content-type": "application/json", **forwarded, "accept-encoding": "identity"}
 
 
-def engine_headers(
-    headers: Mapping[str, str], kind: EngineKind, program: str, *, session_header: str | None = None
-) -> dict[str, str]:
-    """Return the headers for an engine, with the program as vLLM's session and as `session_header`.
-
-    Names are in lower case.
-    """
-    picked = request_headers(headers)
-    if session_header is not None:
-        picked[session_header.lower()] = program
-    if kind is EngineKind.VLLM:
-        picked[SESSION_HEADER] = program
-    return picked
-
-
 def response_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Pick the headers that go back to the client: those of the content, not of the connection.
 
-    They stay the bytes that they are: nothing says that an engine's are text.
+    They stay bytes: the values of an engine need not be text.
     """
     return [(lowered, value) for name, value in headers if (lowered := name.lower()) not in _NOT_RETURNED]

@@ -63,8 +63,8 @@ def engine_view(handle: EngineHandle) -> EngineView:
         failure=None if is_up else handle.engine.failure() or handle.supervisor.problem,
         sends_snapshots=handle.sends_reports,
         silence=_silence_of(handle),
-        snapshot=handle.snapshot if is_up else None,
-        ranks=tuple(handle.ranks.values()) if is_up else (),
+        snapshot=handle.snapshots.merged if is_up else None,
+        ranks=tuple(handle.snapshots.by_rank.values()) if is_up else (),
         age_s=handle.snapshot_age_s if is_up else None,
         why_queued=handle.queue.why_queued,
     )
@@ -77,13 +77,6 @@ def _silence_of(handle: EngineHandle) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueuedElsewhere:
-    """The waiting of another worker's call in the gateway's queues."""
-
-    wait_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CallElsewhere:
     """An open call of another worker, with the fields of an OpenCall that explanations read."""
 
@@ -92,7 +85,8 @@ class CallElsewhere:
     level: int
     entry_service_s: float
     inherited: Inherited
-    queued: QueuedElsewhere
+    wait_s: float
+    """Its time in queues before engines."""
     engine: str
     engine_key: str
     first_bytes_s: float | None
@@ -112,7 +106,7 @@ def seen_from_elsewhere(call: OpenCall, why_queued: str | None) -> CallElsewhere
         level=call.level,
         entry_service_s=call.entry_service_s,
         inherited=call.inherited,
-        queued=QueuedElsewhere(wait_s=call.queued.wait_s),
+        wait_s=call.wait_s,
         engine=call.engine,
         engine_key=call.engine_key,
         first_bytes_s=call.first_bytes_s,

@@ -81,7 +81,7 @@ async def start_session(
     except NotOwnerError as error:
         raise SessionTakenError(start.session_id) from error
     if is_new:
-        tokens.note_start(scoped_id)
+        tokens.running.note_start(scoped_id)
     response.status_code = 201 if is_new else 200
     return StartAnswer(
         session_id=start.session_id,
@@ -139,7 +139,7 @@ async def end_session(
     open_sessions: Sessions,
 ) -> None:
     """End a session and its programs."""
-    tokens.note_end(scoped_id)
+    tokens.running.note_end(scoped_id)
     open_sessions.end(viewer, scoped_id)
     if not await store.close_session(scoped_id, clock()):
         raise NotFoundError(f"there is no session {session_id!r}", param="session_id")

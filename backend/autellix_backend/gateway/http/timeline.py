@@ -194,7 +194,7 @@ def open_spans(call: ShownCall, overview: Overview, origin_s: float) -> tuple[Sp
     start_s, now_s = call.began_s - origin_s, overview.now - origin_s
     if entry is None:
         is_waiting = state is not OpenCallState.SENT
-        moves = [(SpanKind.WAITING, now_s if is_waiting else start_s + call.queued.wait_s)]
+        moves = [(SpanKind.WAITING, now_s if is_waiting else start_s + call.wait_s)]
     else:
         age_s = 0.0 if engine is None else engine.age_s or 0.0
         since_s = min(now_s, max(start_s, now_s - age_s - entry.since_s))

@@ -136,7 +136,7 @@ ALIASES: tuple[Alias, ...] = (
         "claude-code-user-id", _CLIENT, _PROGRAM, "claude-code", body="metadata.user_id", read=claude_session
     ),
     Alias("claude-code-agent", _CLIENT, _AGENT, "claude-code", header="X-Claude-Code-Agent-Id"),
-    # Codex: one session over all its threads; before it spelt the header with an underscore
+    # Codex: one session over all its threads; earlier versions spell the header with an underscore
     Alias("codex-session", _CLIENT, _PROGRAM, "codex", header="session-id"),
     Alias("codex-session-old", _CLIENT, _PROGRAM, "codex", header="session_id"),
     Alias("codex-thread", _CLIENT, _AGENT, "codex", header="thread-id"),
@@ -208,17 +208,15 @@ def resolve_aliases(headers: Mapping[str, str], fields: Fields) -> ResolvedAlias
             continue
         if value is not None:
             matches.append(AliasMatch(alias, value))
-    programs = [match for match in matches if match.alias.field is AliasField.PROGRAM]
-    program = programs[0] if programs else None
-    thread, agent = _first(matches, AliasField.THREAD), _first(matches, AliasField.AGENT)
-    final = _first(matches, AliasField.FINAL)
+    first = {match.alias.field: match for match in reversed(matches)}
+    program, final = first.get(_PROGRAM), first.get(_FINAL)
     return ResolvedAliases(
         program=program,
         parent=_parent_of(program, matches),
-        thread=None if thread is None else thread.value,
-        agent=None if agent is None else agent.value,
+        thread=_value(first.get(_THREAD)),
+        agent=_value(first.get(_AGENT)),
         final=final.alias if final is not None and final.value == _YES else None,
-        conflicts=_conflicts(programs),
+        conflicts=_conflicts([match for match in matches if match.alias.field is _PROGRAM]),
         malformed=tuple(malformed),
     )
 
@@ -307,8 +305,8 @@ def _field_of(raw: msgspec.Raw, name: str) -> msgspec.Raw | None:
     return decoded_or({}, _object_decoder, raw, MAX_SCALAR_BYTES).get(name)
 
 
-def _first(matches: list[AliasMatch], field: AliasField) -> AliasMatch | None:
-    return next((match for match in matches if match.alias.field is field), None)
+def _value(match: AliasMatch | None) -> str | None:
+    return None if match is None else match.value
 
 
 def _parent_of(program: AliasMatch | None, matches: list[AliasMatch]) -> str | None:

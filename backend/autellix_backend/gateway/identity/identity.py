@@ -70,7 +70,7 @@ class Identity:
     interceptions: tuple[tuple[str, float], ...] = ()
     """Tools that the client ran since the calls this one depends on, and their seconds."""
     owner: str | None = None
-    """Whose program it must be, where identity is strict."""
+    """The client that must own the program, where identity is strict."""
 
     aliases: ResolvedAliases = field(compare=False, repr=False)
     transcript: Transcript | None = field(default=None, compare=False, repr=False)
@@ -89,38 +89,33 @@ class Identity:
         return self.source in (ANONYMOUS, FOREIGN_TOKEN)
 
 
-def read_identity(headers: Mapping[str, str], fields: Fields, new_id: Callable[[], str]) -> Identity:
+def read_identity(headers: Mapping[str, str], fields: Fields, new_id: str) -> Identity:
     """Read the identity that a request names, before sub-agents and transcripts are resolved.
 
-    `headers` has lower-case names; `new_id` makes an id for a call that has none.
+    `headers` has lower-case names; `new_id` is the id of a call that has none.
 
     Raises:
         InvalidRequestError: if a header of ours is malformed; `param` names it.
     """
     try:
-        return _read_identity(headers, fields, new_id)
+        aliases = resolve_aliases(headers, fields)
+        call, named = _read(headers, CALL_ID) or new_id, aliases.program
+        return Identity(
+            session=_read(headers, SESSION_ID),
+            program=call if named is None else named.value,
+            name=_read(headers, PROGRAM_NAME),
+            thread=aliases.thread or aliases.agent or MAIN_THREAD,
+            call=call,
+            parents=parse_parents(headers.get(PARENT_IDS.lower()), PARENT_IDS),
+            flags=_flags(headers),
+            is_final=aliases.final is not None,
+            source=ANONYMOUS if named is None else named.alias.source,
+            hint=_hint(headers),
+            interceptions=parse_interceptions(headers.get(INTERCEPTIONS.lower()), INTERCEPTIONS),
+            aliases=aliases,
+        )
     except InvalidIdError as error:
         raise InvalidRequestError(str(error), param=error.field) from error
-
-
-def _read_identity(headers: Mapping[str, str], fields: Fields, new_id: Callable[[], str]) -> Identity:
-    aliases = resolve_aliases(headers, fields)
-    call = _read(headers, CALL_ID) or new_id()
-    named = aliases.program
-    return Identity(
-        session=_read(headers, SESSION_ID),
-        program=call if named is None else named.value,
-        name=_read(headers, PROGRAM_NAME),
-        thread=aliases.thread or aliases.agent or MAIN_THREAD,
-        call=call,
-        parents=parse_parents(headers.get(PARENT_IDS.lower()), PARENT_IDS),
-        flags=_flags(headers),
-        is_final=aliases.final is not None,
-        source=ANONYMOUS if named is None else named.alias.source,
-        hint=_hint(headers),
-        interceptions=parse_interceptions(headers.get(INTERCEPTIONS.lower()), INTERCEPTIONS),
-        aliases=aliases,
-    )
 
 
 class IdentityResolver:
@@ -143,13 +138,12 @@ class IdentityResolver:
 
         Tenants share no lineages and no transcripts.
         """
-        aliases = identity.aliases
-        self._count(aliases)
+        self._count(identity.aliases)
         if identity.source == FOREIGN_TOKEN:
             return identity
-        if aliases.program is None:
+        if identity.aliases.program is None:
             return self._resolve_unnamed(identity, fields, tenant)
-        return self._resolve_named(identity, aliases, aliases.program, tenant)
+        return self._resolve_named(identity, identity.aliases.program, tenant)
 
     def remember(self, identity: Identity, tenant: Tenant) -> None:
         """Remember the lineage and the transcript of a resolved call that was admitted."""
@@ -174,9 +168,8 @@ class IdentityResolver:
         for source in aliases.malformed:
             self._metrics.identity_malformed.labels(source).inc()
 
-    def _resolve_named(
-        self, identity: Identity, aliases: ResolvedAliases, named: AliasMatch, tenant: Tenant
-    ) -> Identity:
+    def _resolve_named(self, identity: Identity, named: AliasMatch, tenant: Tenant) -> Identity:
+        aliases = identity.aliases
         root, agent = self._root_and_agent(aliases, named, tenant)
         if agent == root:
             # The main agent, with or without an id of its own: most calls, and their identity is complete.

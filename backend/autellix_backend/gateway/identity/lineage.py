@@ -14,7 +14,7 @@ MAX_DEPTH = 32
 
 
 class Lineage:
-    """Links from agents to their parents, each within one scope (a tenant); `now` is in growing seconds."""
+    """Links from agents to their parents, each within one scope (a tenant); `now` is in monotonic seconds."""
 
     def __init__(self, *, ttl_s: float, max_links: int = MAX_LINKS) -> None:
         self._parents: RecentMap[str, str] = RecentMap(ttl_s=ttl_s, max_entries=max_links)

@@ -15,6 +15,7 @@ import msgspec
 
 from autellix_backend.gateway.identity.aliases import Fields
 from autellix_backend.gateway.raw_json import JSON_ERRORS, MAX_READ_BYTES, decoded_or, has_many_objects
+from autellix_backend.gateway.tenancy.tenants import Tenant
 
 UNNAMED = "unnamed"
 """The class of programs without a name, a system prompt and tools."""
@@ -23,7 +24,7 @@ HASH_BYTES = 6
 MAX_HASHED_BYTES = 64 * 1024
 """How much of a system prompt is hashed."""
 MIN_PREFIX_BYTES = 1024
-"""What begins with fewer equal bytes saves too little to be looked for."""
+"""A shorter shared prefix saves too little to look for."""
 
 _SYSTEM_FIELDS = ("system", "instructions")
 """The system prompt of Anthropic's messages and of responses."""
@@ -83,6 +84,12 @@ def prefix_id(fields: Fields) -> str:
     if len(start) < MIN_PREFIX_BYTES:
         return ""
     return hashlib.blake2b(start, digest_size=HASH_BYTES).hexdigest()
+
+
+def shared_prefix(tenant: Tenant, fields: Fields) -> str:
+    """Return the prefix id of a tenant's prompt: engines keep the caches of tenants apart."""
+    prefix = prefix_id(fields)
+    return tenant.scoped(prefix) if prefix else ""
 
 
 def _first_text(fields: Fields) -> bytes:

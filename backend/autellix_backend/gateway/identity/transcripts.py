@@ -67,7 +67,7 @@ class TranscriptChain:
             scope: The tenant; transcripts of different ones never meet, nor displace each other.
             fields: The call's body.
             newcomer: The program that the call starts if it extends no known transcript.
-            now: Seconds that only grow.
+            now: Monotonic seconds.
 
         Returns:
             None if the call is not a chat, or holds no answer yet.
