@@ -42,7 +42,7 @@ async def read_body(
     Raises:
         BodyTooLargeError: as soon as it is known to exceed `max_bytes`, or what its tenant may send at all.
         LimitError: as soon as it does with the tenant's other calls.
-        IntakeFullError: if too many bodies are on their way in.
+        IntakeFullError: if the gateway receives too many bytes of bodies at once.
         ClientGoneError: if the client leaves before its end.
         RequestTimeoutError: if it comes too slowly.
     """
