@@ -77,7 +77,7 @@ def row_of(result: SweepResult, case: str, load: float) -> list[float]:
 def table(result: SweepResult, load: float) -> list[str]:
     """Return the table of one load."""
     rows = []
-    for case in dict.fromkeys(point.case for point in result.points):
+    for case in result.cases:
         row = row_of(result, case, load)
         rows.append([case, " ".join(f"{x:.2f}" for x in row[:4]), *(f"{x:.0%}" for x in row[4:])])
     mean_s = result.interval(BASE, load, COMPARED[1]).mean
@@ -139,7 +139,7 @@ def study(
         cells[kv_share] = run_sweep(sweep, workers=arguments.workers)
     rows = {
         f"KV {kv_share:g}, load {load:g}": {
-            case: row_of(result, case, load) for case in dict.fromkeys(point.case for point in result.points)
+            case: row_of(result, case, load) for case in result.cases
         }
         for kv_share, result in cells.items()
         for load in arguments.loads

@@ -106,7 +106,7 @@ class BackendProcess:
 
 
 def to_toml(settings: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write sections of plain values as TOML, where all but infinity looks as in JSON."""
+    """Return sections of plain values as TOML, in which all values but infinity look as in JSON."""
     lines: list[str] = []
     for section, values in settings.items():
         lines.append(f"[{section}]")

@@ -8,6 +8,8 @@ starts this process as a user would, `import autellix` first, and this module fi
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import functools
 import json
 import sys
 import time
@@ -23,7 +25,7 @@ from openai.types.chat import ChatCompletion
 
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.bench.prompts import WORDS, PromptBook, PromptLength
-from autellix_lab.bench.results import CallResult, result_to_mapping
+from autellix_lab.bench.results import CallResult
 from autellix_lab.workload.trace_files import program_from_mapping
 
 PROBE_WORDS = (16, 272)
@@ -92,26 +94,16 @@ class Player:
 
     async def call(self, program_id: str, call: CallTrace, prompt: str) -> CallResult:
         """Make one call of exactly the trace's answer length; a failure is a result too."""
-        submit_s = self.now()
+        result = functools.partial(
+            CallResult, program=program_id, call=call.id, thread=call.thread, submit_s=self.now()
+        )
         try:
             answer = await self.complete(prompt, max(1, call.decode_tokens))
         except openai.OpenAIError as error:
-            problem = f"{type(error).__name__}: {error}"
-            return CallResult(
-                program=program_id,
-                call=call.id,
-                thread=call.thread,
-                submit_s=submit_s,
-                finish_s=self.now(),
-                error=problem,
-            )
+            return result(finish_s=self.now(), error=f"{type(error).__name__}: {error}")
         usage = answer.usage
         receipt = (answer.model_extra or {}).get("autellix")
-        return CallResult(
-            program=program_id,
-            call=call.id,
-            thread=call.thread,
-            submit_s=submit_s,
+        return result(
             finish_s=self.now(),
             prompt_tokens=usage.prompt_tokens if usage else 0,
             output_tokens=usage.completion_tokens if usage else 0,
@@ -194,7 +186,7 @@ def _cached_tokens(usage: CompletionUsage | None, receipt: object) -> int | None
 
 def emit(result: CallResult) -> None:
     """Write one result's line; the parent follows the run by them."""
-    sys.stdout.write(json.dumps(result_to_mapping(result)) + "\n")
+    sys.stdout.write(json.dumps(dataclasses.asdict(result)) + "\n")
     sys.stdout.flush()
 
 

@@ -7,12 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autellix_backend.gateway.recording.trace import ProgramTrace
-from autellix_lab.bench.calibrate import (
-    Calibration,
-    CalibrationError,
-    measure,
-    sample,
-)
+from autellix_lab.bench.calibrate import Calibration, CalibrationError, measure, sample
 from autellix_lab.bench.metrics import outcomes, summarise
 from autellix_lab.bench.replay import ReplayJob, replay
 from autellix_lab.bench.report import LoadComparison, Run

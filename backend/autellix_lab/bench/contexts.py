@@ -9,8 +9,6 @@ from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.bench.results import CallResult
 from autellix_lab.workload.prefixes import SystemPrefix, system_prefix
 
-__all__ = ["mean_context_tokens"]
-
 _Span = tuple[float, float]
 
 

@@ -18,8 +18,6 @@ from autellix_lab.bench.results import CallResult
 from autellix_lab.sim.calibrate import FitError, MeasuredCall, PreemptedCall
 from autellix_lab.workload.arrivals import all_at_once
 
-__all__ = ["Mix", "live_player", "measure_mixes", "measured_calls", "preempted_calls", "usual_mixes"]
-
 SHORT_PROMPT_TOKENS = 16
 SHORT_ANSWER_TOKENS = 4
 WARM_UP_TOKENS = 32

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autellix_backend.gateway.recording.trace import ProgramTrace, program_to_mapping
-from autellix_lab.bench.results import CallResult, result_from_mapping
+from autellix_lab.bench.results import CallResult
 
 CLIENT_MODULE = "autellix_lab.bench.client"
 CLIENT_CODE = f"import autellix, runpy; runpy.run_module({CLIENT_MODULE!r}, run_name='__main__')"
@@ -113,7 +113,7 @@ async def _feed(stdin: asyncio.StreamWriter | None, data: bytes) -> None:
 async def _results(stdout: asyncio.StreamReader | None) -> AsyncIterator[CallResult]:
     assert stdout is not None
     async for line in stdout:
-        yield result_from_mapping(json.loads(line))
+        yield CallResult(**json.loads(line))
 
 
 async def _read_all(stream: asyncio.StreamReader | None) -> str:

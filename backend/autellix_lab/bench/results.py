@@ -1,8 +1,7 @@
-"""What a replay measures per call, as written to and read from its JSON lines."""
+"""The result of one call of a replay, which is one JSON line."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,13 +38,3 @@ class CallResult:
         """Return a numeric field of the receipt, or None where it is absent."""
         value = (self.receipt or {}).get(field)
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def result_to_mapping(result: CallResult) -> dict[str, Any]:
-    """Return the JSON object of one result's line."""
-    return dataclasses.asdict(result)
-
-
-def result_from_mapping(mapping: Mapping[str, Any]) -> CallResult:
-    """Build a result from the JSON object of its line."""
-    return CallResult(**mapping)

@@ -6,10 +6,7 @@ from autellix_backend.cli.commands import LABORATORY, Command
 
 COMMANDS = {
     "demo": Command(
-        "autellix_lab.cli.demo",
-        "compare scheduling policies on a real engine",
-        "autellix demo",
-        LABORATORY,
+        "autellix_lab.cli.demo", "compare scheduling policies on a real engine", "autellix demo", LABORATORY
     ),
     "bench": Command(
         "autellix_lab.cli.bench",

@@ -6,12 +6,13 @@ import argparse
 from pathlib import Path
 
 from autellix_backend.cli.arguments import above_zero, count
-from autellix_lab.workload.fit import NO_GAPS, RECORDED_GAPS, GapRule
+from autellix_backend.errors import CommandError
+from autellix_lab.workload.fit import NO_GAPS, RECORDED_GAPS, Fit, GapRule
 from autellix_lab.workload.loaders import LOADERS, LoadOptions
 from autellix_lab.workload.tokens import load_tokenizer
 
 
-class InputError(Exception):
+class InputError(CommandError):
     """Arguments that do not fit together, or do not fit the data; the message is for the user."""
 
 
@@ -57,6 +58,18 @@ def add_fit_options(parser: argparse.ArgumentParser, *, max_context: int, max_co
         metavar="zero|recorded|capped:S",
         help="time between calls for tools and people (default: recorded)",
     )
+
+
+def fit_of(args: argparse.Namespace) -> Fit:
+    """Return what `add_fit_options` declared.
+
+    Raises:
+        InputError: if the bounds leave no room for a call.
+    """
+    try:
+        return Fit(length_scale=args.length_scale, max_context_tokens=args.max_context, gap_rule=args.gaps)
+    except ValueError as error:
+        raise InputError(f"--length-scale, --max-context: {error}") from error
 
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:

@@ -25,17 +25,12 @@ from autellix_lab.bench.result_file import (
     read_result,
     result_to_json,
 )
-from autellix_lab.bench.result_table import (
-    differing_settings,
-    figures,
-    result_table,
-    write_distributions,
-)
-from autellix_lab.cli.arguments import InputError, add_fit_options
+from autellix_lab.bench.result_table import differing_settings, figures, result_table, write_distributions
+from autellix_lab.cli.arguments import InputError, add_fit_options, fit_of
 from autellix_lab.cli.console import lab_extra, make_console, progress_bars
 from autellix_lab.workload.arrivals import draw_arrivals
-from autellix_lab.workload.fit import Fit, apply_fit
-from autellix_lab.workload.trace_files import read_traces
+from autellix_lab.workload.fit import apply_fit
+from autellix_lab.workload.trace_files import read_programs
 
 LONGEST_RUN_S = 7 * 86400.0
 
@@ -130,13 +125,8 @@ def load_programs(args: argparse.Namespace) -> list[ProgramTrace]:
         TraceError: if the trace cannot be read or holds no program.
         InputError: if the bounds leave no room for a call.
     """
-    programs = read_traces(args.trace)[: args.programs]
-    if not programs:
-        raise TraceError(str(args.trace), "holds no program")
-    try:
-        fit = Fit(length_scale=args.length_scale, max_context_tokens=args.max_context, gap_rule=args.gaps)
-    except ValueError as error:
-        raise InputError(f"--length-scale, --max-context: {error}") from error
+    programs = read_programs(args.trace)[: args.programs]
+    fit = fit_of(args)
     return with_unique_ids([apply_fit(program, fit) for program in programs])
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from autellix_lab.cli.arguments import InputError
 
@@ -21,6 +22,14 @@ def make_console(*, is_stderr: bool = False) -> Console:
     """Return a console that is wide enough for the tables."""
     console = Console(stderr=is_stderr)
     return console if console.is_terminal else Console(stderr=is_stderr, width=WIDTH)
+
+
+def number_table(*titles: str, title: str | None = None, texts: int = 1) -> Table:
+    """Return a table whose first columns hold texts, and the others numbers."""
+    table = Table(title=title, title_justify="left")
+    for position, name in enumerate(titles):
+        table.add_column(name, justify="left" if position < texts else "right")
+    return table
 
 
 @contextlib.contextmanager

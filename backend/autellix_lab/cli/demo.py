@@ -57,11 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="play the programs of a .jsonl or .jsonl.gz trace in the first part",
     )
     add(
-        "--programs",
-        type=count,
-        default=39,
-        metavar="N",
-        help="programs per run at saturation (default: 39)",
+        "--programs", type=count, default=39, metavar="N", help="programs per run at saturation (default: 39)"
     )
     add(
         "--tool-programs",
@@ -124,9 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--json", action="store_true", help="print the report as JSON instead of tables")
     add(
-        "--quick",
-        action="store_true",
-        help="one short round of both parts, as a check and not a measurement",
+        "--quick", action="store_true", help="one short round of both parts, as a check and not a measurement"
     )
 
 

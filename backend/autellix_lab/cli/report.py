@@ -25,7 +25,7 @@ from autellix_lab.report.document import recorded_run, replayed_run, report_docu
 from autellix_lab.sim.experiment import drain_rate_per_s
 from autellix_lab.sim.simulation import SimSettings, simulate
 from autellix_lab.workload.arrivals import draw_arrivals
-from autellix_lab.workload.trace_files import read_traces
+from autellix_lab.workload.trace_files import read_programs
 
 RESULT_SUFFIX = ".json"
 MAX_RUNS = 6
@@ -64,7 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the page; 0 on success, 2 for input that cannot be used."""
     try:
-        traces = {path: _read_trace(path) for path in args.inputs if path.suffix != RESULT_SUFFIX}
+        traces = {
+            path: with_unique_ids(read_programs(path)) for path in args.inputs if path.suffix != RESULT_SUFFIX
+        }
         title = args.title or ", ".join(path.name for path in args.inputs)
         runs, notes = _runs(args, traces)
         programs = [program for found in traces.values() for program in found]
@@ -130,13 +132,6 @@ def _arrivals(
         return rescaled_arrivals(programs, None, args.seed), "as recorded"
     except ValueError as error:
         raise InputError(f"the programs have no recorded arrivals ({error}); expected --rho X") from error
-
-
-def _read_trace(path: Path) -> list[ProgramTrace]:
-    programs = read_traces(path)
-    if not programs:
-        raise TraceError(str(path), "holds no program")
-    return with_unique_ids(programs)
 
 
 def _policies(text: str) -> tuple[str, ...]:

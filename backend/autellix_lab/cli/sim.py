@@ -12,7 +12,7 @@ from rich.table import Table
 
 from autellix_backend.gateway.recording.trace import TraceError
 from autellix_lab.cli.arguments import InputError
-from autellix_lab.cli.console import make_console
+from autellix_lab.cli.console import make_console, number_table
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.presets import PRESETS, ModelError
 from autellix_lab.workload.tokens import TokenizerError
@@ -73,9 +73,7 @@ def _preset_table(engines: list[EngineModel]) -> Table:
         "swap (us/block)": lambda e: f"{e.swap_block_s * 1e6:.3g}",
         "transfer (us)": lambda e: f"{e.swap_transfer_s * 1e6:.3g}",
     }
-    table = Table()
-    for position, title in enumerate(columns):
-        table.add_column(title, justify="right" if position else "left")
+    table = number_table(*columns)
     for engine in engines:
         table.add_row(*(show(engine) for show in columns.values()))
     return table

@@ -16,6 +16,7 @@ from autellix_lab.bench.endpoint import batch_size, first_model, root_url
 from autellix_lab.bench.mixes import live_player, measure_mixes, usual_mixes
 from autellix_lab.bench.replay import ReplayError
 from autellix_lab.cli.arguments import InputError
+from autellix_lab.cli.console import number_table
 from autellix_lab.sim.calibrate import FitError, MeasuredCall, ModelFit, fit_model
 
 LARGE_ERROR = 0.2
@@ -91,9 +92,7 @@ def _batch_size(url: str) -> int:
 
 
 def _table(fit: ModelFit, measured: Sequence[MeasuredCall]) -> Table:
-    table = Table()
-    for position, title in enumerate(("mix", "calls", "steps of a call", "service (s)", "fitted / measured")):
-        table.add_column(title, justify="right" if position else "left")
+    table = number_table("mix", "calls", "steps of a call", "service (s)", "fitted / measured")
     for mix, error in fit.errors.items():
         calls = [call for call in measured if call.mix == mix]
         table.add_row(

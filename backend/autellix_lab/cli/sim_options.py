@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from autellix_backend.cli.arguments import count
 from autellix_backend.cli.options import add_setting_options, settings_from_args
-from autellix_backend.core.balance import BALANCER_NAMES
+from autellix_backend.core.balance import BALANCER_NAMES, DEFAULT_BALANCER
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import POLICY_NAMES, make_policy
-from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
+from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_backend.settings.scheduler import scheduler_to_mapping
 from autellix_lab.cli.arguments import (
     InputError,
     add_fit_options,
     add_load_options,
     add_tree_scale,
+    fit_of,
     load_options,
     numbers,
 )
@@ -29,9 +29,10 @@ from autellix_lab.sim.experiment import BURST_PROGRAMS, SIM_ARRIVALS
 from autellix_lab.sim.model import RESUME_KINDS, SWAP_KINDS, EngineModel
 from autellix_lab.sim.presets import PRESETS, find_engine
 from autellix_lab.sim.simulation import SimSettings
-from autellix_lab.workload.fit import Fit, apply_fit, describe_fit
+from autellix_lab.workload.fit import apply_fit, describe_fit
 from autellix_lab.workload.generate import WORKLOADS, generate_programs
 from autellix_lab.workload.loaders import load
+from autellix_lab.workload.trace_files import not_empty
 
 DEFAULT_MODEL = "llama3.1-8b-a100"
 DEFAULT_PROGRAMS = 200
@@ -45,7 +46,7 @@ OFFERED_LOAD = (
 CLAIRVOYANT = "knows what each program still needs, which no engine can: a bound to compare with"
 SIMULATED_ONLY = "is another system's scheduler by its published rules, simulated only: no engine runs it"
 SCHEDULER_NAMES = (*POLICY_NAMES, *BASELINE_NAMES)
-"""What a simulation can be scheduled by: the policies, and the schedulers of other systems."""
+"""The schedulers of a simulation: the policies, and the schedulers of other systems."""
 
 # Fields of the engine model that have an option of their own.
 _OVERRIDES = ("max_num_seqs", "token_budget", "kv_blocks", "resume", "swap")
@@ -79,7 +80,6 @@ def add_source_options(parser: argparse.ArgumentParser) -> None:
 def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Declare the engines and their scheduler."""
     add = parser.add_argument
-    defaults = _setting_defaults()
     add(
         "--model",
         default=DEFAULT_MODEL,
@@ -99,7 +99,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
         metavar="X,…",
         help="how many times as fast as the model each engine is, as 1,1,2,2 (default: all alike)",
     )
-    balancer = defaults["balancer"]
+    balancer = DEFAULT_BALANCER
     add("--balancer", choices=BALANCER_NAMES, default=balancer, help=f"of calls (default: {balancer})")
     add_setting_options(parser, "--bounds", "--beta", "--preemption")
     add("--quanta", type=_quanta, metavar="S,…", help="time quantum of each level, s (default: its width)")
@@ -135,10 +135,8 @@ def load_pool(args: argparse.Namespace, runs: int = 1) -> list[ProgramTrace]:
         wanted = runs * run_size(args, ())
         programs = generate_programs(args.source, wanted, args.seed, tree_scale=args.tree_scale)
     else:
-        programs = load(Path(args.source), args.format, load_options(args))
-        if not programs:
-            raise TraceError(args.source, "holds no program")
-    fit = _fit(args)
+        programs = not_empty(load(Path(args.source), args.format, load_options(args)), args.source)
+    fit = fit_of(args)
     return [apply_fit(program, fit) for program in programs]
 
 
@@ -149,7 +147,7 @@ def run_size(args: argparse.Namespace, pool: Sequence[ProgramTrace]) -> int:
 
 def fit_note(args: argparse.Namespace) -> str:
     """Return one line about how the programs were fitted."""
-    return describe_fit(_fit(args))
+    return describe_fit(fit_of(args))
 
 
 def make_settings(
@@ -235,13 +233,6 @@ def describe_engines(settings: SimSettings) -> str:
     )
 
 
-def _fit(args: argparse.Namespace) -> Fit:
-    try:
-        return Fit(length_scale=args.length_scale, max_context_tokens=args.max_context, gap_rule=args.gaps)
-    except ValueError as error:
-        raise InputError(f"--length-scale, --max-context: {error}") from error
-
-
 def _engine(args: argparse.Namespace) -> EngineModel:
     given = {name: getattr(args, name) for name in _OVERRIDES if getattr(args, name) is not None}
     return replace(find_engine(args.model), **given)
@@ -264,7 +255,3 @@ def _quanta(text: str) -> tuple[float, ...]:
 
 def _speeds(text: str) -> tuple[float, ...]:
     return numbers(text, example="1,1,2,2")
-
-
-def _setting_defaults() -> dict[str, object]:
-    return {field.name: field.default for field in dataclasses.fields(SimSettings)}

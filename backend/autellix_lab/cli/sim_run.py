@@ -14,7 +14,7 @@ from rich.table import Table
 from autellix_backend.cli.arguments import above_zero
 from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.cli.arguments import InputError
-from autellix_lab.cli.console import make_console
+from autellix_lab.cli.console import make_console, number_table
 from autellix_lab.cli.sim_options import (
     OFFERED_LOAD,
     SCHEDULER_NAMES,
@@ -47,10 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source_options(parser)
     rate = parser.add_mutually_exclusive_group()
     rate.add_argument(
-        "--rho",
-        type=above_zero,
-        metavar="X",
-        help=f"{OFFERED_LOAD} (default: {DEFAULT_RHO:g})",
+        "--rho", type=above_zero, metavar="X", help=f"{OFFERED_LOAD} (default: {DEFAULT_RHO:g})"
     )
     rate.add_argument("--rate", type=above_zero, metavar="R", help="programs per second instead")
     parser.add_argument(
@@ -110,10 +107,7 @@ def _show(console: Console, args: argparse.Namespace, report: dict[str, Any], re
 
 
 def _table(title: str, metrics: Metrics) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for name in STATISTICS:
-        table.add_column(name, justify="right")
+    table = number_table("", *STATISTICS, title=title)
     for label, (metric, factor) in ROWS.items():
         table.add_row(label, *(f"{metrics[f'{metric}.{name}'] * factor:.4g}" for name in STATISTICS))
     return table

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from autellix_backend.cli.arguments import above_zero, count
 from autellix_lab.cli.arguments import InputError, numbers
-from autellix_lab.cli.console import lab_extra, make_console, progress_bars
+from autellix_lab.cli.console import lab_extra, make_console, number_table, progress_bars
 from autellix_lab.cli.sim_options import (
     OFFERED_LOAD,
     SCHEDULER_NAMES,
@@ -30,16 +30,16 @@ from autellix_lab.cli.sim_options import (
 )
 from autellix_lab.sim.experiment import Sweep, SweepResult, run_sweep
 from autellix_lab.sim.sweep_plot import write_sweep_plot
-from autellix_lab.sim.sweep_report import has_no_queue, sweep_report
 from autellix_lab.sim.table import (
     LATENCY,
     RATIO_METRICS,
     EqualLatency,
     equal_latency,
     format_interval,
-    loads_of,
+    has_no_queue,
     nearest_load,
     ratio_rows,
+    sweep_report,
 )
 
 POLICIES = ("fcfs", "mlfq", "plas", "atlas", "hinted", "srpt")
@@ -146,12 +146,9 @@ def _chosen_loads(args: argparse.Namespace) -> tuple[float, ...]:
 
 
 def _baseline_table(result: SweepResult, baseline: str) -> Table:
-    table = Table(title=f"{baseline}: means over the seeds", title_justify="left")
-    for position, title in enumerate(
-        ("load", "programs/s", "token latency (ms)", "p99 (ms)", "latency (s)", "engines busy", "cached")
-    ):
-        table.add_column(title, justify="right" if position else "left")
-    for load in loads_of(result):
+    titles = ("load", "programs/s", "token latency (ms)", "p99 (ms)", "latency (s)", "engines busy", "cached")
+    table = number_table(*titles, title=f"{baseline}: means over the seeds")
+    for load in result.loads:
         shown = [
             result.interval(baseline, load, name).mean
             for name in (
@@ -177,14 +174,8 @@ def _baseline_table(result: SweepResult, baseline: str) -> Table:
 
 
 def _ratio_table(result: SweepResult, baseline: str) -> Table:
-    table = Table(
-        title=f"ratios to {baseline}, less is better: mean over the seeds ± 95 % interval",
-        title_justify="left",
-    )
-    table.add_column("load")
-    table.add_column("policy")
-    for title in RATIO_METRICS:
-        table.add_column(title, justify="right")
+    title = f"ratios to {baseline}, less is better: mean over the seeds ± 95 % interval"
+    table = number_table("load", "policy", *RATIO_METRICS, title=title, texts=2)
     rows = ratio_rows(result, baseline)
     for position, row in enumerate(rows):
         is_first = not position or rows[position - 1].load != row.load
@@ -199,7 +190,7 @@ def _equal_lines(
 ) -> Iterator[str]:
     if not rows:
         return
-    loads = loads_of(result)
+    loads = result.loads
     if args.at_latency is None:
         load = nearest_load(loads)
         wanted_s = result.interval(args.policies[0], load, LATENCY).mean
@@ -226,7 +217,7 @@ def _notes(args: argparse.Namespace, result: SweepResult) -> list[str]:
     notes = policy_notes(args.policies)
     if has_no_queue(result, args.policies[0]):
         notes.append(
-            f"calls hardly waited even at load {loads_of(result)[-1]:g}, so there was nothing to order: "
+            f"calls hardly waited even at load {result.loads[-1]:g}, so there was nothing to order: "
             "raise --programs or --loads, or lower --max-num-seqs"
         )
     return notes

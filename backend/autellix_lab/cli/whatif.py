@@ -10,13 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from rich.table import Table
-
 from autellix_backend.cli.remote import RemoteGateway, add_remote_options, print_json
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.observe.durations import seconds
 from autellix_lab.cli.arguments import InputError
-from autellix_lab.cli.console import make_console
+from autellix_lab.cli.console import make_console, number_table
 from autellix_lab.cli.sim_options import SCHEDULER_NAMES, with_policy
 from autellix_lab.sim.calibrate import TOKEN_BUDGET
 from autellix_lab.sim.model import EngineModel
@@ -155,7 +153,7 @@ def estimate(
 
 
 def text(answer: Mapping[str, Any]) -> str:
-    """Say the estimate in a sentence or two."""
+    """Return the estimate in words."""
     rows, ratio = answer["programs"], answer["simulated_over_measured"]
     row = next(each for each in rows if each["program_id"] == answer["program_id"])
     longer = sum(each["estimated_s"] > LONGER * each["measured_s"] for each in rows)
@@ -170,13 +168,8 @@ def text(answer: Mapping[str, Any]) -> str:
 def _show(answer: Mapping[str, Any], *, is_cut: bool) -> None:
     console = make_console()
     console.print(text(answer), highlight=False)
-    table = Table(
-        "PROGRAM",
-        title=f"{answer['policy']}, measured, and {answer['other_policy']}, estimated",
-        title_justify="left",
-    )
-    for name in ("MEASURED", "ESTIMATED", "RATIO"):
-        table.add_column(name, justify="right")
+    title = f"{answer['policy']}, measured, and {answer['other_policy']}, estimated"
+    table = number_table("PROGRAM", "MEASURED", "ESTIMATED", "RATIO", title=title)
     for row in sorted(answer["programs"], key=lambda row: row["estimated_s"] / row["measured_s"]):
         ratio = row["estimated_s"] / row["measured_s"]
         table.add_row(

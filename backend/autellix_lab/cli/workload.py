@@ -16,7 +16,7 @@ from autellix_lab.workload.describe import PAPER_ROWS, PaperRow, Statistics, des
 from autellix_lab.workload.generate import WORKLOADS, generate_programs
 from autellix_lab.workload.loaders import load
 from autellix_lab.workload.tokens import TokenizerError
-from autellix_lab.workload.trace_files import write_traces
+from autellix_lab.workload.trace_files import not_empty, write_traces
 
 DESCRIBED_PROGRAMS = 3000
 """Default number of programs generated for a description: enough for the tails to show."""
@@ -92,7 +92,7 @@ def _describe(args: argparse.Namespace) -> None:
         source: describe(
             _generated(source, args)
             if source in WORKLOADS
-            else _not_empty(load(Path(source), args.format, options), source)
+            else not_empty(load(Path(source), args.format, options), source)
         )
         for source in args.sources
     }
@@ -135,9 +135,3 @@ def _write(path: Path, programs: list[ProgramTrace]) -> None:
     write_traces(path, programs)
     calls = sum(len(program.calls) for program in programs)
     print(f"{path}: {len(programs)} programs, {calls} calls")
-
-
-def _not_empty(programs: list[ProgramTrace], source: str) -> list[ProgramTrace]:
-    if not programs:
-        raise TraceError(source, "holds no program")
-    return programs

@@ -16,8 +16,6 @@ from autellix_lab.bench.report import LoadComparison, losses, report_mapping, ve
 from autellix_lab.bench.results import CallResult
 from autellix_lab.demo.parts import BLOCK_TOKENS, GOALS, MAX_CONTEXT_TOKENS, DemoOptions, Part
 
-__all__ = ["PartComparison", "comparison_report", "run_parts"]
-
 TOLERANCE = 0.05
 REPORT_WAIT_S = 5.0
 """How long gateways wait for an engine report: figures in steps need it, and a busy machine may stall."""
@@ -76,11 +74,7 @@ def run_parts(
 
 
 def _run_part(
-    options: DemoOptions,
-    part: Part,
-    follow: Follow,
-    follow_turn: FollowTurn,
-    report_progress: ReportProgress,
+    options: DemoOptions, part: Part, follow: Follow, follow_turn: FollowTurn, report_progress: ReportProgress
 ) -> PartComparison:
     baseline, *others = options.policies
     levelled = [policy for policy in others if make_policy(policy).has_levels]

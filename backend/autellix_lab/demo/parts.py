@@ -7,23 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autellix_backend.gateway.recording.trace import ProgramTrace, TraceError
+from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.bench.compare import Load
 from autellix_lab.bench.report import Goals
 from autellix_lab.workload.fit import GapRule, fit_program
 from autellix_lab.workload.generate import generate_programs
 from autellix_lab.workload.prefixes import system_prefix
-from autellix_lab.workload.trace_files import read_traces
-
-__all__ = [
-    "BLOCK_TOKENS",
-    "GOALS",
-    "MAX_CONTEXT_TOKENS",
-    "MAX_TOOL_CONTEXT_TOKENS",
-    "DemoOptions",
-    "Part",
-    "demo_parts",
-]
+from autellix_lab.workload.trace_files import read_programs
 
 MAX_CONTEXT_TOKENS = 2048
 MAX_TOOL_CONTEXT_TOKENS = 4000
@@ -118,9 +108,7 @@ def _ample(options: DemoOptions) -> Part:
             options.workload, options.programs, options.seed, tree_scale=options.tree_scale
         )
     else:
-        found = read_traces(options.trace)[: options.programs]
-        if not found:
-            raise TraceError(str(options.trace), "holds no program")
+        found = read_programs(options.trace)[: options.programs]
     programs = [
         fit_program(program, length_scale=options.length_scale, max_context_tokens=MAX_CONTEXT_TOKENS)
         for program in found

@@ -8,8 +8,6 @@ from typing import Any
 
 from autellix_lab.bench.report import LoadComparison, format_number
 
-__all__ = ["Panel", "write_picture"]
-
 COLOURS = ("#9a9a9a", "#0b6e8f", "#c8641b", "#5c8a3a", "#7d4f9e")
 
 Panel = tuple[str, LoadComparison]

@@ -19,8 +19,6 @@ from autellix_backend.vllm_plugin.report_server import ReportServer
 from autellix_lab.fakes.answers import DIALECTS, EMBEDDINGS_PATH, FakeDialect
 from autellix_lab.fakes.call import MODEL_NAME, FakeBehaviour, FakeCall, Fault, ReceivedRequest
 
-__all__ = ["FakeApi"]
-
 MAX_BODY_BYTES = 256 * 2**20
 RESEND_S = 0.001
 

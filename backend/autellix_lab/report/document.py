@@ -16,10 +16,7 @@ VERSION = 1
 
 
 def report_document(
-    title: str,
-    programs: Sequence[ProgramTrace],
-    runs: Sequence[Mapping[str, Any]],
-    notes: Sequence[str] = (),
+    title: str, programs: Sequence[ProgramTrace], runs: Sequence[Mapping[str, Any]], notes: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return the data of a report.
 
@@ -28,7 +25,7 @@ def report_document(
         programs: Recorded programs, whose calls are shown as far as their times are known.
         runs: What `replayed_run`, `simulated_run` and `recorded_run` return; the first is what the others
             are compared to.
-        notes: What a reader of the comparison has to know.
+        notes: Caveats for a reader of the comparison.
     """
     shown = show_programs(programs)
     left_out = [f"{shown.left_out} programs without times, or too many to show, are left out."]

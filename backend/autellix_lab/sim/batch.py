@@ -11,8 +11,6 @@ from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.decoding import DecodingCalls
 from autellix_lab.sim.stretch import Stretch
 
-__all__ = ["RunningBatch"]
-
 
 class RunningBatch:
     """The calls that hold a batch slot, and the number of steps that the engine has made."""

@@ -8,8 +8,6 @@ from autellix_backend.core.config import bounds_for
 from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.sim.model import EngineModel
 
-__all__ = ["choose_bounds"]
-
 
 def choose_bounds(model: EngineModel, programs: Sequence[ProgramTrace]) -> tuple[float, ...]:
     """Return upper bounds of service (s) by the demo's rule, with modelled costs for measured ones."""

@@ -25,8 +25,6 @@ from typing import Any
 
 from autellix_lab.sim.model import EngineModel
 
-__all__ = ["FitError", "MeasuredCall", "ModelFit", "PreemptedCall", "fit_model", "predicted_s"]
-
 TOKEN_BUDGET = 2048
 """vLLM's default on most hardware; the fit does not depend on it."""
 NAMES = ("step_s", "decode_s", "context_s", "prefill_s", "call_s")

@@ -13,8 +13,6 @@ from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.resume_prices import ResumePrices
 from autellix_lab.sim.stretch import Stretch
 
-__all__ = ["CallBlocks"]
-
 
 class CallBlocks:
     """Allocates blocks to calls; swaps delay the next step, loads their call."""
@@ -28,7 +26,7 @@ class CallBlocks:
         self._is_priced = is_priced and model.resume != "swap"
         has_prices = has_host or self._is_priced
         self._prices = ResumePrices(model.block_tokens, has_host=has_host) if has_prices else None
-        """What a resume costs; None where nothing depends on it."""
+        """The costs of resumes; None where nothing depends on them."""
         self.swapped_blocks = 0
         self._model = model
         self._prefixes: dict[str, Segment] = {}
@@ -38,7 +36,7 @@ class CallBlocks:
         """When the loads that have begun are over."""
 
     def needed(self, tokens: int) -> int:
-        """Return how many blocks so many tokens take."""
+        """Return the number of blocks for a number of tokens."""
         return -(-tokens // self._model.block_tokens)
 
     def take_delay_s(self) -> float:
@@ -47,7 +45,7 @@ class CallBlocks:
         return delay_s
 
     def observe_steps(self, prefill_tokens: int, stretch: Stretch) -> None:
-        """Teach the price list from a stretch whose steps each have so many prefill tokens."""
+        """Learn prices from a stretch whose steps have `prefill_tokens` each."""
         if self._prices is not None:
             self._prices.observe_steps(prefill_tokens, stretch)
 
@@ -59,7 +57,7 @@ class CallBlocks:
         return self._model.has_prefix_cache and fit_together(needs, self.kv.available)
 
     def preemption_pays(self, call: EngineCall, now: float, *, running: int) -> bool:
-        """Return whether preempting one of so many running calls, which is up to date, pays."""
+        """Return whether preempting a call that is up to date, one of `running` calls, pays."""
         assert self._prices is not None
         return self._prices.preemption_pays(call, now, running=running)
 
@@ -142,7 +140,7 @@ class CallBlocks:
         return True
 
     def grow(self, call: EngineCall, steps: int) -> None:
-        """Count the tokens that a call has decoded in so many steps, and the blocks that it got for them."""
+        """Count the tokens that a call has decoded in some steps, and the blocks that it got for them."""
         assert call.segment is not None
         call.computed += steps
         call.generated += steps

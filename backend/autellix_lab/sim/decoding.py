@@ -14,8 +14,6 @@ from autellix_lab.sim.call_blocks import CallBlocks
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.stretch import EPSILON, steps_within
 
-__all__ = ["DecodingCalls"]
-
 
 class DecodingCalls:
     """Advances decoding calls; `step` is the number of steps that the engine has made."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from operator import attrgetter
 
 from autellix_backend.core.arrival import Arrival, Context
 from autellix_backend.core.boost import work_of
@@ -20,11 +21,10 @@ from autellix_lab.sim.baselines.base import Baseline
 from autellix_lab.sim.batch import RunningBatch
 from autellix_lab.sim.call_blocks import CallBlocks
 from autellix_lab.sim.calls import EngineCall
+from autellix_lab.sim.loads import HostLoads
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.stretch import EPSILON, Stretch, steps_within
 from autellix_lab.sim.victims import VictimSelector
-
-__all__ = ["Decision", "SimEngine"]
 
 Decision = tuple[str, str, float]
 """Event (`arrive`, `start`, `preempt`, `finish` or the reason of a level change), call and time."""
@@ -63,12 +63,11 @@ class SimEngine:
         self.busy_s = 0.0
         self.swap_s = 0.0
         self.preemptions = 0
-        self.loads_ahead = 0
-        self._victims = VictimSelector(self.machine, self.batch, self.blocks, self.calls, model.max_num_seqs)
-        self._loading = self._victims.loading
-        self._unlooked: dict[str, EngineCall] = {}
-        """Waiting calls that nobody has looked up in host memory since their admission."""
-        self._loads_ahead = model.loads_ahead and self.machine.admission.memory is not None
+        goes_ahead = model.loads_ahead and self.machine.admission.memory is not None
+        self.loads = HostLoads(self.machine, self.blocks, goes_ahead=goes_ahead)
+        self._victims = VictimSelector(
+            self.machine, self.batch, self.blocks, self.calls, self.loads.calls, model.max_num_seqs
+        )
         self._arrivals: list[EngineCall] = []
         self._stretch: Stretch | None = None
         self._had_room = True
@@ -116,8 +115,9 @@ class SimEngine:
         while not is_last and self._makes_empty_step:
             self.batch.skip_step()
             is_last = self._prepare_step(now)
-        if not self.batch.has_work and self._loading:
-            return self._wait_for_load(now)
+        if not self.batch.has_work and self.loads.calls:
+            # Nothing runs until the first load is over.
+            return self._wait(now, max(self.loads.next_end_s - now, _LEAST_WAIT_S), 1)
         if not self.batch.calls:
             has_work = self._arrivals or (self.calls and not is_last)
             return self._wait_for_decision(now) if has_work else self._wait_for_baseline(now)
@@ -131,7 +131,7 @@ class SimEngine:
     def _makes_empty_step(self) -> bool:
         """Whether no call is in the step: then it takes no time, and the next one may have calls."""
         is_empty = self.calls and not self.batch.has_work
-        return bool(is_empty) and not (self._loading or self.model.holds_arrivals)
+        return bool(is_empty) and not (self.loads.calls or self.model.holds_arrivals)
 
     def _prepare_step(self, now: float) -> bool:
         """Decide and admit; return whether another step without calls would find the same."""
@@ -159,7 +159,7 @@ class SimEngine:
             work = work_of(prefilled, self.batch.decodes)
             self.machine.observe_step(work, stretch.mean_step_s, stretch.steps)
         done = self.batch.advance(stretch, now)
-        done.sort(key=self._victims.rank)
+        done.sort(key=attrgetter("rank"))
         for call in done:
             self._finish(call, now)
         return done
@@ -205,7 +205,7 @@ class SimEngine:
                 now,
             )
             self._changed("arrive", call, now)
-            self._note_admission(call)
+            self.loads.on_admission(call)
         self._arrivals.clear()
 
     def _advance_idle(self, now: float) -> None:
@@ -218,8 +218,7 @@ class SimEngine:
     def _wait_for_decision(self, now: float) -> float:
         """Let time pass to the next decision, which accepts arrivals and admits calls again."""
         period = self.config.period_steps
-        self._stretch = Stretch(now, self.model.step_s, period - self.batch.steps % period)
-        return self._stretch.end_s
+        return self._wait(now, self.model.step_s, period - self.batch.steps % period)
 
     def _wait_for_baseline(self, now: float) -> float | None:
         """Let time pass until a baseline that holds all calls back decides again, if it does."""
@@ -227,7 +226,11 @@ class SimEngine:
         if wake_s == math.inf:
             return None
         step_s = max(self.model.step_s, _LEAST_WAIT_S)
-        self._stretch = Stretch(now, step_s, max(1, math.ceil((wake_s - now) / step_s)))
+        return self._wait(now, step_s, max(1, math.ceil((wake_s - now) / step_s)))
+
+    def _wait(self, now: float, step_s: float, steps: int) -> float:
+        """Let time pass for some steps without calls; return the end."""
+        self._stretch = Stretch(now, step_s, steps)
         return self._stretch.end_s
 
     def _finish(self, call: EngineCall, now: float) -> None:
@@ -270,7 +273,7 @@ class SimEngine:
             self._changed(
                 "admit" if self.machine.call(call_id).is_admitted else "withdraw", self.calls[call_id], now
             )
-            self._note_admission(self.calls[call_id])
+            self.loads.on_admission(self.calls[call_id])
         for change in self.machine.tick(now):
             call = self.calls[change.call_id]
             if call.is_decoding:
@@ -347,9 +350,9 @@ class SimEngine:
         slots = self.model.max_num_seqs - len(self.batch.calls)
         budget = self.model.token_budget - self.batch.prefill_tokens - self.batch.decodes
         # As in vLLM, those that have blocks go first.
-        admitted = self._end_loads(now, slots, budget) if self._loading else []
+        admitted = self.loads.end(now, slots, budget) if self.loads.calls else []
         slots, budget = slots - len(admitted), budget - sum(call.chunk for call in admitted)
-        waiting = self._victims.waiting - len(admitted) - len(self._loading)
+        waiting = self._victims.waiting - len(admitted) - len(self.loads.calls)
         # The machine must not change during the walk.
         for state in self.machine if min(slots, waiting, budget) > 0 else ():
             if state.is_running or state.is_pinned:
@@ -361,7 +364,7 @@ class SimEngine:
                 break
             waiting -= 1
             if call.load_blocks:
-                self._start_load(call, now)
+                self.loads.begin(call, now)
                 continue
             admitted.append(call)
             slots, budget = slots - 1, budget - call.chunk
@@ -369,59 +372,12 @@ class SimEngine:
                 break
         for call in admitted:
             self.machine.start(call.call_id, now)
-            self.machine.call(call.call_id).is_pinned = False
-            self._unlooked.pop(call.call_id, None)
+            self.loads.on_start(call)
             self._starts += 1
             self.batch.add(call)
             self._note("start", call, now)
-        if slots <= 0 and self._loads_ahead:
-            self._load_ahead(now)
-
-    def _note_admission(self, call: EngineCall) -> None:
-        host, state = self.blocks.host, call.state
-        if host is None or state is None:
-            return
-        host.hold_back(call, is_held_back=not state.is_admitted)
-        if state.is_admitted:
-            self._unlooked[call.call_id] = call
-        else:
-            self._unlooked.pop(call.call_id, None)
-
-    def _load_ahead(self, now: float) -> None:
-        """Begin the loads of admitted calls that wait for a slot, in their order."""
-        for call in sorted(self._unlooked.values(), key=self._victims.rank):
-            if call.state is not None and not call.state.is_pinned and self.blocks.has_load(call):
-                if not self.blocks.enter(call, 0, self.blocks.kv.growth(self.batch.steps, 1)):
-                    break
-                self._start_load(call, now)
-                self.loads_ahead += 1
-            self._unlooked.pop(call.call_id, None)
-
-    def _start_load(self, call: EngineCall, now: float) -> None:
-        call.ready_s = self.blocks.start_load(call, now)
-        self._loading[call.call_id] = call
-        self._unlooked.pop(call.call_id, None)
-        # It has blocks, and admission cannot withdraw it.
-        self.machine.call(call.call_id).is_pinned = True
-
-    def _end_loads(self, now: float, slots: int, budget: int) -> list[EngineCall]:
-        """Return the calls whose loads are over and that get a slot."""
-        ready = [call for call in self._loading.values() if call.ready_s <= now + EPSILON]
-        started: list[EngineCall] = []
-        for call in sorted(ready, key=self._victims.rank)[: max(0, slots)]:
-            if budget <= 0:
-                break
-            self.blocks.end_load(call, budget)
-            budget -= call.chunk
-            del self._loading[call.call_id]
-            started.append(call)
-        return started
-
-    def _wait_for_load(self, now: float) -> float:
-        """Let time pass until the first load is over: nothing runs meanwhile."""
-        ready_s = min(call.ready_s for call in self._loading.values())
-        self._stretch = Stretch(now, max(ready_s - now, _LEAST_WAIT_S), 1)
-        return self._stretch.end_s
+        if slots <= 0:
+            self.loads.begin_ahead(now, self.blocks.kv.growth(self.batch.steps, 1))
 
     def _next_step(self, now: float) -> Stretch:
         """Return the next step of the batch, as a stretch of one."""
@@ -442,8 +398,8 @@ class SimEngine:
         if self._arrivals or has_unfilled or self._victims.is_undecided:
             # The next decision may admit a call.
             steps = min(steps, self.config.period_steps - self.batch.steps % self.config.period_steps)
-        if self._loading and free > 0:
-            left_s = min(call.ready_s for call in self._loading.values()) - stretch.start_s
+        if self.loads.calls and free > 0:
+            left_s = self.loads.next_end_s - stretch.start_s
             steps = min(steps, max(1, math.ceil(steps_within(left_s, stretch.step_s, stretch.growth_s))))
         steps = min(steps, self.machine.admission.steps_to_review(self.batch.steps))
         return int(max(1, self.blocks.kv.most_steps(self.batch.steps, steps)))

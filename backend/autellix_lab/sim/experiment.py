@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.sim.results import SimResult
@@ -21,21 +22,8 @@ from autellix_lab.workload.arrivals import ARRIVAL_KINDS, cut_bursts, draw_arriv
 from autellix_lab.workload.prefixes import system_prefix
 from autellix_lab.workload.statistics import Interval, confidence_interval, jain_index, statistics_of
 
-__all__ = [
-    "BURST_PROGRAMS",
-    "COMPARED",
-    "SIM_ARRIVALS",
-    "Point",
-    "Sweep",
-    "SweepResult",
-    "drain_rate_per_s",
-    "draw_bursts",
-    "measure",
-    "pick",
-    "run_sweep",
-    "summarise_runs",
-]
-
+Job = TypeVar("Job")
+Found = TypeVar("Found")
 Metrics = dict[str, float]
 """Numbers of one run by name, such as `token_latency_s.mean`."""
 SIM_ARRIVALS = (*ARRIVAL_KINDS, "burst_idle")
@@ -101,6 +89,16 @@ class SweepResult:
     """All runs of a sweep, in a fixed order."""
 
     points: list[Point] = field(default_factory=list)
+
+    @property
+    def loads(self) -> list[float]:
+        """The offered loads, in rising order."""
+        return sorted({point.load for point in self.points})
+
+    @property
+    def cases(self) -> list[str]:
+        """The cases, in the sweep's order."""
+        return list(dict.fromkeys(point.case for point in self.points))
 
     def values(self, case: str, load: float, metric: str) -> list[float]:
         """Return a metric of one case and load, by seed."""
@@ -210,7 +208,7 @@ def run_sweep(
     """Run a sweep in `workers` processes; `on_point` receives each run as it ends."""
     jobs = [(sweep, seed, load) for seed in sweep.seeds for load in sweep.loads]
     points: list[Point] = []
-    for found in _map(jobs, workers):
+    for found in in_processes(_run_load, jobs, workers):
         points += found
         for point in found:
             if on_point is not None:
@@ -234,18 +232,19 @@ def summarise_runs(result: SweepResult, metrics: Sequence[str]) -> list[dict[str
     return rows
 
 
-def _map(jobs: Sequence[tuple[Sweep, int, float]], workers: int) -> Iterator[list[Point]]:
+def in_processes(work: Callable[[Job], Found], jobs: Iterable[Job], workers: int) -> Iterator[Found]:
+    """Do a piece of work for each job, and yield the results as they come; one worker is this process."""
     if workers == 1:
-        yield from (_run_load(*job) for job in jobs)
+        yield from map(work, jobs)
         return
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(_run_load, *job) for job in jobs]
-        for future in as_completed(futures):
+        for future in as_completed([pool.submit(work, job) for job in jobs]):
             yield future.result()
 
 
-def _run_load(sweep: Sweep, seed: int, load: float) -> list[Point]:
+def _run_load(job: tuple[Sweep, int, float]) -> list[Point]:
     """Run all cases of one seed and load: they share programs and arrivals."""
+    sweep, seed, load = job
     programs = pick(sweep.programs, sweep.count, seed)
     first = next(iter(sweep.cases.values()))
     rate_per_s = load * drain_rate_per_s(programs, first)

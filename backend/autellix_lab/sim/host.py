@@ -11,8 +11,6 @@ from itertools import islice
 from autellix_backend.core.retention import Retention
 from autellix_lab.sim.calls import BlockKey, EngineCall
 
-__all__ = ["HostBlocks"]
-
 
 class HostBlocks:
     """The blocks in host memory; with `total` None it is unbounded."""
@@ -36,7 +34,7 @@ class HostBlocks:
         self._retention.end_call(call.program_id, is_last=False)
 
     def end_program(self, program_id: str) -> None:
-        """Let the blocks of a program that has ended go first."""
+        """Make the blocks of an ended program the first to evict."""
         self._retention.end_program(program_id)
 
     def kept_tokens(self, program_id: str) -> int:

@@ -13,8 +13,6 @@ from __future__ import annotations
 import heapq
 import math
 
-__all__ = ["KvBlocks", "Segment"]
-
 
 class Segment:
     """The blocks that one call added behind `shared` blocks of its parent's content."""
@@ -87,7 +85,7 @@ class KvBlocks:
         return True
 
     def move_to_prefix(self, segment: Segment, prefix: Segment, blocks: int) -> None:
-        """Move full blocks of a held segment, which continue a prefix, to that prefix of so many blocks.
+        """Move the full blocks of a held segment that continue a prefix, of `blocks` blocks in all, to it.
 
         Nothing happens if another call has computed them first: then the segment's blocks are duplicates.
         """
@@ -119,7 +117,7 @@ class KvBlocks:
         return head
 
     def start_growing(self, step: int, tokens: int) -> None:
-        """Add a call that has so many tokens before `step` and gains one in each step from then on."""
+        """Add a call that has `tokens` tokens before `step` and gains one in each step from then on."""
         self._growing[(step - tokens) % self._block_tokens] += 1
         self._growing_calls += 1
 
@@ -129,7 +127,7 @@ class KvBlocks:
         self._growing_calls -= 1
 
     def growth(self, step: int, steps: int) -> int:
-        """Return the blocks that growing calls will need in so many steps from `step` on."""
+        """Return the blocks that growing calls will need in `steps` steps from `step` on."""
         rounds, rest = divmod(steps, self._block_tokens)
         phases = (self._growing[(step + offset) % self._block_tokens] for offset in range(rest))
         return rounds * self._growing_calls + sum(phases)

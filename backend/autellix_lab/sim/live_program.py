@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, dataclass, field
+
 from autellix_backend.core.boost import work_of
 from autellix_backend.core.classes import ClassKey, ObservedProgram
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
@@ -9,75 +11,47 @@ from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.results import ProgramRecord
 from autellix_lab.workload.prefixes import SystemPrefix
 
-__all__ = ["LiveProgram"]
 
-
+@dataclass(slots=True, eq=False, repr=False)
 class LiveProgram:
     """The remaining work of a program, and the sums over its finished calls; times in seconds."""
 
-    __slots__ = (
-        "arrival_s",
-        "cached_tokens",
-        "calls",
-        "children",
-        "hint_error",
-        "index",
-        "loaded_tokens",
-        "missing",
-        "observed",
-        "paths_s",
-        "preemptions",
-        "prefix",
-        "recomputed_tokens",
-        "remaining_calls",
-        "remaining_s",
-        "remaining_tokens",
-        "service_s",
-        "trace",
-        "wait_s",
-        "work",
-    )
+    index: int
+    trace: ProgramTrace
+    arrival_s: float
+    _: KW_ONLY
+    prefix: SystemPrefix | None
+    """The system prefix that it shares with other programs, if any."""
+    remaining_s: float
+    """Model time of the unfinished calls, for clairvoyant policies."""
+    hint_error: float
+    """Factor on all hints of its client."""
+    missing: list[int] = field(init=False)
+    """For each call, how many parents have not finished."""
+    children: list[list[int]] = field(init=False)
+    remaining_calls: int = field(init=False)
+    remaining_tokens: int = field(init=False)
+    work: float = field(init=False)
+    """Of all its calls, for a boost that knows sizes."""
+    observed: ObservedProgram = field(init=False)
+    """As the learned sizes see it."""
+    calls: dict[tuple[str, int], EngineCall] = field(default_factory=dict)
+    """Arrived calls by engine and number."""
+    paths_s: dict[int, float] = field(default_factory=dict)
+    wait_s: float = 0.0
+    service_s: float = 0.0
 
-    def __init__(
-        self,
-        index: int,
-        trace: ProgramTrace,
-        arrival_s: float,
-        *,
-        prefix: SystemPrefix | None,
-        remaining_s: float,
-        hint_error: float,
-    ) -> None:
-        self.index = index
-        self.trace = trace
-        self.arrival_s = arrival_s
-        self.prefix = prefix
-        """The system prefix that it shares with other programs, if any."""
-        self.remaining_s = remaining_s
-        """Model time of the unfinished calls, for clairvoyant policies."""
-        self.hint_error = hint_error
-        """Factor on all hints of its client."""
-        self.missing = [len(set(call.parents)) for call in trace.calls]
-        """For each call, how many parents have not finished."""
-        self.children: list[list[int]] = [[] for _ in trace.calls]
-        for call in trace.calls:
+    def __post_init__(self) -> None:
+        calls = self.trace.calls
+        self.missing = [len(set(call.parents)) for call in calls]
+        self.children = [[] for _ in calls]
+        for call in calls:
             for parent in set(call.parents):
                 self.children[parent].append(call.id)
-        self.remaining_calls = len(trace.calls)
-        self.remaining_tokens = sum(max(1, call.decode_tokens) for call in trace.calls)
-        self.work = sum(work_of(call.new_tokens, max(1, call.decode_tokens)) for call in trace.calls)
-        """Of all its calls, for a boost that knows sizes."""
-        self.observed = ObservedProgram(ClassKey("", trace.source), trace.calls[0].prefill_tokens)
-        """As the learned sizes see it."""
-        self.calls: dict[tuple[str, int], EngineCall] = {}
-        """Arrived calls by engine and number."""
-        self.paths_s: dict[int, float] = {}
-        self.cached_tokens = 0
-        self.loaded_tokens = 0
-        self.recomputed_tokens = 0
-        self.wait_s = 0.0
-        self.service_s = 0.0
-        self.preemptions = 0
+        self.remaining_calls = len(calls)
+        self.remaining_tokens = sum(max(1, call.decode_tokens) for call in calls)
+        self.work = sum(work_of(call.new_tokens, max(1, call.decode_tokens)) for call in calls)
+        self.observed = ObservedProgram(ClassKey("", self.trace.source), calls[0].prefill_tokens)
 
     @property
     def program_id(self) -> str:
@@ -99,12 +73,8 @@ class LiveProgram:
         assert record is not None
         before_s = max((self.paths_s[parent] for parent in trace.parents), default=0.0)
         self.paths_s[trace.id] = before_s + (now - call.arrival_s)
-        self.cached_tokens += call.cached_tokens
-        self.loaded_tokens += call.loaded_tokens
-        self.recomputed_tokens += call.recomputed_tokens
         self.wait_s += record.wait_s
         self.service_s += record.service_s
-        self.preemptions += record.preemptions
         self.remaining_calls -= 1
         self.remaining_s -= true_cost_s
         self.remaining_tokens -= call.output_tokens
@@ -114,7 +84,7 @@ class LiveProgram:
 
     def record(self, now: float) -> ProgramRecord:
         """Return the record of the finished program."""
-        calls = self.trace.calls
+        calls, made = self.trace.calls, self.calls.values()
         return ProgramRecord(
             program_id=self.trace.program_id,
             source=self.trace.source,
@@ -124,10 +94,10 @@ class LiveProgram:
             calls=len(calls),
             output_tokens=sum(max(1, call.decode_tokens) for call in calls),
             prompt_tokens=sum(call.prefill_tokens for call in calls),
-            cached_tokens=self.cached_tokens,
-            loaded_tokens=self.loaded_tokens,
-            recomputed_tokens=self.recomputed_tokens,
+            cached_tokens=sum(call.cached_tokens for call in made),
+            loaded_tokens=sum(call.loaded_tokens for call in made),
+            recomputed_tokens=sum(call.recomputed_tokens for call in made),
             wait_s=self.wait_s,
             service_s=self.service_s,
-            preemptions=self.preemptions,
+            preemptions=sum(call.record.preemptions for call in made if call.record is not None),
         )

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 
-__all__ = ["RESUME_KINDS", "SWAP_KINDS", "UNIT", "EngineModel"]
-
 RESUME_KINDS = ("recompute", "swap", "host")
 SWAP_KINDS = ("per_block", "bulk")
 _STEP_TIMES = ("step_s", "decode_s", "context_s", "prefill_s", "call_s")

@@ -27,20 +27,6 @@ from typing import Any
 
 from autellix_lab.sim.model import UNIT, EngineModel
 
-__all__ = [
-    "A100_80GB",
-    "H100_80GB",
-    "LLAMA_31_8B",
-    "LLAMA_31_70B",
-    "PRESETS",
-    "Hardware",
-    "Model",
-    "ModelError",
-    "derive_engine",
-    "find_engine",
-    "read_engine",
-]
-
 BANDWIDTH_EFFICIENCY = 0.8
 """Assumed share of the peak bandwidth that kernels and copies reach."""
 MODEL_FLOPS_UTILISATION = 0.5

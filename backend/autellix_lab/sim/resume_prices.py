@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from autellix_backend.core.preemption import (
-    PreemptionCosts,
-    Resume,
-    ResumeKind,
-    preemption_pays,
-)
+from autellix_backend.core.preemption import PreemptionCosts, Resume, ResumeKind, preemption_pays
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.stretch import Stretch
-
-__all__ = ["ResumePrices"]
 
 
 class ResumePrices:
@@ -24,7 +17,7 @@ class ResumePrices:
         """Whether the host keeps a copy of full blocks."""
 
     def observe_steps(self, prefill_tokens: int, stretch: Stretch) -> None:
-        """Observe the steps of a stretch, each with so many prefill tokens."""
+        """Observe the steps of a stretch, each of which has `prefill_tokens`."""
         for step in range(stretch.steps):
             self._costs.observe_step(prefill_tokens, stretch.step_s + step * stretch.growth_s)
 
@@ -43,7 +36,7 @@ class ResumePrices:
         return self._costs.load_of(tokens, stored_tokens=stored, token_bytes=1.0 / self._block_tokens)
 
     def preemption_pays(self, call: EngineCall, now: float, *, running: int) -> bool:
-        """Return whether preempting one of so many running calls, which is up to date, pays."""
+        """Return whether preempting a call that is up to date, one of `running` calls, pays."""
         assert call.state is not None
         stored = call.computed // self._block_tokens * self._block_tokens if self._has_host else 0
         return preemption_pays(call.state, now, self._resume(call.computed, stored), running=running)

@@ -34,8 +34,6 @@ from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.results import EngineTotals, ProgramRecord, SimResult
 from autellix_lab.workload.prefixes import SystemPrefix, system_prefix
 
-__all__ = ["Arrivals", "SimSettings", "simulate", "simulate_bursts"]
-
 Arrivals = Iterable[tuple[float, ProgramTrace]]
 """Programs with their arrival times (s), in order of time."""
 
@@ -49,7 +47,7 @@ class SimSettings:
     model: EngineModel
     scheduler: SchedulerConfig
     baseline: str | None = None
-    """Another system's scheduler, by name, in the place of the policy and admission of `scheduler`."""
+    """Another system's scheduler, by name, which replaces the policy and admission of `scheduler`."""
     engines: int = 1
     engine_speeds: tuple[float, ...] = ()
     """Speed of each engine relative to the model; empty: all run at the model's speed."""
@@ -436,7 +434,7 @@ def _totals(engine: SimEngine) -> EngineTotals:
         swap_s=engine.swap_s,
         swapped_blocks=engine.blocks.swapped_blocks,
         evicted_blocks=engine.blocks.kv.evicted_blocks,
-        loads_ahead=engine.loads_ahead,
+        loads_ahead=engine.loads.begun_ahead,
     )
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["EPSILON", "Stretch", "steps_within"]
-
 EPSILON = 1e-9
 """Times that differ by less are equal: sums of step times are rounded."""
 
@@ -47,7 +45,7 @@ class Stretch:
 
 
 def steps_within(time_s: float, step_s: float, growth_s: float) -> float:
-    """Return how many steps take so long, not rounded, if each takes `growth_s` longer than the last."""
+    """Return how many steps take `time_s`, not rounded, if each takes `growth_s` longer than the last."""
     if not growth_s:
         return time_s / step_s
     # The root of n * step_s + growth_s * n * (n - 1) / 2 = time_s, in the form that cancels no digits.

@@ -1,26 +1,22 @@
 """Runs of a study, kept one by one in a file of JSON lines, and their ratios to a base.
 
-A study that was interrupted goes on where it stopped, and its tables are made from the file alone. Whoever
-wants them run again deletes their lines.
+An interrupted study continues where it stopped, and its tables are made from the file alone. To repeat runs,
+delete their lines.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import multiprocessing
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autellix_backend.gateway.recording.trace import ProgramTrace
-from autellix_lab.sim.experiment import COMPARED, Sweep, run_sweep
+from autellix_lab.sim.experiment import COMPARED, Sweep, in_processes, run_sweep
 from autellix_lab.sim.simulation import SimSettings
 from autellix_lab.workload.statistics import Interval, confidence_interval
-
-__all__ = ["BASE", "Block", "Cell", "CellRun", "Pool", "RunFile", "cells_of", "code_version", "run_blocks"]
 
 BASE = "fcfs"
 """The case of all ratios."""
@@ -188,10 +184,11 @@ def run_blocks(
         ]
         jobs = ((cell, seed, cases) for cell, seed, cases in wanted if cases)
         sweeps = ((cell, _sweep(cell, seed, cases, pool_of, settings_of)) for cell, seed, cases in jobs)
-        for cell, case, seed, metrics in _map(sweeps, workers):
-            run = CellRun(cell=cell, case=case, seed=seed, metrics=metrics, code=code)
-            runs.add(run)
-            yield run
+        for found in in_processes(_run, sweeps, workers):
+            for cell, case, seed, metrics in found:
+                run = CellRun(cell=cell, case=case, seed=seed, metrics=metrics, code=code)
+                runs.add(run)
+                yield run
 
 
 def code_version() -> str:
@@ -219,9 +216,7 @@ def _sweep(
         count=pool.count,
         cases={
             case: replace(
-                settings,
-                model=settings.model.with_kv(cell.kv_share),
-                shares_prefixes=cell.shares_prefixes,
+                settings, model=settings.model.with_kv(cell.kv_share), shares_prefixes=cell.shares_prefixes
             )
             for case, settings in chosen.items()
         },
@@ -231,17 +226,7 @@ def _sweep(
     )
 
 
-def _map(sweeps: Iterable[tuple[Cell, Sweep]], workers: int) -> Iterator[_Found]:
-    if workers == 1:
-        for cell, sweep in sweeps:
-            yield from _run(cell, sweep)
-        return
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(_run, cell, sweep) for cell, sweep in sweeps]
-        for future in as_completed(futures):
-            yield from future.result()
-
-
-def _run(cell: Cell, sweep: Sweep) -> list[_Found]:
+def _run(job: tuple[Cell, Sweep]) -> list[_Found]:
+    cell, sweep = job
     points = run_sweep(sweep).points
     return [(cell, point.case, point.seed, {name: point.metrics[name] for name in KEPT}) for point in points]

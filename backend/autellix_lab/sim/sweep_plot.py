@@ -6,9 +6,6 @@ import math
 from pathlib import Path
 
 from autellix_lab.sim.experiment import SweepResult
-from autellix_lab.sim.table import cases_of, loads_of
-
-__all__ = ["write_sweep_plot"]
 
 PANELS = {"mean": "token_latency_s.mean", "p99": "token_latency_s.p99"}
 
@@ -26,9 +23,9 @@ def write_sweep_plot(path: Path, result: SweepResult, title: str) -> None:
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
-    loads = loads_of(result)
+    loads = result.loads
     for axis, (name, metric) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
-        for case in cases_of(result):
+        for case in result.cases:
             found = [result.interval(case, load, metric) for load in loads]
             errors = [0.0 if math.isinf(item.half_width) else item.half_width * 1000 for item in found]
             means = [item.mean * 1000 for item in found]

@@ -1,28 +1,14 @@
-"""Sweep results: ratios to a baseline, and throughput at equal latency."""
+"""Sweep results: ratios to a baseline, throughput at equal latency, and the report of both."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autellix_lab.sim.experiment import SweepResult
+from autellix_lab.sim.experiment import SweepResult, summarise_runs
 from autellix_lab.workload.statistics import Interval, confidence_interval
-
-__all__ = [
-    "LATENCY",
-    "RATIO_METRICS",
-    "EqualLatency",
-    "RatioRow",
-    "cases_of",
-    "equal_latency",
-    "format_interval",
-    "interval_mapping",
-    "load_at",
-    "loads_of",
-    "nearest_load",
-    "ratio_rows",
-]
 
 LATENCY = "token_latency_s.mean"
 """The paper's metric."""
@@ -34,6 +20,8 @@ RATIO_METRICS = {
     "latency, p99": "latency_s.p99",
 }
 """Metric by its title."""
+IDLE_WAIT_SHARE = 0.01
+"""Least share of their latency that programs must wait, for a comparison of policies to mean anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +45,6 @@ class EqualLatency:
     """Seeds whose latency stays below it up to the highest load."""
 
 
-def loads_of(result: SweepResult) -> list[float]:
-    """Return the offered loads in rising order."""
-    return sorted({point.load for point in result.points})
-
-
-def cases_of(result: SweepResult) -> list[str]:
-    """Return the cases in the sweep's order."""
-    return list(dict.fromkeys(point.case for point in result.points))
-
-
 def nearest_load(loads: Sequence[float], wanted: float = 1.0) -> float:
     """Return the load nearest to the wanted one; the lower one of a tie."""
     return min(loads, key=lambda load: (abs(load - wanted), load))
@@ -80,8 +58,8 @@ def ratio_rows(result: SweepResult, baseline: str) -> list[RatioRow]:
             load,
             {title: result.ratio(case, baseline, load, name) for title, name in RATIO_METRICS.items()},
         )
-        for load in loads_of(result)
-        for case in cases_of(result)
+        for load in result.loads
+        for case in result.cases
         if case != baseline
     ]
 
@@ -117,13 +95,13 @@ def equal_latency(
         baseline: its latency at the load nearest 1 is wanted, seed by seed.
         latency_s: wanted latency (s per token) in place of the baseline's.
     """
-    loads = loads_of(result)
+    loads = result.loads
     if latency_s is None:
         wanted = result.values(baseline, nearest_load(loads), LATENCY)
     else:
         wanted = [latency_s] * len(result.values(baseline, loads[0], LATENCY))
     rows: list[EqualLatency] = []
-    for case in cases_of(result):
+    for case in result.cases:
         by_load = [result.values(case, load, LATENCY) for load in loads]
         found = [
             load_at([(load, values[seed]) for load, values in zip(loads, by_load, strict=True)], target)
@@ -149,3 +127,41 @@ def interval_mapping(interval: Interval | None) -> dict[str, float | None] | Non
         return None
     half_width = None if math.isinf(interval.half_width) else interval.half_width
     return {"mean": interval.mean, "half_width": half_width}
+
+
+def sweep_report(
+    result: SweepResult, baseline: str, equal: Sequence[EqualLatency], latency_s: float | None
+) -> dict[str, object]:
+    """Return all runs, their means, ratios to the baseline and loads at equal latency."""
+    ratios = [
+        {
+            "case": row.case,
+            "load": row.load,
+            **{RATIO_METRICS[title]: interval_mapping(interval) for title, interval in row.ratios.items()},
+        }
+        for row in ratio_rows(result, baseline)
+    ]
+    equal_rows = [
+        {
+            "case": row.case,
+            "load": interval_mapping(row.load),
+            "seeds_below_range": row.below,
+            "seeds_above_range": row.above,
+        }
+        for row in equal
+    ]
+    return {
+        "baseline": baseline,
+        "runs": [dataclasses.asdict(point) for point in result.points],
+        "summary": summarise_runs(result, sorted(result.points[0].metrics)),
+        "ratios": ratios,
+        "at_latency_s": latency_s,
+        "equal_latency": equal_rows,
+    }
+
+
+def has_no_queue(result: SweepResult, baseline: str) -> bool:
+    """Return whether calls hardly wait even at the highest load, so that policies cannot differ."""
+    highest = result.loads[-1]
+    wait_s = result.interval(baseline, highest, "wait_s.mean").mean
+    return wait_s < IDLE_WAIT_SHARE * result.interval(baseline, highest, "latency_s.mean").mean

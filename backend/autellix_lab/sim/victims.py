@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 
 from autellix_backend.core.call import Call
 from autellix_backend.core.machine import Machine
@@ -10,7 +11,7 @@ from autellix_lab.sim.batch import RunningBatch
 from autellix_lab.sim.call_blocks import CallBlocks
 from autellix_lab.sim.calls import EngineCall
 
-__all__ = ["VictimSelector"]
+_rank = attrgetter("rank")
 
 
 class VictimSelector:
@@ -22,20 +23,20 @@ class VictimSelector:
         batch: RunningBatch,
         blocks: CallBlocks,
         calls: Mapping[str, EngineCall],
+        loading: Mapping[str, EngineCall],
         slots: int,
     ) -> None:
         self.refused: EngineCall | None = None
         """The waiting call that the last admission refused for want of blocks."""
         self.is_settled = False
         """Whether the last decision found nothing to preempt, and nothing has changed since."""
-        self.loading: dict[str, EngineCall] = {}
-        """Waiting calls whose contexts are being loaded, or were; they have blocks and no slot."""
         self._is_ordering = machine.policy.reorders
         self.preempts = machine.preempts
         self._machine = machine
         self._batch = batch
         self._blocks = blocks
         self._calls = calls
+        self._loading = loading
         self._slots = slots
 
     @property
@@ -54,7 +55,7 @@ class VictimSelector:
         refused = self.refused
         if refused is None or refused.record is not None or refused.is_running or not self.preempts:
             return False
-        return self.rank(self.worst()) > self.rank(refused)
+        return self.worst().rank > refused.rank
 
     def select(self, now: float) -> list[EngineCall]:
         """Return the calls to preempt at a decision."""
@@ -68,22 +69,18 @@ class VictimSelector:
     def worst(self) -> EngineCall:
         """Return the running call to preempt first: the last in order, or under FCFS the last admitted."""
         if self._is_ordering:
-            return max(self._batch.calls.values(), key=self.rank)
+            return max(self._batch.calls.values(), key=_rank)
         return next(reversed(self._batch.calls.values()))
-
-    def rank(self, call: EngineCall) -> tuple[int, float, int]:
-        """Return a call's position in the machine's order."""
-        return self._machine.call(call.call_id).rank
 
     def _for_slots(self, now: float) -> list[EngineCall]:
         """Return the running calls that the machine's batch replaces."""
         running = self._batch.calls
-        admissible = None if not self.loading else self._is_admissible
+        admissible = None if not self._loading else self._is_admissible
         chosen = {call.call_id for call in self._machine.batch(self._slots, admissible=admissible)}
         losing = [call for call_id, call in running.items() if call_id not in chosen]
         gaining = sum(call_id not in running for call_id in chosen)
         free = self._slots - len(running)
-        worst = sorted(losing, key=self.rank, reverse=True)[: max(0, gaining - free)]
+        worst = sorted(losing, key=_rank, reverse=True)[: max(0, gaining - free)]
         # A preemption that does not pay yet may pay after the next step.
         self.is_settled = not worst
         is_free = not worst or self._is_free()
@@ -100,10 +97,10 @@ class VictimSelector:
         missing = self._blocks.needed(refused.known) - self._blocks.kv.available
         is_free = self._is_free()
         victims: list[EngineCall] = []
-        for call in sorted(self._batch.calls.values(), key=self.rank, reverse=True):
+        for call in sorted(self._batch.calls.values(), key=_rank, reverse=True):
             if missing <= 0 and victims:
                 break
-            if self.rank(call) <= self.rank(refused):
+            if call.rank <= refused.rank:
                 break
             if is_free or self._preemption_pays(call, now):
                 self._batch.bring_up(call)
@@ -112,7 +109,7 @@ class VictimSelector:
         return victims if missing <= 0 else []
 
     def _is_admissible(self, call: Call) -> bool:
-        return call.call_id not in self.loading
+        return call.call_id not in self._loading
 
     def _is_free(self) -> bool:
         return self._blocks.preemption_is_free(call for call in self._calls.values() if not call.is_running)

@@ -1,7 +1,7 @@
 """A window of a gateway's history as a workload, to ask what another policy would have done with it.
 
 The simulator has the calls, their dependencies and token counts, the pauses between them, and the arrivals.
-It lacks the prompts: of each it takes for shared what the call found in the cache.
+It lacks the prompts, so a prompt counts as shared as far as the call found it in the cache.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
-
-__all__ = ["LEAST_TOKEN_S", "busy_period", "program_trace", "token_times"]
 
 LEAST_TOKEN_S = 1e-6
 """The least time of an output token: an engine model needs one above zero."""
@@ -87,7 +85,7 @@ def program_trace(program: Ended) -> ProgramTrace | None:
 
 
 class _Ends:
-    """The ends of calls in order, of all of them and by thread: thousands of calls would not look at all."""
+    """The ends of all calls, and of each thread's, in order: a look-up does not scan thousands of calls."""
 
     def __init__(self) -> None:
         self._all: list[tuple[float, int]] = []

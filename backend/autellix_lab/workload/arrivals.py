@@ -53,7 +53,7 @@ def bursty_arrivals(count: int, rate_per_s: float, seed: int, *, variation: floa
 
 
 def cut_bursts(times_s: Sequence[float], size: int) -> list[tuple[float, ...]]:
-    """Cut arrivals into bursts of so many, the last maybe of fewer; each starts at time zero."""
+    """Cut arrivals into bursts of `size`, the last possibly smaller; each starts at time zero."""
     starts = range(0, len(times_s), size)
     return [tuple(time_s - times_s[start] for time_s in times_s[start : start + size]) for start in starts]
 

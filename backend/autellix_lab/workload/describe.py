@@ -46,11 +46,7 @@ class PaperRow:
 PAPER_ROWS: Mapping[str, PaperRow] = MappingProxyType(
     {
         "chat": PaperRow(
-            name="ShareGPT",
-            calls_per_program=6.66,
-            calls_max=80,
-            new_prefill_tokens=256,
-            decode_tokens=277,
+            name="ShareGPT", calls_per_program=6.66, calls_max=80, new_prefill_tokens=256, decode_tokens=277
         ),
         "react": PaperRow(
             name="BFCL v3 multi-turn",
@@ -60,11 +56,7 @@ PAPER_ROWS: Mapping[str, PaperRow] = MappingProxyType(
             decode_tokens=34.14,
         ),
         "tree": PaperRow(
-            name="LATS",
-            calls_per_program=159.7,
-            calls_max=None,
-            new_prefill_tokens=467.2,
-            decode_tokens=72.6,
+            name="LATS", calls_per_program=159.7, calls_max=None, new_prefill_tokens=467.2, decode_tokens=72.6
         ),
     }
 )

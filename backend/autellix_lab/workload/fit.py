@@ -62,7 +62,7 @@ class Fit:
 
 
 def draw_gaps(program: ProgramTrace, distribution: HeavyTail) -> ProgramTrace:
-    """Give each call with a parent a drawn gap (ms), for sources that did not record any.
+    """Return the program with a drawn gap (ms) before each call with a parent, for sources that record none.
 
     The same program gets the same gaps.
     """

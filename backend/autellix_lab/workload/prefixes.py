@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from autellix_backend.gateway.recording.trace import ProgramTrace
 
-__all__ = ["SystemPrefix", "system_prefix"]
-
 
 @dataclass(frozen=True, slots=True)
 class SystemPrefix:

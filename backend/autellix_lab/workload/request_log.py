@@ -38,15 +38,12 @@ def read_request_log(path: Path) -> list[LoggedRequest]:
     Raises:
         TraceError: for a file, a column or a value that cannot be used; names the line and the column.
     """
-    header, rows = _read(path)
-    prompt = _column(path, header, PROMPT_COLUMNS)
-    answer = _column(path, header, ANSWER_COLUMNS)
-    times_s = _times_s(path, header, rows, _column(path, header, TIME_COLUMNS))
+    log = _Log(path)
+    prompt, answer = log.column(PROMPT_COLUMNS), log.column(ANSWER_COLUMNS)
+    times_s = log.times_s(log.column(TIME_COLUMNS))
     return [
-        LoggedRequest(
-            time_s, _tokens(path, header, line, row, prompt), _tokens(path, header, line, row, answer)
-        )
-        for time_s, (line, row) in zip(times_s, rows, strict=True)
+        LoggedRequest(time_s, log.tokens(row, prompt), log.tokens(row, answer))
+        for time_s, row in zip(times_s, log.rows, strict=True)
     ]
 
 
@@ -59,66 +56,59 @@ def read_arrivals(path: Path, column: str | None = None) -> tuple[float, ...]:
     Raises:
         TraceError: for a file, a column or a value that cannot be used; names the line and the column.
     """
-    header, rows = _read(path)
-    place = _column(path, header, TIME_COLUMNS if column is None else (column.lower(),))
-    return tuple(sorted(_times_s(path, header, rows, place)))
+    log = _Log(path)
+    return tuple(sorted(log.times_s(log.column(TIME_COLUMNS if column is None else (column.lower(),)))))
 
 
-def _read(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return the header and the rows, each with its line."""
-    try:
-        raw = path.read_bytes()
-        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
-        reader = csv.reader(io.StringIO(text))
-        lines = [(reader.line_num, row) for row in reader if row]
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-        raise TraceError(str(path), f"cannot be read: {error}") from error
-    if len(lines) < 2:
-        raise TraceError("file", "has no rows; expected a header and one row or more", str(path))
-    return [name.strip() for name in lines[0][1]], lines[1:]
+class _Log:
+    """The header and the rows of a file, each row with its line."""
 
+    def __init__(self, path: Path) -> None:
+        try:
+            raw = path.read_bytes()
+            text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
+            reader = csv.reader(io.StringIO(text))
+            lines = [(reader.line_num, row) for row in reader if row]
+        except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+            raise TraceError(str(path), f"cannot be read: {error}") from error
+        if len(lines) < 2:
+            raise TraceError("file", "has no rows; expected a header and one row or more", str(path))
+        self.path = path
+        self.header = [name.strip() for name in lines[0][1]]
+        self.rows = lines[1:]
 
-def _column(path: Path, header: Sequence[str], names: Sequence[str]) -> int:
-    lowered = [name.lower() for name in header]
-    found = next((lowered.index(name) for name in names if name in lowered), None)
-    if found is None:
-        raise TraceError(
-            "header", f"is {', '.join(header)}; expected a column {' or '.join(names)}", f"{path}, line 1"
-        )
-    return found
+    def column(self, names: Sequence[str]) -> int:
+        lowered = [name.lower() for name in self.header]
+        found = next((lowered.index(name) for name in names if name in lowered), None)
+        if found is None:
+            problem = f"is {', '.join(self.header)}; expected a column {' or '.join(names)}"
+            raise TraceError("header", problem, f"{self.path}, line 1")
+        return found
 
+    def tokens(self, row: tuple[int, list[str]], column: int) -> int:
+        text = self._cell(row, column)
+        if not text.isascii() or not text.isdigit():
+            raise self._error(row, column, f"is {text!r}; expected a whole number of tokens")
+        return int(text)
 
-def _cell(path: Path, header: Sequence[str], line: int, row: Sequence[str], column: int) -> str:
-    if column >= len(row):
-        raise TraceError(
-            header[column], f"is missing; expected {len(header)} columns", f"{path}, line {line}"
-        )
-    return row[column].strip()
+    def times_s(self, column: int) -> list[float]:
+        times = []
+        for row in self.rows:
+            text = self._cell(row, column)
+            time_s = _time_s(text)
+            if time_s is None:
+                raise self._error(row, column, f"is {text!r}; expected seconds or a date and time")
+            times.append(time_s)
+        first = min(times)
+        return [time_s - first for time_s in times]
 
+    def _cell(self, row: tuple[int, list[str]], column: int) -> str:
+        if column >= len(row[1]):
+            raise self._error(row, column, f"is missing; expected {len(self.header)} columns")
+        return row[1][column].strip()
 
-def _tokens(path: Path, header: Sequence[str], line: int, row: Sequence[str], column: int) -> int:
-    text = _cell(path, header, line, row, column)
-    if not text.isascii() or not text.isdigit():
-        raise TraceError(
-            header[column], f"is {text!r}; expected a whole number of tokens", f"{path}, line {line}"
-        )
-    return int(text)
-
-
-def _times_s(
-    path: Path, header: Sequence[str], rows: Sequence[tuple[int, list[str]]], column: int
-) -> list[float]:
-    times = []
-    for line, row in rows:
-        text = _cell(path, header, line, row, column)
-        time_s = _time_s(text)
-        if time_s is None:
-            raise TraceError(
-                header[column], f"is {text!r}; expected seconds or a date and time", f"{path}, line {line}"
-            )
-        times.append(time_s)
-    first = min(times)
-    return [time_s - first for time_s in times]
+    def _error(self, row: tuple[int, list[str]], column: int, problem: str) -> TraceError:
+        return TraceError(self.header[column], problem, f"{self.path}, line {row[0]}")
 
 
 def _time_s(text: str) -> float | None:

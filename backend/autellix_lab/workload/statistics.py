@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Interval", "confidence_interval", "jain_index", "percentile", "statistics_of"]
-
 # Two-sided 95 % quantiles of Student's t by degrees of freedom; beyond the last, the normal's.
 _T95 = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,

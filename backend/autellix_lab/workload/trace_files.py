@@ -30,6 +30,26 @@ def read_traces(path: Path) -> list[ProgramTrace]:
     return list(_read_lines(path))
 
 
+def read_programs(path: Path) -> list[ProgramTrace]:
+    """Read a file of program traces that are to be played.
+
+    Raises:
+        TraceError: as read_traces(), or if there is no program.
+    """
+    return not_empty(read_traces(path), path)
+
+
+def not_empty(programs: list[ProgramTrace], source: object) -> list[ProgramTrace]:
+    """Return a source's programs.
+
+    Raises:
+        TraceError: if there is none.
+    """
+    if not programs:
+        raise TraceError(str(source), "holds no program")
+    return programs
+
+
 def write_traces(path: Path, programs: Iterable[ProgramTrace]) -> None:
     """Write programs as JSON lines, compressed if the name ends in .gz."""
     with _open(path, "wt") as file:

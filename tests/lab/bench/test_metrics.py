@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import json
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from autellix_lab.bench.metrics import (
     ratios,
     summarise,
 )
-from autellix_lab.bench.results import CallResult, result_from_mapping, result_to_mapping
+from autellix_lab.bench.results import CallResult
 
 
 def call(number: int, *parents: int) -> CallTrace:
@@ -99,7 +101,7 @@ def test_ratios_leave_out_a_zero_baseline() -> None:
 
 def test_a_result_survives_its_line() -> None:
     original = result(3, 0.5, 1.5, receipt={"level": 2})
-    assert result_from_mapping(result_to_mapping(original)) == original
+    assert CallResult(**json.loads(json.dumps(dataclasses.asdict(original)))) == original
     assert original.receipt_number("level") == 2.0
     assert original.receipt_number("wait_s") is None
 

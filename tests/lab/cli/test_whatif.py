@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.lab.sim.test_window import call
 
+from autellix_backend.cli.main import main
 from autellix_backend.cli.remote import RemoteGateway
 from autellix_lab.cli import whatif
 from autellix_lab.cli.arguments import InputError
@@ -104,3 +105,12 @@ def test_a_program_behind_those_that_are_listed_is_an_error(
     answers["/history?limit=1000"] = {"programs": HISTORY[:2], "has_more": True}
     with pytest.raises(InputError, match=r"short is not among the last 1,000 programs that ended"):
         run(capsys, "short")
+
+
+def test_an_error_is_shown_without_a_traceback(
+    answers: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers["/engines"] = {"engines": []}
+
+    assert main(["whatif", "short"]) == 2
+    assert "autellix: error: no engine reports its slots" in capsys.readouterr().err

@@ -10,12 +10,10 @@ from autellix_lab.sim.experiment import Point, SweepResult
 from autellix_lab.sim.table import (
     LATENCY,
     RATIO_METRICS,
-    cases_of,
     equal_latency,
     format_interval,
     interval_mapping,
     load_at,
-    loads_of,
     nearest_load,
     ratio_rows,
 )
@@ -92,8 +90,8 @@ def test_ratio_rows_hold_every_other_case_at_every_load() -> None:
 
 def test_loads_and_cases_are_those_of_the_sweep() -> None:
     """Loads rise, cases keep their order."""
-    assert loads_of(SWEEP) == [0.5, 1.0, 1.5]
-    assert cases_of(SWEEP) == ["slow", "fast"]
+    assert SWEEP.loads == [0.5, 1.0, 1.5]
+    assert SWEEP.cases == ["slow", "fast"]
     assert LATENCY in RATIO_METRICS.values()
 
 

@@ -16,8 +16,6 @@ from typing import Any
 from autellix_lab.bench.compare import Turn
 from autellix_lab.bench.results import CallResult
 
-__all__ = ["Race"]
-
 
 @dataclass(slots=True)
 class _Lane:
@@ -51,7 +49,7 @@ class Race:
         self._lanes: dict[str, _Lane] = {}
 
     def tell(self, news: str) -> None:
-        """Show in words what goes on between two heats."""
+        """Set the text that is shown between two heats."""
         with self._lock:
             self._news = news
 
@@ -78,13 +76,13 @@ class Race:
         return take
 
     def end(self) -> None:
-        """End the race: what is shown stays."""
+        """End the race; the page keeps its last state."""
         with self._lock:
             self._rest()
             self._is_over = True
 
     def state(self, heat: int, known: dict[str, int]) -> dict[str, Any]:
-        """Return what the page does not know yet, as plain JSON values.
+        """Return the state with the calls that the page lacks, as plain JSON values.
 
         Args:
             heat: The heat that the page shows.

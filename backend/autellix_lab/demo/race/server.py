@@ -32,7 +32,7 @@ class _RaceServer(ThreadingHTTPServer):
         self.files = {**assets(), **read_assets(__package__)}
 
     def handle_error(self, _request: object, _client_address: object) -> None:
-        """Let go of a browser that left, without a word in the demo's output."""
+        """Ignore a browser that left, so that the demo's output stays clean."""
 
 
 class _RaceHandler(BaseHTTPRequestHandler):

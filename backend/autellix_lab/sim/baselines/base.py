@@ -1,4 +1,4 @@
-"""What a baseline puts in the place of the product's scheduler, for one simulated engine."""
+"""The interface of baselines, which replace the product's scheduler on one simulated engine."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
 
-from autellix_backend.core.admission.base import NEVER_STEPS, Admission
+from autellix_backend.core.admission.base import Admission
 from autellix_backend.core.arrival import Context
 from autellix_backend.core.call import Call
 from autellix_backend.core.policies import Policy
 from autellix_backend.core.table import Program
 from autellix_lab.sim.call_blocks import CallBlocks
 from autellix_lab.sim.model import EngineModel
-
-__all__ = ["NEVER_STEPS", "Baseline"]
 
 
 class Baseline(Admission, ABC):

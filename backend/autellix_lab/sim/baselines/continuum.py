@@ -34,19 +34,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from autellix_backend.core.admission.base import NEVER_STEPS
 from autellix_backend.core.arrival import Context
 from autellix_backend.core.call import Call, ChangeReason, LevelChange
 from autellix_backend.core.policies.base import QueueInputs
 from autellix_backend.core.policies.fcfs import Fcfs
 from autellix_backend.core.queues.base import Queue
 from autellix_backend.core.table import Program
-from autellix_lab.sim.baselines.base import NEVER_STEPS, Baseline
+from autellix_lab.sim.baselines.base import Baseline
 from autellix_lab.sim.call_blocks import CallBlocks
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.kv import Segment
 from autellix_lab.sim.model import EngineModel
-
-__all__ = ["Continuum", "Durations", "Memoryfulness"]
 
 FIXED_TTL_S = 2.0
 FEW_DURATIONS = 100
@@ -92,7 +91,7 @@ class Memoryfulness:
         self._sums = [0.0] * 5
 
     def add(self, calls: int) -> None:
-        """Add an ended program of so many calls."""
+        """Add an ended program by its number of calls."""
         self._count += calls
         for made in range(1, calls + 1):
             left = calls - made
@@ -109,7 +108,7 @@ class Memoryfulness:
 
 @dataclass(slots=True)
 class Pin:
-    """The KV blocks of a finished call, which nobody can evict."""
+    """The KV blocks of a finished call, which are not evicted while the pin lasts."""
 
     segment: Segment
     until_s: float
@@ -128,7 +127,7 @@ class PinnedBlocks(CallBlocks):
         self._running = 0
 
     def enter(self, call: EngineCall, budget: int, reserve: int) -> bool:
-        """Give a waiting call its blocks; where nothing runs, pins give way."""
+        """Allocate a waiting call's blocks; where nothing runs, pins end to make room."""
         while not super().enter(call, budget, reserve):
             if self._running or not self.pins:
                 return False

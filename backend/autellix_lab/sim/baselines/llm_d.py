@@ -33,8 +33,6 @@ from autellix_backend.core.table import Program
 from autellix_lab.sim.baselines.base import Baseline
 from autellix_lab.sim.model import EngineModel
 
-__all__ = ["LeastAttainedService"]
-
 SERVICE_SHARE, WAIT_SHARE = 0.8, 0.2
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1, 2
 HALF_LIFE_S = 60.0

@@ -41,13 +41,11 @@ from autellix_backend.core.table import Program
 from autellix_lab.sim.baselines.base import Baseline
 from autellix_lab.sim.model import EngineModel
 
-__all__ = ["ThunderAgent"]
-
 INTERVAL_S = 5.0
 BUFFER_TOKENS = 100
 MAX_PAUSE_S = 1800.0
 REVIEW_STEPS = 16
-"""A stretch of steps may pass over the end of an interval by so many."""
+"""Steps by which a stretch may overrun the end of an interval."""
 
 _tokens = attrgetter("tokens")
 
@@ -100,7 +98,7 @@ class ThunderAgent(Baseline):
         return self._next_s if any(program.waits for program in self._paused()) else math.inf
 
     def steps_to_review(self, step: int) -> int:  # noqa: ARG002
-        """Return how often to look at the time."""
+        """Return the steps between two checks of the time."""
         return REVIEW_STEPS
 
     def arrive(self, call: Call, program: Program, context: Context | None, now: float) -> None:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from autellix_lab.sim.experiment import Sweep, SweepResult
-from autellix_lab.sim.figures.base import Figure, Panel, PaperClaim, Series, Table, Verdict, judge, shown
+from autellix_lab.sim.figures.base import Figure, Panel, PaperClaim, Series, Table, Verdict, gain_claim, shown
 from autellix_lab.sim.figures.equal_latency import best_gain, rate_at, seed_curves
-from autellix_lab.sim.figures.latency import latency_series
+from autellix_lab.sim.figures.latency import latency_panel, ratio_of
 from autellix_lab.sim.figures.study import POLICIES, TITLES, RunSweep, Study
-from autellix_lab.sim.simulation import SimSettings
 from autellix_lab.workload.statistics import Interval, confidence_interval
-
-__all__ = ["figure_14", "figure_15"]
 
 METRICS = {"mean": "token_latency_s.mean", "p95": "token_latency_s.p95", "p99": "token_latency_s.p99"}
 ENGINES = 4
@@ -40,19 +35,12 @@ def figure_14(study: Study, run: RunSweep) -> Figure:
     for workload in BALANCER_WORKLOADS:
         result = run(f"balancers: {workload}", _balancers(study, workload))
         for name, metric in METRICS.items():
-            label = f"{name} token latency (s/token)"
-            series = latency_series(result, metric)
-            panels.append(
-                Panel(f"{TITLES[workload]}, {name}", "programs per second", label, series, is_log_y=True)
-            )
+            title, label = f"{TITLES[workload]}, {name}", f"{name} token latency (s/token)"
+            panels.append(latency_panel(title, result, metric, label))
             for base in ("round_robin", "least_used"):
                 gain = best_gain(result, "locality", base, metric)
-                ratio = None if gain is None else gain.ratio
                 what = f"{workload}: throughput of locality over {base}, same {name}"
-                verdict = judge(ratio, PAPER_BALANCER_GAIN)
-                claims.append(
-                    PaperClaim(what, f"up to {PAPER_BALANCER_GAIN:g}x", shown(ratio, unit="x"), verdict)
-                )
+                claims.append(gain_claim(what, ratio_of(gain), PAPER_BALANCER_GAIN))
         rows += _cached_rows(workload, result)
     return Figure(
         name="14",
@@ -122,44 +110,23 @@ def _scaling_claim(slo: float, points: list[tuple[float, Interval]]) -> PaperCla
 
 
 def _balancers(study: Study, workload: str) -> Sweep:
-    model = replace(study.model, kv_blocks=_share(study.model.kv_blocks))
-    config = study.scheduler(workload, POLICIES[workload])
+    model = study.model.with_kv(KV_SHARE)
     cases = {
-        name: SimSettings(model=model, scheduler=config, engines=ENGINES, balancer=name)
+        name: study.case(workload, POLICIES[workload], model, engines=ENGINES, balancer=name)
         for name in ("least_used", "round_robin", "locality")
     }
     loads = BALANCER_LOADS[workload]
-    return Sweep(
-        programs=study.pools[workload],
-        count=study.count(workload, BALANCER_FACTOR),
-        cases=cases,
-        loads=loads[-1:] if study.is_quick else loads,
-        seeds=study.seeds,
-    )
-
-
-def _share(blocks: int | None) -> int | None:
-    return None if blocks is None else int(blocks * KV_SHARE)
+    return study.sweep(workload, cases, loads[-1:] if study.is_quick else loads, factor=BALANCER_FACTOR)
 
 
 def _replicas(study: Study, engines: int) -> Sweep:
-    settings = SimSettings(
-        model=study.model,
-        scheduler=study.scheduler("chat", POLICIES["chat"]),
-        engines=engines,
-        balancer="locality",
-    )
-    return Sweep(
-        programs=study.pools["chat"],
-        count=study.count("chat", REPLICA_FACTOR * engines),
-        cases={"locality": settings},
-        loads=REPLICA_LOADS[::3] if study.is_quick else REPLICA_LOADS,
-        seeds=study.seeds,
-    )
+    cases = {"locality": study.case("chat", POLICIES["chat"], engines=engines, balancer="locality")}
+    loads = REPLICA_LOADS[::3] if study.is_quick else REPLICA_LOADS
+    return study.sweep("chat", cases, loads, factor=REPLICA_FACTOR * engines)
 
 
 def _cached_rows(workload: str, result: SweepResult) -> list[tuple[str, ...]]:
-    load = max(point.load for point in result.points)
+    load = result.loads[-1]
     return [
         (
             workload,

@@ -8,20 +8,6 @@ from enum import StrEnum
 
 from autellix_lab.workload.statistics import Interval
 
-__all__ = [
-    "EQUAL_WITHIN",
-    "Bar",
-    "Figure",
-    "Gantt",
-    "Panel",
-    "PaperClaim",
-    "Series",
-    "Table",
-    "Verdict",
-    "judge",
-    "shown",
-]
-
 EQUAL_WITHIN = 0.02
 """Ratios that differ from one by less are equal, however narrow their interval."""
 
@@ -126,6 +112,13 @@ def judge(ours: Interval | None, paper: float) -> Verdict:
     if ours.mean - spread <= 1:
         return Verdict.OPEN
     return Verdict.REACHED if ours.mean >= paper else Verdict.DIRECTION
+
+
+def gain_claim(
+    what: str, ours: Interval | None, paper: float, *, bound: str = "up to ", at: str = ""
+) -> PaperClaim:
+    """Return the claim of a gain: `bound` comes before the paper's number, `at` after ours."""
+    return PaperClaim(what, f"{bound}{paper:g}x", shown(ours, unit="x") + at, judge(ours, paper))
 
 
 def shown(value: Interval | None, digits: int = 2, unit: str = "") -> str:

@@ -12,8 +12,6 @@ from autellix_lab.sim.figures.optimum import figure_18
 from autellix_lab.sim.figures.study import RunSweep, Study
 from autellix_lab.sim.figures.unit_steps import figure_2, figure_9
 
-__all__ = ["FIGURES", "make_figure"]
-
 MakeFigure = Callable[[Study, RunSweep], Figure]
 
 FIGURES: dict[str, MakeFigure] = {

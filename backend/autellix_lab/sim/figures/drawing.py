@@ -10,8 +10,6 @@ from typing import Any
 from autellix_lab.sim.figures.base import Figure, Gantt, Panel
 from autellix_lab.workload.statistics import Interval
 
-__all__ = ["draw"]
-
 COLOURS = ("#0072b2", "#8c8c8c", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 COLUMNS = 3

@@ -9,8 +9,6 @@ from itertools import pairwise
 from autellix_lab.sim.experiment import SweepResult
 from autellix_lab.workload.statistics import Interval, confidence_interval
 
-__all__ = ["Gain", "best_gain", "curve", "gain_at", "rate_at", "seed_curves"]
-
 Curve = Sequence[tuple[float, float]]
 """Points (rate, latency) in order of rate."""
 
@@ -47,7 +45,7 @@ def gain_at(ours: Curve, base: Curve, level: float) -> float | None:
 def curve(result: SweepResult, case: str, metric: str) -> list[tuple[float, float]]:
     """Return the means over the seeds by rate."""
     found = []
-    for load in _loads(result, case):
+    for load in result.loads:
         points = [point for point in result.points if (point.case, point.load) == (case, load)]
         found.append((_mean([p.rate_per_s for p in points]), _mean([p.metrics[metric] for p in points])))
     return found
@@ -100,10 +98,6 @@ def _common_levels(ours: Curve, base: Curve) -> list[float]:
     if high <= low:
         return []
     return [low + (high - low) * step / LEVELS for step in range(LEVELS + 1)]
-
-
-def _loads(result: SweepResult, case: str) -> list[float]:
-    return sorted({point.load for point in result.points if point.case == case})
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from autellix_lab.sim.experiment import Point, Sweep, SweepResult
 
-__all__ = ["keep", "take"]
-
 
 def take(folder: Path, sweep: Sweep) -> SweepResult | None:
     """Return the kept runs of an equal sweep, or None if there are none.

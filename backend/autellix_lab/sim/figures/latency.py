@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from autellix_lab.sim.experiment import Sweep, SweepResult
+from autellix_lab.sim.experiment import SweepResult
 from autellix_lab.sim.figures.base import (
     EQUAL_WITHIN,
     Figure,
@@ -13,14 +13,12 @@ from autellix_lab.sim.figures.base import (
     Series,
     Table,
     Verdict,
-    judge,
+    gain_claim,
     shown,
 )
 from autellix_lab.sim.figures.equal_latency import Gain, best_gain, curve
 from autellix_lab.sim.figures.study import TITLES, WORKLOADS, RunSweep, Study, systems
 from autellix_lab.workload.statistics import Interval
-
-__all__ = ["figure_12", "figure_13", "figure_today", "latency_series"]
 
 MEAN, P95, P99 = "token_latency_s.mean", "token_latency_s.p95", "token_latency_s.p99"
 RATE_LABEL = "programs per second"
@@ -43,35 +41,23 @@ COMPARED = {
     "makespan": "makespan_s",
 }
 
+OUTCOMES = ("win", "equal", "lose", "open")
+
 
 def figure_12(study: Study, run: RunSweep) -> Figure:
     """Compare mean token latencies, and throughputs at equal latency."""
     results = {workload: _main(study, workload, run) for workload in WORKLOADS}
     panels, claims, rows = [], [], []
     for workload, result in results.items():
-        panels.append(
-            Panel(
-                TITLES[workload],
-                RATE_LABEL,
-                "token latency (s/token)",
-                latency_series(result, MEAN),
-                is_log_y=True,
-            )
-        )
+        panels.append(latency_panel(TITLES[workload], result, MEAN, "token latency (s/token)"))
         for base, paper in PAPER_GAINS[workload].items():
             for case in ("Autellix", "Autellix, PLAS"):
                 if case not in systems(study, workload):
                     continue
                 gain = best_gain(result, case, base, MEAN)
                 at = "" if gain is None else f" at {gain.level:.3f} s/token"
-                claims.append(
-                    PaperClaim(
-                        f"{workload}: throughput of {case} over {base}, same mean latency",
-                        f"up to {paper:g}x",
-                        shown(_ratio(gain), unit="x") + at,
-                        judge(_ratio(gain), paper),
-                    )
-                )
+                what = f"{workload}: throughput of {case} over {base}, same mean latency"
+                claims.append(gain_claim(what, ratio_of(gain), paper, at=at))
         rows += _at_twice(workload, result)
     return Figure(
         name="12",
@@ -92,8 +78,8 @@ def figure_12(study: Study, run: RunSweep) -> Figure:
             ),
             (
                 "Throughputs are interpolated linearly between the simulated rates. The latency is the one "
-                "at which the mean curves are furthest apart, among those that both reach: `up to`, "
-                "as in the paper."
+                "at which the mean curves are furthest apart, among those that both reach: `up to`, as in "
+                "the paper."
             ),
         ),
     )
@@ -105,35 +91,16 @@ def figure_13(study: Study, run: RunSweep) -> Figure:
     for workload in WORKLOADS:
         result = _main(study, workload, run)
         for name, metric in (("p95", P95), ("p99", P99)):
-            panels.append(
-                Panel(
-                    f"{TITLES[workload]}, {name}",
-                    RATE_LABEL,
-                    f"{name} token latency (s/token)",
-                    latency_series(result, metric, without="vLLM"),
-                    is_log_y=True,
-                )
-            )
+            title, label = f"{TITLES[workload]}, {name}", f"{name} token latency (s/token)"
+            panels.append(latency_panel(title, result, metric, label, without="vLLM"))
             gains = {base: best_gain(result, "Autellix", base, metric) for base in ("vLLM tuned", "MLFQ")}
             ahead += all(_is_ahead(result, base, metric) for base in gains)
             for base, gain in gains.items():
-                claims.append(
-                    PaperClaim(
-                        f"{workload}: throughput of Autellix over {base}, same {name}",
-                        f"up to {PAPER_TAIL_GAIN:g}x",
-                        shown(_ratio(gain), unit="x"),
-                        judge(_ratio(gain), PAPER_TAIL_GAIN),
-                    )
-                )
-    claims.insert(
-        0,
-        PaperClaim(
-            "tail not above both baselines' at the highest rate, of 8 cases",
-            "7",
-            str(ahead),
-            Verdict.REACHED if ahead >= 7 else Verdict.DIRECTION if ahead > 4 else Verdict.NOT_REACHED,
-        ),
-    )
+                what = f"{workload}: throughput of Autellix over {base}, same {name}"
+                claims.append(gain_claim(what, ratio_of(gain), PAPER_TAIL_GAIN))
+    verdict = Verdict.REACHED if ahead >= 7 else Verdict.DIRECTION if ahead > 4 else Verdict.NOT_REACHED
+    what = "tail not above both baselines' at the highest rate, of 8 cases"
+    claims.insert(0, PaperClaim(what, "7", str(ahead), verdict))
     return Figure(
         name="13",
         title="One engine, tails of the token latency",
@@ -146,7 +113,7 @@ def figure_13(study: Study, run: RunSweep) -> Figure:
 def figure_today(study: Study, run: RunSweep) -> Figure:
     """Compare Autellix with today's vLLM, tuned, at every rate and metric."""
     panels, rows = [], []
-    totals = {"win": 0, "equal": 0, "lose": 0, "open": 0}
+    totals = dict.fromkeys(OUTCOMES, 0)
     for workload in WORKLOADS:
         result = _main(study, workload, run)
         loads = study.loads(workload)
@@ -170,73 +137,59 @@ def figure_today(study: Study, run: RunSweep) -> Figure:
         tables=(
             Table(
                 f"Ratio to tuned vLLM, less is better ({summary})",
-                (
-                    "workload",
-                    "metric",
-                    "lowest rate",
-                    "middle rate",
-                    "highest rate",
-                    "win / equal / lose / open",
-                ),
+                ("workload", "metric", "lowest rate", "middle rate", "highest rate", " / ".join(OUTCOMES)),
                 tuple(rows),
             ),
         ),
         notes=(
             (
-                "Tuned vLLM: prefix cache, chunked prefill, FCFS, preemption by recomputation when "
-                "blocks run out."
+                "Tuned vLLM: prefix cache, chunked prefill, FCFS, preemption by recomputation when blocks "
+                "run out."
             ),
             (
-                "Win or lose: the 95 % interval of the ratio, taken seed by seed, lies below or "
-                "above one, and "
-                f"the ratio is off by {EQUAL_WITHIN:.0%} or more. Equal: off by less. Open: the "
-                "interval holds "
-                "one."
+                "Win or lose: the 95 % interval of the ratio, taken seed by seed, lies below or above one, "
+                f"and the ratio is off by {EQUAL_WITHIN:.0%} or more. Equal: off by less. Open: the "
+                "interval holds one."
             ),
         ),
     )
 
 
-def latency_series(result: SweepResult, metric: str, without: str = "") -> tuple[Series, ...]:
+def latency_panel(title: str, result: SweepResult, metric: str, label: str, without: str = "") -> Panel:
+    """Return a metric over the rate, on a logarithmic scale."""
+    return Panel(title, RATE_LABEL, label, rate_series(result, metric, without), is_log_y=True)
+
+
+def rate_series(result: SweepResult, metric: str, without: str = "") -> tuple[Series, ...]:
     """Return one line per case of a metric over the mean rate."""
     series = []
-    for case in dict.fromkeys(point.case for point in result.points):
+    for case in result.cases:
         if case == without:
             continue
-        loads = sorted({point.load for point in result.points if point.case == case})
         rates = [rate for rate, _ in curve(result, case, metric)]
-        points = tuple(
-            (rate, result.interval(case, load, metric)) for rate, load in zip(rates, loads, strict=True)
-        )
-        series.append(Series(case, points))
+        means = [result.interval(case, load, metric) for load in result.loads]
+        series.append(Series(case, tuple(zip(rates, means, strict=True))))
     return tuple(series)
 
 
 def _main(study: Study, workload: str, run: RunSweep) -> SweepResult:
-    return run(
-        f"main: {workload}",
-        Sweep(
-            programs=study.pools[workload],
-            count=study.count(workload),
-            cases=systems(study, workload),
-            loads=study.loads(workload),
-            seeds=study.seeds,
-        ),
-    )
+    sweep = study.sweep(workload, systems(study, workload), study.loads(workload))
+    return run(f"main: {workload}", sweep)
 
 
 def _at_twice(workload: str, result: SweepResult) -> list[tuple[str, ...]]:
     level = 2 * curve(result, "vLLM tuned", MEAN)[0][1]
     gains = [best_gain(result, "Autellix", base, MEAN, level) for base in ("vLLM", "vLLM tuned", "MLFQ")]
-    return [(workload, f"{level:.3f}", *(shown(_ratio(gain), unit="x") for gain in gains))]
+    return [(workload, f"{level:.3f}", *(shown(ratio_of(gain), unit="x") for gain in gains))]
 
 
-def _ratio(gain: Gain | None) -> Interval | None:
+def ratio_of(gain: Gain | None) -> Interval | None:
+    """Return the ratio of a gain that could be taken."""
     return None if gain is None else gain.ratio
 
 
 def _is_ahead(result: SweepResult, base: str, metric: str) -> bool:
-    load = max(point.load for point in result.points)
+    load = result.loads[-1]
     return result.ratio("Autellix", base, load, metric).mean <= 1
 
 
@@ -251,5 +204,5 @@ def _outcome(ratio: Interval) -> str:
 
 def _spread(ratios: list[Interval], outcomes: list[str]) -> tuple[str, ...]:
     picked = (ratios[0], ratios[len(ratios) // 2], ratios[-1])
-    counts = (str(outcomes.count(name)) for name in ("win", "equal", "lose", "open"))
+    counts = (str(outcomes.count(name)) for name in OUTCOMES)
     return (*(shown(ratio) for ratio in picked), " / ".join(counts))

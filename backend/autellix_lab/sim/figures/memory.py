@@ -6,16 +6,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autellix_lab.sim.experiment import Sweep, SweepResult, pick
-from autellix_lab.sim.figures.base import Figure, Panel, PaperClaim, Series, Table, Verdict, judge, shown
-from autellix_lab.sim.figures.equal_latency import best_gain, curve
-from autellix_lab.sim.figures.latency import latency_series
+from autellix_lab.sim.figures.base import (
+    Figure,
+    Panel,
+    PaperClaim,
+    Series,
+    Table,
+    Verdict,
+    gain_claim,
+    judge,
+    shown,
+)
+from autellix_lab.sim.figures.equal_latency import best_gain
+from autellix_lab.sim.figures.latency import RATE_LABEL, rate_series, ratio_of
 from autellix_lab.sim.figures.study import POLICIES, TITLES, RunSweep, Study
 from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.presets import LLAMA_31_8B, MEMCPY_LAUNCH_S
-from autellix_lab.sim.simulation import SimSettings
 from autellix_lab.workload.statistics import Interval, confidence_interval
-
-__all__ = ["figure_16", "figure_17", "figure_19"]
 
 SLOTS = 64
 KV_SHARE = 0.125
@@ -34,26 +41,24 @@ MEAN = "token_latency_s.mean"
 
 def figure_16(study: Study, run: RunSweep) -> Figure:
     """Play growing batches of programs that all arrive at the start."""
+    policies = {"vLLM tuned": "fcfs", "MLFQ": "mlfq", "Autellix": "plas"}
     model = _scarce(study, "bulk")
+    cases = {name: study.case("chat", policy, model) for name, policy in policies.items()}
     factors = OFFLINE_FACTORS[:1] if study.is_quick else OFFLINE_FACTORS
     ratios: dict[str, list[tuple[float, Interval]]] = {"Autellix": [], "MLFQ": []}
     rows, against_mlfq = [], []
     for factor in factors:
         count = study.count("chat", factor)
-        result = run(f"offline: {count}", _offline(study, model, count))
+        sweep = study.sweep("chat", cases, (1.0,), factor=factor, arrivals="at_once")
+        result = run(f"offline: {count}", sweep)
         for case, points in ratios.items():
             points.append((float(count), result.ratio(case, "vLLM tuned", 1.0, "makespan_s")))
         against_mlfq.append(result.ratio("Autellix", "MLFQ", 1.0, "makespan_s"))
-        rows.append(
-            (
-                str(count),
-                *(
-                    shown(result.interval(case, 1.0, "makespan_s"), digits=0)
-                    for case in ("vLLM tuned", "MLFQ", "Autellix")
-                ),
-                *(shown(result.interval(case, 1.0, "preemptions_per_call")) for case in ("MLFQ", "Autellix")),
-            )
+        makespans = (shown(result.interval(case, 1.0, "makespan_s"), digits=0) for case in policies)
+        preemptions = (
+            shown(result.interval(case, 1.0, "preemptions_per_call")) for case in ("MLFQ", "Autellix")
         )
+        rows.append((str(count), *makespans, *preemptions))
     claims = [
         _saving_claim("makespan of Autellix against tuned vLLM", [ratio for _, ratio in ratios["Autellix"]]),
         _saving_claim("makespan of Autellix against MLFQ", against_mlfq),
@@ -90,16 +95,8 @@ def figure_17(study: Study, run: RunSweep) -> Figure:
         names = tuple(times)
         for position, kind in enumerate(("waiting", "swapping")):
             points = tuple((float(index), times[name][position]) for index, name in enumerate(names))
-            panels.append(
-                Panel(
-                    f"{TITLES[workload]}, {kind}",
-                    "",
-                    "seconds per call",
-                    (Series(kind, points),),
-                    is_bars=True,
-                    groups=names,
-                )
-            )
+            title, series = f"{TITLES[workload]}, {kind}", (Series(kind, points),)
+            panels.append(Panel(title, "", "seconds per call", series, is_bars=True, groups=names))
         for name, (wait, swap) in times.items():
             rows.append((workload, name, shown(wait), shown(swap, digits=4)))
         claims += _timing_claims(workload, times)
@@ -134,38 +131,25 @@ def figure_19(study: Study, run: RunSweep) -> Figure:
     load = max(sweep.loads)
     model = sweep.cases["bulk"].model
     blocks, transfers, swap_ratio = _swap_counts(result, load, study, model)
-    gain = best_gain(result, "bulk", "per_block", MEAN)
-    throughput = None if gain is None else gain.ratio
+    throughput = ratio_of(best_gain(result, "bulk", "per_block", MEAN))
     low, high = PAPER_SWAP_TIMES
     times = shown(swap_ratio, unit="x")
     return Figure(
         name="19",
         title="Swaps block by block and in bulk",
         panels=(
-            Panel(
-                TITLES["chat"], "programs per second", "token latency (s/token)", latency_series(result, MEAN)
-            ),
+            Panel(TITLES["chat"], RATE_LABEL, "token latency (s/token)", rate_series(result, MEAN)),
             Panel(
                 "share of the engine's time spent on swaps",
-                "programs per second",
+                RATE_LABEL,
                 "share",
-                tuple(_share_series(result, case) for case in ("per_block", "bulk")),
+                rate_series(result, "swap_share"),
             ),
         ),
         claims=(
-            PaperClaim(
-                "transfers, fewer by",
-                f"up to {PAPER_TRANSFERS:g}x",
-                shown(blocks, unit="x"),
-                judge(blocks, PAPER_TRANSFERS),
-            ),
+            gain_claim("transfers, fewer by", blocks, PAPER_TRANSFERS),
             PaperClaim("swap time, less by", f"{low:g}-{high:g}x", times, judge(swap_ratio, low)),
-            PaperClaim(
-                "throughput at the same mean latency",
-                f"{PAPER_SWAP_THROUGHPUT:g}x",
-                shown(throughput, unit="x"),
-                judge(throughput, PAPER_SWAP_THROUGHPUT),
-            ),
+            gain_claim("throughput at the same mean latency", throughput, PAPER_SWAP_THROUGHPUT, bound=""),
         ),
         tables=(
             Table(
@@ -179,9 +163,8 @@ def figure_19(study: Study, run: RunSweep) -> Figure:
             (
                 "The number of transfers is counted; their time follows from two constants: a block's bytes "
                 f"over the link ({model.swap_block_s * 1e6:.0f} us) and a copy's start "
-                f"({MEMCPY_LAUNCH_S * 1e6:.0f} us), paid {COPIES_PER_BLOCK} times for a block (keys "
-                "and values "
-                "of each layer) or once for a transfer in bulk. The time to gather blocks on the "
+                f"({MEMCPY_LAUNCH_S * 1e6:.0f} us), paid {COPIES_PER_BLOCK} times for a block (keys and "
+                "values of each layer) or once for a transfer in bulk. The time to gather blocks on the "
                 "device is not counted."
             ),
         ),
@@ -189,12 +172,10 @@ def figure_19(study: Study, run: RunSweep) -> Figure:
 
 
 def _scarce(study: Study, swap: str) -> EngineModel:
-    blocks = study.model.kv_blocks
     copies = COPIES_PER_BLOCK if swap == "per_block" else 1
     return replace(
-        study.model,
+        study.model.with_kv(KV_SHARE),
         max_num_seqs=SLOTS,
-        kv_blocks=None if blocks is None else int(blocks * KV_SHARE),
         resume="swap",
         swap=swap,
         swap_transfer_s=copies * MEMCPY_LAUNCH_S,
@@ -206,51 +187,18 @@ def _memory_note(model: EngineModel) -> str:
     return f"{SLOTS} slots and {blocks} KV blocks, so that blocks run out before slots do."
 
 
-def _offline(study: Study, model: EngineModel, count: int) -> Sweep:
-    policies = {"vLLM tuned": "fcfs", "MLFQ": "mlfq", "Autellix": "plas"}
-    return Sweep(
-        programs=study.pools["chat"],
-        count=count,
-        cases={
-            name: SimSettings(model=model, scheduler=study.scheduler("chat", policy, model))
-            for name, policy in policies.items()
-        },
-        loads=(1.0,),
-        seeds=study.seeds,
-        arrivals="at_once",
-    )
-
-
 def _timing(study: Study, workload: str, load: float) -> Sweep:
     cases = {"vLLM tuned": ("fcfs", "per_block"), "MLFQ": ("mlfq", "per_block")}
     cases["Autellix"] = (POLICIES[workload], "bulk")
-    return Sweep(
-        programs=study.pools[workload],
-        count=study.count(workload),
-        cases={
-            name: SimSettings(
-                model=_scarce(study, swap),
-                scheduler=study.scheduler(workload, policy, _scarce(study, swap)),
-            )
-            for name, (policy, swap) in cases.items()
-        },
-        loads=(load,),
-        seeds=study.seeds,
-    )
+    settings = {
+        name: study.case(workload, policy, _scarce(study, swap)) for name, (policy, swap) in cases.items()
+    }
+    return study.sweep(workload, settings, (load,))
 
 
 def _swaps(study: Study) -> Sweep:
-    models = {swap: _scarce(study, swap) for swap in ("per_block", "bulk")}
-    return Sweep(
-        programs=study.pools["chat"],
-        count=study.count("chat"),
-        cases={
-            swap: SimSettings(model=model, scheduler=study.scheduler("chat", "plas", model))
-            for swap, model in models.items()
-        },
-        loads=SWAP_LOADS[::3] if study.is_quick else SWAP_LOADS,
-        seeds=study.seeds,
-    )
+    cases = {swap: study.case("chat", "plas", _scarce(study, swap)) for swap in ("per_block", "bulk")}
+    return study.sweep("chat", cases, SWAP_LOADS[::3] if study.is_quick else SWAP_LOADS)
 
 
 def _per_call(
@@ -263,7 +211,7 @@ def _per_call(
         for seed in study.seeds
     ]
     times = {}
-    for case in dict.fromkeys(point.case for point in result.points):
+    for case in result.cases:
         waits = result.values(case, load, "wait_s.mean")
         swaps = _swap_times_s(result, case, load)
         times[case] = (
@@ -333,14 +281,3 @@ def _swap_counts(
 
 def _over(value: float, base: float) -> float:
     return value / base if base else 1.0
-
-
-def _share_series(result: SweepResult, case: str) -> Series:
-    loads = sorted({point.load for point in result.points})
-    rates = [rate for rate, _ in curve(result, case, "swap_share")]
-    return Series(
-        case,
-        tuple(
-            (rate, result.interval(case, load, "swap_share")) for rate, load in zip(rates, loads, strict=True)
-        ),
-    )

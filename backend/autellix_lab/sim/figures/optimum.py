@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autellix_lab.sim.experiment import Sweep, SweepResult
-from autellix_lab.sim.figures.base import Figure, Panel, PaperClaim, Table, Verdict, shown
-from autellix_lab.sim.figures.latency import latency_series
+from autellix_lab.sim.figures.base import Figure, PaperClaim, Table, Verdict, shown
+from autellix_lab.sim.figures.latency import latency_panel
 from autellix_lab.sim.figures.study import POLICIES, TITLES, RunSweep, Study
-from autellix_lab.sim.simulation import SimSettings
-
-__all__ = ["figure_18"]
 
 WORKLOADS = ("chat", "tree")
 SLOTS = 16
@@ -31,16 +28,8 @@ def figure_18(study: Study, run: RunSweep) -> Figure:
             ("token latency", METRIC, "token latency (s/token)"),
             ("latency", PROGRAM_METRIC, "program latency (s)"),
         ):
-            panels.append(
-                Panel(
-                    f"{TITLES[workload]}, {title}",
-                    "programs per second",
-                    label,
-                    latency_series(result, metric),
-                    is_log_y=True,
-                )
-            )
-        load = max(point.load for point in result.points)
+            panels.append(latency_panel(f"{TITLES[workload]}, {title}", result, metric, label))
+        load = result.loads[-1]
         claims.append(_order_claim(workload, result, load))
         for metric, name in ((METRIC, "token latency"), (PROGRAM_METRIC, "program latency")):
             rows += _rows(workload, name, result, load, metric)
@@ -59,11 +48,10 @@ def figure_18(study: Study, run: RunSweep) -> Figure:
         notes=(
             f"All steps take the same time and prompts none; {SLOTS} slots, blocks without end.",
             (
-                "SRPT knows the model time that a program has left. `hinted` is ours: clients guess "
-                "the tokens "
-                f"that a program has left, with a log-normal error of spread {HINT_SIGMA:g}. Both aim at "
-                "program latency; the paper's metric divides it by the program's tokens, which "
-                "favours programs that are long."
+                "SRPT knows the model time that a program has left. `hinted` is ours: clients guess the "
+                f"tokens that a program has left, with a log-normal error of spread {HINT_SIGMA:g}. Both aim "
+                "at program latency; the paper's metric divides it by the program's tokens, which favours "
+                "programs that are long."
             ),
         ),
     )
@@ -82,21 +70,11 @@ def _sweep(study: Study, workload: str) -> Sweep:
     )
     policies = {**WORSE, "Autellix": POLICIES[workload], "hinted": "hinted", "SRPT": "srpt"}
     cases = {
-        name: SimSettings(
-            model=model,
-            scheduler=study.scheduler(workload, policy, model),
-            hint_sigma=HINT_SIGMA if policy == "hinted" else None,
-        )
+        name: study.case(workload, policy, model, hint_sigma=HINT_SIGMA if policy == "hinted" else None)
         for name, policy in policies.items()
     }
     loads = LOADS[workload]
-    return Sweep(
-        programs=study.pools[workload],
-        count=study.count(workload),
-        cases=cases,
-        loads=loads[-1:] if study.is_quick else loads,
-        seeds=study.seeds,
-    )
+    return study.sweep(workload, cases, loads[-1:] if study.is_quick else loads)
 
 
 def _rows(workload: str, name: str, result: SweepResult, load: float, metric: str) -> list[tuple[str, ...]]:

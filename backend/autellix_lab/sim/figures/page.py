@@ -12,15 +12,13 @@ from autellix_lab.sim.figures.base import Figure, PaperClaim
 from autellix_lab.sim.figures.study import WORKLOADS, Study
 from autellix_lab.sim.markdown import markdown_table
 
-__all__ = ["page", "report"]
-
 
 def page(figures: Sequence[Figure], study: Study, source: str, pictures: Mapping[str, str]) -> str:
     """Return the page: a table of all claims, then each figure with its picture, tables and notes.
 
     Args:
-        figures: in the order of the page. study: their
-        setting.
+        figures: in the order of the page.
+        study: their setting.
         source: description of the programs.
         pictures: path of each figure's picture, by the figure's name.
     """

@@ -13,8 +13,6 @@ from autellix_lab.workload.fit import fit_program
 from autellix_lab.workload.generate import generate_programs
 from autellix_lab.workload.trace_files import read_traces
 
-__all__ = ["MAX_CONTEXT_TOKENS", "TRACE_FILES", "Pools", "generated_pools", "read_pools"]
-
 Pools = dict[str, list[ProgramTrace]]
 
 POOL_SIZES = {"chat": 1500, "react": 600, "tree": 160, "mixed": 300}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.gateway.recording.trace import ProgramTrace
@@ -13,20 +14,13 @@ from autellix_lab.sim.model import EngineModel
 from autellix_lab.sim.presets import PRESETS
 from autellix_lab.sim.simulation import SimSettings
 
-__all__ = ["POLICIES", "WORKLOADS", "RunSweep", "Study", "scheduler", "systems"]
-
 RunSweep = Callable[[str, Sweep], SweepResult]
 """Runs a sweep; two sweeps of one name are the same and may be run once."""
 
 WORKLOADS = ("chat", "react", "tree", "mixed")
 POLICIES = {"chat": "plas", "react": "plas", "tree": "atlas", "mixed": "atlas"}
 """The policy that the paper uses for each workload."""
-TITLES = {
-    "chat": "chat (ShareGPT)",
-    "react": "react (BFCL)",
-    "tree": "tree (LATS)",
-    "mixed": "mixed",
-}
+TITLES = {"chat": "chat (ShareGPT)", "react": "react (BFCL)", "tree": "tree (LATS)", "mixed": "mixed"}
 
 MODEL = "llama3.1-8b-a100"
 SLOTS = 16
@@ -76,9 +70,31 @@ class Study:
         """Return the offered loads of the main figures."""
         return (QUICK_LOADS if self.is_quick else LOADS)[workload]
 
-    def scheduler(self, workload: str, policy: str, model: EngineModel | None = None) -> SchedulerConfig:
-        """Return the scheduler for a workload; all policies of a comparison have the same bounds."""
-        return scheduler(policy, self.pools[workload], model or self.model)
+    def case(
+        self, workload: str, policy: str, model: EngineModel | None = None, **settings: Any
+    ) -> SimSettings:
+        """Return a policy's settings for a workload; all policies of a comparison have the same bounds."""
+        model = model or self.model
+        return SimSettings(model=model, scheduler=scheduler(policy, self.pools[workload], model), **settings)
+
+    def sweep(
+        self,
+        workload: str,
+        cases: Mapping[str, SimSettings],
+        loads: Sequence[float],
+        *,
+        factor: float = 1.0,
+        arrivals: str = "poisson",
+    ) -> Sweep:
+        """Return a sweep of cases; `factor` is on the number of programs of a run."""
+        return Sweep(
+            programs=self.pools[workload],
+            count=self.count(workload, factor),
+            cases=cases,
+            loads=loads,
+            seeds=self.seeds,
+            arrivals=arrivals,
+        )
 
 
 def scheduler(policy: str, programs: Sequence[ProgramTrace], model: EngineModel) -> SchedulerConfig:
@@ -88,17 +104,12 @@ def scheduler(policy: str, programs: Sequence[ProgramTrace], model: EngineModel)
 
 def systems(study: Study, workload: str) -> dict[str, SimSettings]:
     """Return the four systems of the main comparison, and PLAS where the paper uses ATLAS."""
-
-    def case(policy: str, model: EngineModel) -> SimSettings:
-        return SimSettings(model=model, scheduler=study.scheduler(workload, policy))
-
-    model = study.model
     cases = {
-        "vLLM tuned": case("fcfs", model),
-        "vLLM": case("fcfs", replace(model, has_prefix_cache=False)),
-        "MLFQ": case("mlfq", model),
-        "Autellix": case(POLICIES[workload], model),
+        "vLLM tuned": study.case(workload, "fcfs"),
+        "vLLM": study.case(workload, "fcfs", replace(study.model, has_prefix_cache=False)),
+        "MLFQ": study.case(workload, "mlfq"),
+        "Autellix": study.case(workload, POLICIES[workload]),
     }
     if POLICIES[workload] != "plas":
-        cases["Autellix, PLAS"] = case("plas", model)
+        cases["Autellix, PLAS"] = study.case(workload, "plas")
     return cases

@@ -14,8 +14,6 @@ from autellix_lab.sim.model import UNIT
 from autellix_lab.sim.results import SimResult
 from autellix_lab.sim.simulation import SimSettings, simulate
 
-__all__ = ["figure_2", "figure_9"]
-
 SLOTS = 2
 FIGURE_2_STEPS = ((3, 2, 2, 3), (4, 2, 2, 2), (1, 2), (1, 3))
 """Decoding steps of the calls of the programs A, B, C and D."""

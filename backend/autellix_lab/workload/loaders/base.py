@@ -15,13 +15,7 @@ from autellix_lab.workload.tokens import ESTIMATE, CountTokens, estimate_tokens
 
 Value = TypeVar("Value")
 
-EXPECTED = {
-    str: "a string",
-    int: "a whole number",
-    float: "a number",
-    list: "a list",
-    dict: "an object",
-}
+EXPECTED = {str: "a string", int: "a whole number", float: "a number", list: "a list", dict: "an object"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
