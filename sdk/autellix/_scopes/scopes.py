@@ -133,7 +133,7 @@ def end_program(program_id: str) -> None:
 
 def _report_end(program: ClientProgram) -> None:
     for registration in list(program.registrations):
-        keeper.ended_programs.add(registration, program.program_id)
+        keeper.program_ends.add(registration, program.program_id)
 
 
 def _check_expected(value: int | None, field: str) -> int | None:

@@ -15,8 +15,8 @@ import time
 from autellix._faults import log_debug
 from autellix._sessions.backends import FOREIGN, KNOWN, UNKNOWN, backends
 from autellix._sessions.control_thread import ControlThread
-from autellix._sessions.ended_programs import EndedPrograms
 from autellix._sessions.exchange import SessionWatch, exchange, exchange_all
+from autellix._sessions.program_ends import ProgramEnds
 from autellix._sessions.session import NEVER_S, PENDING, REGISTERED, UNREACHABLE, ClientSession, session_proof
 from autellix_wire import SESSIONS_PATH
 
@@ -58,7 +58,7 @@ class SessionKeeper:
         self._due_s = NEVER_S
         """When the next heartbeat is due, or earlier."""
         self._control = ControlThread(self._timeout_s, self._send_heartbeats)
-        self.ended_programs = EndedPrograms(self._control)
+        self.program_ends = ProgramEnds(self._control)
 
     def open(self, session_id: str | None, *, ends: bool = True) -> ClientSession:
         """Return the session to enter: the one with this id, else a new one."""

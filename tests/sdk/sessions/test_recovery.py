@@ -11,7 +11,7 @@ import pytest
 from tests.waiting import PATIENCE_S, wait_until
 
 import autellix
-from autellix._sessions import ended_programs, keeper
+from autellix._sessions import keeper, program_ends
 from autellix._sessions.exchange import exchange_all
 from autellix._sessions.session import REGISTERED, UNREACHABLE, Registration
 
@@ -176,7 +176,7 @@ class Held:
             self.sent.append([f"{method} {path}" for method, path, *_ in requests])
             return exchange_all(account, requests, timeout_s)
 
-        for module in (keeper, ended_programs):
+        for module in (keeper, program_ends):
             monkeypatch.setattr(module, "exchange_all", record)
         keeper.keeper._control.post(self._hold)
 
@@ -242,4 +242,4 @@ def test_ends_at_a_dead_backend_do_not_gather(sdk: None) -> None:
         autellix.program("second"),
     ):
         client.chat.completions.create(model="m", messages=MESSAGES)
-    wait_until(lambda: not keeper.keeper.ended_programs)
+    wait_until(lambda: not keeper.keeper.program_ends)

@@ -22,7 +22,7 @@ BATCH = 128
 """Programs whose ends are sent together."""
 
 
-class EndedPrograms:
+class ProgramEnds:
     """The programs whose ends are still to be sent."""
 
     def __init__(self, control: ControlThread) -> None:
