@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.table import Table
 
 from autellix_backend.cli.arguments import above_zero, count
+from autellix_backend.gateway.recording.trace import ProgramTrace
 from autellix_lab.cli.arguments import InputError, numbers
 from autellix_lab.cli.console import lab_extra, make_console, number_table, progress_bars
 from autellix_lab.cli.sim_options import (
@@ -29,6 +30,7 @@ from autellix_lab.cli.sim_options import (
     with_policy,
 )
 from autellix_lab.sim.experiment import Sweep, SweepResult, run_sweep
+from autellix_lab.sim.simulation import SimSettings
 from autellix_lab.sim.sweep_plot import write_sweep_plot
 from autellix_lab.sim.table import (
     LATENCY,
@@ -45,6 +47,15 @@ from autellix_lab.sim.table import (
 POLICIES = ("fcfs", "mlfq", "plas", "atlas", "hinted", "srpt")
 LOADS = (0.5, 0.8, 1.0, 1.2, 1.5)
 SEEDS = 5
+BASELINE_COLUMNS = {
+    "programs/s": ("programs_per_s", 1, ".3g"),
+    "token latency (ms)": ("token_latency_s.mean", 1000, ".4g"),
+    "p99 (ms)": ("token_latency_s.p99", 1000, ".4g"),
+    "latency (s)": ("latency_s.mean", 1, ".4g"),
+    "engines busy": ("utilisation", 1, ".0%"),
+    "cached": ("cached_share", 1, ".0%"),
+}
+"""Metric, factor and format by the title of each column."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,20 +101,11 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         # A long sweep whose results cannot be written would be lost.
         args.out.mkdir(parents=True, exist_ok=True)
+    workers = args.workers or max(1, (os.cpu_count() or 1) - 1)
     console = make_console(is_stderr=args.json)
     started_s = time.perf_counter()
     try:
-        cases = {policy: with_policy(base, policy) for policy in args.policies}
-        sweep = Sweep(
-            programs=pool,
-            count=run_size(args, pool),
-            cases=cases,
-            loads=_chosen_loads(args),
-            seeds=range(args.seed, args.seed + args.seeds),
-            arrivals=args.arrivals,
-            burst=args.burst,
-        )
-        workers = args.workers or max(1, (os.cpu_count() or 1) - 1)
+        sweep = _sweep(args, pool, base)
         with progress_bars(console) as follow:
             result = run_sweep(sweep, workers=workers, on_point=follow("simulations", sweep.runs))
     except ValueError as error:
@@ -111,9 +113,8 @@ def run(args: argparse.Namespace) -> int:
     wall_s = time.perf_counter() - started_s
     baseline = args.policies[0]
     equal = equal_latency(result, baseline, latency_s=args.at_latency) if len(sweep.loads) > 1 else []
-    setting = describe_settings(args, base) | {"pool": len(pool), "programs": sweep.count}
     report = {
-        "setting": setting,
+        "setting": describe_settings(args, base) | {"pool": len(pool), "programs": sweep.count},
         **sweep_report(result, baseline, equal, args.at_latency),
         "notes": _notes(args, result),
         "wall_s": wall_s,
@@ -137,6 +138,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _sweep(args: argparse.Namespace, pool: Sequence[ProgramTrace], base: SimSettings) -> Sweep:
+    return Sweep(
+        programs=pool,
+        count=run_size(args, pool),
+        cases={policy: with_policy(base, policy) for policy in args.policies},
+        loads=_chosen_loads(args),
+        seeds=range(args.seed, args.seed + args.seeds),
+        arrivals=args.arrivals,
+        burst=args.burst,
+    )
+
+
 def _chosen_loads(args: argparse.Namespace) -> tuple[float, ...]:
     if args.arrivals != "at_once":
         return args.loads or LOADS
@@ -146,30 +159,13 @@ def _chosen_loads(args: argparse.Namespace) -> tuple[float, ...]:
 
 
 def _baseline_table(result: SweepResult, baseline: str) -> Table:
-    titles = ("load", "programs/s", "token latency (ms)", "p99 (ms)", "latency (s)", "engines busy", "cached")
-    table = number_table(*titles, title=f"{baseline}: means over the seeds")
+    table = number_table("load", *BASELINE_COLUMNS, title=f"{baseline}: means over the seeds")
     for load in result.loads:
-        shown = [
-            result.interval(baseline, load, name).mean
-            for name in (
-                "programs_per_s",
-                "token_latency_s.mean",
-                "token_latency_s.p99",
-                "latency_s.mean",
-                "utilisation",
-                "cached_share",
-            )
+        means = [
+            (result.interval(baseline, load, name).mean, factor, form)
+            for name, factor, form in BASELINE_COLUMNS.values()
         ]
-        rate, mean_s, p99_s, latency_s, busy, cached = shown
-        table.add_row(
-            f"{load:g}",
-            f"{rate:.3g}",
-            f"{mean_s * 1000:.4g}",
-            f"{p99_s * 1000:.4g}",
-            f"{latency_s:.4g}",
-            f"{busy:.0%}",
-            f"{cached:.0%}",
-        )
+        table.add_row(f"{load:g}", *(format(mean * factor, form) for mean, factor, form in means))
     return table
 
 
