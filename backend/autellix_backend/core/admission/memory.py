@@ -51,7 +51,7 @@ class EngineMemory:
         """Whether a program that waits may be activated: it fits, or it would be the only one."""
         if not self.active.contexts:
             return True
-        leaving = self.leaving.tokens_beside(context)
+        leaving = self.leaving.tokens_beside(context) if self.leaving.tokens else 0
         # Most programs are refused without a look at their prefix.
         is_too_large = self.active.tokens + context.own_tokens + leaving > self.capacity_tokens
         return not is_too_large and self.has_room(context, beside=leaving)
@@ -117,6 +117,7 @@ class EngineMemory:
         """Assert the invariants between two reviews."""
         self.active.check()
         self.inactive.check()
+        self.leaving.check()
         assert not self._changed
         assert not self.active.contexts.keys() & self.inactive.contexts.keys()
 

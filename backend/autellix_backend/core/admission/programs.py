@@ -212,30 +212,38 @@ class LeavingPrograms:
     """Inactive programs with running calls, whose KV memory is free only once these end."""
 
     def __init__(self) -> None:
+        self.tokens = 0
+        """The KV memory of all of them."""
         self._tokens: dict[ProgramContext, int] = {}
 
     @property
     def least_beside(self) -> int:
-        """The least memory that a waiting program finds taken: its context running calls do not bar it."""
-        tokens = self._tokens.values()
-        return sum(tokens) - max(tokens) if tokens else 0
+        """The least memory that a waiting program finds taken: its own running calls do not bar it."""
+        return self.tokens - max(self._tokens.values(), default=0)
 
     def tokens_beside(self, context: ProgramContext) -> int:
         """Return the memory that all but this program still hold."""
-        return sum(self._tokens.values()) - self._tokens.get(context, 0) if self._tokens else 0
+        return self.tokens - self._tokens.get(context, 0)
 
     def add(self, context: ProgramContext) -> None:
         """Add a program that has become inactive, if it has running calls."""
         if running := context.running():
-            self._tokens[context] = context.contexts.tokens_of(running, context.prefix_tokens)
+            tokens = context.contexts.tokens_of(running, context.prefix_tokens)
+            self._tokens[context] = tokens
+            self.tokens += tokens
 
     def discard(self, context: ProgramContext) -> None:
         """Remove a program that is active again; it may be absent."""
-        self._tokens.pop(context, None)
+        self.tokens -= self._tokens.pop(context, 0)
 
     def measure(self, tokens_of: Callable[[str], int]) -> None:
         """Measure the running calls again, and drop the programs that have none."""
-        programs, self._tokens = self._tokens, {}
+        programs, self._tokens, self.tokens = self._tokens, {}, 0
         for context in programs:
             if not context.is_active and context.measure_running(tokens_of):
                 self.add(context)
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        assert self.tokens == sum(self._tokens.values())
+        assert not any(context.is_active for context in self._tokens)
