@@ -134,6 +134,8 @@ class Row:
     """On connections that were open already."""
     fresh: Waits
     """On a connection for each call."""
+    direct: Waits
+    """Of calls to the engine itself, which no gateway delays."""
     probes: Waits
     elapsed_s: float
     gateway_cpu_s: float
@@ -150,6 +152,7 @@ class Row:
             f"{self.attack:18} calls {self.calls.count:5}  p50 {self.calls.p50_ms:7.1f}  "
             f"p99 {self.calls.p99_ms:7.1f}  longest {self.calls.longest_ms:7.1f}  "
             f"fresh p50 {self.fresh.p50_ms:7.1f} p99 {self.fresh.p99_ms:7.1f}  "
+            f"direct p50 {self.direct.p50_ms:6.1f} p99 {self.direct.p99_ms:7.1f}  "
             f"probe p50 {self.probes.p50_ms:6.1f} p99 {self.probes.p99_ms:7.1f} ms  "
             f"gateway {self.gateway_cpu_s:6.2f} of {self.elapsed_s:6.2f} s, without a core "
             f"{self.gateway_delay_s:6.2f} s  "
@@ -260,11 +263,13 @@ async def run(options: argparse.Namespace, folder: Path) -> Report:
     """Make the attacks, `options.rounds` times."""
     with _process(redteam_engine.serve) as engine:
         store = ["--store", options.store] if options.store else []
-        gateway = Gateway(folder, engine.recv(), ["--workers", str(options.workers), *store])
+        engine_port = engine.recv()
+        gateway = Gateway(folder, engine_port, ["--workers", str(options.workers), *store])
         code = -1
         try:
             address = HOSTILE_ADDRESS if options.one_address else QUIET_ADDRESS
-            with _process(redteam_quiet.play, gateway.url, KEYS["quiet"], address) as connection:
+            urls = (gateway.url, f"http://127.0.0.1:{engine_port}")
+            with _process(redteam_quiet.play, *urls, KEYS["quiet"], address) as connection:
                 report = await _attack(gateway, Quiet(connection), options)
             complaints = [*report.complaints, *await _after(gateway)]
         finally:
@@ -368,6 +373,7 @@ def _row(name: str, attacked: Attacked) -> Row:
         calls=Waits.of([*phase.kept_s, *phase.fresh_s]),
         kept=Waits.of(phase.kept_s),
         fresh=Waits.of(phase.fresh_s),
+        direct=Waits.of(phase.direct_s),
         probes=Waits.of(phase.probes_s),
         elapsed_s=attacked.elapsed_s,
         gateway_cpu_s=attacked.gateway_cpu_s,

@@ -1,7 +1,8 @@
 """The red team's quiet tenant: it makes calls of every kind, one after the other, and times each.
 
 Half of its workers keep their connections, the others open one for each call. Beside them a probe asks
-`/healthz`, which costs the gateway nearly nothing: its waits show how long the event loop is held.
+`/healthz`, which costs the gateway nearly nothing: its waits show how long the event loop is held. One more
+worker calls the engine itself: its waits are those that no gateway adds, for the engine and for a core.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Phase:
     """Of calls on connections that were open already."""
     fresh_s: list[float] = field(default_factory=list)
     """Of calls on a connection of their own."""
+    direct_s: list[float] = field(default_factory=list)
+    """Of calls to the engine itself."""
     probes_s: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
@@ -44,6 +47,7 @@ class Phase:
         """Add what was seen in another phase."""
         self.kept_s += other.kept_s
         self.fresh_s += other.fresh_s
+        self.direct_s += other.direct_s
         self.probes_s += other.probes_s
         self.failures += other.failures
 
@@ -54,25 +58,24 @@ def quantile(waits_s: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
-def play(url: str, key: str, address: str, phases: Connection) -> None:
+def play(url: str, engine_url: str, key: str, address: str, phases: Connection) -> None:
     """Make calls until the connection ends; answer each message with the phase that it ends."""
-    asyncio.run(_play(url, key, address, phases))
+    asyncio.run(_play(url, engine_url, key, address, phases))
 
 
-async def _play(url: str, key: str, address: str, phases: Connection) -> None:
+async def _play(url: str, engine_url: str, key: str, address: str, phases: Connection) -> None:
     phase = Phase()
     headers = {"authorization": f"Bearer {key}"}
     timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
 
-    async def work(client: aiohttp.ClientSession, worker: int, *, is_fresh: bool) -> None:
+    async def work(client: aiohttp.ClientSession, target: str, worker: int, waits: str) -> None:
         number = 0
         while True:
             number += 1
             current = phase
             begun_s = time.monotonic()
-            problem = await _call(client, url, worker, number)
-            waits_s = current.fresh_s if is_fresh else current.kept_s
-            waits_s.append(time.monotonic() - begun_s)
+            problem = await _call(client, target, worker, number)
+            getattr(current, waits).append(time.monotonic() - begun_s)
             if problem is not None:
                 current.failures.append(problem)
             await asyncio.sleep(THINK_S)
@@ -93,10 +96,11 @@ async def _play(url: str, key: str, address: str, phases: Connection) -> None:
         aiohttp.ClientSession(headers=headers, timeout=timeout, connector=kept) as client,
         aiohttp.ClientSession(headers=headers, timeout=timeout, connector=fresh) as fresh_client,
     ):
-        clients = [fresh_client if worker % 2 else client for worker in range(WORKERS)]
+        kinds = [(client, url, "kept_s"), (fresh_client, url, "fresh_s")] * (WORKERS // 2)
+        kinds.append((client, engine_url, "direct_s"))
         tasks = [
-            asyncio.create_task(work(each, worker, is_fresh=each is fresh_client))
-            for worker, each in enumerate(clients)
+            asyncio.create_task(work(each, target, worker, waits))
+            for worker, (each, target, waits) in enumerate(kinds)
         ]
         tasks.append(asyncio.create_task(probe(client)))
         with contextlib.suppress(EOFError):
