@@ -18,7 +18,7 @@ STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encodi
 CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 ENDLESS_PARTS = 2_000
-PART_PERIOD_S = 0.01
+PART_PERIOD_S = 0.05
 """Fifty such streams would else keep the engine from its other answers."""
 MAX_READ_BYTES = 65_536
 

@@ -54,6 +54,8 @@ CONNECTION = "autellix.connection"
 """Key in the state of a request's scope: a weak reference to its connection."""
 CYCLE = "autellix.cycle"
 """Key in the state of a request's scope: its cycle of uvicorn's, which knows whether the client has left."""
+ABORT_S = 0.00025
+"""What the end of a request without a client costs in later rounds: its call is aborted and settled."""
 MAX_CONNECTIONS = 65_536
 """Whatever the operating system allows: an idle connection takes about 10 KiB."""
 
@@ -202,15 +204,23 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(TooManyConnectionsError(self._table.max_connections))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection, and tell all its requests."""
+        """Forget the connection, and end its requests in its turn: all of a client's may be lost at once."""
         self._table.remove(self)
         self._unparsed = b""
-        # Uvicorn ends the last one only: an earlier one, perhaps a call that runs, would never end.
-        for cycle in self._unanswered:
-            cycle.disconnected = True
-            cycle.message_event.set()
         for timer in (self._head_timer, self._linger_timer, self._stall_timer):
             timer.cancel()
+        if not self._unanswered:
+            super().connection_lost(exc)
+            return
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+        self._rounds.run(self.owner, partial(self._end_requests, exc))
+
+    def _end_requests(self, exc: Exception | None) -> None:
+        # Uvicorn ends the last one only: an earlier one, perhaps a call that runs, would never end.
+        for cycle in self._unanswered:
+            cycle.message_event.set()
+            self._rounds.charge(ABORT_S)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
