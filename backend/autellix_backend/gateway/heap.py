@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import gc
 
-YOUNG_OBJECTS = 10_000
-"""New objects between two collections of the young ones; a few megabytes at most wait for one."""
+THRESHOLDS = (2_000, 10, 50)
+"""New objects before a collection of the young ones, which takes about a millisecond; of these collections
+before one of the middle generation; and of those before a full one."""
 
 
 def settle_heap() -> None:
-    """Exclude the objects of the start from later collections, and collect less often."""
+    """Exclude the objects of the start from later collections, and make few full ones."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
+    gc.set_threshold(*THRESHOLDS)

@@ -13,6 +13,7 @@ import pytest
 from tests.waiting import PATIENCE_S
 
 from autellix_backend.gateway.engines import upstream
+from autellix_backend.settings import GatewaySettings
 from autellix_lab.fakes.engine import FakeEngine
 
 CHAT = "/v1/chat/completions"
@@ -94,6 +95,39 @@ async def test_an_engine_that_stops_in_mid_stream_ends_it_with_an_error_event(
         program = await rig.store.program("p")
         assert program is not None and program.active_calls == 0
         assert [view.end.outcome for view in program.calls] == ["timeout"]
+
+
+async def test_a_tenant_keeps_its_connections_where_another_breaks_its_own() -> None:
+    connections: list[int] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(0)
+        mine = len(connections) - 1
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            while b"/broken" not in await reader.readuntil(b"\r\n\r\n"):
+                connections[mine] += 1
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    engine = FakeEngine()
+    engine.base_url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    engine.is_alive = lambda: True  # type: ignore[method-assign]
+    requests = upstream.Upstream(engine, GatewaySettings(), lambda: None)
+    requests.open()
+    try:
+        for path, tenant in (("/a", "quiet"), ("/broken", "hostile"), ("/b", "quiet"), ("/c", "quiet")):
+            async with asyncio.timeout(PATIENCE_S):
+                if path == "/broken":
+                    with pytest.raises(upstream.EngineResetError):
+                        await requests.send("POST", path, {}, None, tenant=tenant)
+                    continue
+                response = await requests.send("POST", path, {}, None, tenant=tenant)
+                assert await requests.read(response) == b"{}"
+    finally:
+        await requests.close()
+        server.close()
+    assert connections == [3, 0]
 
 
 async def test_an_engine_that_takes_no_connection_gives_a_503_in_time(

@@ -97,6 +97,7 @@ def test_a_connection_does_not_wait_for_all_of_another_address(monkeypatch: pyte
     monkeypatch.setattr(rounds, "SHARE", 0.0)
     monkeypatch.setattr(rounds, "RENEWAL_S", PATIENCE_S)
     monkeypatch.setattr(acceptor, "ROUND_CONNECTIONS", 2 * CLIENTS)
+    monkeypatch.setattr(acceptor, "ACCEPT_S", PATIENCE_S)
     with (
         socket.create_server(("127.0.0.1", 0), backlog=2 * CLIENTS) as listener,
         connected(listener, CLIENTS),

@@ -168,14 +168,15 @@ class Exchange:
     async def _send(self, handle: EngineHandle) -> aiohttp.ClientResponse:
         """Send the call, and once more after a reset of the connection; return the response at its head."""
         upstream, path = handle.upstream, self.call.request.dialect.path
+        tenant = self.call.request.tenant.name
         try:
-            return await upstream.send("POST", path, *self._encode(handle))
+            return await upstream.send("POST", path, *self._encode(handle), tenant=tenant)
         except EngineResetError as error:
             # A healthy engine also closes connections that were idle for too long.
             if await self._has_died():
                 raise upstream.unavailable(error) from error
             upstream.on_retry()
-            return await upstream.send("POST", path, *self._encode(handle), is_retry=True)
+            return await upstream.send("POST", path, *self._encode(handle), tenant=tenant, is_retry=True)
 
     def _encode(self, handle: EngineHandle) -> tuple[Mapping[str, str], bytes]:
         # Each attempt has its own id in the engine, and so its own body.

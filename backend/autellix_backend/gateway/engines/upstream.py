@@ -66,7 +66,7 @@ class EngineResetError(EngineUnavailableError):
 
 
 class Upstream:
-    """Requests to one engine over a shared connection pool."""
+    """Requests to one engine; each tenant has its connections, so that none waits for what another broke."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Upstream:
         hides_keys: bool = False,
         session_header: str | None = None,
     ) -> None:
-        """Create a closed connection pool.
+        """Create it without connections.
 
         Args:
             engine: The engine to send requests to.
@@ -96,11 +96,22 @@ class Upstream:
         self.session_header = session_header
         self._settings = settings
         self.on_retry = on_retry
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[str, aiohttp.ClientSession] | None = None
+        """By tenant; None before the start and after the end."""
 
     def open(self) -> None:
-        """Open the connection pool; must be called in the event loop."""
-        self._session = aiohttp.ClientSession(
+        """Allow requests."""
+        self._sessions = {}
+
+    def _session(self, tenant: str) -> aiohttp.ClientSession:
+        assert self._sessions is not None, "the app's lifespan has not begun"
+        session = self._sessions.get(tenant)
+        if session is None:
+            session = self._sessions[tenant] = self._new_session()
+        return session
+
+    def _new_session(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_TIMEOUT_S),
             timeout=aiohttp.ClientTimeout(
                 total=self._settings.upstream_timeout_s, sock_connect=CONNECT_TIMEOUT_S
@@ -112,19 +123,19 @@ class Upstream:
 
     async def close(self) -> None:
         """Close the connections; those of running calls too."""
-        session, self._session = self._session, None
-        if session is not None:
+        sessions, self._sessions = self._sessions or {}, None
+        for session in sessions.values():
             await session.close()
 
     async def forward(
-        self, method: str, target: str, headers: Mapping[str, str], data: bytes | None
+        self, method: str, target: str, headers: Mapping[str, str], data: bytes | None, *, tenant: str
     ) -> aiohttp.ClientResponse:
         """Send a request as send() does, and once more after a reset."""
         try:
-            return await self.send(method, target, headers, data)
+            return await self.send(method, target, headers, data, tenant=tenant)
         except EngineResetError:
             self.on_retry()
-            return await self.send(method, target, headers, data, is_retry=True)
+            return await self.send(method, target, headers, data, tenant=tenant, is_retry=True)
 
     async def send(
         self,
@@ -133,6 +144,7 @@ class Upstream:
         headers: Mapping[str, str],
         data: bytes | None,
         *,
+        tenant: str,
         is_retry: bool = False,
     ) -> aiohttp.ClientResponse:
         """Send a request; return the response at its head, its body to be read or closed.
@@ -142,6 +154,7 @@ class Upstream:
             target: Path and query, already escaped.
             headers: The headers to send; see request_headers().
             data: The body.
+            tenant: Whose connections to use.
             is_retry: Whether the request was sent before, so that the engine may know of it.
 
         Raises:
@@ -150,12 +163,12 @@ class Upstream:
             EngineTimeoutError: if it does not answer in time.
             EngineAnswerError: if its answer has no readable head, or a status that is no answer.
         """
-        assert self._session is not None, "the app's lifespan has not begun"
+        session = self._session(tenant)
         url = _url(self._engine.base_url + target)
         if not is_retry and not self._engine.is_alive():
             raise self.unavailable(ConnectionError("it is not running"), is_unsent=True)
         try:
-            response = await self._session.request(
+            response = await session.request(
                 method, url, data=data, headers=self._with_our_key(headers), allow_redirects=False
             )
         except _UNSENT as error:

@@ -11,13 +11,15 @@ import errno
 import logging
 import select
 import socket
+import time
 from collections.abc import Callable
 from functools import partial
 
 from autellix_backend.gateway.http.rounds import FOLLOW_UP_S, Rounds
 
 ROUND_CONNECTIONS = 32
-"""Accepted in a round, at about 10 µs each."""
+ACCEPT_S = 0.00025
+"""A round accepts so many, or for so long; one takes 10 to 100 µs."""
 MAX_WAITING = 1024
 """Accepted and not yet open; more stay in the system's queue."""
 SHARED_MAX_WAITING = 4
@@ -76,7 +78,10 @@ class Acceptor:
         await asyncio.gather(*self._opening, return_exceptions=True)
 
     def _accept(self) -> None:
+        end_s = time.perf_counter() + ACCEPT_S
         for _ in range(min(ROUND_CONNECTIONS, self._max_waiting - self._waiting)):
+            if time.perf_counter() > end_s:
+                break
             try:
                 connection, address = self._listener.accept()
             except (BlockingIOError, InterruptedError):

@@ -40,7 +40,8 @@ class PassthroughEndpoint:
         forwarded = request_headers(headers)
         with self._pool.use_any() as handle:
             upstream = handle.upstream
-            response = await upstream.forward(scope["method"], target, forwarded, body or None)
+            tenant = self._tenants.of(scope).name
+            response = await upstream.forward(scope["method"], target, forwarded, body or None, tenant=tenant)
             await self._answer(upstream, response, scope["path"], send)
 
     async def _answer(

@@ -18,7 +18,7 @@ RENEWAL_S = 0.001
 """While no action waits a round is not seen to end: its time is renewed after so long."""
 SHARE = 0.25
 """The part of a longer round, so that waiting clients advance also when each round takes long."""
-FOLLOW_UP_S = 0.00005
+FOLLOW_UP_S = 0.0001
 """What an opened connection, a request or a closed connection costs in the rounds after its own."""
 
 
