@@ -104,15 +104,13 @@ async def list_programs(
                 )
             except ValueError as error:
                 raise InvalidRequestError(f"after: {error}", param="after") from error
-            rows += [
-                program_row(view, overview, settings.scheduler, viewer)
-                for view in page.programs
-                if is_shown(view) and (state is None or overview.program_state(view) is state)
-            ]
+            for view in page.programs:
+                if is_shown(view) and (state is None or overview.program_state(view) is state):
+                    rows.append(program_row(view, overview, settings.scheduler, viewer))
+                await pauses.pause()
             cursor = page.cursor
             if cursor is None or len(rows) == limit:
                 break
-            await pauses.pause()
     table = ProgramTable(programs=rows, has_more=cursor is not None, next=cursor)
     # Bypasses the framework, which would validate each value of a thousand rows and delay other calls.
     return Response(msgspec.json.encode(table), media_type=JSON_TYPE)
