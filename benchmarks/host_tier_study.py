@@ -138,9 +138,7 @@ def study(
         sweep = Sweep(programs=programs, count=count, cases=compared, loads=arguments.loads, seeds=seeds)
         cells[kv_share] = run_sweep(sweep, workers=arguments.workers)
     rows = {
-        f"KV {kv_share:g}, load {load:g}": {
-            case: row_of(result, case, load) for case in result.cases
-        }
+        f"KV {kv_share:g}, load {load:g}": {case: row_of(result, case, load) for case in result.cases}
         for kv_share, result in cells.items()
         for load in arguments.loads
     }

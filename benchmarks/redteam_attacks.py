@@ -11,6 +11,8 @@ import contextlib
 import json
 import random
 import re
+import socket
+import struct
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -40,6 +42,9 @@ WIDTH = 16
 """Requests of an attack at once."""
 ANSWER_S = 20.0
 """How long an answer is waited for; a hostile client has time."""
+
+RESET = struct.pack("ii", 1, 0)
+"""A socket that lingers for no time is reset when it is closed."""
 
 WHOLE_S = 3.0
 """How long all of a connection's answers are waited for, where it may stay open."""
@@ -360,6 +365,21 @@ async def many_connections(target: Target) -> None:
                 writer.write(head)
 
 
+async def resets(target: Target) -> None:
+    """Open connections, a quarter of them with calls that run, and reset all of them at once."""
+    body = b'{"model": "long", "stream": true, "messages": [{"role": "user", "content": "a"}]}'
+    call = target.head("POST", "/v1/chat/completions", f"content-length: {len(body)}") + body
+    requests = (call, target.head("GET", "/autellix/v1/programs?limit=1000"), b"", b"GET /heal")
+    async with contextlib.AsyncExitStack() as stack:
+        writers = [(await stack.enter_async_context(target.connection()))[1] for _ in range(200)]
+        for number, writer in enumerate(writers):
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            writer.write(requests[number % len(requests)])
+        await asyncio.sleep(0.5)
+        for writer in writers:
+            writer.transport.abort()
+
+
 async def silent_connections(target: Target) -> None:
     """Open connections that send nothing, or what is no HTTP, faster than they are closed."""
     garbage = (
@@ -529,6 +549,7 @@ ATTACKS: Mapping[str, Callable[[Target], Awaitable[None]]] = {
     "many_sessions": many_sessions,
     "many_feeds": many_feeds,
     "many_connections": many_connections,
+    "resets": resets,
     "silent_connections": silent_connections,
     "pipelines": pipelines,
     "chunks": chunks,

@@ -141,3 +141,19 @@ async def test_all_that_waits_can_be_run_at_once() -> None:
     for _ in range(3):
         await asyncio.sleep(0)
     assert len(played.ran) == 10
+
+
+async def test_the_fault_of_one_action_stops_no_other() -> None:
+    played = Played(3600.0)
+    faults: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context["message"]))
+
+    def fail() -> None:
+        raise ValueError("a fault")
+
+    for _ in range(2):
+        played.run("a")
+    played.rounds.wait("a", fail)
+    played.run("a")
+    await played.play(3)
+    assert len(faults) == 1

@@ -73,14 +73,17 @@ class Rounds:
     def _run_waiting(self) -> None:
         last_s, self._renewed_s = self._renewed_s, time.perf_counter()
         self._left_s = max(ROUND_S, SHARE * (self._renewed_s - last_s))
-        # An action may wait again, and has its next turn in a later round.
-        for _ in range(sum(map(len, self._waiting.values()))):
-            if self._left_s <= 0 or not self._waiting:
-                break
-            self._do(self._next())
-        self._is_scheduled = bool(self._waiting)
-        if self._is_scheduled:
-            asyncio.get_running_loop().call_soon(self._run_waiting)
+        try:
+            # An action may wait again, and has its next turn in a later round.
+            for _ in range(sum(map(len, self._waiting.values()))):
+                if self._left_s <= 0 or not self._waiting:
+                    break
+                self._do(self._next())
+        finally:
+            # The fault of one action, which the event loop logs, must not stop those of others.
+            self._is_scheduled = bool(self._waiting)
+            if self._is_scheduled:
+                asyncio.get_running_loop().call_soon(self._run_waiting)
 
     def _next(self) -> Callable[[], None]:
         owner, actions = next(iter(self._waiting.items()))
