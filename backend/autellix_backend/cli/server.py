@@ -57,7 +57,10 @@ def bind(gateway: GatewaySettings) -> socket.socket:
 
 
 def server_config(
-    app: ASGIApp, max_connections: int, rounds: Rounds, lifespan: Literal["on", "off"] = "on"
+    app: ASGIApp,
+    max_connections: int,
+    rounds: Rounds | None = None,
+    lifespan: Literal["on", "off"] = "on",
 ) -> uvicorn.Config:
     """Return uvicorn's configuration for one of our apps."""
     return uvicorn.Config(
@@ -148,7 +151,7 @@ async def answering_meanwhile(listeners: Sequence[socket.socket], *, has_page: b
     if not listeners:
         yield
         return
-    config = server_config(starting_app(has_page=has_page), connection_limit(), Rounds(), lifespan="off")
+    config = server_config(starting_app(has_page=has_page), connection_limit(), lifespan="off")
     config.load()
     server = uvicorn.Server(config)
     server.lifespan = config.lifespan_class(config)

@@ -112,7 +112,7 @@ export class ProgramView {
   fail(error) {
     if (this.isClosed) return false;
     if (error.status === 401) this.onFailure(error);
-    else if (error.status) setText(this.problem, error.status === 404 ? "No such program: it may have ended too long ago, or belong to another tenant." : error.message);
+    else if (error.status) setText(this.problem, error.status === 404 ? "There is no such program: it may have ended too long ago, or belong to another tenant." : error.message);
     else this.onStatus(noAnswer(error), true);
     return !error.status;
   }
