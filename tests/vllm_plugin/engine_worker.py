@@ -351,16 +351,17 @@ def _report(scheduler: Any, free_before: int) -> dict[str, Any]:
         "leaked_blocks": free_before - scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
         "requests_left": len(scheduler.requests) + len(scheduler.running) + len(scheduler.waiting),
     }
-    tracker = getattr(scheduler, "tracker", None)
+    plugin = getattr(scheduler, "plugin", None)
     if hasattr(scheduler, "is_degraded"):
         report["is_degraded"] = scheduler.is_degraded
-    if tracker is not None:
+    if plugin is not None:
+        tracker = plugin.tracker
         tracker.machine.check()
         report |= {
-            "refused_preemptions": scheduler.plugin.prices.refused,
+            "refused_preemptions": plugin.prices.refused,
             "calls_left": len(tracker),
-            "slot_preemptions": scheduler.plugin.decisions.slot_preemptions,
-            "block_preemptions": scheduler.plugin.decisions.block_preemptions,
+            "slot_preemptions": plugin.decisions.slot_preemptions,
+            "block_preemptions": plugin.decisions.block_preemptions,
             "programs_left": len(list(tracker.machine.table.programs())),
             "tenants_left": len(tracker.machine.shares),
         }
@@ -428,7 +429,7 @@ def _run_engine(scenario: dict[str, Any]) -> dict[str, Any]:
             preempt(request, *args, **kwargs)
 
         scheduler._preempt_request = count_preemption
-        watched = vars(_Watch(scheduler)) if hasattr(scheduler, "tracker") else {}
+        watched = {} if getattr(scheduler, "plugin", None) is None else vars(_Watch(scheduler))
         played = _play(engine, scenario)
         report = _report(scheduler, free_before) | played | watched
         return report | {"preemptions": len(preempted), "released": getattr(scheduler, "released", [])}
