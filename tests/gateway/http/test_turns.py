@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 from starlette.requests import Request
@@ -12,7 +11,7 @@ from starlette.types import Message
 from tests.waiting import PATIENCE_S
 
 from autellix_backend.gateway.http import turns
-from autellix_backend.gateway.http.turns import AnswerTurns, Pauses, RequestTurns
+from autellix_backend.gateway.http.turns import AnswerTurns, RequestTurns
 from autellix_backend.gateway.requests import ClientGoneError
 from autellix_backend.gateway.tenancy.tenants import Tenant
 
@@ -182,20 +181,3 @@ async def test_a_tenant_has_one_turn_at_a_time_and_others_have_theirs() -> None:
         await answer("b", "other")
         may_end.set()
     assert order == ["first", "other", "second"]
-
-
-async def test_pauses_take_as_long_as_the_work_between_them_unless_it_was_short(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    paused: list[float] = []
-    moments = iter([10.0, 10.02, 11.0, 31.0, 32.0, 32.0001])
-
-    async def sleep(delay_s: float) -> None:
-        paused.append(round(delay_s, 6))
-
-    monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: next(moments)))
-    monkeypatch.setattr(turns, "asyncio", SimpleNamespace(sleep=sleep))
-    pauses = Pauses()
-    for _ in range(3):
-        await pauses.pause()
-    assert paused == [0.02, turns.MAX_PAUSE_S]

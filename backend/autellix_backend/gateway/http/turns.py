@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +12,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from autellix_backend.gateway.http.protocol import has_left
+from autellix_backend.gateway.pauses import Pauses
 from autellix_backend.gateway.requests import ClientGoneError
 from autellix_backend.gateway.tenancy.tenants import Tenant
 
@@ -24,10 +24,6 @@ MAX_LEFT = 16
 """Requests that end in a round because their clients left, before the next one that begins."""
 SHARED_S = 1.0
 """How long after another's request a tenant is not yet alone."""
-STEP_S = 0.00025
-"""Work of an answer that needs no pause."""
-MAX_PAUSE_S = 0.05
-"""A piece of work is far shorter, unless the machine is busy or the work was waiting."""
 
 
 class RequestTurns:
@@ -116,18 +112,3 @@ class AnswerTurns:
             if await request.is_disconnected():
                 raise ClientGoneError
             yield Pauses()
-
-
-class Pauses:
-    """Pauses of one answer, so that it takes half of the event loop, a short step at a time."""
-
-    def __init__(self) -> None:
-        self._began_s = time.perf_counter()
-
-    async def pause(self) -> None:
-        """Let others' calls advance for as long as the last step took, unless it was short."""
-        step_s = time.perf_counter() - self._began_s
-        if step_s < STEP_S:
-            return
-        await asyncio.sleep(min(MAX_PAUSE_S, step_s))
-        self._began_s = time.perf_counter()

@@ -7,12 +7,12 @@ admission on a call's body counts among the bytes of its tenant's calls instead.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from types import TracebackType
 
 from autellix_backend.gateway.errors import BodyTooLargeError, GatewayError, IntakeFullError, LimitError
+from autellix_backend.gateway.pauses import Pauses
 from autellix_backend.gateway.tenancy.limiter import CallLimits
 from autellix_backend.gateway.tenancy.quotas import too_many
 from autellix_backend.gateway.tenancy.tenants import Tenant
@@ -20,8 +20,7 @@ from autellix_backend.gateway.tenancy.tenants import Tenant
 LONG_BODY_BYTES = 256 * 1024
 """A step over a longer body takes up to half a millisecond for each of these."""
 PAUSE_RATIO = 3.0
-"""The pause after a step over a long body is so many times the step, up to a bound."""
-MAX_PAUSE_S = 0.05
+"""The pause after a step over a long body is so many times the step."""
 
 
 class Intake:
@@ -100,7 +99,7 @@ class BodyHold:
         self._size_bytes = 0
         self._turn: asyncio.Lock | None = None
         """Of a long body that is parsed."""
-        self._step_began_s = 0.0
+        self._pauses = Pauses(PAUSE_RATIO)
 
     def __enter__(self) -> BodyHold:
         return self
@@ -137,10 +136,9 @@ class BodyHold:
             turn = self._intake.turn(self._tenant)
             await turn.acquire()
             self._turn = turn
+            self._pauses = Pauses(PAUSE_RATIO)
         else:
-            step_s = time.perf_counter() - self._step_began_s
-            await asyncio.sleep(min(MAX_PAUSE_S, PAUSE_RATIO * step_s))
-        self._step_began_s = time.perf_counter()
+            await self._pauses.pause()
 
     def release(self) -> None:
         """Release the bytes and the turn; may be called twice."""
