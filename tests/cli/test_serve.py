@@ -192,30 +192,65 @@ async def test_a_signal_during_the_start_ends_the_engine(
     assert replica.pid is None
 
 
+def with_tenants(settings: Settings, path: Path) -> Settings:
+    """Write a tenants file with one tenant, and return settings that name it."""
+    path.write_text(f'[[tenant]]\nname = "a"\nkeys = ["{key_line(new_key())}"]')
+    return replace(settings, gateway=replace(settings.gateway, tenants_file=path))
+
+
+async def hang_up(capsys: pytest.CaptureFixture[str], words: str = "read the tenants file again") -> None:
+    """Send SIGHUP to this process, and wait until these words are on standard error."""
+    printed: list[str] = []
+
+    def is_printed() -> bool:
+        printed.append(capsys.readouterr().err)
+        return words in "".join(printed)
+
+    # Unhandled it would end this process.
+    assert signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
+    os.kill(os.getpid(), signal.SIGHUP)
+    await until(is_printed)
+
+
 async def test_sighup_during_the_start_reloads_the_tenants(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A unit that is reloaded while its engines load goes on starting."""
-    path = tmp_path / "tenants.toml"
-    path.write_text(f'[[tenant]]\nname = "a"\nkeys = ["{key_line(new_key())}"]')
     settings = make_settings(tmp_path, model="m", extra_args=("--fail", "late"))
-    settings = replace(settings, gateway=replace(settings.gateway, tenants_file=path))
+    settings = with_tenants(settings, tmp_path / "tenants.toml")
     replica = VllmReplica(settings, server=FAKE_SERVER)
     monkeypatch.setattr("autellix_backend.cli.running_engines.make_engines", lambda _settings: [replica])
-    printed: list[str] = []
-
-    def is_read_again() -> bool:
-        printed.append(capsys.readouterr().err)
-        return "read the tenants file again" in "".join(printed)
 
     server = asyncio.create_task(serve(settings))
     await until(lambda: replica.pid is not None)
-    # Unhandled it would end this process.
-    assert signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
-    os.kill(os.getpid(), signal.SIGHUP)
-    await until(is_read_again)
+    await hang_up(capsys)
     os.kill(os.getpid(), signal.SIGINT)
     assert await asyncio.wait_for(server, PATIENCE_S) == 130
+
+
+async def test_sighup_while_the_engines_stop_reloads_the_tenants(
+    tmp_path: Path,
+    fake_replica: VllmReplica,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A unit that is reloaded while it ends stops its engines all the same."""
+    stop, stopping, may_stop = fake_replica.stop, asyncio.Event(), asyncio.Event()
+
+    async def stop_later() -> None:
+        stopping.set()
+        await may_stop.wait()
+        await stop()
+
+    monkeypatch.setattr(fake_replica, "stop", stop_later)
+    server = asyncio.create_task(serve(with_tenants(make_settings(tmp_path), tmp_path / "tenants.toml")))
+    await wait_ready(capsys, [])
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(stopping.wait(), PATIENCE_S)
+    await hang_up(capsys)
+    may_stop.set()
+    assert await asyncio.wait_for(server, PATIENCE_S) == 0
+    assert fake_replica.pid is None
 
 
 @pytest.mark.parametrize("page", ["on", "off"])
@@ -395,23 +430,13 @@ def test_sighup_reloads_the_tenants(tmp_path: Path, capsys: pytest.CaptureFixtur
                     found.append(response.status)
             return found
 
-    async def reload(word: str) -> None:
-        seen: list[str] = []
-
-        def is_told() -> bool:
-            seen.append(capsys.readouterr().err)
-            return word in "".join(seen)
-
-        os.kill(os.getpid(), signal.SIGHUP)
-        await until(is_told)
-
     async def use(root: str) -> None:
         assert await statuses(root) == [200, 401]
         write("Bad", keys[1])
-        await reload("the tenants stay as they were")
+        await hang_up(capsys, "the tenants stay as they were")
         assert await statuses(root) == [200, 401]
         write("good", keys[1])
-        await reload("read the tenants file again")
+        await hang_up(capsys)
         assert await statuses(root) == [401, 200]
 
     async def main() -> int:
