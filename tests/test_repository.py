@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[1]
-VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+VERSION = PROJECT["project"]["version"]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}")
 
@@ -143,3 +144,19 @@ def test_the_badges_are_of_this_repository() -> None:
         assert badge.startswith("https://img.shields.io/pypi/") or (
             workflow is not None and (ROOT / ".github/workflows" / workflow[1]).exists()
         )
+
+
+def test_the_table_of_layers_is_the_linters() -> None:
+    """docs/design/architecture.md shows the layers that `make check` enforces inside each package."""
+
+    def row(package: str, layers: list[str]) -> str:
+        shown = [", ".join(f"`{name}`" for name in layer.split(" | ")) for layer in layers]
+        return f"| `{package}` | {' → '.join(shown)} |"
+
+    expected = [
+        row(package, contract["layers"])
+        for contract in PROJECT["tool"]["importlinter"]["contracts"]
+        for package in contract.get("containers", [])
+        if contract["type"] == "layers"
+    ]
+    assert [line for line in read("docs/design/architecture.md").splitlines() if "→" in line] == expected
