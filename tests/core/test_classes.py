@@ -111,7 +111,6 @@ def test_only_the_arrivals_at_checkpoints_predict() -> None:
     program = begin(sizes, *(float(finished) for finished in range(9)))
     assert tuple(program.points) == CHECKPOINTS[:4]
     assert [point.attained for point in program.points.values()] == [0, 1, 3, 7]
-    assert program.attained == 8
 
 
 def test_a_program_seen_late_has_no_earlier_checkpoints() -> None:
@@ -123,7 +122,6 @@ def test_a_program_seen_late_has_no_earlier_checkpoints() -> None:
     sizes.on_call(program, finished_calls=1, attained_work=4.0)
 
     assert {checkpoint: point.attained for checkpoint, point in program.points.items()} == {3: 9.0}
-    assert program.attained == 9.0
 
 
 def test_errors_are_those_of_programs_that_were_predicted_before_they_ended() -> None:
@@ -145,25 +143,11 @@ def test_a_class_whose_first_prompt_decides_is_informative() -> None:
         run(sizes, 10.0, prompt_tokens=100)
         run(sizes, 1000.0, prompt_tokens=5000)
 
-    program = begin(sizes, 0.0, prompt_tokens=5000)
-
     assert sizes.is_informative(CHAT)
     assert not sizes.is_informative(CHAT, checkpoint=1)
-    assert sizes.expected_work(program) == 1000.0
+    assert predicted(begin(sizes, 0.0, prompt_tokens=5000)) == 1000.0
     assert report(sizes).errors[0].is_predicted
     assert report(sizes).spread == pytest.approx(math.log(10), rel=0.1)
-
-
-def test_what_is_attained_bounds_the_expected_work() -> None:
-    sizes = ClassSizes()
-    for _ in range(LEAST_PROGRAMS + LEAST_SCORED):
-        run(sizes, 10.0, prompt_tokens=100)
-        run(sizes, 1000.0, prompt_tokens=5000)
-    program = begin(sizes, 0.0, prompt_tokens=100)
-
-    program.attained = 30.0
-
-    assert sizes.expected_work(program) == 30.0
 
 
 def test_a_class_without_a_pattern_is_not_informative() -> None:
@@ -171,15 +155,12 @@ def test_a_class_without_a_pattern_is_not_informative() -> None:
     for _ in range(4 * HISTORY_PROGRAMS):
         run(sizes, numbers.lognormvariate(0, 1), prompt_tokens=numbers.choice((100, 5000)))
     assert not sizes.is_informative(CHAT)
-    assert sizes.expected_work(begin(sizes, 0.0)) is None
     assert report(sizes).drifts == 0
     assert report(sizes).errors[0].error == pytest.approx(1, abs=0.15)
 
 
-def test_without_a_class_or_a_call_nothing_is_expected() -> None:
-    sizes = ClassSizes()
-    assert not sizes.is_informative(CHAT)
-    assert sizes.expected_work(ObservedProgram(CHAT, 100)) is None
+def test_a_class_that_nobody_has_seen_is_not_informative() -> None:
+    assert not ClassSizes().is_informative(CHAT)
 
 
 @pytest.mark.parametrize("factor", [5.0, 0.2])

@@ -45,16 +45,14 @@ def learned(count: int = LEAST_PROGRAMS + LEAST_SCORED) -> ProgramClasses:
     return classes
 
 
-def test_a_class_that_is_predicted_well_gives_an_expected_work() -> None:
+def test_a_class_whose_first_prompts_decide_the_sizes_is_predicted_at_the_first_call() -> None:
     classes = learned()
-    begin(classes, "p", prompt_tokens=100)
-    begin(classes, "q", prompt_tokens=5000)
-
-    assert (classes.expected_work("p"), classes.expected_work("q")) == (50.0, 9000.0)
-    assert classes.expected_work("unknown") is None
     begin(classes, "p", finished_calls=1, work=70.0)
+
+    (report,) = classes.reports()
+
     # At the second call nothing was scored yet.
-    assert classes.expected_work("p") is None
+    assert [(error.call, error.is_predicted) for error in report.errors if error.is_predicted] == [(1, True)]
     assert (classes.spread("") or 0.0) > 1
 
 
@@ -76,7 +74,6 @@ def test_a_call_of_a_program_without_a_class_is_skipped() -> None:
     start = CallStart(key="k", call_id="k", program_id="p")
     classes.on_call_begun(start, Inherited(service_s=0.0, program_service_s=0.0, wait_s=0.0))
     assert len(classes) == 0
-    assert classes.expected_work("p") is None
 
 
 def test_ends_of_other_gateways_and_of_earlier_ones_teach_as_well() -> None:

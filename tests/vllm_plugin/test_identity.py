@@ -21,7 +21,6 @@ def test_reads_what_the_gateway_sends() -> None:
         "autellix_wait_s": 2,
         "autellix_age_s": 7.5,
         "autellix_work": 1000,
-        "autellix_expected_work": 2e4,
         "autellix_spread": 1.25,
         "autellix_class": "agent",
         "autellix_ended": '["a", "b"]',
@@ -36,7 +35,6 @@ def test_reads_what_the_gateway_sends() -> None:
         wait_s=2.0,
         age_s=7.5,
         work=1000.0,
-        expected_work=2e4,
         class_name="agent",
     )
     expected = CallIdentity(call_id="c", arrival=arrival, gateway="g", spread=1.25, ended=("a", "b"))
@@ -71,11 +69,10 @@ def test_unusable_seconds_count_as_absent(value: Any) -> None:
         "expected_s",
         "age_s",
         "work",
-        "expected_work",
         "spread",
     )
     identity = read_identity("r", {f"autellix_{name}": value for name in names}, None)
-    kept = ("service_s", "inherited_s", "wait_s", "expected_s", "age_s", "work", "expected_work")
+    kept = ("service_s", "inherited_s", "wait_s", "expected_s", "age_s", "work")
     assert [identity.spread, *(getattr(identity.arrival, name) for name in kept)] == [None] * len(names)
 
 

@@ -34,7 +34,6 @@ GATEWAY_KEYS = (
     "wait_s",
     "age_s",
     "work",
-    "expected_work",
     "spread",
     "class",
     "ended",

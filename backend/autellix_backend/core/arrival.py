@@ -49,7 +49,7 @@ class Arrival:
     work: float | None = None
     """The work of its program's finished calls, where the caller keeps it: the larger value wins."""
     expected_work: float | None = None
-    """The total work that its program is expected to need; None if unknown."""
+    """The total work of its program; None if unknown, as it is to every live scheduler."""
     class_name: str = ""
     """The class of its program: programs of one class have similar gaps between calls."""
     context: Context | None = None

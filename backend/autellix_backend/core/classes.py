@@ -73,8 +73,6 @@ class ObservedProgram:
     key: ClassKey
     first_prompt_tokens: float
     points: dict[int, _Point] = field(default_factory=dict)
-    attained: float = 0.0
-    """Work of its finished calls when its latest call arrived."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,7 +273,6 @@ class ClassSizes:
 
     def on_call(self, program: ObservedProgram, *, finished_calls: int, attained_work: float) -> None:
         """Predict a program's total if the arrival of a call takes it past a checkpoint."""
-        program.attained = max(program.attained, attained_work)
         checkpoint = CHECKPOINTS[bisect_right(CHECKPOINTS, finished_calls) - 1]
         if checkpoint < max(program.points, default=0) or checkpoint in program.points:
             return
@@ -288,14 +285,6 @@ class ClassSizes:
         if work > 0:
             self._class(program.key).add(program, work)
             self._sizes.setdefault(program.key.tenant, SizeSpread()).add(work)
-
-    def expected_work(self, program: ObservedProgram) -> float | None:
-        """Return the total work that a program is expected to need, None where its class is uninformative."""
-        checkpoint = max(program.points, default=CHECKPOINTS[0])
-        point = program.points.get(checkpoint)
-        if point is None or point.predicted is None or not self.is_informative(program.key, checkpoint):
-            return None
-        return max(point.predicted, program.attained)
 
     def is_informative(self, key: ClassKey, checkpoint: int = 0) -> bool:
         """Return whether the error of a class's predictions at a checkpoint beats the class's spread."""

@@ -75,9 +75,6 @@ class SchedulerConfig:
     boost: float = 0.7
     """The strength of `boost` at full spread of sizes, as a share of the mean response time of programs; 0 is
     order of arrival. Higher values favour short programs more, at the expense of the last ones."""
-    learned_sizes: bool = False
-    """Whether `boost` takes the predicted work of a program for its known work, where its class is predicted
-    well. Simulated, it shortens the tail of some mixtures and lengthens token latency and mean."""
     service: str = "measured"
     """What is charged to a call: "measured" executor time, or "tokens", its weighted tokens."""
     token_s: float = 0.005

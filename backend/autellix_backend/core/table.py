@@ -33,7 +33,7 @@ class Program:
     waiting_work: float = 0.0
     """That of the new prompt tokens of its active calls."""
     expected_work: float | None = None
-    """The work that is expected in all; None if unknown."""
+    """The work of all its calls; None if unknown, as it is to every live scheduler."""
     class_name: str = ""
     path_ends_s: dict[str, float] = field(default_factory=dict)
     """p(c) + t of each completed call (eq. 2), kept for policies that read parents."""

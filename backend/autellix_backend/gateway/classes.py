@@ -66,14 +66,6 @@ class ProgramClasses:
         program = self._live.get(program_id)
         return "" if program is None else class_id(program.key.tenant, program.key.name)
 
-    def expected_work(self, program_id: str) -> float | None:
-        """Return the work that a program is expected to need in all.
-
-        None for an unknown program, and where its class does not predict well enough.
-        """
-        program = self._live.get(program_id)
-        return None if program is None else self._sizes.expected_work(program)
-
     def spread(self, tenant: str) -> float | None:
         """Return the standard deviation of ln(work) over a tenant's latest ended programs, None at first."""
         return self._sizes.spread(tenant)

@@ -215,9 +215,6 @@ class SchedulerSettings:
     boost: NonNegativeFloat
     """strength of policy `boost`, as a share of the mean response time of programs: higher favours short
     programs; 0 is order of arrival"""
-    learned_sizes: bool
-    """whether policy `boost` uses the [predicted work](../results/classes.md#in-the-boost) of programs
-    whose class is predicted well"""
     preemption: Annotated[str, one_of(PREEMPTION_KINDS)]
     """when a running call yields its slot to one of a higher priority: `priced` where that gains
     [more than it costs](../scheduling.md#what-a-preemption-costs), `always` as in the paper, or

@@ -71,7 +71,6 @@ def read_identity(request_id: str, extra_args: object, session_id: object) -> Ca
         expected_s=_amount(args.get(engine_args.EXPECTED_S)),
         age_s=_amount(args.get(engine_args.AGE_S)),
         work=_amount(args.get(engine_args.WORK)),
-        expected_work=_amount(args.get(engine_args.EXPECTED_WORK)),
         class_name=_identifier(args.get(engine_args.CLASS)) or "",
     )
     return CallIdentity(

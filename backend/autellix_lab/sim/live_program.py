@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field
 
 from autellix_backend.core.boost import work_of
-from autellix_backend.core.classes import ClassKey, ObservedProgram
 from autellix_backend.gateway.recording.trace import CallTrace, ProgramTrace
 from autellix_lab.sim.calls import EngineCall
 from autellix_lab.sim.results import ProgramRecord
@@ -33,8 +32,6 @@ class LiveProgram:
     remaining_tokens: int = field(init=False)
     work: float = field(init=False)
     """Of all its calls, for a boost that knows sizes."""
-    observed: ObservedProgram = field(init=False)
-    """As the learned sizes see it."""
     calls: dict[tuple[str, int], EngineCall] = field(default_factory=dict)
     """Arrived calls by engine and number."""
     paths_s: dict[int, float] = field(default_factory=dict)
@@ -51,7 +48,6 @@ class LiveProgram:
         self.remaining_calls = len(calls)
         self.remaining_tokens = sum(max(1, call.decode_tokens) for call in calls)
         self.work = sum(work_of(call.new_tokens, max(1, call.decode_tokens)) for call in calls)
-        self.observed = ObservedProgram(ClassKey("", self.trace.source), calls[0].prefill_tokens)
 
     @property
     def program_id(self) -> str:

@@ -20,7 +20,6 @@ from autellix_backend.core.balance import (
     make_balancer,
 )
 from autellix_backend.core.balance.memory import MemoryReport, memory_of
-from autellix_backend.core.classes import ClassSizes
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.estimate import Hint, SizeEstimator
 from autellix_backend.core.policies import make_policy
@@ -71,8 +70,6 @@ class SimSettings:
     """Sigma of the log-normal error of the clients' hints of remaining tokens; None sends no hints."""
     knows_sizes: bool = False
     """Whether `boost` knows the work of each program in advance, as no live scheduler can."""
-    learns_sizes: bool = False
-    """Whether the work of programs is predicted from those that have ended, as the gateway does."""
     seed: int = 0
     """Of the hints' errors; the arrivals determine everything else."""
 
@@ -148,7 +145,6 @@ class _Simulation:
         self._table = ProcessTable()
         self._balancer = make_balancer(settings.balancer, settings.threshold_tokens)
         self._estimator = SizeEstimator()
-        self._sizes = ClassSizes()
         self._engines = {
             name: SimEngine(
                 name,
@@ -278,7 +274,6 @@ class _Simulation:
             engine.end_program(program.program_id, now)
         self._balancer.forget(program.program_id)
         self._estimator.observe_program("", program.trace.source, program.service_s)
-        self._sizes.on_end(program.observed, program.work)
 
     def _schedule_silence(self, program: LiveProgram, now: float, delay_s: float = math.inf) -> None:
         """Plan when the scheduler takes a program without calls as ended, unless a call arrives before."""
@@ -294,17 +289,6 @@ class _Simulation:
 
     # Calls.
 
-    def _expected_work(self, program: LiveProgram) -> float | None:
-        if self._settings.knows_sizes:
-            return program.work
-        if not self._settings.learns_sizes:
-            return None
-        entry = self._table.get(program.program_id)
-        finished = len(program.trace.calls) - program.remaining_calls
-        attained = 0.0 if entry is None else entry.work
-        self._sizes.on_call(program.observed, finished_calls=finished, attained_work=attained)
-        return self._sizes.expected_work(program.observed)
-
     def _arrive(self, program: LiveProgram, number: int, now: float) -> SimEngine:
         trace = program.trace.calls[number]
         call = EngineCall(
@@ -315,7 +299,7 @@ class _Simulation:
             prefix=program.prefix,
             class_name=program.trace.source,
             expected_s=self._expect(program, trace),
-            expected_work=self._expected_work(program),
+            expected_work=program.work if self._settings.knows_sizes else None,
         )
         loads = [
             _load(engine, self._held_tokens(engine, program, call), self._memory(engine, now))

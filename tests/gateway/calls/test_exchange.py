@@ -10,7 +10,7 @@ import openai
 import pytest
 from tests.stores.tables import all_programs
 
-from autellix_backend.core.classes import LEAST_PROGRAMS, LEAST_SCORED
+from autellix_backend.core.classes import LEAST_PROGRAMS
 from autellix_backend.core.statistics import PRIOR_SPREAD
 from autellix_lab.fakes.engine import FakeBehaviour, Fault
 
@@ -312,19 +312,6 @@ async def test_the_engine_gets_the_measured_spread_of_sizes(serve: Any) -> None:
         told = [call.xargs.get("autellix_spread") for call in rig.engine.calls]
         assert told[:-1] == [None] * LEAST_PROGRAMS
         assert 0 < told[-1] < PRIOR_SPREAD
-
-
-@pytest.mark.parametrize("learned_sizes", [True, False])
-async def test_the_engine_gets_predicted_work_only_if_the_boost_goes_by_it(
-    serve: Any, learned_sizes: bool
-) -> None:
-    async with serve(policy="boost", learned_sizes=learned_sizes, has_socket=False) as rig:
-        for number in range(LEAST_PROGRAMS + LEAST_SCORED + 1):
-            await rig.chat({"X-Autellix-Program-ID": f"p{number}"})
-            await rig.client.delete(rig.url + f"/autellix/v1/programs/p{number}")
-        told = ["autellix_expected_work" in call.xargs for call in rig.engine.calls]
-        assert not any(told[:LEAST_SCORED])
-        assert told[-1] == learned_sizes
 
 
 async def test_other_policies_get_none_of_it(serve: Any) -> None:

@@ -20,7 +20,6 @@ FORGED = {
     **dict.fromkeys(ARGUMENTS, "forged"),
     engine_args.AGE_S: 1e9,
     engine_args.WORK: 0.0,
-    engine_args.EXPECTED_WORK: 0.0,
     engine_args.WEIGHT: 1e6,
     engine_args.ENDED: json.dumps(["blue/run"]),
     engine_args.LAST: 0,
@@ -67,7 +66,7 @@ async def test_forged_arguments_reach_no_engine(serve: Any, keys: dict[str, str]
         assert arguments[engine_args.CLASS] == "red/unnamed"
         assert arguments[engine_args.WORK] == 0.0
         assert arguments[engine_args.AGE_S] < 60.0
-        assert not {engine_args.ENDED, engine_args.EXPECTED_WORK, engine_args.LAST} & arguments.keys()
+        assert not {engine_args.ENDED, engine_args.LAST} & arguments.keys()
 
 
 async def test_other_spellings_of_the_names_in_json_are_the_same_names(

@@ -71,8 +71,6 @@ class EngineArguments:
             engine_args.AGE_S: call.inherited.age_s + self._clock() - call.began_s,
             engine_args.WORK: call.inherited.work,
         }
-        if call.arrival.expected_work is not None:
-            args[engine_args.EXPECTED_WORK] = call.arrival.expected_work
         if (spread := self._classes.spread(call.request.tenant.name)) is not None:
             args[engine_args.SPREAD] = spread
         return args

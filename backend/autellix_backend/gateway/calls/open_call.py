@@ -61,7 +61,6 @@ class CallRequest:
         *,
         prompt_tokens: int = 0,
         class_name: str = "",
-        expected_work: float | None = None,
     ) -> Arrival:
         """Return what the queue before an engine has to know.
 
@@ -70,7 +69,6 @@ class CallRequest:
             inherited: What it inherits from its program.
             prompt_tokens: The estimated length of its prompt.
             class_name: The class of its program.
-            expected_work: The work that its program is expected to take in all.
         """
         return Arrival(
             key,
@@ -84,7 +82,6 @@ class CallRequest:
             expected_s=inherited.expected_s,
             age_s=inherited.age_s,
             work=inherited.work,
-            expected_work=expected_work,
             class_name=class_name,
             context=Context(prompt_tokens),
         )

@@ -142,13 +142,11 @@ class CallRegistry:
             raise
         entry_service_s = self._policy.inherit(inherited.service_s)
         self._classes.on_call_begun(start, inherited)
-        is_sized = self._scheduler.learned_sizes
         arrival = request.arrival(
             start.key,
             inherited,
             prompt_tokens=prompt_tokens,
             class_name=self._classes.class_of(start.program_id),
-            expected_work=self._classes.expected_work(start.program_id) if is_sized else None,
         )
         call = self._open[start.key] = OpenCall(
             arrival,
