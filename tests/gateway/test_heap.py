@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
 from collections.abc import Iterator
 
 import pytest
+from tests.waiting import PATIENCE_S
 
-from autellix_backend.gateway.heap import THRESHOLDS, settle_heap
+from autellix_backend.gateway import heap
+from autellix_backend.gateway.heap import THRESHOLDS, collect_while_idle, settle_heap
 
 
 @pytest.fixture(autouse=True)
@@ -33,3 +37,49 @@ def test_full_collections_are_rare() -> None:
 
     assert gc.get_threshold() == THRESHOLDS
     assert gc.get_threshold() > python
+
+
+@pytest.fixture
+def full_collections() -> Iterator[list[None]]:
+    found: list[None] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop" and info["generation"] == 2:
+            found.append(None)
+
+    gc.callbacks.append(note)
+    yield found
+    gc.callbacks.remove(note)
+
+
+async def test_a_full_collection_waits_until_no_call_is_open(
+    full_collections: list[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heap, "PERIOD_S", 0.0)
+    gc.collect()
+    gc.disable()
+    idle_s, looks = 0.0, asyncio.Semaphore(0)
+
+    def read_idle_s() -> float:
+        looks.release()
+        return idle_s
+
+    collecting = asyncio.create_task(collect_while_idle(read_idle_s))
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            full_collections.clear()
+            for _ in range(heap.DUE):
+                gc.collect(1)
+            for _ in range(3):
+                await looks.acquire()
+            assert not full_collections
+            idle_s = heap.IDLE_S
+            for _ in range(3):
+                await looks.acquire()
+        # None is due again so soon.
+        assert len(full_collections) == 1
+    finally:
+        gc.enable()
+        collecting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await collecting

@@ -24,7 +24,7 @@ from autellix_backend.cli.token_secret import with_token_secret
 from autellix_backend.cli.workers import Workers, check_workers
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.engines.pool import EnginePool
-from autellix_backend.gateway.heap import settle_heap
+from autellix_backend.gateway.heap import collect_while_idle, settle_heap
 from autellix_backend.gateway.http.origin import is_loopback
 from autellix_backend.gateway.http.page import PAGE_PATH, has_page
 from autellix_backend.gateway.http.protocol import connection_limit
@@ -147,10 +147,12 @@ async def serve_on(
                         show_page(root_url(listeners[0]) + PAGE_PATH)
 
                 server = GatewayServer(app, settings.gateway, connections, on_ready)
+                collecting = asyncio.create_task(collect_while_idle(app.state.registry.idle_s))
                 try:
                     with on_signals(server.end, *ends):
                         await server.serve(sockets=listeners)
                 finally:
+                    collecting.cancel()
                     # A server that was forced to exit has not closed it.
                     await pool.close()
         except asyncio.CancelledError:
