@@ -20,6 +20,7 @@ from autellix_backend.core.balance.speed import STALE_CALLS
 from autellix_backend.core.config import SchedulerConfig
 from autellix_backend.core.policies import make_policy
 from autellix_backend.engines import supervisor
+from autellix_backend.engines.base import EngineUnreachableError
 from autellix_backend.gateway.app import create_app
 from autellix_backend.gateway.engines import handle
 from autellix_backend.settings import BalancerSettings, EngineSettings, GatewaySettings, Settings
@@ -187,15 +188,23 @@ async def test_calls_of_a_dying_engine_are_answered_by_the_others() -> None:
         assert {(await rig.chat())[1] for _ in range(4)} == {"fake-0", "fake-2"}
 
 
-async def test_no_call_waits_for_a_dead_engine_when_another_is_up_again() -> None:
+async def test_no_call_waits_for_a_dead_engine_when_another_is_up_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def is_not_there() -> None:
+        # Otherwise the supervisor, which tries to reach the server of others, would start the fake one.
+        raise EngineUnreachableError("http://gpu1:8000", "does not answer")
+
     async with serving(FakeBehaviour(), FakeBehaviour(), is_owned=False) as rig:
+        start = rig.engines[1].start
         for engine in rig.engines:
+            monkeypatch.setattr(engine, "start", is_not_there)
             await engine.kill()
         waiting = [asyncio.create_task(rig.chat(f"p{at}")) for at in range(4)]
         pool = rig.app.state.pool
         await until(lambda: sum(len(member.queue) for member in pool) == 4)
         assert (await rig.text("/readyz"))[0] == 503
-        await rig.engines[1].start()
+        monkeypatch.setattr(rig.engines[1], "start", start)
         assert set(await asyncio.gather(*waiting)) == {(200, "fake-1")}
 
 

@@ -272,9 +272,9 @@ async def test_the_breaker_keeps_calls_from_an_engine_that_cannot_be_reached(
     monkeypatch.setattr(supervisor, "PROBE_PERIOD_S", 100.0)
     async with serve(engine=engine, has_socket=False) as rig:
         alive = engine.is_alive
-        await engine.stop()
-        # As a remote engine, which has no process to look at.
+        # As a remote engine, which has no process to look at; the supervisor would start one that is dead.
         engine.is_alive = lambda: True  # type: ignore[method-assign]
+        await engine.stop()
         calls = [asyncio.create_task(post(rig, f"p{number}")) for number in range(5)]
         await until_queued(rig, 5)
         is_down = await metric(rig, "autellix_engine_up") == 0
