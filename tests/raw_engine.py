@@ -30,9 +30,30 @@ class RawEngine:
         self.stays = False
         self.requests = 0
         self.url = ""
+        self._connections: set[asyncio.Task[None]] = set()
 
-    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one connection's requests."""
+    def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one connection's requests, in a task of their own."""
+        task = asyncio.create_task(self._answer(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def close(self) -> None:
+        """End what connections are left, and wait until they are closed."""
+        left = list(self._connections)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._answer_all(reader, writer)
+        finally:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _answer_all(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -44,7 +65,6 @@ class RawEngine:
                 await self._send(writer)
                 if not self.stays:
                     break
-        writer.close()
 
     async def _send(self, writer: asyncio.StreamWriter) -> None:
         for part in self.parts:
@@ -57,10 +77,11 @@ class RawEngine:
 async def raw_engine() -> AsyncIterator[RawEngine]:
     """Serve such an engine on the loopback address."""
     engine = RawEngine()
-    server = await asyncio.start_server(engine.answer, "127.0.0.1", 0, limit=2**22)
+    server = await asyncio.start_server(engine.connect, "127.0.0.1", 0, limit=2**22)
     engine.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server:
         yield engine
+        await engine.close()
 
 
 def _length(head: bytes) -> int:

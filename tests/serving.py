@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -18,10 +20,52 @@ from autellix_lab.fakes.engine import FakeEngine
 SHUTDOWN_S = 2
 
 
+class PromptServer(uvicorn.Server):
+    """Uvicorn's server, ending at once: its own looks every 100 ms whether something is over."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._end = asyncio.Event()
+
+    def end(self) -> None:
+        """Stop serving."""
+        self.should_exit = True
+        self._end.set()
+
+    async def main_loop(self) -> None:
+        """Keep the headers' date, until the end."""
+        ticks = 0
+        while not await self.on_tick(ticks):
+            ticks += 1
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await self._end.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the connections and wait for them and for requests, as uvicorn does."""
+        assert sockets is None, "a server of the tests opens its own socket"
+        for server in self.servers:
+            server.close()
+        state = self.server_state
+        for connection in list(state.connections):
+            connection.shutdown()
+        await asyncio.sleep(0)
+        try:
+            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+                while state.connections or state.tasks:  # noqa: ASYNC110 - uvicorn has no event for it
+                    await asyncio.sleep(0.002)
+                for server in self.servers:
+                    await server.wait_closed()
+        except TimeoutError:
+            for task in state.tasks:
+                task.cancel()
+        await self.lifespan.shutdown()
+
+
 @asynccontextmanager
 async def listening(app: Any, *, max_connections: int = MAX_CONNECTIONS) -> AsyncIterator[str]:
     """Serve an ASGI app in the running event loop, as `autellix serve` does; yield its address."""
-    server = uvicorn.Server(
+    server = PromptServer(
         uvicorn.Config(
             app,
             port=0,
@@ -39,7 +83,7 @@ async def listening(app: Any, *, max_connections: int = MAX_CONNECTIONS) -> Asyn
     finally:
         if (watches := getattr(getattr(app, "state", None), "watches", None)) is not None:
             watches.release()
-        server.should_exit = True
+        server.end()
         await task
 
 
