@@ -55,5 +55,9 @@ def build(model: ChatOpenAI) -> Any:
 
 
 def run(base_url: str, model: str) -> Any:
-    chat = ChatOpenAI(base_url=base_url, api_key="key", model=model, max_tokens=8, temperature=0)
+    # LangChain keeps its HTTP clients for good, and with them their connections.
+    headers = {"Connection": "close"}
+    chat = ChatOpenAI(
+        base_url=base_url, api_key="key", model=model, max_tokens=8, temperature=0, default_headers=headers
+    )
     return build(chat).invoke({"done": []})
