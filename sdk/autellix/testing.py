@@ -10,6 +10,7 @@ The answers are canned; `answer` scripts them. It needs no model and no network.
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -188,6 +189,11 @@ class _RecordingServer(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], backend: RecordingBackend) -> None:
         super().__init__(address, _Handler)
         self.backend = backend
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print the traceback of an error, unless it is that the client has left."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import runpy
+import socket
+import struct
 import sys
+import threading
 import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +19,7 @@ from tests.waiting import wait_until
 
 import autellix
 from autellix import _doctor
+from autellix.testing import RecordingBackend
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,3 +187,22 @@ async def test_headers_with_aiohttp(sdk: None, backend: Recording) -> None:
         await asyncio.gather(ask("left"), ask("right"))
         await ask("joined")
     assert backend.dag() == {"left": (), "right": (), "joined": ("left", "right")}
+
+
+def test_a_client_that_leaves_is_no_error_of_the_recording_backend(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = set(threading.enumerate())
+
+    def handlers() -> set[threading.Thread]:
+        return {thread for thread in set(threading.enumerate()) - before if "request" in thread.name}
+
+    with RecordingBackend() as backend:
+        client = socket.create_connection(("127.0.0.1", backend.port))
+        client.sendall(b"GET /v1/models HTTP/1.1\r\n")
+        wait_until(handlers)
+        # It resets the connection.
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        wait_until(lambda: not handlers())
+    assert capsys.readouterr().err == ""
