@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+
 import pytest
 from tests.stores.tables import Table, all_programs, check, end, start
 
+from autellix_backend import pauses
 from autellix_backend.core.errors import DuplicateCallError, UnknownCallError
 from autellix_backend.core.estimate import LEAST_PROGRAMS, Hint
 from autellix_backend.stores.base import (
@@ -13,6 +17,7 @@ from autellix_backend.stores.base import (
     Inherited,
     NotOwnerError,
     ProgramEnd,
+    ProgramStore,
 )
 from autellix_backend.stores.memory import HISTORY_CALLS
 
@@ -111,6 +116,77 @@ def test_idle_programs_leave_and_busy_ones_stay(table: Table) -> None:
         assert (await store.reap(101.0)).programs == ("idle",)
         assert (await store.reap(10_000.0)).programs == ()
         check(store)
+
+    table.run(main())
+
+
+@pytest.mark.parametrize(
+    "end_all",
+    [
+        lambda store: store.close_session("s", 2.0),
+        # The session's heartbeat is overdue, but no program has been idle for long enough.
+        lambda store: store.reap(51.0),
+        lambda store: store.reap(10_000.0),
+    ],
+    ids=["close", "silent", "idle"],
+)
+def test_others_advance_while_many_programs_end(
+    table: Table, end_all: Callable[[ProgramStore], Awaitable[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each end costs its subscribers about 0.1 ms, and a session may have thousands of programs."""
+    monkeypatch.setattr(pauses, "STEP_S", 0.0)
+    names = [f"p{number}" for number in range(50)]
+
+    async def main() -> None:
+        store = await table.open()
+        await store.open_session("s", 0.0)
+        for name in names:
+            await store.begin(start(name, name, "s"), 0.0)
+            await store.settle(end(name, 1.0, program=name), 1.0)
+        ended: dict[str, int] = {}
+        rounds = 0
+
+        async def advance() -> None:
+            nonlocal rounds
+            while True:
+                rounds += 1
+                await asyncio.sleep(0)
+
+        store.subscribe(lambda each: ended.setdefault(each.program_id, rounds))
+        other = asyncio.create_task(advance())
+        await end_all(store)
+        other.cancel()
+        assert sorted(ended) == sorted(names)
+        assert len(set(ended.values())) == len(names)
+        assert await store.counts() == Counts(programs=0, sessions=0, active_calls=0)
+        check(store)
+
+    table.run(main())
+
+
+def test_a_call_while_its_session_is_closed_keeps_the_tables_whole(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pauses, "STEP_S", 0.0)
+
+    async def main() -> None:
+        store = await table.open()
+        await store.open_session("s", 0.0)
+        for name in ("p", "q", "r"):
+            await store.begin(start(name, name, "s"), 0.0)
+            await store.settle(end(name, 1.0, program=name), 1.0)
+        begun: list[asyncio.Task[Inherited]] = []
+
+        def begin_again(ended: ProgramEnd) -> None:
+            name = ended.program_id
+            begun.append(asyncio.create_task(store.begin(start(name + "2", name, "s"), 2.0)))
+
+        store.subscribe(begin_again)
+        await store.close_session("s", 2.0)
+        await asyncio.gather(*begun)
+        assert len(begun) == 3
+        check(store)
+        assert (await store.counts()).active_calls == 3
 
     table.run(main())
 

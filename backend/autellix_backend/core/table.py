@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from autellix_backend.core.errors import DuplicateCallError, UnknownProgramError
@@ -58,7 +60,7 @@ class ProcessTable:
         self.statistics = ProgramStatistics()
         self._programs: dict[str, Program] = {}
         # Those without active calls, the longest idle first, so that the stale ones are found at once.
-        self._idle: dict[str, None] = {}
+        self._idle: OrderedDict[str, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._programs)
@@ -193,14 +195,16 @@ class ProcessTable:
             self._drop(program, now)
         return program
 
-    def expire(self, now: float, idle_s: float) -> list[str]:
+    def expire(self, now: float, idle_s: float, limit: int | None = None) -> list[str]:
         """Drop the entries without active calls that were idle for this long, and return their ids.
+
+        At most `limit` entries, the longest idle first.
 
         Only those entries are visited: the longest idle come first, as long as the times of calls do not go
         back.
         """
         stale: list[str] = []
-        for program_id in self._idle:
+        for program_id in islice(self._idle, limit):
             if now - self._programs[program_id].last_activity_s < idle_s:
                 break
             stale.append(program_id)

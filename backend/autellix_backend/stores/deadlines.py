@@ -35,6 +35,11 @@ class Deadlines:
         """Return the moment of each name."""
         return dict(self._moments)
 
+    def is_due(self, name: str, now: float) -> bool:
+        """Return whether a name is there and its moment not after `now`."""
+        moment = self._moments.get(name)
+        return moment is not None and moment <= now
+
     def due(self, now: float) -> list[str]:
         """Return the names whose moments are not after `now`, the earliest first; they stay until removed."""
         found: list[str] = []

@@ -19,6 +19,7 @@ import msgspec
 from autellix_backend.core.errors import DuplicateCallError, UnknownCallError
 from autellix_backend.core.estimate import Hint, SizeEstimator
 from autellix_backend.core.policies import Policy
+from autellix_backend.pauses import Pauses
 from autellix_backend.stores.base import (
     CallEnd,
     CallStart,
@@ -213,7 +214,7 @@ class RedisStore:
         while taken == MAX_REAPED:
             answer = await self._link.run("close", self._gateway, session_id, MAX_REAPED, step)
             is_known, taken, gone = answer
-            self._ends.on_answer(gone)
+            await self._publish(gone)
             was_there |= bool(is_known)
             step = "more"
         return was_there
@@ -344,12 +345,21 @@ class RedisStore:
         )
         table_s, taken, sessions, ended, idle, gone, lost, news = answer
         self.clock.measured(float(table_s), sent_s, self.clock.own_now())
-        self._ends.on_answer(gone)
+        await self._publish(gone)
         for gateway, key, program_id in lost:
             await self._settle(_lost_end(key, program_id), now, owner=gateway.decode())
-        self._ends.on_news(news)
+        pauses = Pauses()
+        for event in news:
+            self._ends.on_news((event,))
+            await pauses.pause()
         is_full = max(taken, len(idle), len(lost), len(news)) >= MAX_REAPED
         return [name.decode() for name in (*ended, *idle)], [name.decode() for name in sessions], is_full
+
+    async def _publish(self, gone: Sequence[Sequence[bytes]]) -> None:
+        pauses = Pauses()
+        for end in gone:
+            self._ends.on_answer((end,))
+            await pauses.pause()
 
     async def _views(self, program_ids: Sequence[str], *, has_calls: bool) -> list[ProgramView]:
         history = "with" if has_calls else "without"

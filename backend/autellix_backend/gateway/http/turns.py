@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from autellix_backend.gateway.http.protocol import has_left
-from autellix_backend.gateway.pauses import Pauses
+from autellix_backend.pauses import Pauses
 from autellix_backend.gateway.requests import ClientGoneError
 from autellix_backend.gateway.tenancy.tenants import Tenant
 

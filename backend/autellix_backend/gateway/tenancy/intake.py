@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from autellix_backend.gateway.errors import BodyTooLargeError, GatewayError, IntakeFullError, LimitError
-from autellix_backend.gateway.pauses import Pauses
+from autellix_backend.pauses import Pauses
 from autellix_backend.gateway.tenancy.limiter import CallLimits
 from autellix_backend.gateway.tenancy.quotas import too_many
 from autellix_backend.gateway.tenancy.tenants import Tenant

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from autellix_backend.gateway import pauses
-from autellix_backend.gateway.pauses import Pauses
+from autellix_backend import pauses
+from autellix_backend.pauses import Pauses
 
 
 async def test_pauses_take_as_long_as_the_work_between_them_unless_it_was_short(
