@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from autellix_backend.gateway.http.protocol import has_left
-from autellix_backend.pauses import Pauses
 from autellix_backend.gateway.requests import ClientGoneError
 from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.pauses import Pauses
 
 TURN_ROUNDS = 6
 """Rounds of the event loop for each request that a tenant begins; a call passes through as many."""

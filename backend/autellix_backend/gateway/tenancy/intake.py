@@ -12,10 +12,10 @@ from collections.abc import Callable
 from types import TracebackType
 
 from autellix_backend.gateway.errors import BodyTooLargeError, GatewayError, IntakeFullError, LimitError
-from autellix_backend.pauses import Pauses
 from autellix_backend.gateway.tenancy.limiter import CallLimits
 from autellix_backend.gateway.tenancy.quotas import too_many
 from autellix_backend.gateway.tenancy.tenants import Tenant
+from autellix_backend.pauses import Pauses
 
 LONG_BODY_BYTES = 256 * 1024
 """A step over a longer body takes up to half a millisecond for each of these."""
