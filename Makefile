@@ -17,4 +17,4 @@ setup:
 	@scripts/setup
 
 clean:
-	rm -rf .venv .venv-beside demo-results .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-beside demo-results .cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

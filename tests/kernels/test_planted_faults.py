@@ -6,6 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.kernels import stand_in
 from tests.kernels.conftest import OPTIONS, ROOT
 from tests.kernels.jobs import copy_and_compare, scattered
 
@@ -23,7 +24,7 @@ def test_planted_faults_are_caught(builder: ModuleType, tmp_path: Path, fault: s
         pytest.skip("no C++ compiler")
     made = tmp_path / "faulty.so"
     extra = ["-O0", f"-DAX_PLANT_FAULT={FAULTS[fault]}"]
-    builder.compile_library(builder.command(ROOT, "cpu", tools, made, extra))
+    stand_in.compile_once(builder.command(ROOT, "cpu", tools, made, extra), made)
     swapper = SwapLibrary(made).open("cpu", OPTIONS)
     for strategy in (Strategy.PER_PAGE, Strategy.COALESCED, Strategy.STAGED):
         for direction in Direction:

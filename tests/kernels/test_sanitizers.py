@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.kernels import stand_in
 from tests.kernels.conftest import ROOT
 
 SOURCES = ROOT / "csrc"
@@ -22,23 +23,13 @@ def test_driver_is_clean(builder: ModuleType, tmp_path: Path, sanitizers: str) -
     program = tmp_path / "driver"
     flags = [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-g1", "-O0", "-std=c++17", "-pthread"]
     inputs = [*sorted((SOURCES / "src").glob("*.cpp")), SOURCES / "tests" / "driver.cpp"]
-    made = subprocess.run(
-        [
-            cxx,
-            *flags,
-            f"-I{SOURCES / 'include'}",
-            f"-I{SOURCES / 'src'}",
-            *map(str, inputs),
-            "-o",
-            str(program),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if "cannot find" in made.stderr:
-        pytest.skip(f"the compiler has no {sanitizers} sanitizer")
-    assert made.returncode == 0, made.stderr
+    includes = [f"-I{SOURCES / 'include'}", f"-I{SOURCES / 'src'}"]
+    try:
+        stand_in.compile_once([cxx, *flags, *includes, *map(str, inputs), "-o", str(program)], program)
+    except stand_in.StandInError as error:
+        if "cannot find" in str(error):
+            pytest.skip(f"the compiler has no {sanitizers} sanitizer")
+        raise
     done = subprocess.run([str(program), "15"], capture_output=True, text=True, check=False)
     if "FATAL: ThreadSanitizer: unexpected memory mapping" in done.stderr:
         pytest.skip("this kernel's memory layout is not one that the thread sanitizer knows")
