@@ -12,11 +12,11 @@ import asyncio
 import gc
 from collections.abc import Callable
 
-THRESHOLDS = (1_000, 5, 1_000)
-"""New objects before a collection of the young ones, which takes about a millisecond; of these collections
-before one of the middle generation, which takes three; and of those before a full one, which then comes after
+THRESHOLDS = (500, 4, 2_500)
+"""New objects before a collection of the young ones, which takes half a millisecond; of these collections
+before one of the middle generation, which takes two; and of those before a full one, which then comes after
 five million objects that stayed."""
-DUE = 50
+DUE = 100
 """Collections of the middle generation after which a full one is made as soon as nobody waits for it."""
 IDLE_S = 1.0
 PERIOD_S = 1.0

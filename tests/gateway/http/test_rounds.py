@@ -79,6 +79,19 @@ async def test_owners_take_turns_and_each_keeps_its_order() -> None:
     assert played.owners == ["flood", "flood", "quiet", "flood", "quiet", "flood", "flood"]
 
 
+async def test_each_of_few_owners_has_an_action_in_every_round() -> None:
+    """One whose actions cost more than a round has would else make each other owner wait for whole rounds."""
+    played = Played(3600.0)
+    owners = [f"owner {number}" for number in range(module.ROUND_OWNERS + 1)]
+    played.run("first")
+    for owner in owners * 2:
+        played.run(owner)
+    await played.play(1 + module.ROUND_OWNERS)
+    assert played.ran[1:] == [(owner, 1) for owner in owners[: module.ROUND_OWNERS]]
+    await played.play(1 + 2 * len(owners))
+    assert max(Counter(number for _, number in played.ran).values()) == module.ROUND_OWNERS
+
+
 async def test_an_action_does_not_overtake_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(3600.0)
     played.run("a")

@@ -83,6 +83,28 @@ async def test_a_tenant_with_few_requests_waits_for_no_turn() -> None:
     assert begun["hostile"] == 3 * turns.BURST
 
 
+async def test_long_rounds_cost_others_than_the_crowded_no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "BURST", 1)
+    made = RequestTurns()
+    begun: Counter[str] = Counter()
+
+    async def ask(tenant: str) -> None:
+        await made.begin(tenant, {})
+        begun[tenant] += 1
+
+    async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+        for tenant in ["quiet"] + ["hostile"] * 3:
+            group.create_task(ask(tenant))
+        await _rounds(1)
+        # Each round is longer than the rounds of a turn together.
+        monkeypatch.setattr(turns, "LONG_ROUND_S", 1e-12)
+        await _rounds(1)
+        group.create_task(ask("quiet"))
+        await _rounds(1)
+        assert begun == {"quiet": 2, "hostile": 1}
+    assert begun["hostile"] == 3
+
+
 async def test_a_tenant_that_is_alone_waits_for_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "SHARED_S", -1.0)
     made = RequestTurns()

@@ -18,7 +18,7 @@ from functools import partial
 from autellix_backend.gateway.http.rounds import FOLLOW_UP_S, Rounds
 
 ROUND_CONNECTIONS = 32
-ACCEPT_S = 0.00025
+ACCEPT_S = 0.0005
 """A round accepts so many, or for so long; one takes 10 to 100 µs."""
 MAX_WAITING = 1024
 """Accepted and not yet open; more stay in the system's queue."""

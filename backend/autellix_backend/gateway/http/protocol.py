@@ -54,7 +54,7 @@ CONNECTION = "autellix.connection"
 """Key in the state of a request's scope: a weak reference to its connection."""
 CYCLE = "autellix.cycle"
 """Key in the state of a request's scope: its cycle of uvicorn's, which knows whether the client has left."""
-ABORT_S = 0.00025
+ABORT_S = 0.0005
 """What the end of a request without a client costs in later rounds: its call is aborted and settled."""
 MAX_CONNECTIONS = 65_536
 """Whatever the operating system allows: an idle connection takes about 10 KiB."""

@@ -16,9 +16,11 @@ ROUND_S = 0.00025
 """The part of a round; a call passes through about ten rounds."""
 RENEWAL_S = 0.001
 """While no action waits a round is not seen to end: its time is renewed after so long."""
-SHARE = 0.25
+SHARE = 0.125
 """The part of a longer round, so that waiting clients advance also when each round takes long."""
-FOLLOW_UP_S = 0.0001
+ROUND_OWNERS = 4
+"""So many owners have an action in a round, even if the first uses up its time."""
+FOLLOW_UP_S = 0.00015
 """What an opened connection, a request or a closed connection costs in the rounds after its own."""
 
 
@@ -75,8 +77,9 @@ class Rounds:
         self._left_s = max(ROUND_S, SHARE * (self._renewed_s - last_s))
         try:
             # An action may wait again, and has its next turn in a later round.
-            for _ in range(sum(map(len, self._waiting.values()))):
-                if self._left_s <= 0 or not self._waiting:
+            owners = min(ROUND_OWNERS, len(self._waiting))
+            for number in range(sum(map(len, self._waiting.values()))):
+                if not self._waiting or (self._left_s <= 0 and number >= owners):
                     break
                 self._do(self._next())
         finally:

@@ -18,9 +18,12 @@ from autellix_backend.pauses import Pauses
 
 TURN_ROUNDS = 6
 """Rounds of the event loop for each request that a tenant begins; a call passes through as many."""
-BURST = 4
+LONG_ROUND_S = 0.0007
+"""A round that takes longer counts as several for a tenant none of whose requests waits: one tenant's crowd,
+which makes the rounds long, costs the others no turns."""
+BURST = 2
 """Requests that a tenant begins at once after a while without any."""
-MAX_LEFT = 16
+MAX_LEFT = 8
 """Requests that end in a round because their clients left, before the next one that begins."""
 SHARED_S = 1.0
 """How long after another's request a tenant is not yet alone."""
@@ -38,8 +41,10 @@ class RequestTurns:
         self._last = ""
         self._shared_until_s = 0.0
         """Of the event loop's clock; from then on the last tenant is alone."""
-        self._owed: dict[str, int] = {}
+        self._owed: dict[str, float] = {}
         """By tenant, the rounds that pass before it has its whole burst again."""
+        self._began_s = 0.0
+        """When the latest of these rounds began."""
         self._waiting: dict[str, deque[_Turn]] = {}
         """By tenant, each of them among those above, the first to come first."""
 
@@ -52,6 +57,7 @@ class RequestTurns:
             return True
         if self._has_burst(tenant):
             if not self._owed:
+                self._began_s = loop.time()
                 loop.call_soon(self._begin_round)
             self._owed[tenant] = self._owed.get(tenant, 0) + TURN_ROUNDS
             return True
@@ -63,15 +69,18 @@ class RequestTurns:
         return self._owed.get(tenant, 0) <= (BURST - 1) * TURN_ROUNDS
 
     def _begin_round(self) -> None:
+        loop = asyncio.get_running_loop()
+        last_s, self._began_s = self._began_s, loop.time()
+        passed = max(1.0, (self._began_s - last_s) / LONG_ROUND_S)
         for tenant, rounds in list(self._owed.items()):
-            self._owed[tenant] = rounds - 1
+            self._owed[tenant] = max(0.0, rounds - (1.0 if tenant in self._waiting else passed))
             if self._has_burst(tenant) and _begin_first(self._waiting.get(tenant, deque())):
                 self._owed[tenant] += TURN_ROUNDS
-            elif rounds <= 1 and tenant not in self._waiting:
+            elif not self._owed[tenant] and tenant not in self._waiting:
                 del self._owed[tenant]
         self._waiting = {tenant: turns for tenant, turns in self._waiting.items() if turns}
         if self._owed:
-            asyncio.get_running_loop().call_soon(self._begin_round)
+            loop.call_soon(self._begin_round)
 
 
 class _Turn(NamedTuple):
