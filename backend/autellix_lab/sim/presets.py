@@ -209,7 +209,7 @@ def read_engine(path: Path) -> EngineModel:
         mapping = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not JSON: {error}") from error
     if not isinstance(mapping, dict):
         raise ModelError(f"{path} is not a JSON object; expected the fields {', '.join(_TYPES)}")

@@ -96,6 +96,7 @@ def test_a_written_engine_is_read_back(tmp_path: Path) -> None:
     [
         (None, "engine.json cannot be read"),
         ("poem", "engine.json is not JSON"),
+        ("[" * 100_000, "engine.json is not JSON"),
         ("[]", "engine.json is not a JSON object"),
         ('{"steps": 1}', "engine.json: steps is unknown; expected one of name, max_num_seqs"),
         ('{"step_s": "fast"}', "engine.json: step_s is 'fast'; expected float"),
