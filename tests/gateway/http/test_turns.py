@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable, Coroutine
 
 import pytest
 from starlette.requests import Request
@@ -31,6 +32,17 @@ class ScriptedClient:
         if not self.left:
             await asyncio.Event().wait()
         return self.left.pop(0)
+
+
+def _counted(made: RequestTurns) -> tuple[Counter[str], Callable[[str], Coroutine[None, None, None]]]:
+    """Return how many requests of each tenant have begun, and what asks for one more."""
+    begun: Counter[str] = Counter()
+
+    async def ask(tenant: str) -> None:
+        await made.begin(tenant, {})
+        begun[tenant] += 1
+
+    return begun, ask
 
 
 async def _rounds(count: int) -> None:
@@ -63,13 +75,7 @@ async def test_one_request_of_each_tenant_begins_in_a_few_rounds(monkeypatch: py
 
 async def test_a_tenant_with_few_requests_waits_for_no_turn() -> None:
     """Its few at once are no flood; only what it goes on sending begins some rounds apart."""
-    made = RequestTurns()
-    begun: Counter[str] = Counter()
-
-    async def ask(tenant: str) -> None:
-        await made.begin(tenant, {})
-        begun[tenant] += 1
-
+    begun, ask = _counted(RequestTurns())
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         for _ in range(3 * turns.BURST):
             group.create_task(ask("hostile"))
@@ -85,13 +91,7 @@ async def test_a_tenant_with_few_requests_waits_for_no_turn() -> None:
 
 async def test_long_rounds_cost_others_than_the_crowded_no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "BURST", 1)
-    made = RequestTurns()
-    begun: Counter[str] = Counter()
-
-    async def ask(tenant: str) -> None:
-        await made.begin(tenant, {})
-        begun[tenant] += 1
-
+    begun, ask = _counted(RequestTurns())
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
         for tenant in ["quiet"] + ["hostile"] * 3:
             group.create_task(ask(tenant))
